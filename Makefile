@@ -1,0 +1,49 @@
+# Each target does all of its own set-up: only Python >= 3.11, pip and make are needed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+DEV_READY := $(VENV)/.ready-dev
+
+.PHONY: help train test test-all check prove bench docs clean
+
+help:
+	@echo "make train      train the demo, a byte-level GPT, to its end (about 3 minutes on 2 cores)"
+	@echo "make test       all tests but the slow ones;  make test-all: all"
+	@echo "make check      ruff, pyright, and the direction of imports"
+	@echo "make prove      the promise, one row per way of cutting or stopping a run (ROWS=pattern for some)"
+	@echo "make bench      against plain loops and other trainers (NAME=overhead for one)"
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("evenstep needs Python >= 3.11, but this is " + sys.version) if sys.version_info < (3, 11) else 0'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo]'
+	@touch $@
+
+$(DEV_READY): $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+train: $(READY)
+	$(BIN)/evenstep demo $(ARGS)
+
+test: $(DEV_READY)
+	$(BIN)/pytest -m 'not slow' -n 2 --doctest-modules src tests
+
+test-all: $(DEV_READY)
+	$(BIN)/pytest -n 2 --doctest-modules src tests
+
+check: $(DEV_READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	$(BIN)/pytest tests/unit/test_imports.py
+
+prove: $(DEV_READY)
+	$(BIN)/python proofs/prove.py --rows '$(ROWS)'
+
+bench: $(DEV_READY)
+	$(BIN)/python benchmarks/run.py $(NAME)
+
+clean:
+	rm -rf $(VENV) .venv-peers build dist

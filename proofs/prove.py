@@ -1,0 +1,66 @@
+"""Proves the promise: one row per way of cutting, stopping or failing the same run, each with a bound.
+
+    make prove                 all rows
+    make prove ROWS=resume     the rows whose name contains "resume"
+
+Prints a table, writes build/proof.json (a list of {row, measure, value, bound, ok}) and exits 1 if any row fails.
+"""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from rows import cutting, resume
+from rows.row import Row
+
+ROWS: list[Row] = [*cutting.ROWS, *resume.ROWS]
+
+
+def prove(rows: list[Row]) -> list[dict[str, object]]:
+    """Run the rows, print one line each, and give them as they go into proof.json."""
+    width = max((len(row.name) for row in rows), default=3)
+    print(f"{'row':<{width}}  {'measure':<44}  {'value':<18}  {'bound':<18}  ok      s")
+    results: list[dict[str, object]] = []
+    for row in rows:
+        began = time.perf_counter()
+        value, bound = row.run()
+        ok = value == bound if isinstance(value, str) or isinstance(bound, str) else value <= bound
+        shown = [f"{x[:16]}" if isinstance(x, str) else f"{x:.3g}" for x in (value, bound)]
+        seconds = time.perf_counter() - began
+        print(
+            f"{row.name:<{width}}  {row.measure:<44}  {shown[0]:<18}  {shown[1]:<18}  "
+            f"{'yes' if ok else 'NO':<3}  {seconds:5.1f}",
+            flush=True,
+        )
+        results.append({"row": row.name, "measure": row.measure, "value": value, "bound": bound, "ok": ok})
+    return results
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Prove that one update is one update.")
+    parser.add_argument("--rows", default="", help="only rows whose name contains this")
+    parser.add_argument("--out", type=Path, default=Path("build/proof.json"))
+    arguments = parser.parse_args()
+    rows = [row for row in ROWS if arguments.rows in row.name]
+    if not rows:
+        print(f"no row contains '{arguments.rows}'; there are: {', '.join(row.name for row in ROWS)}", file=sys.stderr)
+        return 2
+    torch.set_num_threads(1)
+    results = prove(rows)
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(results, indent=1) + "\n")
+    failed = [str(result["row"]) for result in results if not result["ok"]]
+    print(f"{len(results) - len(failed)} of {len(results)} rows hold; written to {arguments.out}")
+    for name in failed:
+        print(f"FAILED: {name}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

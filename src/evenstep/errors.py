@@ -1,0 +1,82 @@
+"""Every error that evenstep raises on purpose, one tree, one file.
+
+An error's text is for the person who must act: what was, what must be, what to do. It is not for our own
+invariants, which are `assert`s, nor for faults that training survives, which are `Incident` events.
+
+    EvenstepError
+    ├── ArgumentError (also ValueError)    an argument of the library that cannot be
+    │   └── ConfigError                    faults of a run file, environment or command line; exit code 2
+    ├── DataError                          a dataset, sampler or loader that fails
+    ├── TaskError                          a task or model that does not do what an update needs
+    ├── NonFiniteError (also ArithmeticError)  a loss or gradient that is inf or NaN, or a loss scale at its floor
+    ├── PlanError                          a plan that is not a complete, ordered update
+    ├── CheckpointError                    a checkpoint that cannot be written, found, trusted or fitted
+    ├── HookError                          a hook or writer that is not one
+    └── MissingExtraError (also ImportError)   an optional dependency that is not installed
+"""
+
+__all__ = [
+    "ArgumentError",
+    "CheckpointError",
+    "ConfigError",
+    "DataError",
+    "EvenstepError",
+    "HookError",
+    "MissingExtraError",
+    "NonFiniteError",
+    "PlanError",
+    "TaskError",
+]
+
+
+class EvenstepError(Exception):
+    """Base of all errors that evenstep raises on purpose."""
+
+
+class ArgumentError(EvenstepError, ValueError):
+    """An argument that cannot be: the message names it, its value, and what is allowed."""
+
+
+class ConfigError(ArgumentError):
+    """All faults of a configuration at once.
+
+    Args:
+        faults: one sentence per fault, each beginning with its key path.
+    """
+
+    def __init__(self, faults: list[str]) -> None:
+        super().__init__("\n".join(faults))
+        self.faults = faults
+
+
+class DataError(EvenstepError):
+    """A dataset, sampler or loader that fails: the message names the sample."""
+
+
+class TaskError(EvenstepError):
+    """A task or a model that does not do what an update needs."""
+
+
+class NonFiniteError(EvenstepError, ArithmeticError):
+    """A loss or gradient that is inf or NaN and that the run's policy does not let pass."""
+
+
+class PlanError(EvenstepError):
+    """A plan that is not a complete, ordered update; raised before anything runs."""
+
+
+class CheckpointError(EvenstepError):
+    """A checkpoint that cannot be written, found, trusted, or fitted to this run."""
+
+
+class HookError(EvenstepError):
+    """A hook or a writer that is not one: a misspelt method, two of one name, a lost trainer."""
+
+
+class MissingExtraError(EvenstepError, ImportError):
+    """An optional dependency that is not installed; the message names the extra to install."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(
+            f"`{package}` is needed for this but is not installed; install it with `pip install 'evenstep[{extra}]'`."
+        )

@@ -1,0 +1,43 @@
+"""Keys for randomness: a pure function from (seed, path) to a 63-bit number.
+
+Everything random in evenstep is seeded from a key instead of drawn from a stream, so it does not depend on what
+was drawn before, nor on which process draws it. This is not a cryptographic hash.
+"""
+
+from zlib import crc32
+
+_MASK = (1 << 64) - 1
+
+
+def mix(value: int) -> int:
+    """Scramble a 64-bit number: the finaliser of SplitMix64.
+
+    Reference: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
+
+    >>> mix(0), mix(1)
+    (16294208416658607535, 10451216379200822465)
+    """
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def key(seed: int, *path: int | str) -> int:
+    """The key of `path` under `seed`: k ← mix(k xor step) for each step of the path, in order.
+
+    Args:
+        seed: the run's seed, any integer.
+        path: numbers (of an update, a micro-batch, …) and names (of a purpose).
+
+    Returns:
+        A number in [0, 2⁶³), fit for `torch.Generator.manual_seed`.
+
+    >>> key(1, 5) != key(2, 4), key(7, "order", 0) == key(7, "order", 0)
+    (True, True)
+    """
+    state = mix(seed & _MASK)
+    for step in path:
+        number = crc32(step.encode()) | 1 << 40 if isinstance(step, str) else step & _MASK
+        state = mix(state ^ number)
+    return state >> 1

@@ -1,0 +1,201 @@
+"""Applies a gradient: scale, clip, step, only if it is finite.
+
+Loss scale, late weight and clip coefficient are one deferred multiplier,
+
+    g' = g / (divisor · max(1, (‖g/divisor‖₂ + 1e-6) / c)),
+
+which a fused optimizer applies inside its own kernel, and one `_foreach_mul_` elsewhere. Where the verdict is read by
+the host anyway (CPU, or an optimizer that can't skip a step by itself), `HostApply` decides there; where reading would
+stall the device, `DeviceApply` lets the kernel skip the step. Neither decides *what* to do about an abort.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast, final
+
+import torch
+from torch import Tensor
+
+from evenstep.optim.foreach import foreach_divide, foreach_multiply, foreach_norms
+
+CLIP_EPSILON = 1e-6
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """What became of one gradient.
+
+    Args:
+        norm: ‖g‖₂ before clipping, after division by the divisor.
+        aborted: 0.0 when the step was made, 1.0 when it was not; a tensor while only the device knows.
+    """
+
+    norm: float | Tensor
+    aborted: float | Tensor
+
+
+def gradients(parameters: Sequence[Tensor], *, sparse: bool = False) -> list[Tensor]:
+    """The gradients of `parameters` that have one, as dense tensors that may be changed in place.
+
+    Args:
+        parameters: in any order.
+        sparse: whether there may be sparse gradients; they are coalesced and give their values.
+    """
+    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not sparse:
+        return grads
+    for parameter in parameters:
+        if parameter.grad is not None and parameter.grad.is_sparse:
+            parameter.grad = parameter.grad.coalesce()
+    return [
+        cast("Tensor", cast("Any", parameter.grad)._values() if parameter.grad.is_sparse else parameter.grad)
+        for parameter in parameters
+        if parameter.grad is not None
+    ]
+
+
+def squared_norm(grads: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:
+    """Σ‖g‖₂² over `grads`, a 0-dim tensor; 0 where there are none.
+
+    Args:
+        grads: dense tensors on one device.
+        dtype: in which the norms are computed; None: in that of each gradient, which must then be one for all.
+
+    >>> squared_norm([torch.full((3,), 2.0), torch.full((3,), 2.0)])
+    tensor(24.)
+    """
+    if not grads:
+        return torch.zeros((), dtype=dtype)
+    norms = torch.stack(foreach_norms(grads, dtype))
+    return norms.dot(norms)
+
+
+class Apply(ABC):
+    """Takes the step of one update.
+
+    Args:
+        optimizer: any optimizer of parameters on one device.
+        clip_norm: c of the formula above; None does not clip.
+        in_kernel: whether the optimizer's kernel divides the gradient by itself (`supports_scaling`).
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, *, clip_norm: float | None, in_kernel: bool) -> None:
+        self._optimizer = cast("Any", optimizer)
+        self._clip_norm = clip_norm
+        self._in_kernel = in_kernel
+
+    @abstractmethod
+    def __call__(self, grads: list[Tensor], squared: Tensor, divisor: float | Tensor) -> Applied:
+        """Take the step with g/divisor clipped, unless it is not finite.
+
+        Args:
+            grads: the gradients, changed in place or by the kernel.
+            squared: ‖g‖₂² over all parameters, stages and shards.
+            divisor: loss scale × late weight.
+        """
+
+    def resume(self) -> None:
+        """Make steps again after the host has answered an abort."""
+
+
+@final
+class HostApply(Apply):
+    """Reads the norm on the host before the step: free on CPU, one wait on an accelerator."""
+
+    def __call__(self, grads: list[Tensor], squared: Tensor, divisor: float | Tensor) -> Applied:
+        divisor = float(divisor)
+        norm = math.sqrt(float(squared)) / divisor if divisor else math.nan
+        if not math.isfinite(norm):
+            return Applied(norm=norm, aborted=1.0)
+        if self._clip_norm is not None:
+            divisor *= max(1.0, (norm + CLIP_EPSILON) / self._clip_norm)
+        if divisor == 1.0:
+            self._optimizer.step()
+        elif self._in_kernel:
+            self._optimizer.grad_scale = torch.full((), divisor, device=squared.device)
+            self._optimizer.step()
+            del self._optimizer.grad_scale
+        else:
+            foreach_multiply(grads, 1 / divisor)
+            self._optimizer.step()
+        return Applied(norm=norm, aborted=0.0)
+
+
+@final
+class DeviceApply(Apply):
+    """Leaves the verdict on the device: the optimizer's kernel skips the step where the norm is not finite.
+
+    The host learns of it later. Until it has answered (`resume`), every following step is skipped as well, so that
+    an abort noticed late has still been applied to nothing. The first step is decided by the host: torch 2.13's fused
+    SGD leaves its momentum uninitialised when its kernel skips the step that makes it.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, *, clip_norm: float | None, in_kernel: bool) -> None:
+        super().__init__(optimizer, clip_norm=clip_norm, in_kernel=in_kernel)
+        self._first: HostApply | None = HostApply(optimizer, clip_norm=clip_norm, in_kernel=in_kernel)
+        self._halted: Tensor | None = None
+
+    def __call__(self, grads: list[Tensor], squared: Tensor, divisor: float | Tensor) -> Applied:
+        if self._first is not None:
+            return self._first_step(self._first, grads, squared, divisor)
+        norm = squared.sqrt() / divisor
+        not_finite = (norm * 0).ne_(0).float()  # 0·inf and 0·NaN are NaN, which differs from 0
+        aborted = not_finite if self._halted is None else torch.maximum(self._halted, not_finite)
+        self._halted = aborted
+        scale = torch.ones_like(norm) * divisor
+        if self._clip_norm is not None:
+            scale = scale * ((norm + CLIP_EPSILON) / self._clip_norm).clamp(min=1.0)
+        if self._in_kernel:
+            self._optimizer.grad_scale = scale.float()
+        else:
+            foreach_divide(grads, scale)
+        self._optimizer.found_inf = aborted
+        self._optimizer.step()
+        del self._optimizer.found_inf
+        if self._in_kernel:
+            del self._optimizer.grad_scale
+        return Applied(norm=norm, aborted=aborted)
+
+    def _first_step(self, first: HostApply, grads: list[Tensor], squared: Tensor, divisor: float | Tensor) -> Applied:
+        if self._halted is not None:
+            return Applied(norm=math.nan, aborted=1.0)
+        applied = first(grads, squared, divisor)
+        if applied.aborted:
+            self._halted = torch.ones((), device=squared.device)
+        else:
+            self._first = None
+        return applied
+
+    def resume(self) -> None:
+        self._halted = None
+
+
+def supports_scaling(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the optimizer's kernel takes `grad_scale` and `found_inf`, as torch's fused ones do.
+
+    >>> supports_scaling(torch.optim.SGD([torch.zeros(1, requires_grad=True)], fused=True))
+    True
+    """
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+
+
+def build_apply(
+    optimizer: torch.optim.Optimizer, *, clip_norm: float | None, device: torch.device, defer: bool | None = None
+) -> Apply:
+    """The way of applying that costs least for this optimizer and device.
+
+    Args:
+        optimizer: see `Apply`.
+        clip_norm: see `Apply`.
+        device: where the parameters are.
+        defer: whether the verdict stays on the device; None: on an accelerator, if the optimizer can skip a step.
+    """
+    scales = supports_scaling(optimizer)
+    # The kernels read the scale as float32: too coarse for float64 parameters.
+    in_kernel = scales and all(p.dtype != torch.float64 for g in optimizer.param_groups for p in g["params"])
+    defer = device.type != "cpu" if defer is None else defer
+    apply = DeviceApply if defer and scales else HostApply
+    return apply(optimizer, clip_norm=clip_norm, in_kernel=in_kernel)

@@ -1,0 +1,110 @@
+"""An exponential moving average of the parameters, for evaluation.
+
+    e ← e + (1 - decay) · (θ - e)        after every `every_updates`-th committed update
+    e ← θ                                before `start_update`
+
+Floating-point buffers (BatchNorm statistics) are averaged as well, others copied. The average is kept in float32 at
+least. It is not `torch.optim.swa_utils.AveragedModel`: no module is copied, so it costs one tensor per parameter and
+works for sharded ones too.
+"""
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from evenstep.errors import ArgumentError
+from evenstep.optim.foreach import foreach_move
+
+
+@final
+class Ema:
+    """An exponential moving average of a model's parameters and buffers.
+
+    Args:
+        decay: share of the old average that stays at each step, in [0, 1).
+        start_update: up to this committed update the average is a copy.
+        every_updates: the average moves at every so many updates only; choose `decay` for that interval.
+
+    Raises:
+        ArgumentError: a number is out of its range.
+
+    >>> model = nn.Linear(1, 1, bias=False)
+    >>> ema = Ema(decay=0.75); ema.attach(model)
+    >>> with torch.no_grad(): old = model.weight.clone(); _ = model.weight.add_(4.0)
+    >>> ema.after_update(1)
+    >>> with ema.swapped(): print((model.weight - old).item())
+    1.0
+    """
+
+    def __init__(self, *, decay: float = 0.9999, start_update: int = 0, every_updates: int = 1) -> None:
+        if not 0 <= decay < 1:
+            raise ArgumentError(f"`decay` must be in [0, 1), but is {decay}; 0.999 to 0.9999 is usual.")
+        if start_update < 0 or every_updates < 1:
+            raise ArgumentError(
+                f"`start_update` must be at least 0 and `every_updates` at least 1, but they are {start_update} and "
+                f"{every_updates}."
+            )
+        self._decay = decay
+        self._start_update = start_update
+        self._every_updates = every_updates
+        self._live: dict[str, Tensor] = {}
+        self._average: dict[str, Tensor] = {}
+        self._moving: list[str] = []
+        self._copied: list[str] = []
+
+    def attach(self, model: nn.Module) -> None:
+        """Follow `model`, whose tensors are on their device already. The average begins as a copy."""
+        live = dict(model.named_parameters()) | dict(model.named_buffers())
+        self._live = {name: tensor.detach() for name, tensor in live.items()}
+        if self._average.keys() != self._live.keys():
+            self._average = {
+                name: tensor.float().clone() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.clone()
+                for name, tensor in self._live.items()
+            }
+
+        self._moving = [name for name, tensor in self._average.items() if tensor.is_floating_point()]
+        self._copied = [name for name in self._average if name not in self._moving]
+
+    def after_update(self, update: int, aborted: Tensor | float = 0.0) -> None:
+        """Move the average after committed update `update`.
+
+        Args:
+            update: number of the update.
+            aborted: 1.0 when the device has skipped the update and the host does not know yet: nothing moves.
+        """
+        if update % self._every_updates:
+            return
+        weight = 1.0 - (0.0 if update <= self._start_update else self._decay)
+        average = [self._average[name] for name in self._moving]
+        live = [self._live[name].to(tensor.dtype) for name, tensor in zip(self._moving, average, strict=True)]
+        if isinstance(aborted, Tensor):
+            share = (1.0 - aborted) * weight
+            foreach_move(average, live, [share.to(tensor.dtype) for tensor in average])
+        else:
+            foreach_move(average, live, weight)
+        for name in self._copied:
+            self._average[name].copy_(self._live[name])
+
+    @contextmanager
+    def swapped(self) -> Generator[None]:
+        """Exchange the model's values for the average's inside the `with`."""
+        kept = {name: tensor.clone() for name, tensor in self._live.items()}
+        for name, tensor in self._live.items():
+            tensor.copy_(self._average[name])
+        try:
+            yield
+        finally:
+            for name, tensor in self._live.items():
+                tensor.copy_(kept[name])
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The average, by the names of the model's parameters and buffers."""
+        return dict(self._average)
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take the average from `state_dict()` of an average of the same model."""
+        for name, tensor in state.items():
+            self._average[name].copy_(tensor)

@@ -1,0 +1,17 @@
+"""One process: nothing is shared, so no verb does anything.
+
+It is not a stand-in for a strategy to come: it is what a laptop and one GPU use.
+"""
+
+from typing import final
+
+from evenstep.parallel.strategy import Strategy
+
+
+@final
+class Single(Strategy):
+    """The strategy of one rank.
+
+    >>> Single().ranks, Single().sum(3.0)
+    (1, 3.0)
+    """

@@ -1,0 +1,1 @@
+"""Pipeline schedules: pure functions that give a plan; one file each."""

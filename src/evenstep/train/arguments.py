@@ -1,0 +1,87 @@
+"""Checks what a trainer is given, before anything is changed or run.
+
+Each check raises with what was, what must be and what to do. Whether the parts fit each other shows in the first
+update; whether they can at all shows here.
+"""
+
+import math
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from evenstep.errors import ArgumentError, TaskError
+
+
+def choose_device(device: str | torch.device) -> torch.device:
+    """The device by name; "auto" is the accelerator if there is one, else the CPU.
+
+    >>> choose_device("cpu")
+    device(type='cpu')
+    """
+    if device == "auto":
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        return torch.device("cpu") if accelerator is None else accelerator
+    try:
+        chosen = torch.device(device)
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError) as error:
+        raise ArgumentError(
+            f"`device` must be 'auto', 'cpu' or an accelerator of this machine, but is '{device}': "
+            f"{str(error).splitlines()[0]}"
+        ) from error
+    return chosen
+
+
+def check_counts(
+    *,
+    updates: int | None,
+    epochs: int | None,
+    log_every_updates: int,
+    settle_every_updates: int | None,
+    keep_checkpoints: int | None,
+    clip_norm: float | None,
+) -> None:
+    """Raise ArgumentError for a number out of its range, or a run without an end."""
+    if (updates is None) == (epochs is None):
+        given = "neither is" if updates is None else "both are"
+        raise ArgumentError(f"give either `updates` or `epochs`, which says when the run is done; {given} given.")
+    counts = {
+        "updates": updates,
+        "epochs": epochs,
+        "log_every_updates": log_every_updates,
+        "settle_every_updates": settle_every_updates,
+        "keep_checkpoints": keep_checkpoints,
+    }
+    for name, count in counts.items():
+        if count is not None and (type(count) is not int or count < 1):
+            raise ArgumentError(f"`{name}` must be a whole number of at least 1, but is {count!r}.")
+    if clip_norm is not None and not 0 < clip_norm < math.inf:
+        raise ArgumentError(f"`clip_norm` must be finite and above 0, but is {clip_norm}; None does not clip.")
+
+
+def check_model(model: nn.Module) -> None:
+    """Raise TaskError unless the model has something to train, all of it on one device."""
+    parameters = list(model.parameters())
+    if not any(parameter.requires_grad for parameter in parameters):
+        what = f"all of its {len(parameters)} parameters are frozen" if parameters else "it has no parameters"
+        raise TaskError(
+            f"the model ({type(model).__name__}) has nothing to train: {what}; set `requires_grad` on those to train."
+        )
+    devices = {str(parameter.device) for parameter in parameters}
+    if len(devices) > 1:
+        raise TaskError(
+            f"all parameters of the model must be on one device, but they are on {', '.join(sorted(devices))}; move "
+            f"the model to one of them."
+        )
+
+
+def check_optimizer(optimizer: Optimizer) -> None:
+    """Raise ArgumentError for an optimizer that can't take a step from one gradient."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ArgumentError(
+            "`optimizer` must take its step from one gradient, but LBFGS evaluates the loss several times per step; "
+            "use any other optimizer of torch.optim."
+        )
+    if not any(parameter.requires_grad for group in optimizer.param_groups for parameter in group["params"]):
+        raise TaskError("the optimizer has nothing to train: none of its parameters has `requires_grad`.")

@@ -1,0 +1,38 @@
+"""What hooks, signals and users have asked for, until the loop does it at the end of an update.
+
+Asking only notes the wish, so it may come from anywhere, a signal handler too. The loop acts when no update is half
+done.
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+
+@final
+@dataclass(slots=True)
+class Asks:
+    """Open wishes.
+
+    Args:
+        stop: the reason to stop, or "".
+        save: whether a checkpoint is wanted.
+        evaluate: whether an evaluation is wanted.
+    """
+
+    stop: str = ""
+    save: bool = False
+    evaluate: bool = False
+
+    def take_evaluate(self) -> bool:
+        """Whether an evaluation was wanted; it no longer is."""
+        wanted, self.evaluate = self.evaluate, False
+        return wanted
+
+    def take_save(self) -> bool:
+        """Whether a checkpoint was wanted; it no longer is."""
+        wanted, self.save = self.save, False
+        return wanted
+
+    def forget_actions(self) -> None:
+        """The updates at which saves and evaluations were wanted did not happen; they will be asked for again."""
+        self.save = self.evaluate = False

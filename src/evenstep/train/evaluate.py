@@ -1,0 +1,83 @@
+"""Evaluates a model on one set of data: the forward half of an update.
+
+Every batch is run forward only, in evaluation mode, through the same runner, precision and task as in training, and
+its losses and metrics are summed as (sum, weight) pairs. The model's training modes are given back as they were, also
+when something raises. It does not choose when.
+"""
+
+from typing import final
+
+import torch
+from torch import nn
+
+from evenstep.data import Data, Position
+from evenstep.errors import DataError
+from evenstep.events import Record
+from evenstep.parallel import Strategy
+from evenstep.pipeline import Runner, Stage, forwards
+from evenstep.train.passage import Passage, Way
+from evenstep.train.randomness import undisturbed
+from evenstep.train.weigh import weigh
+
+
+@final
+class Evaluation:
+    """Evaluates one model on one set of data.
+
+    Args:
+        name: of the set, the prefix of its metrics: "valid" gives "valid/loss".
+        data: evaluated for one epoch, whole, in its own order.
+        model: what the first and only stage computes.
+        way: task, precision, device and recording; see `Passage`.
+        strategy: which rank evaluates which micro-batches.
+    """
+
+    def __init__(self, *, name: str, data: Data, model: nn.Module, way: Way, strategy: Strategy) -> None:
+        self._name = name
+        self._data = data
+        self._model = model
+        self._way = way
+        self._strategy = strategy
+        self._runner = Runner([Stage(0, model)], strategy)
+
+    def __call__(self, update: int) -> list[Record]:
+        """Evaluate the parameters after `update`. Nothing else may be pending in the storage.
+
+        Returns:
+            The metrics, "valid/loss" and so on: Σsum/Σweight over the whole set.
+        """
+        prefix = f"{self._name}/"
+        modes = {module: module.training for module in self._model.modules()}
+        self._model.eval()
+        try:
+            with torch.no_grad(), undisturbed(self._way.device):
+                self._run(update, prefix)
+        finally:
+            for module, training in modes.items():
+                module.training = training
+        records = self._way.storage.settle()
+        if not any(record.name == prefix + "loss" for record in records):
+            raise DataError(
+                f"the evaluation '{self._name}' holds nothing to evaluate: the weights of all its batches are 0; "
+                f"look at its data and at `{type(self._way.task).__name__}.weight`."
+            )
+        return records
+
+    def _run(self, update: int, prefix: str) -> None:
+        strategy, way = self._strategy, self._way
+        batches = self._data.batches(Position(), seed=way.seed, rank=strategy.rank, ranks=strategy.ranks)
+        for batch in batches:
+            weights = weigh(way.task, batch.microbatches, strategy)
+            passage = Passage(
+                way,
+                weights.work,
+                weights.each,
+                path=("evaluate", self._name, batch.position.batch),
+                update=update,
+                factor=1.0,
+                prefix=prefix,
+            )
+            with passage:
+                self._runner.run(forwards([microbatch.index for microbatch in weights.work]), passage)
+            if batch.ends_epoch:
+                break

@@ -1,0 +1,27 @@
+"""What to do about an incident: the seam.
+
+A policy turns an incident into one answer. It only decides; the loop carries the answer out, the same on all ranks.
+"""
+
+from abc import ABC, abstractmethod
+from enum import Enum
+from typing import final
+
+from evenstep.events import Incident
+
+
+@final
+class Answer(Enum):
+    """What the loop does about an aborted update."""
+
+    STOP = "stop"  # end the run with an error; everything before the update is kept
+    SKIP = "skip"  # give its global batch up and go on with the next one; the update count does not move
+    RETRY = "retry"  # try the same update again
+
+
+class FailurePolicy(ABC):
+    """Answers incidents of one kind."""
+
+    @abstractmethod
+    def __call__(self, incident: Incident) -> Answer:
+        """What to do about `incident`."""

@@ -1,0 +1,260 @@
+"""The loop: updates until the run is done, asked to stop, or fails.
+
+    for each epoch:                                   before_epoch … after_epoch
+      take the next global batch
+      update, and settle it                           before_update … after_update
+      every `log_every_updates`: write the metrics
+      do what was asked: evaluate, save, stop
+
+To settle is to learn which of the dispatched updates were committed. On a CPU that is known at once. Where the
+verdict stays on the device it is read every `settle_every_updates`, and always before anything that must not be undone
+(an evaluation, a checkpoint, the end of an epoch). If an update was aborted the loop goes back to it: the device has
+applied nothing since, so only counters move, and the batches taken since are taken again. It does not open files,
+build objects or know what comes before and after training; that is the trainer's.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any, cast, final
+
+from torch import nn
+
+from evenstep.data import Data, GlobalBatch
+from evenstep.errors import DataError, NonFiniteError, TaskError
+from evenstep.events import Bus, EpochBegin, EpochEnd, Incident, Storage, UpdateBegin, UpdateEnd
+from evenstep.parallel import Strategy
+from evenstep.precision import Precision
+from evenstep.train.asks import Asks
+from evenstep.train.diagnose import diagnose
+from evenstep.train.failures import Answer, FailurePolicy, Retry, Skip
+from evenstep.train.ledger import Entry, first_aborted
+from evenstep.train.progress import Progress
+from evenstep.train.update import Update
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Actions:
+    """What the loop asks of the trainer.
+
+    Args:
+        write: hand all settled metrics to the writers.
+        evaluate: evaluate the parameters as of now.
+        save: write a checkpoint of the state as of now.
+        report: tell hooks and writers about an incident.
+    """
+
+    write: Callable[[], None]
+    evaluate: Callable[[], object]
+    save: Callable[[], object]
+    report: Callable[[Incident], None]
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class Loop:
+    """Executes updates and keeps count of them.
+
+    Args:
+        update: executes one.
+        model: what it trains; watched when the run must stop because of a number that is not finite.
+        data: gives the global batches.
+        strategy: which rank takes which micro-batches.
+        precision: learns which updates were committed.
+        bus: told of epochs and updates.
+        storage: from which the metrics of aborted updates are removed.
+        actions: what the trainer does.
+        on_non_finite: the policy for gradients that are inf or NaN.
+        updates: how many to commit; None: until the data ends.
+        epochs: how many epochs to take; None: as many as the updates need.
+        seed: of order and randomness.
+        pin_memory: whether batches are put in pinned memory.
+        log_every_updates: how often metrics are written.
+        settle_every_updates: how many updates may be dispatched before their verdicts are read.
+        asks: what was asked for.
+        progress: what is committed, and for a while what is believed to be.
+    """
+
+    update: Update
+    model: nn.Module
+    data: Data
+    strategy: Strategy
+    precision: Precision
+    bus: Bus
+    storage: Storage
+    actions: Actions
+    on_non_finite: FailurePolicy
+    updates: int | None
+    epochs: int | None
+    seed: int
+    pin_memory: bool
+    log_every_updates: int
+    settle_every_updates: int
+    asks: Asks = field(default_factory=Asks)
+    progress: Progress = field(default_factory=Progress)
+    _ledger: list[Entry] = field(default_factory=list[Entry])
+    _again: deque[GlobalBatch] = field(default_factory=deque[GlobalBatch])
+    _on_no_weight: FailurePolicy = field(default_factory=lambda: Skip(limit=100))
+    _data_ended: bool = False
+
+    def run(self) -> None:
+        """Execute updates until the run is over or asked to stop, from where `progress` is."""
+        self._ledger.clear()
+        self._again.clear()
+        self._data_ended = False
+        batches = self.data.batches(
+            self.progress.position,
+            seed=self.seed,
+            rank=self.strategy.rank,
+            ranks=self.strategy.ranks,
+            pin_memory=self.pin_memory,
+        )
+        with closing(cast("Any", batches)):
+            while not self._over():
+                self._epoch(batches)
+                self._act()
+        self.actions.write()
+
+    def abandon(self) -> None:
+        """Forget what was not committed, after something has raised in the middle of it."""
+        entries = self._ledger.copy()
+        self._ledger.clear()
+        self._again.clear()
+        place = first_aborted(entries)
+        if place is not None:
+            self.progress, self.precision.state = entries[place].before, entries[place].precision
+        self.update.resume()
+        self.storage.discard_from(self.progress.update + 1)
+
+    def why_over(self) -> str:
+        """Why the loop ended, or "" if there is more to do."""
+        if self.asks.stop:
+            return self.asks.stop
+        if self.updates is not None and self.progress.update >= self.updates:
+            return f"all {self.updates} updates are done"
+        if self.epochs is not None and self.progress.position.epoch >= self.epochs:
+            return f"all {self.epochs} epochs are done"
+        return f"the data ended after {self.progress.update} updates" if self._data_ended else ""
+
+    def _over(self) -> bool:
+        if not self.why_over():
+            return False
+        self.settle()  # may find that an update must be done again
+        return bool(self.why_over())
+
+    def _epoch(self, batches: Iterator[GlobalBatch]) -> None:
+        epoch = self.progress.position.epoch
+        with self.bus.span(
+            "epoch",
+            lambda: EpochBegin(update=self.progress.update, epoch=epoch),
+            lambda error: EpochEnd(
+                update=self.progress.update, epoch=epoch, complete=self.progress.position.epoch > epoch
+            ),
+        ):
+            while self.progress.position.epoch == epoch and not self._over():
+                batch = self._again.popleft() if self._again else next(batches, None)
+                if batch is None:
+                    self._end_of_data()
+                    continue
+                self._one(batch)
+                if batch.ends_epoch:
+                    self.settle()
+                if self.progress.update % self.log_every_updates == 0:
+                    self.settle()
+                    self.actions.write()
+                self._act()
+
+    def _end_of_data(self) -> None:
+        if self.progress.position.batch == 0 and self.progress.position.epoch == 0:
+            raise DataError("the training data gave no global batch at all; look at its length and filters.")
+        self._data_ended = True
+
+    def _one(self, batch: GlobalBatch) -> None:
+        number = self.progress.update + 1
+        with self.bus.span(
+            "update",
+            lambda: UpdateBegin(update=number, num_microbatches=batch.num_microbatches),
+            lambda error: UpdateEnd(
+                update=number,
+                committed=error is None and self.progress.update >= number,
+                num_samples=batch.num_samples,
+            ),
+        ):
+            before, precision = self.progress, self.precision.state
+            outcome = self.update(batch, number)
+            self._ledger.append(Entry(batch=batch, before=before, precision=precision, outcome=outcome))
+            self.progress = before.committed(batch)
+            self.precision.committed()
+            if len(self._ledger) >= self.settle_every_updates:
+                self.settle()
+        if self.progress.update >= number:
+            self.strategy.after_update(number)
+
+    def _act(self) -> None:
+        """Evaluate, then save: what an evaluation asks for is done at the same update."""
+        asks = self.asks
+        if asks.evaluate or asks.save:
+            self.settle()
+            if asks.take_evaluate():
+                self.actions.evaluate()
+            if asks.take_save():
+                self.actions.save()
+
+    def settle(self) -> None:
+        """Learn which dispatched updates were committed, and go back to the first that was not."""
+        entries = self._ledger.copy()
+        self._ledger.clear()
+        place = first_aborted(entries)
+        if place is not None:
+            self._go_back(entries[place:])
+
+    def _go_back(self, entries: list[Entry]) -> None:
+        """Answer the abort of the first of `entries`, all of which were not applied."""
+        first, number = entries[0], entries[0].before.update + 1
+        self.storage.discard_from(number)
+        self.asks.forget_actions()
+        self.progress, self.precision.state = first.before, first.precision
+        self.update.resume()
+        incident, policy = self._incident(first, number)
+        answer = policy(incident)
+        self.actions.report(incident)
+        if answer is Answer.STOP:
+            self._stop(incident, first)
+        elif answer is Answer.SKIP:
+            self.progress = first.before.without(first.batch)
+        else:
+            self.precision.overflowed()
+        again = entries if answer is Answer.RETRY else entries[1:]
+        self._again.extendleft(entry.batch for entry in reversed(again))
+
+    def _incident(self, entry: Entry, number: int) -> tuple[Incident, FailurePolicy]:
+        position = entry.batch.position
+        details: dict[str, Any] = {"epoch": position.epoch, "batch": position.batch}
+        where = f"update {number} (global batch {position.batch} of epoch {position.epoch})"
+        if float(entry.outcome.total) == 0:
+            kind, policy = "no_weight", self._on_no_weight
+            message = f"{where} was aborted: the weights of all its micro-batches are 0."
+        elif self.precision.retries_overflow:
+            kind, policy = "overflow", Retry()
+            details["loss_scale"] = self.precision.scale
+            message = f"{where} was aborted: its gradient overflowed at a loss scale of {self.precision.scale:g}."
+        else:
+            kind, policy = "non_finite", self.on_non_finite
+            message = f"{where} was aborted: its gradient is not finite."
+        return Incident(kind=kind, update=number, message=message, details=details), policy
+
+    def _stop(self, incident: Incident, entry: Entry) -> None:
+        kept = f"The parameters are those after update {incident.update - 1}."
+        if incident.kind == "no_weight":
+            raise TaskError(
+                f"{incident.message} The same held for the global batches before it; look at the data, and at "
+                f"`weight` of the task. {kept}"
+            )
+        cause = diagnose(self.model, lambda: self.update.rerun(entry.batch, incident.update))
+        self.storage.discard_from(incident.update)
+        raise NonFiniteError(
+            f"{incident.message} When it is run again, {cause}. {kept} Look at this batch and at the loss, lower the "
+            f"learning rate or clip gradients, or let such batches be skipped."
+        )

@@ -1,0 +1,170 @@
+"""One set of micro-batches on its way through the model.
+
+For each micro-batch: move it to the device, seed its generators from (seed, path, k), apply the stage and the task's
+loss in the precision's context, record loss and metrics, and hand the runner the loss times `factor`. Training and
+evaluation take the same way; only training comes back by `backward`. It does not know plans or optimizers.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, cast, final
+
+import torch
+from torch import Tensor
+
+from evenstep.data import Microbatch
+from evenstep.errors import TaskError
+from evenstep.events import BackwardBegin, BackwardEnd, Bus, MicrobatchBegin, MicrobatchEnd, Storage
+from evenstep.pipeline import Stage
+from evenstep.precision import Precision
+from evenstep.train.randomness import seed_generators
+from evenstep.train.task import Loss, Task
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """What is the same for all passages of a run."""
+
+    task: Task
+    precision: Precision
+    device: torch.device
+    transfer: Callable[[Any], Any]
+    storage: Storage
+    bus: Bus
+    seed: int
+
+
+@final
+class Passage:
+    """One set of micro-batches on its way.
+
+    Args:
+        way: what is the same for all passages of the run.
+        microbatches: those that have work.
+        weights: w_m by the micro-batches' global numbers; empty where the task's weights are late.
+        path: the key of the randomness, to which the micro-batch's number is added.
+        update: number of the update that metrics are recorded under.
+        factor: what each summed loss is multiplied by for its backward.
+        prefix: of the metrics' names.
+    """
+
+    def __init__(
+        self,
+        way: Way,
+        microbatches: Sequence[Microbatch],
+        weights: dict[int, float],
+        *,
+        path: tuple[int | str, ...],
+        update: int,
+        factor: float,
+        prefix: str,
+    ) -> None:
+        self._way = way
+        self._microbatches = {microbatch.index: microbatch.data for microbatch in microbatches}
+        self._weights = weights
+        self._path = path
+        self._update = update
+        self._factor = factor
+        self._prefix = prefix
+        self._heard = way.bus.listens("before_microbatch") or way.bus.listens("after_microbatch")
+        self._open: dict[int, AbstractContextManager[None]] = {}
+        self._seen: dict[int, tuple[Any, Tensor]] = {}  # output and loss of the open ones, for the end event
+        self.late_weight: Tensor | None = None
+
+    def forward(self, stage: Stage, microbatch: int) -> Tensor:
+        way = self._way
+        batch = self._microbatches[microbatch]
+        if self._heard:
+            self._begin(microbatch, batch)
+        batch = way.transfer(batch)
+        seed_generators(way.device, way.seed, *self._path, microbatch)
+        with way.precision.forward(way.device):
+            output = stage(way.task.inputs(batch))
+            loss = way.task.loss(output, batch)
+        if not isinstance(loss, Loss):
+            loss = Loss(cast("Any", loss))
+        total = self._checked(loss, microbatch)
+        self._record(loss, total, microbatch)
+        if self._heard:
+            self._seen[microbatch] = output, total.detach()
+            if not torch.is_grad_enabled():
+                self._end(microbatch)
+        return total if self._factor == 1.0 else total * self._factor
+
+    def backward(self, loss: Tensor, microbatch: int) -> None:
+        update = self._update
+        with self._way.bus.span(
+            "backward",
+            lambda: BackwardBegin(update=update, microbatch=microbatch),
+            lambda error: BackwardEnd(update=update, microbatch=microbatch),
+        ):
+            cast("Any", loss).backward()
+        if self._heard:
+            self._end(microbatch)
+
+    def _begin(self, microbatch: int, batch: Any) -> None:
+        update = self._update
+
+        def end(error: BaseException | None) -> MicrobatchEnd:
+            output, loss = self._seen.pop(microbatch, (None, None))
+            return MicrobatchEnd(update=update, microbatch=microbatch, batch=batch, output=output, loss=loss)
+
+        begin = MicrobatchBegin(update=update, microbatch=microbatch, batch=batch)
+        span = self._way.bus.span("microbatch", lambda: begin, end)
+        span.__enter__()
+        self._open[microbatch] = span
+
+    def _end(self, microbatch: int) -> None:
+        self._open.pop(microbatch).__exit__(None, None, None)
+
+    def _checked(self, loss: Loss, microbatch: int) -> Tensor:
+        name = f"`{type(self._way.task).__name__}.loss`"
+        total = cast("object", loss.sum)
+        if not isinstance(total, Tensor):
+            raise TaskError(
+                f"{name} must give a 0-dim tensor, or a `Loss` of one, but gave {type(total).__name__} for "
+                f"micro-batch {microbatch}; return the loss summed over the batch's units."
+            )
+        if total.ndim or not total.is_floating_point():
+            raise TaskError(
+                f"{name} must give one floating-point number, but gave a tensor of shape {list(total.shape)} and "
+                f'{total.dtype} for micro-batch {microbatch}; sum it, for instance with reduction="sum".'
+            )
+        if torch.is_grad_enabled() and not total.requires_grad:
+            raise TaskError(
+                f"{name} gave a loss that depends on no trainable parameter for micro-batch {microbatch}; compute it "
+                f"from the model's output, without `detach` or `no_grad`, and leave a parameter `requires_grad`."
+            )
+        if (loss.weight is not None) != self._way.task.late_weight:
+            raise TaskError(
+                f"{name} must give a weight if, and only if, the task says `late_weight = True`, but "
+                f"`late_weight` is {self._way.task.late_weight} and the weight it gave is {loss.weight}."
+            )
+        # A sum over many units outgrows 16 bits long before its terms do.
+        return total.float() if total.dtype in (torch.float16, torch.bfloat16) else total
+
+    def _record(self, loss: Loss, total: Tensor, microbatch: int) -> None:
+        put = self._way.storage.put
+        if loss.weight is None:
+            weight = self._weights[microbatch]
+        else:
+            weight = torch.as_tensor(loss.weight, device=total.device).detach()
+            weight = weight.to(total.dtype)
+            self.late_weight = weight if self.late_weight is None else self.late_weight + weight
+        put(self._prefix + "loss", total.detach(), weight, update=self._update)
+        for name, (metric_sum, metric_weight) in loss.metrics.items():
+            if isinstance(metric_sum, Tensor):
+                metric_sum = metric_sum.detach()
+            put(self._prefix + name, metric_sum, metric_weight, update=self._update)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for microbatch in list(self._open):
+            self._open.pop(microbatch).__exit__(kind, error, traceback)

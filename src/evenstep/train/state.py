@@ -1,0 +1,179 @@
+"""What training changes, as a tree by parameter name, and back: model, optimizer, average, loss scale.
+
+Everything is compared before anything is changed, so a state that does not fit leaves the run as it was. Optimizer
+state is kept by parameter name instead of position, so that it survives a reordering. It does not touch files.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast, final
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from evenstep.errors import ArgumentError, CheckpointError
+from evenstep.optim.ema import Ema
+from evenstep.precision import Precision
+
+Tree = dict[str, Any]
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module that `torch.compile` wrapped, whose parameter names have no prefix."""
+    return cast("nn.Module", getattr(model, "_orig_mod", model))
+
+
+def parameter_names(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
+    """The names of each parameter group's parameters.
+
+    Raises:
+        ArgumentError: the optimizer holds a parameter that is not the model's.
+    """
+    names = {id(parameter): name for name, parameter in unwrapped(model).named_parameters()}
+    for number, group in enumerate(optimizer.param_groups):
+        for place, parameter in enumerate(group["params"]):
+            if id(parameter) not in names:
+                raise ArgumentError(
+                    f"parameter {place} of the optimizer's group {number}, of shape {list(parameter.shape)}, is not a "
+                    f"parameter of the model; build the optimizer from this model's `parameters()`, after everything "
+                    f"that replaces them."
+                )
+    return [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class Saved:
+    """The tensors of a run.
+
+    Args:
+        model: unwrapped.
+        optimizer: of its parameters.
+        ema: the average that follows them, or None.
+        precision: whose state may be a loss scale.
+
+    Raises:
+        ArgumentError: the optimizer holds a parameter that is not the model's.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer
+    ema: Ema | None
+    precision: Precision
+    _names: list[list[str]] = field(init=False)
+    _built: list[Tree] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._names = parameter_names(self.model, self.optimizer)
+        self._built = [{k: v for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups]
+        if self.ema is not None:
+            self.ema.attach(self.model)
+
+    def state_dict(self) -> Tree:
+        """The parts "model", "optimizer", "ema" (empty without one) and "precision"."""
+        return {
+            "model": dict(self.model.state_dict()),
+            "optimizer": optimizer_state(self.optimizer, self._names, self._built),
+            "ema": {} if self.ema is None else self.ema.state_dict(),
+            "precision": self.precision.state,
+        }
+
+    def check(self, state: Tree) -> None:
+        """Raise CheckpointError unless `state` fits."""
+        check_fits(state["model"], self.model.state_dict(), "model")
+        check_optimizer(state["optimizer"], self.optimizer, self._names)
+        if bool(state["ema"]) != (self.ema is not None):
+            has, wants = ("an", "keeps none") if state["ema"] else ("no", "keeps one")
+            raise CheckpointError(f"the checkpoint has {has} average of the parameters, but this run {wants}.")
+        if self.ema is not None:
+            check_fits(state["ema"], self.ema.state_dict(), "average")
+
+    def load_state_dict(self, state: Tree) -> None:
+        """Restore what `state_dict` gave and `check` found to fit."""
+        self.model.load_state_dict(state["model"])
+        load_optimizer(state["optimizer"], self.optimizer, self._names, self._built)
+        if self.ema is not None:
+            self.ema.load_state_dict(state["ema"])
+        self.precision.state = state["precision"]
+
+
+def check_same_run(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Raise CheckpointError unless the saved run has the same seed, precision and data as this one."""
+    different = [f"{name} was {saved[name]} and is now {own[name]}" for name in own if saved[name] != own[name]]
+    if different:
+        raise CheckpointError(
+            f"the checkpoint is of another run, so going on from it would not be exact: {'; '.join(different)}. Build "
+            f"the run as it was saved, or start a new one."
+        )
+
+
+def check_fits(saved: Mapping[str, Tensor], live: Mapping[str, Tensor], what: str) -> None:
+    """Raise CheckpointError unless both have the same names and shapes."""
+    faults = [f"{name} is missing" for name in live if name not in saved]
+    faults += [f"{name} is not known here" for name in saved if name not in live]
+    faults += [
+        f"{name} has shape {list(saved[name].shape)} instead of {list(tensor.shape)}"
+        for name, tensor in live.items()
+        if name in saved and saved[name].shape != tensor.shape
+    ]
+    if faults:
+        more = f"; and {len(faults) - 5} more" if len(faults) > 5 else ""
+        raise CheckpointError(
+            f"the checkpoint's {what} does not fit this one: {'; '.join(faults[:5])}{more}. Build the model that the "
+            f"checkpoint was saved from."
+        )
+
+
+def optimizer_state(optimizer: Optimizer, names: list[list[str]], built: list[Tree]) -> Tree:
+    """The optimizer's state by parameter name.
+
+    Args:
+        optimizer: whose state to take.
+        names: of each group's parameters.
+        built: each group's options as of when the trainer was built, to tell later what the user has changed since.
+    """
+    flat = [name for group in names for name in group]
+    saved = optimizer.state_dict()
+    options = [{k: v for k, v in group.items() if k != "params"} for group in saved["param_groups"]]
+    return {
+        "class": type(optimizer).__name__,
+        "state": {flat[number]: dict(state) for number, state in saved["state"].items()},
+        "groups": [
+            {"parameters": list(group), "options": now, "built": then}
+            for group, now, then in zip(names, options, built, strict=True)
+        ],
+    }
+
+
+def check_optimizer(saved: Tree, optimizer: Optimizer, names: list[list[str]]) -> None:
+    """Raise CheckpointError unless the saved state is of this class of optimizer, with these groups."""
+    if saved["class"] != type(optimizer).__name__:
+        raise CheckpointError(
+            f"the checkpoint's optimizer is {saved['class']}, but this run's is {type(optimizer).__name__}; resume "
+            f"with the same optimizer, or start a new run from the checkpoint's model."
+        )
+    groups = [sorted(group["parameters"]) for group in saved["groups"]]
+    if groups != [sorted(group) for group in names]:
+        raise CheckpointError(
+            f"the checkpoint's optimizer has {len(groups)} parameter group(s) of {[len(group) for group in groups]} "
+            f"parameters, but this run's has {len(names)} of {[len(group) for group in names]}, or other parameters in "
+            f"them; group the parameters as in the run that saved it."
+        )
+
+
+def load_optimizer(saved: Tree, optimizer: Optimizer, names: list[list[str]], built: list[Tree]) -> None:
+    """Restore the optimizer from `optimizer_state`.
+
+    An option (weight decay, betas) that the user has changed since the saved run was built keeps the new value; all
+    others become what they were when saved.
+    """
+    numbers = {name: number for number, name in enumerate(name for group in names for name in group)}
+    groups: list[Tree] = []
+    for group, own, then in zip(saved["groups"], names, built, strict=True):
+        options = {
+            key: then[key] if key in then and key in group["built"] and then[key] != group["built"][key] else value
+            for key, value in group["options"].items()
+        }
+        groups.append({**options, "params": [numbers[name] for name in own]})
+    state = {numbers[name]: dict(value) for name, value in saved["state"].items()}
+    optimizer.load_state_dict({"state": state, "param_groups": groups})

@@ -1,0 +1,91 @@
+"""The user's seam: what a batch means.
+
+A task turns a batch into the model's inputs, says how many units the batch's loss covers, and sums the loss over
+them. It does not divide: the update divides by the weight of all its micro-batches, over all ranks, once.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast, final
+
+from torch import Tensor
+
+from evenstep.errors import TaskError
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What a task makes of a micro-batch.
+
+    Args:
+        sum: the summed (not averaged) loss over the micro-batch's units, 0-dim.
+        weight: the number of units, only from tasks whose weight is known after their forward (`late_weight`).
+        metrics: further numbers as (sum, weight) pairs, such as `{"accuracy": (correct, total)}`; they are logged
+            as Σsum/Σweight over micro-batches, updates and ranks, never as a mean of means.
+
+    >>> import torch
+    >>> Loss(torch.tensor(6.0), metrics={"accuracy": (3, 4)}).metrics["accuracy"]
+    (3, 4)
+    """
+
+    sum: Tensor
+    weight: Tensor | float | None = None
+    metrics: Mapping[str, tuple[Tensor | float, Tensor | float]] = field(default_factory=dict[str, Any])
+
+
+class Task(ABC):
+    """What a batch means. Subclass it and write `loss`; override the rest where the defaults don't fit.
+
+    The gradient of an update over micro-batches m with summed losses S_m and weights w_m is Σ∇S_m / Σw_m.
+
+    Attributes:
+        late_weight: True when the weight is known only after the forward (masked positions chosen inside the
+            model); `loss` must then give it, and `weight` is not called.
+
+    >>> import torch
+    >>> class Classify(Task):
+    ...     def loss(self, output, batch):
+    ...         return Loss(torch.nn.functional.cross_entropy(output, batch[1], reduction="sum"))
+    >>> Classify().weight((torch.zeros(8, 3), torch.zeros(8)))
+    8
+    """
+
+    late_weight: bool = False
+
+    def inputs(self, batch: Any) -> Any:
+        """What the model is called with: a tuple is its positional, a dict its keyword arguments, all else its
+        only argument. By default the first item of a list or tuple, else the batch itself.
+        """
+        return batch[0] if isinstance(batch, tuple | list) else batch
+
+    def weight(self, batch: Any) -> float | Tensor:
+        """How many units the summed loss of `batch` covers: valid tokens, samples, boxes.
+
+        Called before the forward, with the batch as the loader gave it (on the CPU). By default its number of
+        samples, dim 0 of its first tensor. A micro-batch of weight 0 contributes nothing and is not run.
+        """
+        samples = _num_samples(batch)
+        if samples is None:
+            raise TaskError(
+                f"the default `weight` of {type(self).__name__} counts dim 0 of the first tensor of a batch, but this "
+                f"batch, a {type(batch).__name__}, holds no tensor with a dim; override `weight` to say how many "
+                f"units the loss of a batch covers."
+            )
+        return samples
+
+    @abstractmethod
+    def loss(self, output: Any, batch: Any) -> Loss | Tensor:
+        """The loss of the model's output, SUMMED over the batch's units, on the model's device."""
+
+
+def _num_samples(batch: Any) -> int | None:
+    if isinstance(batch, Tensor):
+        return batch.shape[0] if batch.ndim else None
+    items: Any = ()
+    if isinstance(batch, Mapping):
+        items = cast("Mapping[Any, Any]", batch).values()
+    elif isinstance(batch, tuple | list):
+        items = cast("list[Any]", batch)
+    return next((count for item in items if (count := _num_samples(item)) is not None), None)

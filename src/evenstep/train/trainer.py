@@ -1,0 +1,404 @@
+"""The trainer: what a user builds, from plain arguments.
+
+It puts the parts together, holds what a checkpoint holds, opens and closes what a run needs, and answers its hooks.
+How an update goes is told in `update`, how updates follow each other in `loop`.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast, final
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from evenstep.checkpoint import newest_checkpoint, read_checkpoint, retain, write_checkpoint
+from evenstep.data import Data
+from evenstep.errors import ArgumentError
+from evenstep.events import (
+    Bus,
+    EvaluateBegin,
+    EvaluateEnd,
+    Hook,
+    Incident,
+    SaveBegin,
+    SaveEnd,
+    Storage,
+    TrainBegin,
+    TrainEnd,
+    Writer,
+    Writers,
+)
+from evenstep.optim.apply import HostApply, build_apply
+from evenstep.optim.ema import Ema
+from evenstep.optim.learning_rate import LearningRates
+from evenstep.optim.schedules import Constant, LrSchedule
+from evenstep.parallel import Single, Strategy
+from evenstep.precision import Full, Precision
+from evenstep.train.arguments import check_counts, check_model, check_optimizer, choose_device
+from evenstep.train.evaluate import Evaluation
+from evenstep.train.failures import FailurePolicy, Stop
+from evenstep.train.loop import Actions, Loop
+from evenstep.train.passage import Way
+from evenstep.train.progress import Progress
+from evenstep.train.randomness import undisturbed
+from evenstep.train.state import Saved, Tree, check_same_run, unwrapped
+from evenstep.train.task import Task
+from evenstep.train.transfer import build_transfer
+from evenstep.train.update import Update
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """How training ended.
+
+    Args:
+        update: committed updates.
+        outcome: "done" when all that was planned is done, "stopped" when something asked for it.
+        reason: in words.
+        metrics: the last value of every metric.
+    """
+
+    update: int
+    outcome: Literal["done", "stopped"]
+    reason: str
+    metrics: dict[str, float]
+
+
+@final
+class Trainer:
+    """Trains a model: one update is one update, however it is cut.
+
+    Args:
+        model: any module. It is moved to the device.
+        task: what a batch means.
+        optimizer: of the model's parameters, any of torch.optim but LBFGS. With `fused=True` the gradient is scaled
+            and clipped inside its kernel, and an accelerator never waits for a verdict.
+        data: gives the global batches.
+        updates: how many updates to commit; give this or `epochs`.
+        epochs: how many epochs of the data to take.
+        seed: of order, augmentation and dropout, any integer.
+        device: "auto" takes the accelerator if there is one, else the CPU.
+        precision: the number formats; float32 throughout by default.
+        lr_schedule: multiplies each group's learning rate; constant by default.
+        clip_norm: the largest norm of an update's gradient; None does not clip.
+        ema: an average that follows the parameters and is evaluated in their place.
+        evaluations: sets of data to evaluate on, by name.
+        hooks: called before and after everything; see `Hook`.
+        writers: get every value of every metric.
+        folder: of the run, for checkpoints and writers; None keeps nothing.
+        log_every_updates: how often metrics are handed to the writers.
+        on_non_finite: what to do about gradients that are inf or NaN; stops by default.
+        keep_checkpoints: how many of the newest to keep; None keeps all.
+        settle_every_updates: how many updates an accelerator may run ahead of the host's knowledge whether they were
+            committed; `log_every_updates` by default. A CPU, an optimizer that is not fused, or a stream: always 1.
+        config: anything to be kept with checkpoints, such as the resolved configuration.
+
+    Raises:
+        ArgumentError: an argument that cannot be.
+        TaskError: a model that cannot be trained.
+
+    >>> class Line(Task):
+    ...     def loss(self, output, batch):
+    ...         return ((output - batch[1]) ** 2).sum()
+    >>> from evenstep.data import MapData
+    >>> pairs = [(torch.tensor([float(x)]), torch.tensor([2.0 * x])) for x in range(8)]
+    >>> model = nn.Linear(1, 1)
+    >>> trainer = Trainer(model=model, task=Line(), optimizer=torch.optim.SGD(model.parameters(), lr=0.02),
+    ...                   data=MapData(pairs, global_batch_size=4), updates=200, device="cpu")
+    >>> trainer.train().reason, round(model.weight.item(), 2)
+    ('all 200 updates are done', 2.0)
+    """
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        task: Task,
+        optimizer: Optimizer,
+        data: Data,
+        updates: int | None = None,
+        epochs: int | None = None,
+        seed: int = 42,
+        device: str | torch.device = "auto",
+        precision: Precision | None = None,
+        lr_schedule: LrSchedule | None = None,
+        clip_norm: float | None = None,
+        ema: Ema | None = None,
+        evaluations: Mapping[str, Data] | None = None,
+        hooks: Sequence[Hook | None] = (),
+        writers: Sequence[Writer] = (),
+        folder: Path | str | None = None,
+        log_every_updates: int = 10,
+        on_non_finite: FailurePolicy | None = None,
+        keep_checkpoints: int | None = 3,
+        settle_every_updates: int | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        check_counts(
+            updates=updates,
+            epochs=epochs,
+            log_every_updates=log_every_updates,
+            settle_every_updates=settle_every_updates,
+            keep_checkpoints=keep_checkpoints,
+            clip_norm=clip_norm,
+        )
+        check_model(model)
+        check_optimizer(optimizer)
+        precision = precision or Full()
+        self.device = choose_device(device)
+        precision.check(self.device)
+        self.model = model.to(self.device)
+        self.optimizer = optimizer
+        self.evaluations = dict(evaluations or {})
+        self.folder = None if folder is None else Path(folder)
+        self.storage = Storage()
+        self.updates = updates if updates is not None else _updates_of(data, cast("int", epochs), seed)
+        self._data = data
+        self._config = dict(config or {})
+        self._keep_checkpoints = keep_checkpoints
+        self._bus = Bus(hooks, self)
+        self._writers = Writers(writers)
+        self._strategy: Strategy = Single()
+        self._evaluated_at = -1
+        self._saved_at = -1
+        self._resumed = False
+        self._way = Way(
+            task=task,
+            precision=precision,
+            device=self.device,
+            transfer=build_transfer(self.device),
+            storage=self.storage,
+            bus=self._bus,
+            seed=seed,
+        )
+        self._saved = Saved(model=unwrapped(model), optimizer=optimizer, ema=ema, precision=precision)
+        learning_rates = LearningRates(optimizer, lr_schedule or Constant(), self.updates)
+        defer = None if settle_every_updates is None else settle_every_updates > 1
+        apply = build_apply(optimizer, clip_norm=clip_norm, device=self.device, defer=defer)
+        known_at_once = isinstance(apply, HostApply) or data.num_batches(0, seed=seed) is None
+        self._ema = ema
+        self._loop = Loop(
+            update=Update(
+                model=model,
+                optimizer=optimizer,
+                way=self._way,
+                strategy=self._strategy,
+                apply=apply,
+                ema=ema,
+                learning_rates=learning_rates,
+            ),
+            model=model,
+            data=data,
+            strategy=self._strategy,
+            precision=precision,
+            bus=self._bus,
+            storage=self.storage,
+            actions=Actions(write=self._write, evaluate=self._evaluate_all, save=self.save, report=self._report),
+            on_non_finite=on_non_finite or Stop(),
+            updates=updates,
+            epochs=epochs,
+            seed=seed,
+            pin_memory=self.device.type == "cuda",
+            log_every_updates=log_every_updates,
+            settle_every_updates=1 if known_at_once else settle_every_updates or log_every_updates,
+        )
+
+    @property
+    def progress(self) -> Progress:
+        """The counters of committed work."""
+        return self._loop.progress
+
+    def ask_stop(self, reason: str) -> None:
+        """Stop at the end of this update; `reason` is what the result and the logs will say."""
+        self._loop.asks.stop = reason or "asked to stop"
+
+    def ask_save(self) -> None:
+        """Save at the end of this update."""
+        self._loop.asks.save = True
+
+    def ask_evaluate(self) -> None:
+        """Evaluate at the end of this update."""
+        self._loop.asks.evaluate = True
+
+    def train(self) -> Result:
+        """Train until all is done or something asks to stop; then evaluate and save what is not yet.
+
+        Calling it again goes on from where it ended. The caller's generators are left as they were.
+
+        Raises:
+            EvenstepError: what went wrong, said for the person who must act. Nothing is evaluated or saved then.
+        """
+        self._loop.asks.stop = ""
+        reason = ""
+        if not self.model.training:
+            self.model.train()
+
+        def end(error: BaseException | None) -> TrainEnd:
+            done = not self._loop.asks.stop
+            outcome = "failed" if error is not None else "done" if done else "stopped"
+            return TrainEnd(update=self.progress.update, outcome=outcome, reason=reason, error=error)
+
+        begin = TrainBegin(update=self.progress.update, updates=self.updates, resumed=self._resumed)
+        with self._writers.opened(self.folder, self.progress.update), closing(self._data), undisturbed(self.device):
+            with self._bus.span("train", lambda: begin, end):
+                try:
+                    self._loop.run()
+                    reason = self._loop.why_over()
+                    self._finish()
+                except BaseException as error:
+                    self._salvage(error)
+                    raise
+            self._write()
+        return Result(
+            update=self.progress.update,
+            outcome="stopped" if self._loop.asks.stop else "done",
+            reason=reason,
+            metrics={name: record.value for name in self.storage.names() if (record := self.storage.latest(name))},
+        )
+
+    def _salvage(self, error: BaseException) -> None:
+        """Go back to the last committed update and write what is known of it; never hide `error`."""
+        try:
+            self._loop.abandon()
+            self._write()
+        except Exception as second:  # noqa: BLE001 - nothing is lost: it is attached to the error in flight
+            error.add_note(f"Then writing the last metrics raised {type(second).__name__}: {second}")
+
+    def _finish(self) -> None:
+        if self._evaluated_at != self.progress.update:
+            self._evaluate_all()
+        if self.folder is not None and self._saved_at != self.progress.update:
+            self.save()
+
+    def evaluate(self, name: str | None = None) -> dict[str, dict[str, float]]:
+        """Evaluate the parameters (or their average, if there is one) as of the last committed update.
+
+        Args:
+            name: of the evaluation; None for all.
+
+        Returns:
+            For each evaluation its metrics, without the prefix: `{"valid": {"loss": 0.3}}`.
+
+        Raises:
+            ArgumentError: there is no evaluation of this name.
+        """
+        if name is not None and name not in self.evaluations:
+            raise ArgumentError(f"there is no evaluation '{name}'; there are {', '.join(self.evaluations) or 'none'}.")
+        self._loop.settle()
+        self._write()
+        names = list(self.evaluations) if name is None else [name]
+        with self._ema.swapped() if self._ema is not None else nullcontext():
+            return {name: self._evaluate(name) for name in names}
+
+    def _evaluate_all(self) -> None:
+        self.evaluate()
+        self._evaluated_at = self.progress.update
+
+    def _evaluate(self, name: str) -> dict[str, float]:
+        update = self.progress.update
+        values: dict[str, float] = {}
+        evaluation = Evaluation(
+            name=name, data=self.evaluations[name], model=self.model, way=self._way, strategy=self._strategy
+        )
+        with self._bus.span(
+            "evaluate",
+            lambda: EvaluateBegin(update=update, name=name),
+            lambda error: EvaluateEnd(update=update, name=name, metrics=values),
+        ):
+            records = evaluation(update)
+            self._writers.write(records)
+            values |= {record.name: record.value for record in records}
+        return {key.removeprefix(f"{name}/"): value for key, value in values.items()}
+
+    def save(self) -> Path:
+        """Write a checkpoint of the state as of the last committed update; gives its folder.
+
+        Raises:
+            ArgumentError: the trainer has no folder.
+            CheckpointError: it could not be written; earlier checkpoints are untouched.
+        """
+        if self.folder is None:
+            raise ArgumentError("this trainer keeps nothing: give it a `folder` to save checkpoints in.")
+        self._loop.settle()
+        self._write()
+        update, path = self.progress.update, None
+        with self._bus.span("save", lambda: SaveBegin(update=update), lambda error: SaveEnd(update=update, path=path)):
+            path = write_checkpoint(self.folder / "checkpoints", update, self.state_dict())
+            self._saved_at = update
+        retain(self.folder / "checkpoints", keep_last=self._keep_checkpoints, protect=self._bus.kept_checkpoints())
+        return path
+
+    def resume(self, source: Path | str = "auto") -> Path | None:
+        """Go on from a checkpoint.
+
+        Args:
+            source: a checkpoint, or a run folder, whose newest is taken; "auto" takes the newest valid one of this
+                trainer's folder, and starts afresh if there is none.
+
+        Returns:
+            The checkpoint's folder, or None after "auto" found none.
+
+        Raises:
+            CheckpointError: it is not there, damaged, or of another run. Nothing has been changed then.
+        """
+        if source != "auto":
+            checkpoint = read_checkpoint(source)
+        elif self.folder is None:
+            raise ArgumentError("`resume` must be a path, since this trainer has no `folder` to look into.")
+        else:
+            checkpoint, rejected = newest_checkpoint(self.folder)
+            for path, why in rejected:
+                self._report(
+                    Incident(kind="checkpoint", update=0, message=f"{path.name} was passed over: {why}", details={})
+                )
+            if checkpoint is None:
+                return None
+        self.load_state_dict(checkpoint.state)
+        return checkpoint.path
+
+    def state_dict(self) -> Tree:
+        """Everything that the run needs to go on exactly, as a tree."""
+        return {
+            **self._saved.state_dict(),
+            "progress": self.progress.state_dict(),
+            "data": {"fingerprint": self._data.fingerprint(), "state": self._data.state_dict()},
+            "hooks": self._bus.state_dict(),
+            "storage": self.storage.state_dict(),
+            "run": {"seed": self._way.seed, "precision": self._way.precision.name, "config": self._config},
+        }
+
+    def load_state_dict(self, state: Tree) -> None:
+        """Restore what `state_dict` gave.
+
+        Raises:
+            CheckpointError: it is of another model, optimizer, data, seed or precision. Nothing has been changed.
+        """
+        check_same_run(
+            {**state["run"], "data": state["data"]["fingerprint"]},
+            {"seed": self._way.seed, "precision": self._way.precision.name, "data": self._data.fingerprint()},
+        )
+        self._saved.check(state)
+        self._bus.load_state_dict(state["hooks"])
+        self._data.load_state_dict(state["data"]["state"])
+        self._saved.load_state_dict(state)
+        self.storage.load_state_dict(state["storage"])
+        self._loop.progress = Progress.from_state_dict(state["progress"])
+        self._saved_at = self.progress.update
+        self._evaluated_at = -1
+        self._resumed = True
+
+    def _write(self) -> None:
+        self._writers.write(self.storage.settle())
+
+    def _report(self, incident: Incident) -> None:
+        self._bus.emit("on_incident", incident)
+        self._writers.event("incident", incident)
+
+
+def _updates_of(data: Data, epochs: int, seed: int) -> int | None:
+    counts = [data.num_batches(epoch, seed=seed) for epoch in range(epochs)]
+    return None if None in counts else sum(cast("list[int]", counts))

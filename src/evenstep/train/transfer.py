@@ -1,0 +1,41 @@
+"""Moves a batch to the model's device, whatever it is made of.
+
+Tensors are moved without blocking, containers are rebuilt around them, everything with a `to` of its own (a packed
+sequence, a user's batch class) is asked to move itself, and all else stays. It does not cast.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+
+def build_transfer(device: torch.device) -> Callable[[Any], Any]:
+    """The function that moves a batch to `device`.
+
+    >>> batch = build_transfer(torch.device("cpu"))({"x": [torch.ones(1), "name"]})
+    >>> batch["x"][1]
+    'name'
+    """
+
+    def transfer(item: Any) -> Any:
+        if isinstance(item, Tensor):
+            return item.to(device, non_blocking=True)
+        if isinstance(item, Mapping):
+            mapping = cast("Mapping[Any, Any]", item)
+            moved = {name: transfer(value) for name, value in mapping.items()}
+            return moved if type(mapping) is dict else cast("Any", type(mapping))(moved)
+        if isinstance(item, tuple) and hasattr(item, "_fields"):
+            return cast("Any", type(item))(*map(transfer, cast("tuple[Any, ...]", item)))
+        if isinstance(item, tuple | list):
+            return type(item)(map(transfer, cast("list[Any]", item)))
+        if hasattr(item, "to") and callable(item.to):
+            return item.to(device)
+        if dataclasses.is_dataclass(item) and not isinstance(item, type):
+            fields = {field.name: transfer(getattr(item, field.name)) for field in dataclasses.fields(item)}
+            return dataclasses.replace(item, **fields)
+        return item
+
+    return transfer

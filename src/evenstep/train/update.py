@@ -1,0 +1,137 @@
+"""One update: weigh → plan → run → judge → apply.
+
+Everything that depends on how the run is set up is an object that was chosen when it was built: the strategy, the
+precision, the way of applying. The update asks nothing about modes. It does not count, log, save or decide what to do
+about an abort; that is the loop's.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from evenstep.data import GlobalBatch
+from evenstep.optim.apply import Apply, gradients, squared_norm
+from evenstep.optim.ema import Ema
+from evenstep.optim.learning_rate import LearningRates
+from evenstep.parallel import Strategy
+from evenstep.pipeline import Plan, Runner, Stage, check, sequential
+from evenstep.train.buffers import Buffers
+from evenstep.train.passage import Passage, Way
+from evenstep.train.weigh import Weights, weigh
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of one update.
+
+    Args:
+        aborted: 0.0 when it was applied, 1.0 when not; a tensor while only the device knows.
+        total: Σw of the update; a tensor where the weight is late.
+    """
+
+    aborted: float | Tensor
+    total: float | Tensor
+
+
+@lru_cache(maxsize=1024)
+def _plan(microbatches: tuple[int, ...]) -> Plan:
+    plan = sequential(microbatches)
+    check(plan, stages=[0], microbatches=microbatches)
+    return plan
+
+
+@final
+class Update:
+    """Executes updates of one model.
+
+    Args:
+        model: what the first and only stage computes.
+        optimizer: of its parameters; they are clipped and stepped together.
+        way: task, precision, device and recording; see `Passage`.
+        strategy: how gradients are shared between ranks.
+        apply: how a gradient is applied.
+        ema: the average that follows the parameters, or None.
+        learning_rates: sets the optimizer's for each update.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        optimizer: Optimizer,
+        way: Way,
+        strategy: Strategy,
+        apply: Apply,
+        ema: Ema | None,
+        learning_rates: LearningRates,
+    ) -> None:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self._parameters = parameters
+        self._with_grad = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._sparse = any(getattr(module, "sparse", False) is True for module in model.modules())
+        dtypes = {parameter.dtype for parameter in parameters}
+        self._norm_dtype = None if len(dtypes) == 1 and dtypes <= {torch.float32, torch.float64} else torch.float32
+        self._way = way
+        self._strategy = strategy
+        self._runner = Runner([Stage(0, strategy.wrap(model))], strategy)
+        self._apply = apply
+        self._ema = ema
+        self._learning_rates = learning_rates
+        self._buffers = Buffers(model)
+
+    def __call__(self, batch: GlobalBatch, update: int) -> Outcome:
+        """Execute update number `update` with `batch`.
+
+        With S the loss scale and all sums over micro-batches and ranks, the parameters' gradients become
+        S·Σ∇S_m / Σw_m, or S·Σ∇S_m where the weight is late; what is left of S / Σw_m goes into the divisor of
+        `Apply`.
+        """
+        self._buffers.restore(0.0)  # whatever the user did to them since the last update stays
+        weights = weigh(self._way.task, batch.microbatches, self._strategy)
+        if weights.total == 0:
+            return Outcome(aborted=1.0, total=0.0)
+        late_weight = self._accumulate(weights, update)
+        total = weights.total if late_weight is None else self._strategy.sum(late_weight)
+        scale = self._way.precision.scale
+        lr = self._learning_rates(update)
+        grads = gradients(self._parameters, sparse=self._sparse)
+        squared = squared_norm(grads, self._norm_dtype)
+        applied = self._apply(grads, squared, scale if late_weight is None else scale * total)
+        self._buffers.restore(applied.aborted)
+        if self._ema is not None and applied.aborted != 1.0:
+            self._ema.after_update(update, applied.aborted)
+        put = self._way.storage.put
+        put("train/grad_norm", applied.norm, update=update)
+        put("train/lr", lr, update=update)
+        return Outcome(aborted=applied.aborted, total=total)
+
+    def rerun(self, batch: GlobalBatch, update: int) -> None:
+        """Compute the gradients of an aborted update once more, to look at them; nothing is applied."""
+        self._accumulate(weigh(self._way.task, batch.microbatches, self._strategy), update)
+        self._buffers.restore(1.0)
+
+    def resume(self) -> None:
+        """Apply updates again after the loop has answered an abort."""
+        self._apply.resume()
+
+    def _accumulate(self, weights: Weights, update: int) -> Tensor | None:
+        """Leave the update's gradients in `.grad`; gives this rank's Σw_m where the weight is late."""
+        for parameter in self._with_grad:
+            parameter.grad = None
+        passage = Passage(
+            self._way,
+            weights.work,
+            weights.each,
+            path=(update,),
+            update=update,
+            factor=self._way.precision.scale / weights.total,
+            prefix="train/",
+        )
+        with passage:
+            self._runner.run(_plan(tuple(microbatch.index for microbatch in weights.work)), passage)
+        return passage.late_weight

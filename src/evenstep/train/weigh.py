@@ -1,0 +1,61 @@
+"""Counts what an update's losses cover, before any forward.
+
+With the total known, each micro-batch's summed loss is divided at once and every later reduction is a plain SUM:
+g = Σ∇S_m / Σw_m. It does not look at outputs; a late weight is counted by the forward itself.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+from evenstep.data import Microbatch
+from evenstep.errors import TaskError
+from evenstep.parallel import Strategy
+from evenstep.train.task import Task
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """The weights of one update.
+
+    Args:
+        total: Σw_m over all micro-batches and ranks; 1.0 while the task's weights are late.
+        each: w_m of this rank's micro-batches, by their global number; empty while late.
+        work: this rank's micro-batches that have a weight above 0, or a late one.
+    """
+
+    total: float
+    each: dict[int, float]
+    work: tuple[Microbatch, ...]
+
+
+def weigh(task: Task, microbatches: Sequence[Microbatch], strategy: Strategy) -> Weights:
+    """Count the weights of one update.
+
+    Raises:
+        TaskError: a weight is negative, not finite, or not a number.
+    """
+    if task.late_weight:
+        return Weights(total=1.0, each={}, work=tuple(microbatches))
+    each = {microbatch.index: _weight(task, microbatch) for microbatch in microbatches}
+    work = tuple(microbatch for microbatch in microbatches if each[microbatch.index] > 0)
+    return Weights(total=strategy.sum(math.fsum(each.values())), each=each, work=work)
+
+
+def _weight(task: Task, microbatch: Microbatch) -> float:
+    given = task.weight(microbatch.data)
+    try:
+        weight = float(given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TaskError(
+            f"`{type(task).__name__}.weight` must give a number or a 0-dim tensor, but gave {type(given).__name__} for "
+            f"micro-batch {microbatch.index}: {error}"
+        ) from error
+    if not 0 <= weight < math.inf:
+        raise TaskError(
+            f"`{type(task).__name__}.weight` must give a finite number of at least 0, but gave {weight} for "
+            f"micro-batch {microbatch.index}; it is the number of units that the summed loss covers."
+        )
+    return weight

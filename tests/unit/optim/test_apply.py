@@ -1,0 +1,116 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from evenstep.optim.apply import DeviceApply, HostApply, build_apply, gradients, squared_norm
+
+CPU = torch.device("cpu")
+
+
+def made(dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(3, 4), (5,), (2, 2)]
+    parameters = [nn.Parameter(torch.randn(shape, generator=generator, dtype=dtype)) for shape in shapes]
+    for parameter in parameters:
+        parameter.grad = torch.randn(parameter.shape, generator=generator, dtype=dtype)
+    return parameters
+
+
+def expected(lr: float, divisor: float, clip: float | None) -> list[Tensor]:
+    """g' = g/divisor · min(1, c/(‖g/divisor‖ + 1e-6)), then plain SGD, in float64."""
+    parameters = made()
+    grads = [p.grad.double() / divisor for p in parameters if p.grad is not None]
+    norm = math.sqrt(sum(float((grad**2).sum()) for grad in grads))
+    factor = 1.0 if clip is None else min(1.0, clip / (norm + 1e-6))
+    return [p.detach().double() - lr * factor * grad for p, grad in zip(parameters, grads, strict=True)]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("defer", [False, True])
+@given(st.floats(0.5, 65536.0), st.sampled_from([None, 0.1, 1.0, 1e6]))
+@settings(max_examples=20, deadline=None)
+def test_plain_sgd_gets_the_gradient_unscaled_and_clipped_exactly_once(
+    fused: bool, defer: bool, divisor: float, clip: float | None
+) -> None:
+    parameters = made()
+    optimizer = torch.optim.SGD(parameters, lr=0.5, fused=fused)
+    grads = gradients(parameters)
+    build_apply(optimizer, clip_norm=clip, device=CPU, defer=defer)(grads, squared_norm(grads), divisor)
+    for parameter, wanted in zip(parameters, expected(0.5, divisor, clip), strict=True):
+        torch.testing.assert_close(parameter.detach().double(), wanted, rtol=2e-6, atol=2e-6)
+
+
+def test_the_verdict_stays_on_the_device_only_for_optimizers_that_can_skip_a_step() -> None:
+    parameters = made()
+    fused, plain = torch.optim.SGD(parameters, fused=True), torch.optim.SGD(parameters)
+    assert isinstance(build_apply(fused, clip_norm=None, device=CPU), HostApply)
+    assert isinstance(build_apply(fused, clip_norm=None, device=CPU, defer=True), DeviceApply)
+    assert isinstance(build_apply(plain, clip_norm=None, device=CPU, defer=True), HostApply)
+
+
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("defer", [False, True])
+def test_a_gradient_that_is_not_finite_is_never_applied(bad: float, defer: bool) -> None:
+    parameters = made()
+    before = [parameter.detach().clone() for parameter in parameters]
+    optimizer = torch.optim.AdamW(parameters, fused=True)
+    assert parameters[1].grad is not None
+    parameters[1].grad[2] = bad
+    grads = gradients(parameters)
+    applied = build_apply(optimizer, clip_norm=1.0, device=CPU, defer=defer)(grads, squared_norm(grads), 1.0)
+    assert float(applied.aborted) == 1.0
+    assert all(torch.equal(a, b) for a, b in zip(parameters, before, strict=True))
+    assert all(float(state["step"]) == 0 for state in optimizer.state.values())
+
+
+def test_after_an_abort_nothing_is_applied_until_the_host_has_answered() -> None:
+    parameters = made()
+    apply = build_apply(torch.optim.SGD(parameters, lr=1.0, fused=True), clip_norm=None, device=CPU, defer=True)
+
+    def step(value: float) -> float:
+        for parameter in parameters:
+            parameter.grad = torch.full_like(parameter, value)
+        grads = gradients(parameters)
+        return float(apply(grads, squared_norm(grads), 1.0).aborted)
+
+    before = [parameter.detach().clone() for parameter in parameters]
+    assert [step(math.nan), step(1.0)] == [1.0, 1.0]
+    assert all(torch.equal(a, b) for a, b in zip(parameters, before, strict=True))
+    apply.resume()
+    assert step(1.0) == 0.0
+    assert all(torch.equal(a, b - 1.0) for a, b in zip(parameters, before, strict=True))
+
+
+def test_a_divisor_of_zero_is_not_finite() -> None:
+    parameters = made()
+    grads = gradients(parameters)
+    for defer in (False, True):
+        apply = build_apply(torch.optim.SGD(parameters, fused=True), clip_norm=None, device=CPU, defer=defer)
+        assert float(apply(grads, squared_norm(grads), torch.tensor(0.0)).aborted) == 1.0
+
+
+def test_the_norm_of_three_times_five_twos_is_the_root_of_sixty() -> None:
+    assert float(squared_norm([torch.full((5,), 2.0)] * 3)) == pytest.approx(60)
+    assert float(squared_norm([])) == 0.0
+
+
+def test_sparse_gradients_are_coalesced_before_their_norm() -> None:
+    embedding = nn.Embedding(4, 2, sparse=True)
+    embedding(torch.tensor([1, 1])).sum().backward()
+    grads = gradients([embedding.weight], sparse=True)
+    assert float(squared_norm(grads)) == pytest.approx(8)  # row 1 is (2, 2), not (1, 1) twice
+
+
+def test_float64_parameters_are_scaled_in_float64() -> None:
+    parameters = made(torch.float64)
+    grads = gradients(parameters)
+    before = [parameter.detach().clone() for parameter in parameters]
+    wanted = [b - grad / 3.0 for b, grad in zip(before, [g.clone() for g in grads], strict=True)]
+    optimizer = torch.optim.SGD(parameters, lr=1.0, fused=True)
+    build_apply(optimizer, clip_norm=None, device=CPU)(grads, squared_norm(grads), 3.0)
+    for parameter, value in zip(parameters, wanted, strict=True):
+        torch.testing.assert_close(parameter.detach(), value, rtol=1e-15, atol=1e-15)

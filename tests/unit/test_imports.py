@@ -1,0 +1,64 @@
+"""The arrows of the house: who may import whom, read from the source without running it."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src" / "evenstep"
+LEAVES = {"precision", "optim", "data", "events", "checkpoint", "report"}
+ROOT = {"errors", "keys", "version"}
+# Each part, and the parts that it may import beside itself and the root modules.
+ALLOWED: dict[str, set[str]] = {
+    **{leaf: set() for leaf in LEAVES},
+    "parallel": set(),
+    "pipeline": {"parallel"},
+    "train": {"pipeline", "parallel", *LEAVES - {"report"}},
+    "config": set(),
+    "build": {"train", "pipeline", "parallel", "config", *LEAVES},
+    "cli": {"build", "train", "pipeline", "parallel", "config", *LEAVES},
+    "__init__": {"train", "pipeline", "parallel", *LEAVES - {"report"}},
+    "__main__": {"cli"},
+}
+DUMPING_GROUNDS = {"utils", "util", "helpers", "helper", "common", "misc"}
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imported_parts(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports hide where an arrow goes"
+            module = node.module or ""
+            names |= {f"{module}.{alias.name}" for alias in node.names} if module == "evenstep" else {module}
+    return {name.split(".")[1] for name in names if name.startswith("evenstep.")}
+
+
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_go_one_way(path: Path) -> None:
+    part = part_of(path)
+    if part in ROOT:
+        assert imported_parts(path) <= ROOT
+    else:
+        assert imported_parts(path) <= ALLOWED[part] | ROOT | {part}
+
+
+def test_there_is_no_dumping_ground() -> None:
+    assert not [path for path in FILES if path.stem in DUMPING_GROUNDS or path.parent.name in DUMPING_GROUNDS]
+
+
+def test_the_library_imports_neither_config_nor_command_line_nor_heavy_extras() -> None:
+    heavy = ["rich", "pydantic", "tensorboard", "jinja2", "safetensors", "sklearn", "evenstep.config", "evenstep.cli"]
+    code = f"import sys, evenstep; evenstep.Trainer; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,388 @@
+"""The trainer as its user sees it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from evenstep import Ema, Hook, Loss, MapData, StreamData, Task, Trainer
+from evenstep.errors import ArgumentError, CheckpointError, DataError, HookError, TaskError
+from evenstep.events import EvaluateEnd, TrainEnd, UpdateEnd
+from evenstep.optim.schedules import Linear
+
+
+class Square(Task):
+    def loss(self, output: Any, batch: Any) -> Loss:
+        error = (output.squeeze(-1) - batch[1]).abs()
+        return Loss((error**2).sum(), metrics={"close": ((error < 0.5).sum(), len(error))})
+
+
+def points(count: int = 24) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    return [(torch.randn(4, generator=generator), torch.tensor(n % 5 / 4)) for n in range(count)]
+
+
+def network() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Tanh(), nn.Linear(8, 1))
+
+
+def trainer_of(model: nn.Module | None = None, **more: Any) -> Trainer:
+    model = model or network()
+    if "epochs" not in more:
+        more.setdefault("updates", 7)
+    more.setdefault("data", MapData(points(), global_batch_size=8, micro_batch_size=3))
+    more.setdefault("optimizer", torch.optim.AdamW(model.parameters(), lr=0.01, fused=True))
+    more.setdefault("task", Square())
+    return Trainer(model=model, device="cpu", **more)
+
+
+def same(left: nn.Module, right: nn.Module) -> bool:
+    other = right.state_dict()
+    return all(torch.equal(value, other[name]) for name, value in left.state_dict().items())
+
+
+def test_epochs_take_every_batch_of_the_data_including_the_short_last_one() -> None:
+    trainer = trainer_of(epochs=2, data=MapData(points(20), global_batch_size=8))
+    result = trainer.train()
+    assert (result.update, result.outcome, result.reason) == (6, "done", "all 2 epochs are done")
+    assert trainer.progress.samples == 40
+    assert trainer.updates == 6
+
+
+def test_training_twice_goes_on_and_a_done_run_does_nothing_more() -> None:
+    model = network()
+    trainer = trainer_of(model)
+    trainer.train()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    result = trainer.train()
+    assert (result.update, result.outcome) == (7, "done")
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True))
+
+
+def test_stopping_and_training_again_gives_the_bits_of_one_go() -> None:
+    class StopAt(Hook):
+        def after_update(self, event: UpdateEnd) -> None:
+            if event.update == 3:
+                self.trainer.ask_stop("three")
+
+    model, straight = network(), network()
+    trainer = trainer_of(model, hooks=[StopAt()])
+    result = trainer.train()
+    assert (result.update, result.outcome, result.reason) == (3, "stopped", "three")
+    assert trainer.train().update == 7
+    trainer_of(straight).train()
+    assert same(model, straight)
+
+
+def assert_same_tree(left: Any, right: Any) -> None:
+    if isinstance(left, dict):
+        assert left.keys() == right.keys()
+        for name in left:
+            assert_same_tree(left[name], right[name])
+    elif isinstance(left, Tensor):
+        assert torch.equal(left, right)
+    else:
+        assert left == right
+
+
+@pytest.mark.parametrize("saved_at", [1, 3, 4, 6])
+def test_a_resumed_run_ends_at_the_bits_of_the_undisturbed_one(saved_at: int, tmp_path: Path) -> None:
+    def run(folder: Path | None, stop: int | None = None) -> tuple[Trainer, nn.Module]:
+        class StopAt(Hook):
+            def after_update(self, event: UpdateEnd) -> None:
+                if event.update == stop:
+                    self.trainer.ask_stop("test")
+
+        model = network()
+        trainer = trainer_of(
+            model,
+            folder=folder,
+            ema=Ema(decay=0.9),
+            lr_schedule=Linear(warmup_updates=3),
+            hooks=[StopAt() if stop else None],
+            clip_norm=0.5,
+            updates=10,
+        )
+        if folder:
+            trainer.resume("auto")
+        trainer.train()
+        return trainer, model
+
+    run(tmp_path, saved_at)
+    resumed, model = run(tmp_path)
+    undisturbed, wanted = run(None)
+    assert same(model, wanted)
+    states = [trainer.state_dict() for trainer in (resumed, undisturbed)]
+    for part in ("optimizer", "ema"):
+        assert_same_tree(states[0][part], states[1][part])
+    assert states[0]["progress"] == states[1]["progress"]
+    assert states[0]["storage"] == states[1]["storage"]
+
+
+def test_metrics_are_sums_over_weights_never_means_of_means() -> None:
+    model = network().eval()
+    data = points(20)
+    trainer = trainer_of(model, evaluations={"valid": MapData(data, global_batch_size=8, micro_batch_size=3)})
+    metrics = trainer.evaluate("valid")["valid"]
+    x, y = (torch.stack([point[part] for point in data]) for part in (0, 1))
+    with torch.no_grad():
+        error = (model(x).squeeze(-1) - y).abs()
+    assert metrics["loss"] == pytest.approx(float((error**2).mean()), rel=1e-6)
+    assert metrics["close"] == pytest.approx(float((error < 0.5).double().mean()))
+
+
+def test_an_evaluation_changes_nothing_and_gives_training_modes_back() -> None:
+    model = network()
+    model[1].eval()  # a frozen BatchNorm must still be frozen afterwards
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    trainer = trainer_of(model, evaluations={"valid": MapData(points(), global_batch_size=8)})
+    trainer.evaluate()
+    assert [module.training for module in model] == [True, False, True, True, True]
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_evaluations_in_between_do_not_change_the_run() -> None:
+    class EvaluateOften(Hook):
+        def after_update(self, event: UpdateEnd) -> None:
+            self.trainer.ask_evaluate()
+
+    model, plain = network(), network()
+    trainer_of(model, hooks=[EvaluateOften()], evaluations={"valid": MapData(points(9), global_batch_size=4)}).train()
+    trainer_of(plain).train()
+    assert same(model, plain)
+
+
+def test_the_average_is_what_is_evaluated() -> None:
+    seen: list[float] = []
+
+    class Record(Hook):
+        def after_evaluate(self, event: EvaluateEnd) -> None:
+            seen.append(event.metrics["valid/loss"])
+
+    model = network()
+    valid = MapData(points(9), global_batch_size=9, shuffle=False)
+    trainer = trainer_of(model, ema=Ema(decay=0.99), evaluations={"valid": valid}, hooks=[Record()])
+    trainer.train()
+    live = [p.detach().clone() for p in model.parameters()]
+    other = network()
+    other.load_state_dict(trainer.state_dict()["ema"])
+    x, y = (torch.stack([point[part] for point in points(9)]) for part in (0, 1))
+    with torch.no_grad():
+        wanted = float(((other.eval()(x).squeeze(-1) - y) ** 2).mean())
+    assert seen == [pytest.approx(wanted, rel=1e-5)]
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), live, strict=True))
+
+
+def test_the_learning_rate_is_set_from_the_update_number_for_every_group() -> None:
+    model = network()
+    groups = [{"params": [*model[0].parameters()], "lr": 1.0}, {"params": [*model[4].parameters()], "lr": 0.5}]
+    optimizer = torch.optim.SGD(groups)
+    seen: list[tuple[float, float]] = []
+
+    class Record(Hook):
+        def after_update(self, event: UpdateEnd) -> None:
+            seen.append((optimizer.param_groups[0]["lr"], optimizer.param_groups[1]["lr"]))
+
+    trainer_of(model, optimizer=optimizer, lr_schedule=Linear(warmup_updates=4), updates=8, hooks=[Record()]).train()
+    assert [lr for lr, _ in seen][:4] == [0.25, 0.5, 0.75, 1.0]
+    assert all(second == pytest.approx(first / 2) for first, second in seen)
+
+
+def test_a_weight_decay_changed_by_the_user_survives_a_resume() -> None:
+    model = network()
+    first = trainer_of(model, optimizer=torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1))
+    first.train()
+    again = network()
+    optimizer = torch.optim.AdamW(again.parameters(), lr=0.01, weight_decay=0.3)
+    second = trainer_of(again, optimizer=optimizer, updates=9)
+    second.load_state_dict(first.state_dict())
+    assert optimizer.param_groups[0]["weight_decay"] == 0.3
+    assert len(optimizer.state) == 6
+
+
+def mismatched(change: str) -> Trainer:
+    if change == "model":
+        return trainer_of(nn.Sequential(nn.Linear(4, 9), nn.BatchNorm1d(8), nn.ReLU(), nn.ReLU(), nn.Linear(8, 1)))
+    if change == "optimizer":
+        model = network()
+        return trainer_of(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    if change == "seed":
+        return trainer_of(seed=1)
+    if change == "average":
+        return trainer_of(ema=Ema())
+    return trainer_of(data=MapData(points(), global_batch_size=6))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ("model", r"0.weight has shape \[8, 4\] instead of \[9, 4\]"),
+        ("optimizer", "is AdamW, but this run's is SGD"),
+        ("seed", "seed was 42 and is now 1"),
+        ("average", "no average of the parameters"),
+        ("data", "global_batch_size"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(change: str, text: str) -> None:
+    first = trainer_of()
+    first.train()
+    other = mismatched(change)
+    before = {name: value.clone() for name, value in other.model.state_dict().items()}
+    with pytest.raises(CheckpointError, match=text):
+        other.load_state_dict(first.state_dict())
+    assert all(torch.equal(value, before[name]) for name, value in other.model.state_dict().items())
+    assert other.progress.update == 0
+
+
+def test_a_missing_checkpoint_is_an_error_but_auto_starts_afresh(tmp_path: Path) -> None:
+    trainer = trainer_of(folder=tmp_path)
+    assert trainer.resume("auto") is None
+    with pytest.raises(CheckpointError):
+        trainer.resume(tmp_path / "checkpoints" / "step-00000001")
+
+
+def test_no_more_checkpoints_than_asked_for_are_kept(tmp_path: Path) -> None:
+    class SaveAlways(Hook):
+        def after_update(self, event: UpdateEnd) -> None:
+            self.trainer.ask_save()
+
+    trainer_of(folder=tmp_path, hooks=[SaveAlways()], keep_checkpoints=2).train()
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["step-00000006", "step-00000007"]
+    assert (tmp_path / "latest").read_text().strip() == "step-00000007"
+
+
+@pytest.mark.parametrize("update", [1, 4, 7])
+def test_after_a_failure_there_is_no_final_evaluation_and_no_checkpoint(update: int, tmp_path: Path) -> None:
+    said: list[str] = []
+
+    class Fail(Hook):
+        def before_update(self, event: Any) -> None:
+            if event.update == update:
+                raise ValueError("no more")
+
+        def after_evaluate(self, event: EvaluateEnd) -> None:
+            said.append("evaluate")
+
+        def after_train(self, event: TrainEnd) -> None:
+            said.append(f"{event.outcome} {event.update} {event.error}")
+
+    valid = MapData(points(9), global_batch_size=4)
+    trainer = trainer_of(hooks=[Fail()], evaluations={"valid": valid}, folder=tmp_path)
+    with pytest.raises(ValueError, match="no more"):
+        trainer.train()
+    assert said == [f"failed {update - 1} no more"]
+    assert not (tmp_path / "checkpoints").exists()
+    assert [record.update for record in trainer.storage.history("train/loss")] == list(range(1, update))
+
+
+def test_a_failing_dataset_names_its_sample() -> None:
+    class Bad(Dataset[tuple[Tensor, Tensor]]):
+        def __len__(self) -> int:
+            return 20
+
+        def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+            if index == 13:
+                raise OSError("unreadable")
+            return points()[index]
+
+    with pytest.raises(DataError, match=r"sample 13 .*unreadable"):
+        trainer_of(data=MapData(Bad(), global_batch_size=4, shuffle=False)).train()
+
+
+def test_a_stream_without_length_trains_and_ends_with_its_data() -> None:
+    batches = [(torch.randn(6, 4), torch.randn(6)) for _ in range(5)]
+    trainer = trainer_of(epochs=1, data=StreamData(batches, batched=True), updates=None)
+    result = trainer.train()
+    assert (result.update, result.outcome) == (5, "done")
+
+
+class Frozen(Task):
+    def loss(self, output: Any, batch: Any) -> Any:
+        return self.given(output)
+
+    def __init__(self, given: Any) -> None:
+        self.given = given
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (lambda output: None, "gave NoneType"),
+        (lambda output: 1.0, "gave float"),
+        (lambda output: output, "shape"),
+        (lambda output: output.detach().sum(), "depends on no trainable parameter"),
+        (lambda output: Loss(output.sum(), weight=3.0), "late_weight"),
+        (lambda output: output.sum().long(), "torch.int64"),
+    ],
+)
+def test_a_task_without_a_loss_that_can_be_trained_is_told_so(given: Any, text: str) -> None:
+    with pytest.raises(TaskError, match=text):
+        trainer_of(task=Frozen(given)).train()
+
+
+@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf"), "many"])
+def test_a_weight_that_is_none_is_told_so(weight: Any) -> None:
+    class Odd(Square):
+        def weight(self, batch: Any) -> Any:
+            return weight
+
+    with pytest.raises(TaskError, match=r"`Odd.weight` must give"):
+        trainer_of(task=Odd()).train()
+
+
+def test_a_model_without_trainable_parameters_is_refused() -> None:
+    model = network().requires_grad_(False)
+    with pytest.raises(TaskError, match="all of its 6 parameters are frozen"):
+        trainer_of(model)
+
+
+def test_an_optimizer_of_other_parameters_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="not a parameter of the model"):
+        trainer_of(optimizer=torch.optim.SGD(network().parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"updates": None}, "neither is"),
+        ({"updates": 3, "epochs": 2}, "both are"),
+        ({"updates": 0}, "`updates` must be a whole number"),
+        ({"clip_norm": 0.0}, "`clip_norm`"),
+        ({"log_every_updates": 0}, "`log_every_updates`"),
+        ({"keep_checkpoints": 0}, "`keep_checkpoints`"),
+    ],
+)
+def test_impossible_numbers_are_refused(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(ArgumentError, match=text):
+        trainer_of(**arguments)
+
+
+def test_a_device_that_is_not_there_is_refused() -> None:
+    model = network()
+    with pytest.raises(ArgumentError, match="`device` must be"):
+        Trainer(
+            model=model,
+            task=Square(),
+            optimizer=torch.optim.SGD(model.parameters()),
+            data=MapData(points(), global_batch_size=8),
+            updates=1,
+            device="no-such-device",
+        )
+
+
+def test_a_misspelt_hook_method_is_refused() -> None:
+    class Misspelt(Hook):
+        def after_updates(self, event: Any) -> None: ...
+
+    with pytest.raises(HookError, match="did you mean `after_update`"):
+        trainer_of(hooks=[Misspelt()])
+
+
+def test_an_evaluation_that_is_not_there_is_named() -> None:
+    with pytest.raises(ArgumentError, match="no evaluation 'test'; there are none"):
+        trainer_of().evaluate("test")
