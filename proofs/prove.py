@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 import time
+import traceback
 from pathlib import Path
 
 import torch
@@ -29,7 +30,11 @@ def prove(rows: list[Row]) -> list[dict[str, object]]:
     results: list[dict[str, object]] = []
     for row in rows:
         began = time.perf_counter()
-        value, bound = row.run()
+        try:
+            value, bound = row.run()
+        except Exception as error:  # noqa: BLE001 - a row that raises has failed; the others still count
+            traceback.print_exc()
+            value, bound = f"{type(error).__name__}: {error}", "no error"
         ok = value == bound if isinstance(value, str) or isinstance(bound, str) else value <= bound
         shown = [f"{x[:16]}" if isinstance(x, str) else f"{x:.3g}" for x in (value, bound)]
         seconds = time.perf_counter() - began

@@ -78,7 +78,7 @@ def main(folder: str, workers: int, kill_at: tuple[int, int] | None) -> None:
         model=model,
         task=Classify(),
         optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True),
-        data=evenstep.MapData(Points(), global_batch_size=16, micro_batch_size=5, num_workers=workers),
+        data=evenstep.MapData(Points(), global_batch_size=16, micro_batch_size=4, num_workers=workers),
         updates=UPDATES,
         seed=3,
         device="cpu",

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any, cast, final
 
 from torch import nn
@@ -154,11 +155,12 @@ class Loop:
             ),
         ):
             while self.progress.position.epoch == epoch and not self._over():
+                began = perf_counter()
                 batch = self._again.popleft() if self._again else next(batches, None)
                 if batch is None:
                     self._end_of_data()
                     continue
-                self._one(batch)
+                self._one(batch, data_s=perf_counter() - began)
                 if batch.ends_epoch:
                     self.settle()
                 if self.progress.update % self.log_every_updates == 0:
@@ -171,11 +173,11 @@ class Loop:
             raise DataError("the training data gave no global batch at all; look at its length and filters.")
         self._data_ended = True
 
-    def _one(self, batch: GlobalBatch) -> None:
+    def _one(self, batch: GlobalBatch, *, data_s: float) -> None:
         number = self.progress.update + 1
         with self.bus.span(
             "update",
-            lambda: UpdateBegin(update=number, num_microbatches=batch.num_microbatches),
+            lambda: UpdateBegin(update=number, num_microbatches=batch.num_microbatches, data_s=data_s),
             lambda error: UpdateEnd(
                 update=number,
                 committed=error is None and self.progress.update >= number,

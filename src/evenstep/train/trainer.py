@@ -4,7 +4,7 @@ It puts the parts together, holds what a checkpoint holds, opens and closes what
 How an update goes is told in `update`, how updates follow each other in `loop`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -244,15 +244,17 @@ class Trainer:
 
         begin = TrainBegin(update=self.progress.update, updates=self.updates, resumed=self._resumed)
         with self._writers.opened(self.folder, self.progress.update), closing(self._data), undisturbed(self.device):
+            self._writers.event("train_begin", begin)
             with self._bus.span("train", lambda: begin, end):
                 try:
                     self._loop.run()
                     reason = self._loop.why_over()
                     self._finish()
                 except BaseException as error:
-                    self._salvage(error)
+                    self._salvage(error, end)
                     raise
-            self._write()
+            self._write()  # once more: hooks may have put values when they heard of the end
+            self._writers.event("train_end", end(None))
         return Result(
             update=self.progress.update,
             outcome="stopped" if self._loop.asks.stop else "done",
@@ -260,11 +262,12 @@ class Trainer:
             metrics={name: record.value for name in self.storage.names() if (record := self.storage.latest(name))},
         )
 
-    def _salvage(self, error: BaseException) -> None:
+    def _salvage(self, error: BaseException, end: Callable[[BaseException], TrainEnd]) -> None:
         """Go back to the last committed update and write what is known of it; never hide `error`."""
         try:
             self._loop.abandon()
             self._write()
+            self._writers.event("train_end", end(error))
         except Exception as second:  # noqa: BLE001 - nothing is lost: it is attached to the error in flight
             error.add_note(f"Then writing the last metrics raised {type(second).__name__}: {second}")
 

@@ -1,0 +1,61 @@
+"""What users may rely on: the public names, and the README's snippet."""
+
+import re
+from pathlib import Path
+
+import evenstep
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_public_names_are_these_and_sorted() -> None:
+    assert evenstep.__all__ == sorted(evenstep.__all__)
+    assert set(evenstep.__all__) == {
+        "Bf16Mixed",
+        "Data",
+        "Ema",
+        "EvenstepError",
+        "Fp16Mixed",
+        "Full",
+        "Hook",
+        "Loss",
+        "MapData",
+        "Precision",
+        "Result",
+        "Skip",
+        "Stop",
+        "StreamData",
+        "Task",
+        "Trainer",
+        "Writer",
+        "__version__",
+        "checkpoint",
+        "data",
+        "errors",
+        "events",
+        "optim",
+        "parallel",
+        "pipeline",
+        "precision",
+        "train",
+    }
+    assert all(hasattr(evenstep, name) for name in evenstep.__all__)
+
+
+def test_the_snippet_in_the_readme_trains() -> None:
+    snippets = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    assert len(snippets) == 1
+    names: dict[str, object] = {}
+    exec(compile(snippets[0], "README.md", "exec"), names)
+    trainer = names["trainer"]
+    assert isinstance(trainer, evenstep.Trainer)
+    assert trainer.progress.update == 200
+
+
+def test_errors_are_one_tree() -> None:
+    from evenstep import errors
+
+    assert errors.__all__ == sorted(errors.__all__)
+    assert all(issubclass(getattr(errors, name), errors.EvenstepError) for name in errors.__all__)
+    drawn = re.findall(r"[├└]── (\w+)", errors.__doc__ or "")
+    assert set(drawn) | {"EvenstepError"} == set(errors.__all__)

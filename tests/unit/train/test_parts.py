@@ -1,0 +1,188 @@
+"""The small parts of an update: weighing, moving, guarding, diagnosing."""
+
+import math
+from collections import OrderedDict, namedtuple
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from evenstep.data import Microbatch
+from evenstep.errors import TaskError
+from evenstep.parallel import Single
+from evenstep.train.buffers import Buffers
+from evenstep.train.diagnose import diagnose
+from evenstep.train.randomness import seed_generators, undisturbed
+from evenstep.train.task import Loss, Task
+from evenstep.train.transfer import build_transfer
+from evenstep.train.weigh import weigh
+
+CPU = torch.device("cpu")
+META = torch.device("meta")
+Pair = namedtuple("Pair", "x y")
+
+
+@dataclass
+class Record:
+    x: Tensor
+    name: str
+
+
+class Own:
+    """A batch that moves itself."""
+
+    def __init__(self) -> None:
+        self.device = "cpu"
+
+    def to(self, device: torch.device) -> "Own":
+        moved = Own()
+        moved.device = str(device)
+        return moved
+
+
+class Plain(Task):
+    def loss(self, output: Any, batch: Any) -> Loss:
+        return Loss(output.sum())
+
+
+class Given(Plain):
+    def weight(self, batch: Any) -> Any:
+        return batch
+
+
+def microbatches(*items: Any) -> list[Microbatch]:
+    return [Microbatch(index=index, data=item, num_samples=1) for index, item in enumerate(items)]
+
+
+def test_weights_are_summed_and_microbatches_of_weight_zero_have_no_work() -> None:
+    weights = weigh(Given(), microbatches(3, 0, torch.tensor(2)), Single())
+    assert weights.total == 5
+    assert [microbatch.index for microbatch in weights.work] == [0, 2]
+    assert weights.each == {0: 3.0, 1: 0.0, 2: 2.0}
+
+
+def test_a_late_task_is_not_asked_for_weights() -> None:
+    class Late(Given):
+        late_weight = True
+
+        def weight(self, batch: Any) -> Any:
+            raise AssertionError
+
+    weights = weigh(Late(), microbatches(3, 0), Single())
+    assert (weights.total, len(weights.work)) == (1.0, 2)
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples"),
+    [
+        (torch.zeros(5, 2), 5),
+        ((torch.zeros(4), torch.zeros(3)), 4),
+        ({"name": "x", "image": torch.zeros(6, 1)}, 6),
+        ([{"scalar": torch.zeros(()), "x": torch.zeros(2)}], 2),
+    ],
+)
+def test_the_default_weight_is_the_number_of_samples(batch: Any, samples: int) -> None:
+    assert Plain().weight(batch) == samples
+
+
+def test_a_batch_without_tensors_needs_a_weight_of_its_own() -> None:
+    with pytest.raises(TaskError, match="override `weight`"):
+        Plain().weight({"name": "x"})
+
+
+def test_inputs_are_the_first_part_of_a_pair_or_the_batch_itself() -> None:
+    assert Plain().inputs((1, 2)) == 1
+    assert Plain().inputs({"x": 1}) == {"x": 1}
+
+
+def test_everything_in_a_batch_moves_and_keeps_its_type() -> None:
+    batch = {
+        "pair": Pair(torch.zeros(1), [torch.zeros(2), "text"]),
+        "ordered": OrderedDict(x=torch.zeros(1)),
+        "record": Record(torch.zeros(1), "name"),
+        "own": Own(),
+        "tuple": (torch.zeros(1), None, 3),
+    }
+    moved = build_transfer(META)(batch)
+    assert isinstance(moved["pair"], Pair)
+    assert moved["pair"].x.device == META
+    assert moved["pair"].y[0].device == META
+    assert moved["pair"].y[1] == "text"
+    assert isinstance(moved["ordered"], OrderedDict)
+    assert moved["ordered"]["x"].device == META
+    assert (moved["record"].x.device, moved["record"].name) == (META, "name")
+    assert moved["own"].device == "meta"
+    assert moved["tuple"][1:] == (None, 3)
+
+
+def test_a_tensor_that_is_on_its_device_is_not_copied() -> None:
+    x = torch.zeros(3)
+    assert build_transfer(CPU)([x])[0] is x
+
+
+@pytest.mark.parametrize("aborted", [1.0, torch.tensor(1.0)])
+def test_running_statistics_are_restored_when_an_update_is_aborted(aborted: float | Tensor) -> None:
+    norm = nn.BatchNorm1d(2)
+    buffers = Buffers(norm)
+    norm(torch.randn(8, 2))
+    buffers.restore(0.0)
+    kept = {name: value.clone() for name, value in norm.named_buffers()}
+    norm(torch.randn(8, 2))
+    assert not torch.equal(norm.running_mean, kept["running_mean"])  # type: ignore[arg-type]
+    buffers.restore(aborted)
+    assert all(torch.equal(value, kept[name]) for name, value in norm.named_buffers())
+
+
+def test_any_buffer_that_is_changed_in_place_is_restored() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self) -> None:
+            self.calls += 1  # type: ignore[operator]
+
+    counts = Counts()
+    buffers = Buffers(counts)
+    counts()
+    buffers.restore(1.0)
+    assert counts.calls.item() == 0  # type: ignore[operator]
+
+
+def test_diagnosis_names_the_innermost_module_first() -> None:
+    class Root(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (-1 - x.abs()).log()
+
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(Root(), nn.ReLU()))
+    model[0].requires_grad_(True)
+    text = diagnose(model, lambda: model(torch.full((1, 2), -9.0)).sum().backward())
+    assert text == "the output of module `1.0` (Root) is not finite"
+
+
+def test_diagnosis_of_a_bad_gradient_names_parameters_when_all_outputs_are_finite() -> None:
+    model = nn.Linear(2, 1)
+    text = diagnose(model, lambda: (model(torch.zeros(1, 2)).sum() * math.inf).backward())
+    assert text.startswith("all outputs are finite, but the gradients of weight, bias are not")
+
+
+def test_a_mask_of_minus_infinity_is_not_what_broke() -> None:
+    class Mask(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.masked_fill(torch.tensor([True, False]), -math.inf)
+
+    model = nn.Sequential(nn.Linear(2, 2), Mask(), nn.Softmax(dim=-1))
+    text = diagnose(model, lambda: model(torch.ones(1, 2)).sum().backward())
+    assert "differently" in text
+
+
+def test_generators_are_left_as_they_were() -> None:
+    torch.manual_seed(0)
+    wanted = torch.rand(2)
+    torch.manual_seed(0)
+    with undisturbed(CPU):
+        seed_generators(CPU, 1, 2, 3)
+        torch.rand(5)
+    assert torch.equal(torch.rand(2), wanted)
