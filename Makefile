@@ -25,7 +25,7 @@ $(DEV_READY): $(READY)
 	@touch $@
 
 train: $(READY)
-	$(BIN)/evenstep demo $(ARGS)
+	$(BIN)/evenstep demo --resume auto $(ARGS)
 
 test: $(DEV_READY)
 	$(BIN)/pytest -m 'not slow' -n 2 --doctest-modules src tests
