@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from evenstep.data import Data
 from evenstep.errors import ArgumentError, TaskError
 
 
@@ -54,10 +55,20 @@ def check_counts(
         "keep_checkpoints": keep_checkpoints,
     }
     for name, count in counts.items():
-        if count is not None and (type(count) is not int or count < 1):
-            raise ArgumentError(f"`{name}` must be a whole number of at least 1, but is {count!r}.")
+        least = 0 if name == "keep_checkpoints" else 1
+        if count is not None and (type(count) is not int or count < least):
+            raise ArgumentError(f"`{name}` must be a whole number of at least {least}, but is {count!r}.")
     if clip_norm is not None and not 0 < clip_norm < math.inf:
         raise ArgumentError(f"`clip_norm` must be finite and above 0, but is {clip_norm}; None does not clip.")
+
+
+def check_resumable(data: Data) -> None:
+    """Raise ArgumentError when a checkpoint of a run on `data` could not be resumed."""
+    if not data.resumable:
+        raise ArgumentError(
+            "a run with a `folder` saves checkpoints, but this stream cannot say where it is, so none could be resumed; "
+            "give the stream `state_dict` and `load_state_dict`, or save none with `keep_checkpoints=0`."
+        )
 
 
 def check_model(model: nn.Module) -> None:

@@ -5,7 +5,8 @@ its losses and metrics are summed as (sum, weight) pairs. The model's training m
 when something raises. It does not choose when.
 """
 
-from typing import final
+from contextlib import closing
+from typing import Any, cast, final
 
 import torch
 from torch import nn
@@ -66,18 +67,19 @@ class Evaluation:
     def _run(self, update: int, prefix: str) -> None:
         strategy, way = self._strategy, self._way
         batches = self._data.batches(Position(), seed=way.seed, rank=strategy.rank, ranks=strategy.ranks)
-        for batch in batches:
-            weights = weigh(way.task, batch.microbatches, strategy)
-            passage = Passage(
-                way,
-                weights.work,
-                weights.each,
-                path=("evaluate", self._name, batch.position.batch),
-                update=update,
-                factor=1.0,
-                prefix=prefix,
-            )
-            with passage:
-                self._runner.run(forwards([microbatch.index for microbatch in weights.work]), passage)
-            if batch.ends_epoch:
-                break
+        with closing(cast("Any", batches)):
+            for batch in batches:
+                weights = weigh(way.task, batch.microbatches, strategy)
+                passage = Passage(
+                    way,
+                    weights.work,
+                    weights.each,
+                    path=("evaluate", self._name, batch.position.batch),
+                    update=update,
+                    factor=1.0,
+                    prefix=prefix,
+                )
+                with passage:
+                    self._runner.run(forwards([microbatch.index for microbatch in weights.work]), passage)
+                if batch.ends_epoch:
+                    break

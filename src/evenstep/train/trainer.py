@@ -37,7 +37,7 @@ from evenstep.optim.learning_rate import LearningRates
 from evenstep.optim.schedules import Constant, LrSchedule
 from evenstep.parallel import Single, Strategy
 from evenstep.precision import Full, Precision
-from evenstep.train.arguments import check_counts, check_model, check_optimizer, choose_device
+from evenstep.train.arguments import check_counts, check_model, check_optimizer, check_resumable, choose_device
 from evenstep.train.evaluate import Evaluation
 from evenstep.train.failures import FailurePolicy, Stop
 from evenstep.train.loop import Actions, Loop
@@ -92,7 +92,7 @@ class Trainer:
         folder: of the run, for checkpoints and writers; None keeps nothing.
         log_every_updates: how often metrics are handed to the writers.
         on_non_finite: what to do about gradients that are inf or NaN; stops by default.
-        keep_checkpoints: how many of the newest to keep; None keeps all.
+        keep_checkpoints: how many of the newest to keep; None keeps all, 0 writes none.
         settle_every_updates: how many updates an accelerator may run ahead of the host's knowledge whether they were
             committed; `log_every_updates` by default. A CPU, an optimizer that is not fused, or a stream: always 1.
         config: anything to be kept with checkpoints, such as the resolved configuration.
@@ -148,6 +148,8 @@ class Trainer:
         )
         check_model(model)
         check_optimizer(optimizer)
+        if folder is not None and keep_checkpoints != 0:
+            check_resumable(data)
         precision = precision or Full()
         self.device = choose_device(device)
         precision.check(self.device)
@@ -274,7 +276,7 @@ class Trainer:
     def _finish(self) -> None:
         if self._evaluated_at != self.progress.update:
             self._evaluate_all()
-        if self.folder is not None and self._saved_at != self.progress.update:
+        if self.folder is not None and self._keep_checkpoints != 0 and self._saved_at != self.progress.update:
             self.save()
 
     def evaluate(self, name: str | None = None) -> dict[str, dict[str, float]]:
@@ -326,6 +328,8 @@ class Trainer:
         """
         if self.folder is None:
             raise ArgumentError("this trainer keeps nothing: give it a `folder` to save checkpoints in.")
+        if self._keep_checkpoints == 0:
+            raise ArgumentError("a checkpoint was asked for, but `keep_checkpoints` is 0; set how many to keep.")
         self._loop.settle()
         self._write()
         update, path = self.progress.update, None

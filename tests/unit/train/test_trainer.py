@@ -301,6 +301,50 @@ def test_a_stream_without_length_trains_and_ends_with_its_data() -> None:
     assert (result.update, result.outcome) == (5, "done")
 
 
+def test_a_stream_that_cannot_be_resumed_is_refused_where_checkpoints_would_be_saved(tmp_path: Path) -> None:
+    stream = StreamData([(torch.randn(6, 4), torch.randn(6))] * 3, batched=True)
+    with pytest.raises(ArgumentError, match="keep_checkpoints=0"):
+        trainer_of(data=stream, folder=tmp_path)
+    trainer = trainer_of(data=stream, folder=tmp_path, keep_checkpoints=0)
+    assert trainer.train().update == 7
+    assert not (tmp_path / "checkpoints").exists()
+    with pytest.raises(ArgumentError, match="`keep_checkpoints` is 0"):
+        trainer.save()
+
+
+class Counting:
+    """A stream with a state: it goes on where it was."""
+
+    def __init__(self) -> None:
+        self.place = 0
+
+    def __iter__(self) -> Any:
+        while self.place < 40:
+            number = self.place
+            self.place += 1
+            yield torch.full((4,), number / 10), torch.tensor(number % 3 / 2)
+        self.place = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.place = state["place"]
+
+
+def test_a_stream_with_a_state_resumes_at_the_bits_of_the_undisturbed_run(tmp_path: Path) -> None:
+    def run(updates: int, folder: Path) -> nn.Module:
+        model = network()
+        data = StreamData(Counting(), global_batch_size=8, micro_batch_size=3)
+        trainer = trainer_of(model, data=data, updates=updates, folder=folder)
+        trainer.resume("auto")
+        trainer.train()
+        return model
+
+    run(4, tmp_path / "resumed")
+    assert same(run(9, tmp_path / "resumed"), run(9, tmp_path / "straight"))
+
+
 class Frozen(Task):
     def loss(self, output: Any, batch: Any) -> Any:
         return self.given(output)
@@ -354,7 +398,7 @@ def test_an_optimizer_of_other_parameters_is_refused() -> None:
         ({"updates": 0}, "`updates` must be a whole number"),
         ({"clip_norm": 0.0}, "`clip_norm`"),
         ({"log_every_updates": 0}, "`log_every_updates`"),
-        ({"keep_checkpoints": 0}, "`keep_checkpoints`"),
+        ({"keep_checkpoints": -1}, "`keep_checkpoints`"),
     ],
 )
 def test_impossible_numbers_are_refused(arguments: dict[str, Any], text: str) -> None:

@@ -1,0 +1,127 @@
+"""What training is fed: positions, micro-batches, global batches, and the `Data` that gives them.
+
+A position is one counter per epoch, so a run resumes at any of them without replaying what came before. Nothing
+here reads a dataset; `MapData` and `StreamData` do.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from evenstep.errors import DataError
+
+__all__ = ["JSON", "Data", "GlobalBatch", "Microbatch", "Position"]
+
+JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """The global batch that is taken next: number `batch` of epoch `epoch`, both from 0.
+
+    >>> Position(epoch=2, batch=7)
+    Position(epoch=2, batch=7)
+    """
+
+    epoch: int = 0
+    batch: int = 0
+
+    def after(self, *, ends_epoch: bool) -> "Position":
+        """The position of the next global batch, given whether this one is the last of its epoch."""
+        if ends_epoch:
+            return Position(epoch=self.epoch + 1)
+        return Position(epoch=self.epoch, batch=self.batch + 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Microbatch:
+    """What goes through forward and backward at once.
+
+    Args:
+        index: its number 0..n-1 in the global batch, counted over all ranks.
+        data: the collated samples, on the CPU (in pinned memory if that was asked for).
+        num_samples: how many samples it holds.
+    """
+
+    index: int
+    data: object
+    num_samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GlobalBatch:
+    """All samples of one update, of which this rank holds `microbatches`.
+
+    Args:
+        position: which batch this is.
+        following: the position after it; what a checkpoint taken now resumes at.
+        microbatches: this rank's, in order; may be none.
+        num_microbatches: over all ranks.
+        num_samples: over all ranks.
+        ends_epoch: whether `following` is in the next epoch.
+    """
+
+    position: Position
+    following: Position
+    microbatches: tuple[Microbatch, ...]
+    num_microbatches: int
+    num_samples: int
+    ends_epoch: bool
+
+
+class Data(ABC):
+    """A source of global batches that can start at any of its positions."""
+
+    @abstractmethod
+    def batches(
+        self, start: Position, *, seed: int, rank: int = 0, ranks: int = 1, pin_memory: bool = False
+    ) -> Iterator[GlobalBatch]:
+        """Give the global batches from `start` on, epoch after epoch.
+
+        Args:
+            start: the first one.
+            seed: the run's seed; order and augmentation follow from it.
+            rank: whose micro-batches, 0..ranks-1.
+            ranks: how many data-parallel ranks share each global batch.
+            pin_memory: whether batches are put in pinned memory, where there is an accelerator.
+
+        Raises:
+            DataError: the data cannot start at `start`; later, a sample or a worker fails.
+        """
+
+    @abstractmethod
+    def num_batches(self, epoch: int, *, seed: int) -> int | None:
+        """How many global batches `epoch` has; None where only reading tells."""
+
+    @abstractmethod
+    def fingerprint(self) -> dict[str, JSON]:
+        """What must be equal for a resumed run to be exact."""
+
+    @property
+    def resumable(self) -> bool:
+        """Whether `batches` can start at any position (of a stream: after `load_state_dict`)."""
+        return True
+
+    def stats(self) -> dict[str, int]:
+        """Counts worth reporting once; unlike the fingerprint, nothing depends on them."""
+        return {}
+
+    def state_dict(self) -> dict[str, object]:
+        """What a resume needs beside the position; only streams need anything."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Take up what `state_dict` gave.
+
+        Raises:
+            DataError: the state is not of this data.
+        """
+        if state:
+            raise DataError(
+                f"{type(self).__name__} carries no state, but was given {sorted(state)}; "
+                "the checkpoint is of other data: resume with the data it was written with."
+            )
+
+    def close(self) -> None:
+        """Stop whatever runs in the background; the data may be used again after."""

@@ -1,0 +1,117 @@
+"""Cutting an order of samples into batches, by count or by token budget, and batches into ranks' shares.
+
+A cut is a list of edges: batch b holds what stands from `edges[b]` up to, not including, `edges[b + 1]`. Every
+sample is in exactly one batch, whatever the sizes: nothing is padded, repeated or dropped. These are pure functions
+of numbers; what a sample is, and where it is read, is not known here.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evenstep.data.order import scatter
+from evenstep.errors import ArgumentError
+
+__all__ = ["cut_by_count", "cut_by_tokens", "group_by_length", "share", "shuffle_batches"]
+
+
+def cut_by_count(num_samples: int, size: int) -> list[int]:
+    """Cut into batches of `size`; the last one is short if need be.
+
+    >>> cut_by_count(10, 4)
+    [0, 4, 8, 10]
+    """
+    return [*range(0, num_samples, size), num_samples]
+
+
+def cut_by_tokens(
+    lengths: Sequence[int] | NDArray[np.int64],
+    *,
+    max_tokens: int,
+    max_samples: int | None = None,
+    multiple: int = 1,
+) -> list[int]:
+    """Cut greedily, in order, into batches of longest × count ≤ `max_tokens`.
+
+    A batch takes samples while it fits. Then a count of `multiple` or more is rounded down to a multiple of it and
+    the rest goes to the next batch; so a batch either has a multiple or fewer than `multiple` samples.
+
+    Args:
+        lengths: `[samples]`, in tokens, in the order of the samples.
+        max_tokens: the budget of a batch, padding included.
+        max_samples: the most samples of a batch; None for no limit.
+        multiple: what batch sizes are rounded down to.
+
+    Raises:
+        ArgumentError: a sample alone is over the budget (see `lengths.fitting`).
+
+    >>> cut_by_tokens([3, 3, 5, 2, 2, 2], max_tokens=10)
+    [0, 2, 4, 6]
+    >>> cut_by_tokens([1] * 11, max_tokens=7, multiple=4)
+    [0, 4, 8, 11]
+    """
+    values: list[int] = lengths.tolist() if isinstance(lengths, np.ndarray) else list(lengths)
+    num_samples = len(values)
+    edges = [0]
+    start = 0
+    while start < num_samples:
+        limit = num_samples if max_samples is None else min(num_samples, start + max_samples)
+        longest = 0
+        end = start
+        while end < limit:
+            longest = max(longest, values[end])
+            if longest * (end + 1 - start) > max_tokens:
+                break
+            end += 1
+        if end == start:
+            raise ArgumentError(
+                f"the sample at place {start} has {values[start]} tokens, more than the {max_tokens} of a batch; "
+                "leave it out first, or raise the budget."
+            )
+        count = end - start
+        start += count - count % multiple if count >= multiple else count
+        edges.append(start)
+    return edges
+
+
+def group_by_length(samples: NDArray[np.int64], lengths: NDArray[np.int64], *, window: int) -> NDArray[np.int64]:
+    """Sort each stretch of `window` samples by length, so that a batch's samples are about equally long.
+
+    Args:
+        samples: `[n]`, in shuffled order.
+        lengths: `[dataset]`, tokens of each sample of the dataset.
+        window: samples per stretch; more pads less, but mixes the order less.
+
+    >>> group_by_length(np.array([0, 1, 2, 3]), np.array([9, 4, 7, 1]), window=2).tolist()
+    [1, 0, 3, 2]
+    """
+    return samples[np.lexsort((lengths[samples], np.arange(len(samples)) // window))]
+
+
+def shuffle_batches(
+    samples: NDArray[np.int64], edges: list[int], *, shuffle_key: int
+) -> tuple[NDArray[np.int64], list[int]]:
+    """Put the batches of a cut in another order, leaving each as it is.
+
+    Args:
+        samples: `[n]`.
+        edges: their cut.
+        shuffle_key: in [0, 2⁶⁴); a pure function of it.
+
+    Returns:
+        The samples in the new order, and their cut.
+    """
+    sizes = np.diff(np.asarray(edges, dtype=np.int64))
+    places = np.argsort(scatter(shuffle_key, np.arange(len(sizes), dtype=np.int64)), kind="stable")
+    moved = [samples[edges[place] : edges[place + 1]] for place in places.tolist()]
+    return np.concatenate([samples[:0], *moved]), [0, *np.cumsum(sizes[places]).tolist()]
+
+
+def share(num_microbatches: int, *, rank: int, ranks: int) -> range:
+    """The numbers of the micro-batches that a rank runs: contiguous, balanced to within one.
+
+    >>> [list(share(5, rank=rank, ranks=3)) for rank in range(3)]
+    [[0], [1, 2], [3, 4]]
+    """
+    return range(num_microbatches * rank // ranks, num_microbatches * (rank + 1) // ranks)

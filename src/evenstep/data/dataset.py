@@ -1,0 +1,155 @@
+"""What can be asked of a map-style dataset, looking through torch's own `Subset` and `ConcatDataset`.
+
+Those wrappers hide their dataset's `set_epoch` and fingerprint, and `Subset` claims a `__getitems__` that its
+dataset may not have; seen through, a split dataset behaves as the whole one would. Nothing is read here but rows
+of a `TensorDataset`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, cast, final
+from zlib import crc32
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDataset
+
+from evenstep.data.batch import JSON
+from evenstep.errors import ArgumentError, DataError
+
+__all__ = ["MapDataset", "Rows", "count_samples", "draws_nothing", "epoch_setters", "fetches_many", "fingerprint_of"]
+
+
+class MapDataset(Protocol):
+    """Samples by number: `dataset[i]` for i in 0..len(dataset)-1. Lists and torch datasets are."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> object: ...
+
+
+def count_samples(dataset: object) -> int:
+    """How many samples a map-style dataset has.
+
+    Raises:
+        ArgumentError: it is not map-style, or empty.
+
+    >>> count_samples(["a", "b"])
+    2
+    """
+    name = type(dataset).__name__
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+        raise ArgumentError(
+            f"`dataset` must give samples by number, `dataset[i]`, but a {name} cannot; "
+            "write its `__getitem__`, or feed it as a stream with `StreamData`."
+        )
+    if not hasattr(dataset, "__len__"):
+        raise ArgumentError(
+            f"`dataset` must say how many samples it has, `len(dataset)`, but a {name} cannot; "
+            "write its `__len__`, or feed it as a stream with `StreamData`."
+        )
+    num_samples = len(cast(MapDataset, dataset))
+    if num_samples == 0:
+        raise ArgumentError(
+            f"`dataset` must hold at least one sample, but this {name} is empty; "
+            "check the path or filter it was made with."
+        )
+    return num_samples
+
+
+def epoch_setters(dataset: object) -> list[Callable[[int], object]]:
+    """Every `set_epoch` that is to be told of a new epoch."""
+    set_epoch = getattr(dataset, "set_epoch", None)
+    if callable(set_epoch):
+        return [set_epoch]
+    if isinstance(dataset, Subset):
+        return epoch_setters(cast("Subset[object]", dataset).dataset)
+    if isinstance(dataset, ConcatDataset):
+        parts = cast("ConcatDataset[object]", dataset).datasets
+        return [setter for part in parts for setter in epoch_setters(part)]
+    return []
+
+
+def whole(dataset: object) -> object:
+    """What a plain `Subset` is a part of; any other dataset is itself."""
+    while type(dataset) is Subset:
+        dataset = cast("Subset[object]", dataset).dataset
+    return dataset
+
+
+def fetches_many(dataset: object) -> bool:
+    """Whether the dataset has its own `__getitems__`, which takes a list of numbers."""
+    return callable(getattr(whole(dataset), "__getitems__", None))
+
+
+def draws_nothing(dataset: object) -> bool:
+    """Whether taking a sample is known to draw no random number: a plain container.
+
+    >>> draws_nothing([1, 2]), draws_nothing(TensorDataset(torch.zeros(2)))
+    (True, True)
+    """
+    return type(whole(dataset)) in (TensorDataset, list, tuple, range, np.ndarray, Tensor)
+
+
+def fingerprint_of(dataset: object) -> JSON:
+    """The dataset's own `fingerprint` attribute or method, and the choice of a `Subset`; None if it has none.
+
+    Raises:
+        DataError: the fingerprint is not made of what JSON knows.
+
+    >>> fingerprint_of(Subset(TensorDataset(torch.zeros(9)), [1, 2]))
+    {'subset': 16178617, 'of': None}
+    """
+    fingerprint = getattr(dataset, "fingerprint", None)
+    if callable(fingerprint):
+        fingerprint = fingerprint()
+    if fingerprint is not None:
+        if not _is_json(fingerprint):
+            raise DataError(
+                f"`fingerprint` of {type(dataset).__name__} must be made of str, int, float, bool, None, list and "
+                f"dict, but is {fingerprint!r}; give a string, for example a hash of its files."
+            )
+        return cast(JSON, fingerprint)
+    if isinstance(dataset, Subset):
+        subset = cast("Subset[object]", dataset)
+        chosen = np.asarray(subset.indices, dtype=np.int64)
+        return {"subset": crc32(chosen.tobytes()), "of": fingerprint_of(subset.dataset)}
+    return None
+
+
+def _is_json(value: object) -> bool:
+    if isinstance(value, dict):
+        items = cast(dict[object, object], value).items()
+        return all(isinstance(name, str) and _is_json(part) for name, part in items)
+    if isinstance(value, list):
+        return all(_is_json(part) for part in cast(list[object], value))
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+@final
+class Rows:
+    """Takes many rows of a `TensorDataset` at once: what `default_collate` makes of them, without the copying.
+
+    >>> Rows.of(TensorDataset(torch.arange(5)))([4, 0])
+    [tensor([4, 0])]
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], choices: list[Sequence[int]]) -> None:
+        self._tensors = tensors
+        self._choices = choices
+
+    @staticmethod
+    def of(dataset: object) -> "Rows | None":
+        """Rows of a `TensorDataset`, or of a `Subset` of one; None for any other dataset."""
+        choices: list[Sequence[int]] = []
+        while type(dataset) is Subset:
+            subset = cast("Subset[object]", dataset)
+            choices.append(subset.indices)
+            dataset = subset.dataset
+        return Rows(dataset.tensors, choices) if type(dataset) is TensorDataset else None
+
+    def __call__(self, rows: list[int]) -> list[Tensor]:
+        for choice in self._choices:
+            rows = [choice[row] for row in rows]
+        index = torch.as_tensor(np.array(rows))  # a third of the time of torch.tensor(rows)
+        return [tensor.index_select(0, index) for tensor in self._tensors]

@@ -1,0 +1,159 @@
+"""Fetching one micro-batch: samples are read, each under its own key, and collated.
+
+It runs in the training process or in a worker, with the same result. A failure comes back as a value, so that it
+reads the same from both. Which samples to fetch, and when, is decided elsewhere.
+"""
+
+import traceback
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, NamedTuple, cast, final
+
+from torch.utils.data import (
+    Dataset,
+    default_collate,  # pyright: ignore[reportUnknownVariableType] - torch leaves the type of its list open
+)
+
+from evenstep.data.dataset import MapDataset, Rows, draws_nothing, epoch_setters, fetches_many
+from evenstep.data.pin import pin
+from evenstep.data.seeding import seed_generators
+from evenstep.errors import DataError
+from evenstep.keys import key, mix
+
+__all__ = ["DEFAULT_COLLATE", "Collate", "Failure", "Fetcher", "Reply", "Request", "Seeding"]
+
+Collate = Callable[[list[Any]], object]
+
+DEFAULT_COLLATE = cast(Collate, default_collate)
+
+
+class Seeding(Enum):
+    """What the generators are seeded for."""
+
+    SAMPLE = "each sample"
+    MICROBATCH = "each micro-batch"
+    NEVER = "nothing, since nothing is drawn"
+
+    @staticmethod
+    def of(dataset: object, collate: Collate, *, seed_samples: bool) -> "Seeding":
+        """The least seeding under which the data are the same for every number of workers."""
+        if not seed_samples or (draws_nothing(dataset) and collate is DEFAULT_COLLATE):
+            return Seeding.NEVER
+        return Seeding.MICROBATCH if draws_nothing(dataset) or fetches_many(dataset) else Seeding.SAMPLE
+
+
+class Request(NamedTuple):
+    """One micro-batch to fetch: its place, its samples (perhaps none), and the epoch's key for randomness."""
+
+    epoch: int
+    batch: int
+    microbatch: int
+    samples: list[int]
+    epoch_key: int
+
+    def __str__(self) -> str:
+        return f"micro-batch {self.microbatch} of batch {self.batch} of epoch {self.epoch}"
+
+
+class Failure(NamedTuple):
+    """What went wrong in user code: a sentence for the person who must act, and the traceback."""
+
+    message: str
+    details: str
+
+    def error(self) -> DataError:
+        """The error to raise, with the traceback as its note."""
+        error = DataError(self.message)
+        error.add_note(self.details)
+        return error
+
+
+class Reply(NamedTuple):
+    """A fetched micro-batch, or why there is none."""
+
+    data: object
+    failure: Failure | None
+
+    def pin_memory(self) -> "Reply":
+        """Called by torch's pinning thread; keeps the types that the collate function chose."""
+        return Reply(pin(self.data), self.failure)
+
+
+@final
+class Fetcher(Dataset[Reply]):
+    """Answers requests. To a `DataLoader` it looks like a dataset whose samples are micro-batches.
+
+    Args:
+        dataset: gives samples by number.
+        collate: makes a batch of a list of samples.
+        seeding: what the generators are seeded for.
+    """
+
+    def __init__(self, dataset: MapDataset, collate: Collate, seeding: Seeding) -> None:
+        self._dataset = dataset
+        self._collate = collate
+        self.seeding = seeding
+        self._set_epoch = epoch_setters(dataset)
+        self._rows = Rows.of(dataset) if collate is DEFAULT_COLLATE else None
+        self._many = (
+            cast(Callable[[list[int]], list[object]], cast(Any, dataset).__getitems__)
+            if fetches_many(dataset)
+            else None
+        )
+        self._epoch: int | None = None
+
+    def __getitem__(self, request: Request) -> Reply:
+        if not request.samples:
+            return Reply(None, None)
+        doing: int | str = "set_epoch"
+        try:
+            if request.epoch != self._epoch:
+                self._enter(request)
+            doing = "samples"
+            if self._rows is not None:
+                return Reply(self._rows(request.samples), None)
+            if self.seeding is Seeding.MICROBATCH:
+                seed_generators(mix(key(request.epoch_key, "microbatch", request.batch, request.microbatch)))
+            if self._many is not None:
+                samples = self._many(request.samples)
+            else:
+                samples: list[object] = []
+                for doing in request.samples:
+                    if self.seeding is Seeding.SAMPLE:
+                        seed_generators(mix(request.epoch_key ^ doing))
+                    samples.append(self._dataset[doing])
+            doing = "collate"
+            return Reply(self._collate(samples), None)
+        except Exception as error:  # noqa: BLE001 - carried as a value, out of the worker; the receiver raises it
+            return Reply(None, _failure(request, doing, error))
+
+    def _enter(self, request: Request) -> None:
+        for set_epoch in self._set_epoch:
+            if self.seeding is not Seeding.NEVER:
+                seed_generators(mix(key(request.epoch_key, "set_epoch")))
+            set_epoch(request.epoch)
+        self._epoch = request.epoch
+
+
+def _failure(request: Request, doing: int | str, error: Exception) -> Failure:
+    raised = f"raised {type(error).__name__}: {error}" if str(error) else f"raised {type(error).__name__}"
+    some = ", ".join(map(str, request.samples[:8])) + (", …" if len(request.samples) > 8 else "")
+    if doing == "set_epoch":
+        message = f"set_epoch({request.epoch}) of the dataset {raised}; correct the dataset's `set_epoch`."
+    elif doing == "samples":
+        message = (
+            f"reading the samples {some} of the dataset at once {raised} ({request}); "
+            "correct its `__getitems__` or its numbers, or remove the sample it fails on."
+        )
+    elif doing == "collate":
+        message = (
+            f"collating the samples {some} {raised} ({request}); make the samples alike, "
+            "or pass a `collate` function that makes one batch of a list of them."
+        )
+    else:
+        message = (
+            f"sample {doing} of the dataset {raised} ({request}); `dataset[{doing}]` shows it alone: "
+            "correct or remove that sample."
+        )
+    details = "".join(traceback.format_exception(error)).rstrip()
+    return Failure(message, details)

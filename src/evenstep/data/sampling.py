@@ -1,0 +1,219 @@
+"""How the samples of an epoch become global batches, and a global batch becomes micro-batches.
+
+One value holds every choice, so that which samples make which micro-batch is a pure function of it and (seed,
+epoch, batch), the same for every layout of ranks. It reads no dataset.
+"""
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import pairwise
+from typing import Literal, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evenstep.data.arguments import require_count
+from evenstep.data.batching import cut_by_count, cut_by_tokens, group_by_length, shuffle_batches
+from evenstep.data.lengths import Lengths, fitting, measure
+from evenstep.data.order import order
+from evenstep.errors import ArgumentError
+from evenstep.keys import key
+
+__all__ = ["EpochBatches", "Sampling", "choose_sampling"]
+
+_LENGTH_WINDOW = 8192
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochBatches:
+    """The global batches of one epoch.
+
+    Args:
+        samples: `[n]`, indices into the dataset, in the order they are visited.
+        edges: batch b is `samples[edges[b]:edges[b + 1]]`.
+        key: of all that is drawn while its samples are read.
+    """
+
+    samples: NDArray[np.int64]
+    edges: list[int]
+    key: int
+
+    @property
+    def num_batches(self) -> int:
+        """How many global batches the epoch has."""
+        return len(self.edges) - 1
+
+    def batch(self, number: int) -> NDArray[np.int64]:
+        """The samples of global batch `number`."""
+        return self.samples[self.edges[number] : self.edges[number + 1]]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """Every choice that decides which samples make which micro-batch.
+
+    Args:
+        num_samples: of the dataset.
+        global_batch_size: samples per update; or
+        global_batch_tokens: longest × count per update.
+        micro_batch_size: the most samples of a micro-batch.
+        micro_batch_tokens: the most longest × count of a micro-batch.
+        batch_size_multiple: what sizes cut by tokens are rounded down to.
+        length_window: samples that are sorted by length together, before a shuffled epoch is cut by tokens.
+        shuffle: whether epochs are shuffled.
+        curriculum_epochs: how many first epochs are not.
+        lengths: `[num_samples]` in tokens; needed for a token budget.
+        fits: `[num_samples]`, which samples are used; None for all.
+
+    >>> sampling = Sampling(num_samples=10, global_batch_size=4, micro_batch_size=3, shuffle=False)
+    >>> epoch = sampling.epoch(0, seed=1)
+    >>> [sampling.microbatches(epoch.batch(number)) for number in range(epoch.num_batches)]
+    [[[0, 1, 2], [3]], [[4, 5, 6], [7]], [[8, 9]]]
+    """
+
+    num_samples: int
+    global_batch_size: int | None = None
+    global_batch_tokens: int | None = None
+    micro_batch_size: int | None = None
+    micro_batch_tokens: int | None = None
+    batch_size_multiple: int = 1
+    length_window: int = _LENGTH_WINDOW
+    shuffle: bool = True
+    curriculum_epochs: int = 0
+    lengths: NDArray[np.int64] | None = None
+    fits: NDArray[np.bool_] | None = None
+
+    @property
+    def num_skipped(self) -> int:
+        """How many samples of the dataset are in no batch."""
+        return 0 if self.fits is None else self.num_samples - int(np.count_nonzero(self.fits))
+
+    def epoch(self, epoch: int, *, seed: int) -> EpochBatches:
+        """The global batches of `epoch`: a pure function of (seed, epoch)."""
+        shuffle = self.shuffle and epoch >= self.curriculum_epochs
+        samples = order(self.num_samples, seed=seed, epoch=epoch, shuffle=shuffle)
+        if self.fits is not None:
+            samples = samples[self.fits[samples]]
+        if self.global_batch_tokens is not None:
+            samples, edges = self._cut_by_tokens(
+                samples, self.global_batch_tokens, key(seed, "batches", epoch) if shuffle else None
+            )
+        else:
+            assert self.global_batch_size is not None
+            edges = cut_by_count(len(samples), self.global_batch_size)
+        return EpochBatches(samples=samples, edges=edges, key=key(seed, "sample", epoch))
+
+    def microbatches(self, samples: NDArray[np.int64]) -> list[list[int]]:
+        """Cut one global batch: by tokens (sorted by length first, to pad little), by count, or not at all."""
+        if self.micro_batch_tokens is not None:
+            assert self.lengths is not None
+            samples = samples[np.argsort(self.lengths[samples], kind="stable")]
+            edges = cut_by_tokens(
+                self.lengths[samples],
+                max_tokens=self.micro_batch_tokens,
+                max_samples=self.micro_batch_size,
+                multiple=self.batch_size_multiple,
+            )
+        else:
+            edges = cut_by_count(len(samples), self.micro_batch_size or len(samples))
+        indices: list[int] = samples.tolist()
+        return [indices[start:end] for start, end in pairwise(edges)]
+
+    def _cut_by_tokens(
+        self, samples: NDArray[np.int64], max_tokens: int, shuffle_key: int | None
+    ) -> tuple[NDArray[np.int64], list[int]]:
+        assert self.lengths is not None
+        if shuffle_key is not None:
+            samples = group_by_length(samples, self.lengths, window=self.length_window)
+        edges = cut_by_tokens(self.lengths[samples], max_tokens=max_tokens, multiple=self.batch_size_multiple)
+        if shuffle_key is not None:
+            samples, edges = shuffle_batches(samples, edges, shuffle_key=shuffle_key)
+        return samples, edges
+
+
+def choose_sampling(
+    num_samples: int,
+    *,
+    global_batch_size: int | None,
+    global_batch_tokens: int | None,
+    micro_batch_size: int | None,
+    micro_batch_tokens: int | None,
+    lengths: Lengths | None,
+    batch_size_multiple: int,
+    oversized: Literal["error", "skip"],
+    length_window: int | None,
+    shuffle: bool,
+    curriculum_epochs: int,
+) -> Sampling:
+    """Check the choices that `MapData` was given, measure the samples if need be, and make the `Sampling` of them.
+
+    Raises:
+        ArgumentError: a choice cannot be, or does nothing beside the others.
+        DataError: a sample is longer than a budget.
+    """
+    sizes = {
+        "global_batch_size": global_batch_size,
+        "global_batch_tokens": global_batch_tokens,
+        "micro_batch_size": micro_batch_size,
+        "micro_batch_tokens": micro_batch_tokens,
+    }
+    _check_sizes(sizes)
+    budgets = [tokens for tokens in (global_batch_tokens, micro_batch_tokens) if tokens is not None]
+    _check_token_choices(lengths, batch_size_multiple, oversized, has_budget=bool(budgets))
+    if length_window is not None and global_batch_tokens is None:
+        raise ArgumentError(
+            f"`length_window` is only for a global batch cut by tokens, but is {length_window} with one of so many "
+            "samples; leave it out, or set `global_batch_tokens`."
+        )
+    if curriculum_epochs and not shuffle:
+        raise ArgumentError(
+            f"`curriculum_epochs` is how many epochs come before the first shuffled one, but is {curriculum_epochs} "
+            "with `shuffle` off; leave it out or turn `shuffle` on."
+        )
+    measured = None if lengths is None else measure(lengths, num_samples)
+    fits = None if measured is None else fitting(measured, max_tokens=min(budgets), oversized=oversized)
+    return Sampling(
+        num_samples=num_samples,
+        **sizes,
+        batch_size_multiple=require_count("batch_size_multiple", batch_size_multiple),
+        length_window=_LENGTH_WINDOW if length_window is None else require_count("length_window", length_window),
+        shuffle=shuffle,
+        curriculum_epochs=require_count("curriculum_epochs", curriculum_epochs, at_least=0),
+        lengths=measured,
+        fits=fits,
+    )
+
+
+def _check_sizes(sizes: dict[str, int | None]) -> None:
+    for name, size in sizes.items():
+        if size is not None:
+            require_count(name, size)
+    given = [name for name in ("global_batch_size", "global_batch_tokens") if sizes[name] is not None]
+    if len(given) != 1:
+        raise ArgumentError(
+            "one of `global_batch_size` (samples) and `global_batch_tokens` (longest × count) must be set, but "
+            f"{'both are' if given else 'neither is'}; set the one that an update is to be measured in."
+        )
+
+
+def _check_token_choices(lengths: object, multiple: int, oversized: str, *, has_budget: bool) -> None:
+    if oversized not in ("error", "skip"):
+        near = get_close_matches(str(oversized), ["error", "skip"], n=1)
+        raise ArgumentError(
+            f'`oversized` must be "error" or "skip", but is {oversized!r}'
+            + (f'; did you mean "{near[0]}"?' if near else "; set one of the two.")
+        )
+    if has_budget and lengths is None:
+        raise ArgumentError(
+            "`lengths` must be given with a token budget, but is None; give the number of tokens of each sample, "
+            "or a function of its number that gives it."
+        )
+    useless = {"lengths": lengths is not None, "batch_size_multiple": multiple != 1, "oversized": oversized != "error"}
+    for name, given in useless.items():
+        if given and not has_budget:
+            raise ArgumentError(
+                f"`{name}` is only for batches cut by tokens, but is set without a token budget; leave it out, or "
+                "set `global_batch_tokens` or `micro_batch_tokens`."
+            )

@@ -1,0 +1,127 @@
+from itertools import chain, pairwise, product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenstep.data.batching import cut_by_count, cut_by_tokens, group_by_length, share, shuffle_batches
+from evenstep.errors import ArgumentError
+
+
+def greedy_by_brute_force(
+    lengths: list[int], max_tokens: int, max_samples: int | None, multiple: int
+) -> list[list[int]]:
+    """Try every count for every batch, and keep the largest that is allowed."""
+    batches: list[list[int]] = []
+    rest = list(range(len(lengths)))
+    while rest:
+        fit = [
+            count
+            for count in range(1, len(rest) + 1)
+            if count * max(lengths[place] for place in rest[:count]) <= max_tokens
+            and (max_samples is None or count <= max_samples)
+        ]
+        regular = [count for count in fit if count % multiple == 0]
+        count = max(regular) if regular else max(fit)
+        batches.append(rest[:count])
+        rest = rest[count:]
+    return batches
+
+
+def batches_of(edges: list[int]) -> list[list[int]]:
+    return [list(range(start, end)) for start, end in pairwise(edges)]
+
+
+def test_10_by_4_is_4_4_2() -> None:
+    assert [len(batch) for batch in batches_of(cut_by_count(10, 4))] == [4, 4, 2]
+
+
+@pytest.mark.parametrize(("num_samples", "size"), [(0, 3), (1, 3), (3, 3), (4, 3), (7, 100)])
+def test_a_cut_by_count_drops_and_repeats_nothing(num_samples: int, size: int) -> None:
+    batches = batches_of(cut_by_count(num_samples, size))
+    assert list(chain(*batches)) == list(range(num_samples))
+    assert all(len(batch) == size for batch in batches[:-1])
+    assert all(batches)
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "max_samples", "multiple"),
+    list(product([12, 20, 50, 1000], [None, 1, 3, 8], [1, 2, 4, 8])),
+)
+def test_a_cut_by_tokens_is_the_greedy_one(max_tokens: int, max_samples: int | None, multiple: int) -> None:
+    random = np.random.default_rng(5)
+    for num_samples in (1, 5, 8, 33):
+        lengths = random.integers(1, 13, num_samples).tolist()
+        edges = cut_by_tokens(lengths, max_tokens=max_tokens, max_samples=max_samples, multiple=multiple)
+        assert batches_of(edges) == greedy_by_brute_force(lengths, max_tokens, max_samples, multiple)
+
+
+@given(
+    lengths=st.lists(st.integers(0, 9), max_size=40),
+    max_tokens=st.integers(9, 60),
+    max_samples=st.none() | st.integers(1, 10),
+    multiple=st.integers(1, 9),
+)
+def test_a_cut_by_tokens_keeps_every_sample_once_and_every_batch_in_budget(
+    lengths: list[int], max_tokens: int, max_samples: int | None, multiple: int
+) -> None:
+    batches = batches_of(cut_by_tokens(lengths, max_tokens=max_tokens, max_samples=max_samples, multiple=multiple))
+    assert list(chain(*batches)) == list(range(len(lengths)))
+    for batch in batches:
+        assert max(lengths[place] for place in batch) * len(batch) <= max_tokens
+        assert max_samples is None or len(batch) <= max_samples
+        assert len(batch) % multiple == 0 or len(batch) < multiple
+    assert batches == greedy_by_brute_force(lengths, max_tokens, max_samples, multiple)
+
+
+def test_five_samples_are_not_dropped_for_a_multiple_of_8() -> None:
+    assert cut_by_tokens([1] * 5, max_tokens=100, multiple=8) == [0, 5]
+
+
+def test_a_partial_tail_is_not_dropped_for_a_multiple_of_8() -> None:
+    assert cut_by_tokens([1] * 21, max_tokens=100, multiple=8) == [0, 16, 21]
+
+
+def test_arrays_are_cut_as_lists_are() -> None:
+    lengths = [3, 1, 4, 1, 5, 9, 2, 6]
+    assert cut_by_tokens(np.array(lengths), max_tokens=12) == cut_by_tokens(lengths, max_tokens=12)
+
+
+def test_a_sample_over_the_budget_cannot_be_cut() -> None:
+    with pytest.raises(ArgumentError, match="the sample at place 2 has 9 tokens, more than the 8"):
+        cut_by_tokens([1, 2, 9], max_tokens=8)
+
+
+@given(samples=st.permutations(range(30)), window=st.integers(1, 40))
+def test_lengths_rise_inside_each_window_and_windows_keep_their_samples(samples: list[int], window: int) -> None:
+    lengths = np.array([index * 7 % 5 for index in range(30)])
+    grouped = group_by_length(np.array(samples), lengths, window=window).tolist()
+    for start in range(0, 30, window):
+        expected = sorted(samples[start : start + window], key=lambda index: lengths[index])
+        assert grouped[start : start + window] == expected
+
+
+@given(sizes=st.lists(st.integers(1, 5), max_size=12), shuffle_key=st.integers(0, 2**63 - 1))
+def test_shuffling_batches_leaves_each_batch_whole(sizes: list[int], shuffle_key: int) -> None:
+    samples = np.arange(sum(sizes))
+    edges = [0, *np.cumsum(sizes).tolist()]
+    moved, moved_edges = shuffle_batches(samples, edges, shuffle_key=shuffle_key)
+    before = [samples[start:end].tolist() for start, end in pairwise(edges)]
+    after = [moved[start:end].tolist() for start, end in pairwise(moved_edges)]
+    assert sorted(after) == sorted(before)
+    assert moved_edges[-1] == len(samples)
+
+
+def test_another_key_shuffles_batches_otherwise() -> None:
+    samples, edges = np.arange(20), list(range(21))
+    first, _ = shuffle_batches(samples, edges, shuffle_key=1)
+    second, _ = shuffle_batches(samples, edges, shuffle_key=2)
+    assert first.tolist() != second.tolist()
+
+
+@given(num_microbatches=st.integers(0, 50), ranks=st.integers(1, 20))
+def test_shares_are_contiguous_and_balanced(num_microbatches: int, ranks: int) -> None:
+    shares = [share(num_microbatches, rank=rank, ranks=ranks) for rank in range(ranks)]
+    assert list(chain(*shares)) == list(range(num_microbatches))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1

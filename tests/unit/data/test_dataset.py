@@ -1,0 +1,129 @@
+from collections.abc import Iterator
+from itertools import count
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset, default_collate
+
+from evenstep.data.dataset import (
+    Rows,
+    count_samples,
+    draws_nothing,
+    epoch_setters,
+    fetches_many,
+    fingerprint_of,
+)
+from evenstep.errors import ArgumentError, DataError
+
+
+class Squares(Dataset[int]):
+    fingerprint = "squares-1"
+
+    def __init__(self) -> None:
+        self.epoch = -1
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> int:
+        return index * index
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+class Many(Squares):
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        return [index * index for index in indices]
+
+
+class NoLength(Dataset[int]):
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Endless(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return count()
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        ([], "this list is empty"),
+        (Subset(Squares(), []), "this Subset is empty"),
+        (NoLength(), r"must say how many samples it has, `len\(dataset\)`, but a NoLength cannot"),
+        ({1, 2}, r"must give samples by number, `dataset\[i\]`, but a set cannot"),
+        (Endless(), "an? Endless cannot; write its `__getitem__`, or feed it as a stream with `StreamData`"),
+    ],
+)
+def test_what_is_no_dataset_is_refused_with_what_to_do(dataset: object, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        count_samples(dataset)
+
+
+def test_the_epoch_reaches_datasets_inside_subsets_and_concatenations() -> None:
+    first, second = Squares(), Squares()
+    for set_epoch in epoch_setters(ConcatDataset([Subset(Subset(first, [0, 1]), [1]), second, [1, 2]])):
+        set_epoch(4)
+    assert (first.epoch, second.epoch) == (4, 4)
+
+
+def test_a_subset_fetches_many_only_if_its_dataset_does() -> None:
+    assert fetches_many(Many())
+    assert fetches_many(Subset(Many(), [1]))
+    assert not fetches_many(Subset(Squares(), [1]))
+    assert not fetches_many([1, 2])
+
+
+def test_only_plain_containers_are_known_to_draw_nothing() -> None:
+    assert draws_nothing(Subset(TensorDataset(torch.zeros(3)), [1]))
+    assert draws_nothing(np.zeros(3))
+    assert not draws_nothing(Subset(Squares(), [1]))
+
+
+def test_rows_are_what_the_default_collate_function_makes() -> None:
+    whole = TensorDataset(torch.randn(9, 2, 3), torch.arange(9), torch.arange(9) > 4)
+    for dataset in (whole, Subset(whole, [8, 1, 5, 5, 2]), Subset(Subset(whole, [7, 8, 1, 3, 4]), [4, 0, 2, 1, 3])):
+        rows = Rows.of(dataset)
+        assert rows is not None
+        expected = default_collate([dataset[index] for index in [3, 0, 2]])
+        actual = rows([3, 0, 2])
+        assert type(actual) is type(expected)
+        for one, other in zip(actual, expected, strict=True):
+            assert one.dtype == other.dtype
+            assert torch.equal(one, other)
+
+
+def test_a_dataset_with_its_own_item_access_is_not_read_by_rows() -> None:
+    class Noisy(TensorDataset):
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+            return (torch.rand(()),)
+
+    dataset = Noisy(torch.zeros(3))
+    assert Rows.of(dataset) is None
+    assert not draws_nothing(dataset)
+
+
+def test_a_fingerprint_is_an_attribute_or_a_method() -> None:
+    class WithMethod(Squares):
+        def fingerprint(self) -> dict[str, object]:
+            return {"files": ["a", "b"], "size": 3}
+
+    assert fingerprint_of(Squares()) == "squares-1"
+    assert fingerprint_of(WithMethod()) == {"files": ["a", "b"], "size": 3}
+    assert fingerprint_of([1]) is None
+
+
+def test_a_subset_with_other_samples_has_another_fingerprint() -> None:
+    one, same, other = (Subset(Squares(), chosen) for chosen in ([1, 2], [1, 2], [2, 1]))
+    assert fingerprint_of(one) == fingerprint_of(same) != fingerprint_of(other)
+
+
+def test_a_fingerprint_that_json_does_not_know_is_refused() -> None:
+    class Odd(Squares):
+        fingerprint = b"bytes"
+
+    with pytest.raises(DataError, match="`fingerprint` of Odd must be made of str"):
+        fingerprint_of(Odd())

@@ -1,0 +1,443 @@
+import random
+from collections.abc import Iterator
+from itertools import chain, islice
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+from evenstep.data import GlobalBatch, MapData, Position
+from evenstep.errors import ArgumentError, DataError
+
+
+class Noisy(Dataset[tuple[int, float, float, float]]):
+    """Each sample is its number and what the three generators draw for it."""
+
+    def __init__(self, num_samples: int) -> None:
+        self.num_samples = num_samples
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __getitem__(self, index: int) -> tuple[int, float, float, float]:
+        return index, float(torch.rand(())), float(np.random.randn()), random.random()
+
+
+class NoisyMany(Noisy):
+    def __getitems__(self, indices: list[int]) -> list[tuple[int, float, float, float]]:
+        return [self[index] for index in indices]
+
+
+class Remembering(Dataset[tuple[int, int]]):
+    """Each sample is its number and the epoch that the dataset was last told."""
+
+    def __init__(self) -> None:
+        self.told: list[int] = []
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        return index, self.told[-1]
+
+    def set_epoch(self, epoch: int) -> None:
+        self.told.append(epoch)
+
+
+class Failing(Dataset[int]):
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> int:
+        if index == 17:
+            raise ValueError("bad pixel")
+        return index
+
+
+def samples(batch: GlobalBatch) -> list[list[int]]:
+    """The samples of a batch of a dataset of numbers, collated by `list`."""
+    return [list(microbatch.data) for microbatch in batch.microbatches]
+
+
+def seen(batches: Iterator[GlobalBatch], count: int | None = None) -> list[tuple[Position, list[list[int]]]]:
+    return [(batch.position, samples(batch)) for batch in islice(batches, count)]
+
+
+def test_10_samples_by_4_are_batches_of_4_4_2() -> None:
+    data = MapData(range(10), global_batch_size=4, num_epochs=1)
+    batches = list(data.batches(Position(), seed=1))
+    assert [batch.num_samples for batch in batches] == [4, 4, 2]
+    assert [batch.ends_epoch for batch in batches] == [False, False, True]
+    assert batches[-1].following == Position(epoch=1)
+
+
+def test_a_global_batch_is_one_micro_batch_unless_a_size_says_otherwise() -> None:
+    batch = next(MapData(range(10), global_batch_size=4).batches(Position(), seed=1))
+    assert batch.num_microbatches == 1
+    assert batch.microbatches[0].num_samples == 4
+
+
+def test_a_micro_batch_larger_than_the_global_batch_is_the_whole_of_it() -> None:
+    data = MapData(range(10), global_batch_size=4, micro_batch_size=100)
+    assert next(data.batches(Position(), seed=1)).num_microbatches == 1
+
+
+def test_micro_batches_are_numbered_over_all_ranks() -> None:
+    data = MapData(range(10), global_batch_size=10, micro_batch_size=2)
+    of_ranks = [next(data.batches(Position(), seed=1, rank=rank, ranks=2)) for rank in range(2)]
+    assert [[microbatch.index for microbatch in batch.microbatches] for batch in of_ranks] == [[0, 1], [2, 3, 4]]
+    assert [batch.num_microbatches for batch in of_ranks] == [5, 5]
+    assert [batch.num_samples for batch in of_ranks] == [10, 10]
+
+
+@given(
+    num_samples=st.integers(1, 30),
+    global_batch_size=st.integers(1, 12),
+    micro_batch_size=st.none() | st.integers(1, 12),
+    ranks=st.integers(1, 5),
+    seed=st.integers(0, 9),
+)
+def test_ranks_together_see_what_one_rank_sees(
+    num_samples: int, global_batch_size: int, micro_batch_size: int | None, ranks: int, seed: int
+) -> None:
+    data = MapData(
+        range(num_samples),
+        global_batch_size=global_batch_size,
+        micro_batch_size=micro_batch_size,
+        collate=list,
+        num_epochs=2,
+    )
+    alone = [batch.microbatches for batch in data.batches(Position(), seed=seed)]
+    of_ranks = [list(data.batches(Position(), seed=seed, rank=rank, ranks=ranks)) for rank in range(ranks)]
+    together = [sum((batch.microbatches for batch in same), ()) for same in zip(*of_ranks, strict=True)]
+    assert together == alone
+
+
+@given(
+    num_samples=st.integers(1, 30),
+    global_batch_size=st.integers(1, 12),
+    micro_batch_size=st.none() | st.integers(1, 12),
+    shuffle=st.booleans(),
+)
+def test_every_cut_sees_every_sample_of_an_epoch_once_and_the_same_ones_per_update(
+    num_samples: int, global_batch_size: int, micro_batch_size: int | None, shuffle: bool
+) -> None:
+    def updates(micro: int | None) -> list[list[int]]:
+        data = MapData(
+            range(num_samples),
+            global_batch_size=global_batch_size,
+            micro_batch_size=micro,
+            shuffle=shuffle,
+            collate=list,
+            num_epochs=1,
+        )
+        return [list(chain(*samples(batch))) for batch in data.batches(Position(), seed=3)]
+
+    assert updates(micro_batch_size) == updates(None)
+    assert sorted(chain(*updates(None))) == list(range(num_samples))
+
+
+@given(
+    num_samples=st.integers(1, 20),
+    global_batch_size=st.integers(1, 8),
+    curriculum_epochs=st.integers(0, 2),
+    skip=st.integers(0, 30),
+)
+def test_a_resume_at_every_position_gives_the_rest_of_the_sequence(
+    num_samples: int, global_batch_size: int, curriculum_epochs: int, skip: int
+) -> None:
+    def data() -> MapData:
+        return MapData(
+            range(num_samples),
+            global_batch_size=global_batch_size,
+            curriculum_epochs=curriculum_epochs,
+            collate=list,
+        )
+
+    uninterrupted = list(islice(data().batches(Position(), seed=5), skip + 12))
+    start = uninterrupted[skip - 1].following if skip else Position()
+    assert list(islice(data().batches(start, seed=5), 12)) == uninterrupted[skip:]
+
+
+def test_a_position_past_the_end_of_its_epoch_is_refused() -> None:
+    data = MapData(range(10), global_batch_size=4)
+    with pytest.raises(DataError, match="cannot start at batch 3 of epoch 2, which has 3"):
+        data.batches(Position(epoch=2, batch=3), seed=1)
+
+
+def test_a_negative_position_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"`start.epoch` must be at least 0"):
+        MapData(range(10), global_batch_size=4).batches(Position(epoch=-1), seed=1)
+
+
+def test_nothing_is_given_after_the_last_epoch() -> None:
+    data = MapData(range(10), global_batch_size=4, num_epochs=2)
+    assert list(data.batches(Position(epoch=2), seed=1)) == []
+    assert len(list(data.batches(Position(epoch=1), seed=1))) == 3
+
+
+def test_the_number_of_batches_of_an_epoch_is_known() -> None:
+    lengths = np.arange(50) % 7 + 1
+    data = MapData(range(50), global_batch_tokens=28, lengths=lengths)
+    for epoch in range(3):
+        batches = data.batches(Position(epoch=epoch), seed=1)
+        counted = 1
+        while not next(batches).ends_epoch:
+            counted += 1
+        assert data.num_batches(epoch, seed=1) == counted
+
+
+def test_seeds_and_epochs_are_not_added_up() -> None:
+    data = MapData(range(50), global_batch_size=50, collate=list)
+    of_seed_1 = next(data.batches(Position(epoch=5), seed=1))
+    of_seed_2 = next(data.batches(Position(epoch=4), seed=2))
+    assert samples(of_seed_1) != samples(of_seed_2)
+
+
+def test_samples_over_the_budget_are_skipped_and_counted() -> None:
+    data = MapData(
+        range(6), global_batch_tokens=10, lengths=[3, 11, 5, 2, 40, 1], oversized="skip", collate=list, num_epochs=1
+    )
+    assert data.num_skipped == 2
+    assert data.stats() == {"num_samples": 4, "num_skipped": 2}
+    visited = [index for batch in data.batches(Position(), seed=1) for index in chain(*samples(batch))]
+    assert sorted(visited) == [0, 2, 3, 5]
+
+
+def test_a_sample_over_the_micro_batch_budget_is_an_error() -> None:
+    with pytest.raises(DataError, match="sample 2 has 5 tokens, more than the 4 of a batch"):
+        MapData(range(3), global_batch_size=3, micro_batch_tokens=4, lengths=[1, 2, 5])
+
+
+def test_a_global_batch_by_count_is_cut_into_micro_batches_by_tokens() -> None:
+    data = MapData(
+        range(6),
+        global_batch_size=6,
+        micro_batch_tokens=6,
+        lengths=[1, 6, 2, 3, 2, 1],
+        shuffle=False,
+        collate=list,
+    )
+    assert samples(next(data.batches(Position(), seed=1))) == [[0, 5, 2], [4, 3], [1]]
+
+
+def test_augmentation_does_not_depend_on_the_cut_or_the_ranks() -> None:
+    def values(rank: int, ranks: int, micro_batch_size: int | None) -> list[tuple[float, ...]]:
+        data = MapData(Noisy(12), global_batch_size=6, micro_batch_size=micro_batch_size, collate=list, num_epochs=2)
+        return [
+            sample
+            for batch in data.batches(Position(), seed=1, rank=rank, ranks=ranks)
+            for microbatch in batch.microbatches
+            for sample in microbatch.data
+        ]
+
+    expected = values(0, 1, None)
+    assert values(0, 1, 1) == values(0, 1, 4) == expected
+    assert sorted(values(0, 2, 2) + values(1, 2, 2)) == sorted(expected)
+    assert len({sample[1:] for sample in expected}) == 24
+
+
+def test_augmentation_differs_between_epochs_and_seeds() -> None:
+    data = MapData(Noisy(4), global_batch_size=4, shuffle=False, collate=list)
+
+    def values(epoch: int, seed: int) -> object:
+        return next(data.batches(Position(epoch=epoch), seed=seed)).microbatches[0].data
+
+    assert values(0, 1) != values(1, 1)
+    assert values(0, 1) != values(0, 2)
+    assert values(1, 1) == values(1, 1)
+
+
+def test_a_subset_is_augmented_sample_by_sample() -> None:
+    def values(micro_batch_size: int) -> list[object]:
+        data = MapData(
+            Subset(Noisy(9), [8, 2, 4, 6]), global_batch_size=4, micro_batch_size=micro_batch_size, collate=list
+        )
+        batch = next(data.batches(Position(), seed=1))
+        return [sample for microbatch in batch.microbatches for sample in microbatch.data]
+
+    assert values(1) == values(4)
+
+
+def test_a_dataset_that_fetches_many_is_seeded_for_each_micro_batch() -> None:
+    def values(start: Position) -> list[object]:
+        data = MapData(NoisyMany(8), global_batch_size=4, micro_batch_size=2, collate=list)
+        return [microbatch.data for microbatch in next(data.batches(start, seed=1)).microbatches]
+
+    assert values(Position(batch=1)) == values(Position(batch=1))
+    first, second = values(Position())
+    assert first[0][1:] != second[0][1:]
+
+
+def test_a_random_collate_function_is_seeded_even_over_a_plain_list() -> None:
+    def noise(batch: list[int]) -> float:
+        return random.random()
+
+    def values() -> list[object]:
+        data = MapData(range(8), global_batch_size=2, collate=noise)
+        return [batch.microbatches[0].data for batch in islice(data.batches(Position(), seed=1), 4)]
+
+    assert values() == values()
+    assert len(set(values())) == 4
+
+
+@pytest.mark.parametrize("dataset", [Noisy(6), NoisyMany(6)])
+def test_the_users_generators_are_left_as_they_were(dataset: Noisy) -> None:
+    torch.manual_seed(3)
+    np.random.seed(4)
+    random.seed(5)
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    for _ in islice(MapData(dataset, global_batch_size=3).batches(Position(), seed=1), 5):
+        pass
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert np.array_equal(np.random.get_state()[1], states[1][1])
+    assert random.getstate() == states[2]
+
+
+def test_without_seeding_the_generators_are_the_users() -> None:
+    torch.manual_seed(3)
+    expected = float(torch.rand(()))
+    torch.manual_seed(3)
+    data = MapData(Noisy(6), global_batch_size=1, collate=list, seed_samples=False)
+    assert next(data.batches(Position(), seed=1)).microbatches[0].data[0][1] == expected
+
+
+def test_rows_of_tensors_come_as_the_default_collate_function_makes_them() -> None:
+    inputs, targets = torch.randn(10, 3), torch.arange(10)
+
+    class Slow(Dataset[tuple[torch.Tensor, ...]]):
+        def __len__(self) -> int:
+            return 10
+
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+            return inputs[index], targets[index]
+
+    fast = MapData(TensorDataset(inputs, targets), global_batch_size=4, micro_batch_size=3, num_epochs=1)
+    slow = MapData(Slow(), global_batch_size=4, micro_batch_size=3, num_epochs=1)
+    for one, other in zip(fast.batches(Position(), seed=1), slow.batches(Position(), seed=1), strict=True):
+        for ours, theirs in zip(one.microbatches, other.microbatches, strict=True):
+            assert torch.equal(ours.data[0], theirs.data[0])
+            assert torch.equal(ours.data[1], theirs.data[1])
+
+
+def test_the_dataset_is_told_of_each_epoch_once_and_of_the_one_it_resumes_in() -> None:
+    dataset = Remembering()
+    data = MapData(dataset, global_batch_size=2, collate=list)
+    batches = list(islice(data.batches(Position(epoch=3, batch=1), seed=1), 7))
+    assert dataset.told == [3, 4, 5]
+    for batch in batches:
+        assert all(epoch == batch.position.epoch for _, epoch in batch.microbatches[0].data)
+
+
+def test_a_failing_sample_is_named_with_its_epoch_and_its_traceback() -> None:
+    data = MapData(Failing(), global_batch_size=4, shuffle=False)
+    batches = data.batches(Position(epoch=2, batch=3), seed=1)
+    next(batches)
+    with pytest.raises(DataError) as caught:
+        next(batches)
+    message = str(caught.value)
+    assert message.startswith("sample 17 of the dataset raised ValueError: bad pixel")
+    assert "micro-batch 0 of batch 4 of epoch 2" in message
+    assert 'raise ValueError("bad pixel")' in caught.value.__notes__[0]
+
+
+def test_samples_that_cannot_be_collated_are_named() -> None:
+    data = MapData([torch.zeros(2), torch.zeros(3)], global_batch_size=2, shuffle=False)
+    with pytest.raises(DataError, match="collating the samples 0, 1 raised RuntimeError: stack expects"):
+        next(data.batches(Position(), seed=1))
+
+
+def test_a_failing_set_epoch_is_named() -> None:
+    class Confused(Noisy):
+        def set_epoch(self, epoch: int) -> None:
+            raise KeyError("mask")
+
+    with pytest.raises(DataError, match=r"set_epoch\(0\) of the dataset raised KeyError: 'mask'"):
+        next(MapData(Confused(4), global_batch_size=2).batches(Position(), seed=1))
+
+
+def test_samples_that_fail_together_are_named_together() -> None:
+    class Broken(Noisy):
+        def __getitems__(self, indices: list[int]) -> list[int]:
+            raise OSError("no such shard")
+
+    data = MapData(Broken(4), global_batch_size=2, shuffle=False)
+    with pytest.raises(DataError, match="reading the samples 0, 1 of the dataset at once raised OSError: no such"):
+        next(data.batches(Position(), seed=1))
+
+
+def test_reading_can_go_on_after_a_failure() -> None:
+    data = MapData(Failing(), global_batch_size=4, shuffle=False, collate=list)
+    with pytest.raises(DataError):
+        next(data.batches(Position(batch=4), seed=1))
+    assert samples(next(data.batches(Position(epoch=1), seed=1))) == [[0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "neither is; set the one"),
+        ({"global_batch_size": 4, "global_batch_tokens": 4}, "both are; set the one"),
+        ({"global_batch_size": 0}, "`global_batch_size` must be at least 1, but is 0"),
+        ({"global_batch_size": 2.5}, "`global_batch_size` must be a whole number, but is 2.5"),
+        ({"global_batch_size": True}, "`global_batch_size` must be a whole number, but is True"),
+        ({"global_batch_size": 4, "micro_batch_size": -1}, "`micro_batch_size` must be at least 1"),
+        ({"global_batch_tokens": 4}, "`lengths` must be given with a token budget"),
+        ({"global_batch_size": 4, "lengths": [1] * 10}, "`lengths` is only for batches cut by tokens"),
+        ({"global_batch_size": 4, "batch_size_multiple": 8}, "`batch_size_multiple` is only for"),
+        ({"global_batch_size": 4, "oversized": "skip"}, "`oversized` is only for"),
+        ({"global_batch_size": 4, "oversized": "skipp"}, "but is 'skipp'; did you mean \"skip\""),
+        ({"global_batch_size": 4, "length_window": 9}, "`length_window` is only for"),
+        ({"global_batch_size": 4, "shuffle": False, "curriculum_epochs": 1}, "turn `shuffle` on"),
+        ({"global_batch_size": 4, "curriculum_epochs": -1}, "`curriculum_epochs` must be at least 0"),
+        ({"global_batch_size": 4, "num_workers": -1}, "`num_workers` must be at least 0"),
+        ({"global_batch_size": 4, "prefetch_batches": 0}, "`prefetch_batches` must be at least 1"),
+        ({"global_batch_size": 4, "timeout_s": 0}, "`timeout_s` must be above 0 seconds"),
+        ({"global_batch_size": 4, "num_epochs": 0}, "`num_epochs` must be at least 1"),
+        ({"global_batch_size": 4, "collate": 3}, "`collate` must be a function that makes one batch"),
+    ],
+)
+def test_an_argument_that_cannot_be_is_refused(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        MapData(range(10), **arguments)
+
+
+@pytest.mark.parametrize(("rank", "ranks"), [(2, 2), (-1, 2), (0, 0)])
+def test_a_rank_that_cannot_be_is_refused(rank: int, ranks: int) -> None:
+    with pytest.raises(ArgumentError, match=r"`ranks?` must be"):
+        MapData(range(10), global_batch_size=4).batches(Position(), seed=1, rank=rank, ranks=ranks)
+
+
+def test_the_fingerprint_changes_with_all_that_changes_the_samples_of_an_update() -> None:
+    lengths = [1, 2, 3, 4]
+    base = {"global_batch_tokens": 8, "lengths": lengths}
+    variants = [
+        MapData(range(4), **base),
+        MapData(range(3), **(base | {"lengths": lengths[:3]})),
+        MapData(range(4), **(base | {"lengths": [1, 2, 4, 3]})),
+        MapData(range(4), **(base | {"global_batch_tokens": 9})),
+        MapData(range(4), **base, micro_batch_tokens=3, oversized="skip"),
+        MapData(range(4), **base, batch_size_multiple=2),
+        MapData(range(4), **base, length_window=2),
+        MapData(range(4), **base, shuffle=False),
+        MapData(range(4), **base, curriculum_epochs=1),
+        MapData(Subset(range(4), [0, 1, 2, 3]), **base),
+        MapData(range(4), global_batch_size=2),
+    ]
+    fingerprints = [repr(variant.fingerprint()) for variant in variants]
+    assert len(set(fingerprints)) == len(fingerprints)
+
+
+def test_the_fingerprint_does_not_depend_on_how_a_global_batch_is_cut() -> None:
+    base = {"global_batch_tokens": 8, "lengths": [1, 2, 3, 4]}
+    cuts = [{}, {"micro_batch_tokens": 4}, {"micro_batch_size": 1}]
+    assert len({repr(MapData(range(4), **base, **cut).fingerprint()) for cut in cuts}) == 1
+
+
+def test_the_fingerprint_does_not_depend_on_how_samples_are_read() -> None:
+    one = MapData(range(4), global_batch_size=2)
+    other = MapData(range(4), global_batch_size=2, num_workers=3, prefetch_batches=5, timeout_s=1.0, num_epochs=9)
+    assert one.fingerprint() == other.fingerprint()

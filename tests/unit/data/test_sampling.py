@@ -1,0 +1,106 @@
+from itertools import chain
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenstep.data.order import order
+from evenstep.data.sampling import Sampling
+
+
+def all_batches(sampling: Sampling, epoch: int, seed: int = 1) -> list[list[int]]:
+    batches = sampling.epoch(epoch, seed=seed)
+    return [batches.batch(number).tolist() for number in range(batches.num_batches)]
+
+
+def test_batches_by_count_are_the_order_cut() -> None:
+    sampling = Sampling(num_samples=10, global_batch_size=4)
+    expected = order(10, seed=3, epoch=2).tolist()
+    assert all_batches(sampling, 2, seed=3) == [expected[:4], expected[4:8], expected[8:]]
+
+
+def test_curriculum_epochs_come_in_the_datasets_order_and_later_ones_are_shuffled() -> None:
+    sampling = Sampling(num_samples=20, global_batch_size=7, curriculum_epochs=2)
+    in_order = list(range(20))
+    assert [list(chain(*all_batches(sampling, epoch))) == in_order for epoch in range(4)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+def test_an_unshuffled_epoch_cut_by_tokens_keeps_the_datasets_order() -> None:
+    lengths = np.array([5, 1, 4, 2, 3])
+    sampling = Sampling(num_samples=5, global_batch_tokens=8, lengths=lengths, shuffle=False)
+    assert all_batches(sampling, 0) == [[0], [1, 2], [3, 4]]
+
+
+def test_epochs_cut_by_tokens_differ_in_their_batches() -> None:
+    lengths = np.arange(40) % 6 + 1
+    sampling = Sampling(num_samples=40, global_batch_tokens=24, lengths=lengths)
+    assert all_batches(sampling, 0) != all_batches(sampling, 1)
+    assert all_batches(sampling, 0) == all_batches(sampling, 0)
+
+
+def test_batches_cut_by_tokens_do_not_come_from_short_to_long() -> None:
+    lengths = np.arange(200) + 1
+    sampling = Sampling(num_samples=200, global_batch_tokens=1000, lengths=lengths)
+    longest = [lengths[batch].max() for batch in all_batches(sampling, 0)]
+    assert longest != sorted(longest)
+
+
+def test_sorting_by_length_wastes_little_of_the_budget() -> None:
+    lengths = np.random.default_rng(3).integers(1, 200, 4000)
+
+    def padding(window: int) -> float:
+        sampling = Sampling(num_samples=4000, global_batch_tokens=4000, lengths=lengths, length_window=window)
+        padded = sum(lengths[batch].max() * len(batch) for batch in all_batches(sampling, 0))
+        return 1 - lengths.sum() / padded
+
+    assert padding(4000) < 0.03
+    assert padding(1) > 0.4
+
+
+@given(
+    lengths=st.lists(st.integers(1, 20), min_size=1, max_size=40),
+    global_batch_tokens=st.integers(20, 90),
+    micro_batch_tokens=st.integers(20, 40),
+    micro_batch_size=st.none() | st.integers(1, 6),
+    multiple=st.integers(1, 4),
+    epoch=st.integers(0, 3),
+)
+def test_micro_batches_of_an_epoch_hold_every_sample_once_within_every_budget(
+    lengths: list[int],
+    global_batch_tokens: int,
+    micro_batch_tokens: int,
+    micro_batch_size: int | None,
+    multiple: int,
+    epoch: int,
+) -> None:
+    sampling = Sampling(
+        num_samples=len(lengths),
+        global_batch_tokens=global_batch_tokens,
+        micro_batch_tokens=micro_batch_tokens,
+        micro_batch_size=micro_batch_size,
+        batch_size_multiple=multiple,
+        length_window=8,
+        lengths=np.array(lengths),
+    )
+    batches = sampling.epoch(epoch, seed=1)
+    seen: list[int] = []
+    for number in range(batches.num_batches):
+        samples = batches.batch(number)
+        assert max(lengths[index] for index in samples) * len(samples) <= global_batch_tokens
+        for microbatch in sampling.microbatches(samples):
+            assert max(lengths[index] for index in microbatch) * len(microbatch) <= micro_batch_tokens
+            assert micro_batch_size is None or len(microbatch) <= micro_batch_size
+            seen += microbatch
+    assert sorted(seen) == list(range(len(lengths)))
+
+
+def test_skipped_samples_do_not_change_the_order_of_the_others() -> None:
+    fits = np.arange(30) % 4 != 0
+    some = list(chain(*all_batches(Sampling(num_samples=30, global_batch_size=5, fits=fits), 1)))
+    every = list(chain(*all_batches(Sampling(num_samples=30, global_batch_size=5), 1)))
+    assert some == [index for index in every if index % 4 != 0]

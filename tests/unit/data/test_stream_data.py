@@ -1,0 +1,345 @@
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from itertools import count, islice
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from evenstep.data import GlobalBatch, Position, StreamData
+from evenstep.errors import ArgumentError, DataError
+
+
+class Counting:
+    """A stream with a state: `length` numbers an epoch, which differ from epoch to epoch."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.epoch = 0
+        self.next = 0
+        self.given: list[int] = []
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        while self.next < self.length:
+            number = 100 * self.epoch + self.next
+            self.next += 1
+            self.given.append(number)
+            yield number
+        self.next = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"next": self.next}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self.next = state["next"]
+
+
+class Shared(Counting):
+    """One that hands out its live state, to be changed as it goes on."""
+
+    def __init__(self, length: int) -> None:
+        self.state = {"next": 0}
+        super().__init__(length)
+
+    @property
+    def next(self) -> int:
+        return self.state["next"]
+
+    @next.setter
+    def next(self, value: int) -> None:
+        self.state["next"] = value
+
+    def state_dict(self) -> dict[str, int]:
+        return self.state
+
+
+class Breaking:
+    """Gives `good` numbers an epoch, then fails."""
+
+    def __init__(self, good: int) -> None:
+        self.good = good
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(self.good)
+        raise OSError("connection lost")
+
+
+def numbers(batch: GlobalBatch) -> list[list[int]]:
+    return [list(microbatch.data) for microbatch in batch.microbatches]
+
+
+def by_samples(stream: object, global_batch_size: int, **options: object) -> StreamData:
+    return StreamData(stream, global_batch_size=global_batch_size, collate=list, **options)
+
+
+def test_10_samples_by_4_are_batches_of_4_4_2() -> None:
+    batches = list(islice(by_samples(range(10), 4).batches(Position(), seed=1), 4))
+    assert [numbers(batch) for batch in batches] == [[[0, 1, 2, 3]], [[4, 5, 6, 7]], [[8, 9]], [[0, 1, 2, 3]]]
+    assert [batch.ends_epoch for batch in batches] == [False, False, True, False]
+    assert [batch.num_samples for batch in batches] == [4, 4, 2, 4]
+    assert batches[2].following == Position(epoch=1)
+
+
+def test_an_epoch_that_fills_its_last_batch_ends_with_it() -> None:
+    batches = list(islice(by_samples(range(8), 4).batches(Position(), seed=1), 4))
+    assert [batch.ends_epoch for batch in batches] == [False, True, False, True]
+
+
+def test_a_global_batch_is_cut_into_micro_batches() -> None:
+    batch = next(by_samples(range(10), 10, micro_batch_size=4).batches(Position(), seed=1))
+    assert numbers(batch) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert [microbatch.index for microbatch in batch.microbatches] == [0, 1, 2]
+    assert [microbatch.num_samples for microbatch in batch.microbatches] == [4, 4, 2]
+    assert batch.num_microbatches == 3
+
+
+def test_samples_are_collated_as_torch_does_by_default() -> None:
+    batch = next(StreamData([1, 2, 3], global_batch_size=2).batches(Position(), seed=1))
+    assert torch.equal(batch.microbatches[0].data, torch.tensor([1, 2]))
+
+
+def test_ready_made_batches_are_grouped_and_the_last_group_may_be_short() -> None:
+    ready = [torch.full((size,), float(size)) for size in (3, 5, 2, 4, 1)]
+    data = StreamData(ready, batched=True, num_microbatches=2)
+    batches = list(islice(data.batches(Position(), seed=1), 4))
+    assert [batch.num_samples for batch in batches] == [8, 6, 1, 8]
+    assert [batch.num_microbatches for batch in batches] == [2, 2, 1, 2]
+    assert [batch.ends_epoch for batch in batches] == [False, False, True, False]
+    assert batches[1].microbatches[1].data is ready[3]
+
+
+def test_the_samples_of_a_ready_made_batch_can_be_counted_by_a_function() -> None:
+    data = StreamData([{"edges": 3, "graphs": 7}], batched=True, samples_in=lambda batch: batch["graphs"])
+    assert next(data.batches(Position(), seed=1)).num_samples == 7
+
+
+def test_only_reading_tells_how_many_batches_a_stream_has() -> None:
+    assert by_samples(range(10), 4).num_batches(0, seed=1) is None
+
+
+def test_a_generator_ends_with_its_only_epoch() -> None:
+    batches = list(by_samples((number for number in range(5)), 2).batches(Position(), seed=1))
+    assert [batch.num_samples for batch in batches] == [2, 2, 1]
+    assert batches[-1].ends_epoch
+
+
+def test_an_iterator_that_begins_anew_gives_epoch_after_epoch() -> None:
+    class Rewinding:
+        def __iter__(self) -> "Rewinding":
+            self.left = 3
+            return self
+
+        def __next__(self) -> int:
+            if not self.left:
+                raise StopIteration
+            self.left -= 1
+            return self.left
+
+    batches = list(islice(by_samples(Rewinding(), 2).batches(Position(), seed=1), 5))
+    assert [numbers(batch) for batch in batches] == [[[2, 1]], [[0]], [[2, 1]], [[0]], [[2, 1]]]
+
+
+def test_an_endless_stream_has_one_epoch() -> None:
+    batches = by_samples(count(), 3).batches(Position(), seed=1)
+    assert not any(batch.ends_epoch for batch in islice(batches, 50))
+
+
+@pytest.mark.parametrize("stream", [[], iter(())])
+def test_a_stream_that_gives_nothing_is_an_error(stream: object) -> None:
+    with pytest.raises(DataError, match="the stream gave nothing in epoch 0"):
+        next(by_samples(stream, 2).batches(Position(), seed=1))
+
+
+def test_reading_a_used_up_generator_again_says_that_it_cannot_be() -> None:
+    data = by_samples((number for number in range(4)), 2)
+    assert len(list(data.batches(Position(), seed=1))) == 2
+    with pytest.raises(DataError, match="can be iterated only once"):
+        next(data.batches(Position(), seed=1))
+
+
+def test_the_stream_is_told_of_each_epoch() -> None:
+    batches = islice(by_samples(Counting(3), 2).batches(Position(epoch=4), seed=1), 4)
+    assert [numbers(batch) for batch in batches] == [[[400, 401]], [[402]], [[500, 501]], [[502]]]
+
+
+@given(
+    length=st.integers(1, 12),
+    global_batch_size=st.integers(1, 5),
+    micro_batch_size=st.none() | st.integers(1, 3),
+    skip=st.integers(1, 20),
+    stream_type=st.sampled_from([Counting, Shared]),
+)
+def test_a_stream_with_state_resumes_at_every_position_without_replay(
+    length: int, global_batch_size: int, micro_batch_size: int | None, skip: int, stream_type: type[Counting]
+) -> None:
+    def data(stream: Counting) -> StreamData:
+        return by_samples(stream, global_batch_size, micro_batch_size=micro_batch_size)
+
+    uninterrupted = list(islice(data(stream_type(length)).batches(Position(), seed=1), skip + 6))
+    first = data(stream_type(length))
+    first_batches = first.batches(Position(), seed=1)
+    last = list(islice(first_batches, skip))[-1]
+    state = deepcopy(first.state_dict())
+
+    stream = stream_type(length)
+    second = data(stream)
+    second.load_state_dict(state)
+    assert second.state_dict() == state
+    assert list(islice(second.batches(last.following, seed=1), 6)) == uninterrupted[skip:]
+    num_needed = sum(batch.num_samples for batch in uninterrupted[skip:])
+    # One more is looked ahead at, and one may be needed to learn that the state is that of a new epoch.
+    assert len(stream.given) <= num_needed + 2
+
+
+def test_the_state_is_that_of_the_batch_handed_out_and_not_of_what_was_read_ahead() -> None:
+    stream = Counting(10)
+    data = by_samples(stream, 3)
+    batches = data.batches(Position(), seed=1)
+    assert data.state_dict() == {}
+    next(batches)
+    assert stream.next == 4
+    assert data.state_dict()["stream"] == {"next": 3}
+
+
+def test_an_empty_state_is_the_beginning() -> None:
+    data = by_samples(Counting(4), 2)
+    data.load_state_dict({})
+    assert numbers(next(data.batches(Position(), seed=1))) == [[0, 1]]
+
+
+def test_a_state_of_another_position_is_refused() -> None:
+    first = by_samples(Counting(10), 2)
+    list(islice(first.batches(Position(), seed=1), 2))
+    second = by_samples(Counting(10), 2)
+    second.load_state_dict(first.state_dict())
+    with pytest.raises(DataError, match="state is of batch 2 of epoch 0, but it is to start at batch 1 of epoch 0"):
+        second.batches(Position(batch=1), seed=1)
+
+
+def test_a_state_after_which_a_shorter_stream_has_nothing_is_refused() -> None:
+    first = by_samples(Counting(10), 2)
+    list(islice(first.batches(Position(), seed=1), 2))
+    second = by_samples(Counting(4), 2)
+    second.load_state_dict(first.state_dict())
+    with pytest.raises(DataError, match="put at batch 2 of epoch 0, gives nothing more"):
+        second.batches(Position(batch=2), seed=1)
+
+
+def test_a_state_of_other_data_is_refused() -> None:
+    with pytest.raises(DataError, match=r"the state given holds \['step'\], which is not the state of a stream"):
+        by_samples(Counting(4), 2).load_state_dict({"step": 3})
+
+
+def test_a_stream_without_state_says_what_to_implement() -> None:
+    data = by_samples(DataLoader(range(4)), 2)
+    assert not data.resumable
+    for use in (data.state_dict, lambda: data.load_state_dict({})):
+        with pytest.raises(DataError, match=r"a DataLoader, cannot say where it is.*StatefulDataLoader"):
+            use()
+
+
+def test_a_stream_without_state_cannot_start_in_the_middle() -> None:
+    with pytest.raises(DataError, match="cannot start at batch 3 of epoch 1"):
+        by_samples(range(10), 2).batches(Position(epoch=1, batch=3), seed=1)
+
+
+def test_a_stream_goes_on_where_it_was_left_in_the_same_process() -> None:
+    data = by_samples((number for number in range(7)), 2)
+    first = next(data.batches(Position(), seed=1))
+    rest = list(data.batches(first.following, seed=1))
+    assert [numbers(batch) for batch in rest] == [[[2, 3]], [[4, 5]], [[6]]]
+
+
+def test_an_evaluation_begins_anew_each_time() -> None:
+    data = by_samples(range(5), 2)
+    for _ in range(2):
+        batches = data.batches(Position(), seed=1)
+        assert [numbers(next(batches)) for _ in range(3)] == [[[0, 1]], [[2, 3]], [[4]]]
+
+
+def test_a_whole_batch_is_given_before_the_failure_of_the_next_is_told() -> None:
+    batches = by_samples(Breaking(4), 2).batches(Position(), seed=1)
+    assert [numbers(next(batches)) for _ in range(2)] == [[[0, 1]], [[2, 3]]]
+    with pytest.raises(DataError, match=r"raised OSError: connection lost \(reading batch 2 of epoch 0\)") as caught:
+        next(batches)
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_a_failure_in_the_middle_of_a_batch_is_told() -> None:
+    batches = by_samples(Breaking(3), 2).batches(Position(), seed=1)
+    next(batches)
+    with pytest.raises(DataError, match="reading batch 1 of epoch 0"):
+        next(batches)
+
+
+def test_samples_that_cannot_be_collated_are_told() -> None:
+    data = StreamData([torch.zeros(2), torch.zeros(3)], global_batch_size=2)
+    with pytest.raises(DataError, match="collating batch 0 of epoch 0 of the stream raised RuntimeError: stack"):
+        next(data.batches(Position(), seed=1))
+
+
+def test_ranks_take_their_share_of_the_micro_batches_each_from_its_own_stream() -> None:
+    of_ranks = [
+        next(by_samples(range(20), 10, micro_batch_size=4).batches(Position(), seed=1, rank=rank, ranks=2))
+        for rank in range(2)
+    ]
+    assert [numbers(batch) for batch in of_ranks] == [[[0, 1, 2, 3]], [[0, 1, 2, 3], [4, 5]]]
+    assert [[microbatch.index for microbatch in batch.microbatches] for batch in of_ranks] == [[0], [1, 2]]
+    assert [batch.num_samples for batch in of_ranks] == [10, 10]
+    assert [batch.num_microbatches for batch in of_ranks] == [3, 3]
+
+
+def test_a_rank_that_would_get_nothing_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"each of the 3 ranks .* but there are 2"):
+        StreamData([1], batched=True, num_microbatches=2).batches(Position(), seed=1, rank=0, ranks=3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "`global_batch_size` must be a whole number, but is None"),
+        ({"global_batch_size": 0}, "`global_batch_size` must be at least 1"),
+        ({"global_batch_size": 4, "micro_batch_size": 0}, "`micro_batch_size` must be at least 1"),
+        ({"global_batch_size": 4, "num_microbatches": 2}, "`num_microbatches` does nothing for a stream of samples"),
+        ({"batched": True, "global_batch_size": 4}, "`global_batch_size` does nothing with ready-made batches"),
+        ({"batched": True, "micro_batch_size": 4}, "`micro_batch_size` does nothing with ready-made batches"),
+        ({"batched": True, "collate": list}, "`collate` does nothing with ready-made batches"),
+        ({"batched": True, "num_microbatches": 0}, "`num_microbatches` must be at least 1"),
+        ({"batched": True, "samples_in": 3}, "`samples_in` must be a function that counts"),
+        ({"global_batch_size": 4, "collate": 3}, "`collate` must be a function"),
+    ],
+)
+def test_an_argument_that_cannot_be_is_refused(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        StreamData([1, 2], **arguments)
+
+
+def test_what_cannot_be_iterated_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="`stream` must be something to iterate, but is a int"):
+        StreamData(3, global_batch_size=2)
+
+
+def test_the_fingerprint_holds_the_sizes_and_the_streams_own() -> None:
+    class Named(list[int]):
+        fingerprint = "numbers-1"
+
+    assert by_samples(Named([1]), 4, micro_batch_size=2).fingerprint() == {
+        "kind": "stream",
+        "global_batch_size": 4,
+        "batched": False,
+        "num_microbatches": 1,
+        "stream": "numbers-1",
+    }
+
+
+def test_closing_lets_go_of_the_stream() -> None:
+    data = by_samples(range(6), 2)
+    first = next(data.batches(Position(), seed=1))
+    data.close()
+    with pytest.raises(DataError, match="cannot start at batch 1 of epoch 0"):
+        data.batches(first.following, seed=1)

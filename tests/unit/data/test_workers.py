@@ -1,0 +1,200 @@
+import multiprocessing
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from evenstep.data import GlobalBatch, MapData, Position
+from evenstep.errors import DataError
+
+
+class Noisy(Dataset[tuple[int, float, float, float]]):
+    """Each sample is its number and what the three generators draw for it."""
+
+    def __len__(self) -> int:
+        return 11
+
+    def __getitem__(self, index: int) -> tuple[int, float, float, float]:
+        return index, float(torch.rand(())), float(np.random.rand()), random.random()
+
+
+class Remembering(Dataset[tuple[int, int, float]]):
+    """Each sample is the worker's process, the epoch it was last told, and a mask that was drawn then."""
+
+    def __init__(self) -> None:
+        self.epoch = -1
+        self.mask = 0.0
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> tuple[int, int, float]:
+        return os.getpid(), self.epoch, self.mask
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.mask = random.random()
+
+
+class Failing(Dataset[int]):
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> int:
+        if index == 17:
+            raise ValueError("bad pixel")
+        return index
+
+
+class Deadly(Dataset[int]):
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> int:
+        if index == 9:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return index
+
+
+class Sleepy(Dataset[int]):
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> int:
+        if index == 9:
+            time.sleep(60)
+        return index
+
+
+@pytest.fixture(autouse=True)
+def no_process_is_left() -> Iterator[None]:
+    before = set(multiprocessing.active_children())
+    yield
+    assert set(multiprocessing.active_children()) <= before
+
+
+def read(data: MapData, count: int, start: Position | None = None, **options: object) -> list[GlobalBatch]:
+    return list(islice(data.batches(start or Position(), seed=1, **options), count))
+
+
+def test_workers_give_what_this_process_gives_augmentation_and_resume_included() -> None:
+    def batches(num_workers: int, start: Position) -> list[GlobalBatch]:
+        data = MapData(Noisy(), global_batch_size=4, micro_batch_size=3, collate=list, num_workers=num_workers)
+        try:
+            return read(data, 8, start)
+        finally:
+            data.close()
+
+    for start in (Position(), Position(epoch=1, batch=2)):
+        assert batches(2, start) == batches(0, start)
+
+
+def test_one_set_of_processes_serves_all_epochs_and_all_uses() -> None:
+    data = MapData(Remembering(), global_batch_size=2, collate=list, num_workers=2)
+    processes = {sample[0] for batch in read(data, 20) for sample in batch.microbatches[0].data}
+    processes |= {sample[0] for batch in read(data, 4) for sample in batch.microbatches[0].data}
+    data.close()
+    assert len(processes) == 2
+    assert os.getpid() not in processes
+
+
+def test_each_epoch_reaches_the_dataset_inside_persistent_workers() -> None:
+    data = MapData(Remembering(), global_batch_size=2, collate=list, num_workers=2)
+    batches = read(data, 12)
+    data.close()
+    assert {batch.position.epoch for batch in batches} == {0, 1, 2, 3}
+    masks: dict[int, set[float]] = {}
+    for batch in batches:
+        for _, epoch, mask in batch.microbatches[0].data:
+            assert epoch == batch.position.epoch
+            masks.setdefault(epoch, set()).add(mask)
+    # What is drawn in set_epoch is the same in both workers, and another in each epoch.
+    assert all(len(of_epoch) == 1 for of_epoch in masks.values())
+    assert len(set.union(*masks.values())) == 4
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_failing_sample_gives_the_same_error_here_and_in_workers(num_workers: int) -> None:
+    data = MapData(Failing(), global_batch_size=4, micro_batch_size=2, shuffle=False, num_workers=num_workers)
+    batches = data.batches(Position(), seed=1)
+    assert len(list(islice(batches, 4))) == 4
+    with pytest.raises(DataError) as caught:
+        next(batches)
+    data.close()
+    assert str(caught.value) == (
+        "sample 17 of the dataset raised ValueError: bad pixel (micro-batch 0 of batch 4 of epoch 0); "
+        "`dataset[17]` shows it alone: correct or remove that sample."
+    )
+    assert 'raise ValueError("bad pixel")' in caught.value.__notes__[0]
+
+
+def test_a_killed_worker_is_an_error_that_names_its_task() -> None:
+    data = MapData(Deadly(), global_batch_size=2, shuffle=False, num_workers=2, timeout_s=20.0)
+    with pytest.raises(DataError, match=r"did not deliver micro-batch 0 of batch \d of epoch 0, the task of worker"):
+        read(data, 10)
+    data.close()
+
+
+def test_a_hanging_worker_is_an_error_after_the_timeout() -> None:
+    data = MapData(Sleepy(), global_batch_size=2, shuffle=False, num_workers=2, timeout_s=1.5)
+    batches = data.batches(Position(batch=3), seed=1)
+    next(batches)
+    started = time.monotonic()
+    with pytest.raises(DataError, match=r"micro-batch 0 of batch 4 of epoch 0, the task of worker 1: .*timed out"):
+        next(batches)
+    assert time.monotonic() - started < 5
+    data.close()
+
+
+def test_two_readers_at_once_do_not_mix() -> None:
+    data = MapData(range(12), global_batch_size=3, collate=list, num_workers=1)
+    first, second = data.batches(Position(), seed=1), data.batches(Position(epoch=1), seed=1)
+    pairs = [(next(first), next(second)) for _ in range(4)]
+    first.close()
+    second.close()
+    data.close()
+    alone = MapData(range(12), global_batch_size=3, collate=list)
+    assert [pair[0] for pair in pairs] == read(alone, 4)
+    assert [pair[1] for pair in pairs] == read(alone, 4, Position(epoch=1))
+
+
+def test_a_rank_without_micro_batches_still_sees_every_global_batch() -> None:
+    data = MapData(range(5), global_batch_size=2, collate=list, num_workers=1)
+    batches = read(data, 4, rank=0, ranks=2)
+    data.close()
+    assert [batch.microbatches for batch in batches] == [()] * 4
+    assert [batch.num_samples for batch in batches] == [2, 2, 1, 2]
+
+
+def test_the_users_generators_are_left_as_they_were() -> None:
+    states = torch.get_rng_state(), random.getstate()
+    data = MapData(Noisy(), global_batch_size=4, num_workers=1)
+    read(data, 3)
+    data.close()
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
+
+
+def test_reading_on_after_close_says_so_and_reading_anew_works() -> None:
+    data = MapData(range(12), global_batch_size=3, collate=list, num_workers=1)
+    batches = data.batches(Position(), seed=1)
+    first = next(batches)
+    data.close()
+    with pytest.raises(DataError, match="closed while they were read"):
+        next(batches)
+    assert next(data.batches(Position(), seed=1)) == first
+    data.close()
+
+
+def test_workers_stop_at_the_last_epoch() -> None:
+    data = MapData(range(5), global_batch_size=2, num_workers=2, num_epochs=2)
+    assert len(list(data.batches(Position(), seed=1))) == 6
+    assert len(list(data.batches(Position(epoch=1, batch=2), seed=1))) == 1
+    data.close()
