@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from evenstep.checkpoint import newest_checkpoint, read_checkpoint, retain, write_checkpoint
+from evenstep.checkpoint import clean_leftovers, newest_checkpoint, read_checkpoint, retain, write_checkpoint
 from evenstep.data import Data
 from evenstep.errors import ArgumentError
 from evenstep.events import (
@@ -247,6 +247,7 @@ class Trainer:
         begin = TrainBegin(update=self.progress.update, updates=self.updates, resumed=self._resumed)
         with self._writers.opened(self.folder, self.progress.update), closing(self._data), undisturbed(self.device):
             self._writers.event("train_begin", begin)
+            self._clean()
             with self._bus.span("train", lambda: begin, end):
                 try:
                     self._loop.run()
@@ -263,6 +264,12 @@ class Trainer:
             reason=reason,
             metrics={name: record.value for name in self.storage.names() if (record := self.storage.latest(name))},
         )
+
+    def _clean(self) -> None:
+        """Delete what killed processes have left half written, and say so."""
+        leftovers = [] if self.folder is None else clean_leftovers(self.folder / "checkpoints")
+        for message in leftovers:
+            self._report(Incident(kind="leftover", update=self.progress.update, message=message, details={}))
 
     def _salvage(self, error: BaseException, end: Callable[[BaseException], TrainEnd]) -> None:
         """Go back to the last committed update and write what is known of it; never hide `error`."""

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 
 from evenstep import Ema, Hook, Loss, MapData, StreamData, Task, Trainer
 from evenstep.errors import ArgumentError, CheckpointError, DataError, HookError, TaskError
-from evenstep.events import EvaluateEnd, TrainEnd, UpdateEnd
+from evenstep.events import EvaluateEnd, Incident, TrainEnd, UpdateEnd
 from evenstep.optim.schedules import Linear
 
 
@@ -236,6 +236,19 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(change: str, t
         other.load_state_dict(first.state_dict())
     assert all(torch.equal(value, before[name]) for name, value in other.model.state_dict().items())
     assert other.progress.update == 0
+
+
+def test_what_a_killed_save_has_left_is_cleaned_and_said(tmp_path: Path) -> None:
+    said: list[str] = []
+
+    class Hear(Hook):
+        def on_incident(self, event: Incident) -> None:
+            said.append(event.kind)
+
+    (tmp_path / "checkpoints" / ".saving-step-00000003").mkdir(parents=True)
+    trainer_of(folder=tmp_path, hooks=[Hear()]).train()
+    assert said == ["leftover"]
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000007"]
 
 
 def test_a_missing_checkpoint_is_an_error_but_auto_starts_afresh(tmp_path: Path) -> None:

@@ -1,0 +1,119 @@
+"""Where checkpoints lie: their names, and which are there.
+
+    checkpoints/step-00001000/             a checkpoint, complete if it has a manifest:
+        manifest.json, state.json, PART.safetensors
+    checkpoints/.saving-step-00001000/     being written
+    checkpoints/.replaced-step-00001000/   complete, while another of the same update takes its place
+    checkpoints/.removing-step-00001000/   being deleted, its manifest first
+    latest                                 the name of the newest, for people; nothing here reads it
+
+Whatever the instant at which a process dies, what it leaves is one of these. This module neither changes anything
+(`writer`, `retention`) nor looks into a checkpoint (`verify`).
+"""
+
+import re
+from pathlib import Path
+
+from evenstep.checkpoint.manifest import MANIFEST
+from evenstep.errors import ArgumentError, CheckpointError
+
+CHECKPOINTS = "checkpoints"
+LATEST = "latest"
+STATE = "state.json"
+TENSORS_SUFFIX = ".safetensors"
+LATEST_SAVING = ".latest.saving"
+SAVING, REPLACED, REMOVING = ".saving-", ".replaced-", ".removing-"
+
+_STEP = re.compile(r"step-(\d{8,18})")
+_MAX_NAMES = 10
+
+
+def step_name(update: int) -> str:
+    """The name of the folder of the checkpoint after `update` committed updates.
+
+    Raises:
+        ArgumentError: a negative number.
+
+    >>> step_name(1000)
+    'step-00001000'
+    """
+    if update < 0:
+        raise ArgumentError(f"`update` must be at least 0, but is {update}; give the number of committed updates.")
+    return f"step-{update:08d}"
+
+
+def step_update(name: str) -> int | None:
+    """The update in the name of a step folder (also of one that is being replaced), or None for another name.
+
+    >>> step_update("step-00001000"), step_update(".replaced-step-00001000"), step_update("best")
+    (1000, 1000, None)
+    """
+    match = _STEP.fullmatch(name.removeprefix(REPLACED))
+    return int(match[1]) if match else None
+
+
+def checkpoints_folder(path: Path) -> Path:
+    """The folder of checkpoints that `path` means: itself, or the one in the run folder `path`."""
+    inner = path / CHECKPOINTS
+    return inner if inner.is_dir() else path
+
+
+def is_complete(path: Path) -> bool:
+    """Whether the folder has a manifest; its content may still be damaged."""
+    return (path / MANIFEST).is_file()
+
+
+def complete_checkpoints(folder: Path) -> list[Path]:
+    """The complete checkpoints in a folder of checkpoints, the oldest first; none where there is no folder.
+
+    One that is being replaced counts as long as nothing has taken its place.
+
+    Raises:
+        CheckpointError: a folder that cannot be listed.
+    """
+    found: dict[int, Path] = {}
+    try:
+        # `.replaced-step-…` sorts before `step-…`, which so takes its place
+        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+            update = step_update(path.name)
+            if update is not None and is_complete(path):
+                found[update] = path
+    except OSError as error:
+        raise CheckpointError(f"the checkpoints in `{folder}` cannot be listed: {error.strerror}.") from error
+    return [found[update] for update in sorted(found)]
+
+
+def locate(path: Path) -> Path:
+    """The step folder that `path` means: itself, or the newest complete one of a run or checkpoints folder.
+
+    Raises:
+        CheckpointError: nothing there that is a checkpoint; the message lists what is.
+    """
+    try:
+        if is_complete(path):
+            return path
+        if path.is_dir() and step_update(path.name) is None:
+            found = complete_checkpoints(checkpoints_folder(path))
+            if found:
+                return found[-1]
+        raise CheckpointError(_nothing_at(path))
+    except OSError as error:
+        raise CheckpointError(f"`{error.filename or path}` cannot be read: {error.strerror}.") from error
+
+
+def _nothing_at(path: Path) -> str:
+    if path.is_dir():
+        return (
+            f"`{path}` is no checkpoint, as it has no `{MANIFEST}`, and no run folder with one; it holds "
+            f"{_names(path)}. Give a run folder, its `{CHECKPOINTS}` folder or a complete `step-…` folder."
+        )
+    if path.exists():
+        return f"`{path}` is a file, not a checkpoint; give the folder that holds `{MANIFEST}`."
+    nearest = next(parent for parent in path.absolute().parents if parent.is_dir())
+    return f"`{path}` does not exist, so there is no checkpoint to read; `{nearest}` holds {_names(nearest)}."
+
+
+def _names(folder: Path) -> str:
+    names = sorted(entry.name for entry in folder.iterdir())
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return ", ".join(f"`{name}`" for name in names[-_MAX_NAMES:]) + more if names else "nothing"

@@ -1,0 +1,161 @@
+"""The manifest of a checkpoint: which files it has, of which size and checksum, and what wrote it.
+
+It is written last, so a folder with a manifest is a complete checkpoint and one without is not. The checksums find
+damage, also of the manifest itself; they are no signature and say nothing of who wrote it.
+"""
+
+import json
+import platform
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import cast
+from zlib import crc32
+
+import torch
+
+from evenstep.errors import CheckpointError
+from evenstep.version import __version__
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+_MAX_MANIFEST_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileEntry:
+    """One file of a checkpoint.
+
+    Args:
+        bytes: its size.
+        crc32: its checksum, eight hexadecimal digits.
+    """
+
+    bytes: int
+    crc32: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a checkpoint says of itself.
+
+    Args:
+        format: version of the layout of the folder, `FORMAT` when written by this evenstep.
+        evenstep, torch, python: versions that wrote it.
+        update: number of committed updates in the state.
+        created: time of writing, ISO 8601, UTC.
+        files: name → entry, without the manifest itself.
+    """
+
+    format: int
+    evenstep: str
+    torch: str
+    python: str
+    update: int
+    created: str
+    files: Mapping[str, FileEntry]
+
+
+def new_manifest(update: int, files: Mapping[str, FileEntry]) -> Manifest:
+    """The manifest of a checkpoint that is written now, by this software."""
+    return Manifest(
+        format=FORMAT,
+        evenstep=__version__,
+        torch=torch.__version__,
+        python=platform.python_version(),
+        update=update,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        files=files,
+    )
+
+
+def manifest_bytes(manifest: Manifest) -> bytes:
+    """The content of `manifest.json`."""
+    content: dict[str, object] = {
+        "format": manifest.format,
+        "evenstep": manifest.evenstep,
+        "torch": manifest.torch,
+        "python": manifest.python,
+        "update": manifest.update,
+        "created": manifest.created,
+        "files": {name: {"bytes": file.bytes, "crc32": file.crc32} for name, file in manifest.files.items()},
+    }
+    return json.dumps({**content, "crc32": _checksum(content)}, indent=2).encode() + b"\n"
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of the checkpoint `folder`.
+
+    Raises:
+        CheckpointError: none there, a damaged one, or one of a newer evenstep; the message names the file.
+    """
+    path = folder / MANIFEST
+    try:
+        if path.is_symlink() or not path.is_file():
+            raise CheckpointError(f"`{path}` is not there (or no plain file), so `{folder}` is no complete checkpoint.")
+        if path.stat().st_size > _MAX_MANIFEST_BYTES:
+            raise CheckpointError(f"`{path}` has {path.stat().st_size} bytes, which no manifest has.")
+        content: object = json.loads(path.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"`{path}` cannot be read: {error.strerror}.") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"`{path}` is damaged: it is not JSON ({error}).") from error
+    return _parse(content, path)
+
+
+def _parse(content: object, path: Path) -> Manifest:
+    if not isinstance(content, dict):
+        raise CheckpointError(f"`{path}` is damaged: it is not a JSON object.")
+    fields = cast("dict[str, object]", content)
+    written = fields.get("format")
+    if type(written) is int and written > FORMAT:
+        raise CheckpointError(
+            f"`{path}` has format {written}, written by evenstep {fields.get('evenstep')}, but this is evenstep "
+            f"{__version__}, which reads up to format {FORMAT}; upgrade evenstep."
+        )
+    checksum = fields.pop("crc32", None)
+    if checksum != _checksum(fields):
+        raise CheckpointError(f"`{path}` is damaged: its content does not have its checksum {checksum!r}.")
+    match fields:
+        case {
+            "format": int(number),
+            "evenstep": str(evenstep),
+            "torch": str(torch_version),
+            "python": str(python),
+            "update": int(update),
+            "created": str(created),
+            "files": files,
+        } if number == FORMAT and update >= 0 and isinstance(files, dict):
+            entries = {name: _entry(name, file, path) for name, file in cast("dict[str, object]", files).items()}
+            return Manifest(
+                format=number,
+                evenstep=evenstep,
+                torch=torch_version,
+                python=python,
+                update=update,
+                created=created,
+                files=entries,
+            )
+        case _:
+            raise CheckpointError(f"`{path}` is not a manifest of evenstep: it lacks fields or has others.")
+
+
+def _entry(name: str, entry: object, path: Path) -> FileEntry:
+    if not FILE_NAME.fullmatch(name) or name == MANIFEST:
+        raise CheckpointError(
+            f"`{path}` names the file {name!r}, which is not a plain file name of a checkpoint; do not trust it."
+        )
+    match entry:
+        case {"bytes": int(size), "crc32": str(checksum)} if size >= 0:
+            return FileEntry(bytes=size, crc32=checksum)
+        case _:
+            raise CheckpointError(f"`{path}` describes the file `{name}` without its size and checksum.")
+
+
+def _checksum(content: object) -> str:
+    """CRC-32 of the content in its one canonical spelling, whatever the spaces in the file."""
+    return f"{crc32(json.dumps(content, sort_keys=True, separators=(',', ':')).encode()):08x}"

@@ -1,0 +1,146 @@
+"""Deleting checkpoints: the old ones, and what killed processes left behind.
+
+A checkpoint that goes is renamed out of sight, loses its manifest, then its data, so that a half-deleted one is
+never taken for a checkpoint. The newest sound one always stays. Which of them are worth protecting is not decided
+here.
+"""
+
+from collections.abc import Collection
+from pathlib import Path
+
+from evenstep.checkpoint.layout import (
+    LATEST_SAVING,
+    REMOVING,
+    REPLACED,
+    SAVING,
+    complete_checkpoints,
+    is_complete,
+    step_name,
+    step_update,
+)
+from evenstep.checkpoint.manifest import MANIFEST
+from evenstep.checkpoint.storage import LOCAL_DISK, Disk
+from evenstep.checkpoint.verify import check_structure
+from evenstep.errors import ArgumentError, CheckpointError
+
+
+def retain(
+    folder: Path, *, keep_last: int | None, protect: Collection[str] = (), disk: Disk = LOCAL_DISK
+) -> list[Path]:
+    """Delete all complete checkpoints but the last `keep_last` and the protected ones.
+
+    Only checkpoints whose files are all there, with their sizes, count as kept; one that is not sound is neither
+    counted nor deleted, because somebody should look at it.
+
+    Args:
+        folder: the folder of checkpoints.
+        keep_last: how many of the newest to keep, at least 1; None keeps all.
+        protect: names of step folders to keep besides.
+
+    Returns:
+        The deleted ones, the oldest first.
+
+    Raises:
+        ArgumentError: `keep_last` below 1.
+        CheckpointError: one that cannot be deleted.
+
+    >>> retain(Path("runs/none/checkpoints"), keep_last=3)
+    []
+    """
+    if keep_last is None:
+        return []
+    if keep_last < 1:
+        raise ArgumentError(f"`keep_last` must be at least 1, or None to keep all, but is {keep_last}.")
+    sound = [path for path in complete_checkpoints(folder) if _is_sound(path)]
+    old = [path for path in sound[:-keep_last] if path.name.removeprefix(REPLACED) not in protect]
+    for path in old:
+        remove_checkpoint(path, disk=disk)
+    return old
+
+
+def remove_checkpoint(path: Path, *, disk: Disk = LOCAL_DISK) -> None:
+    """Delete the step folder `path`, so that at no instant a part of it is seen as a checkpoint.
+
+    Raises:
+        CheckpointError: it cannot be deleted; it then is either still whole or no longer seen.
+    """
+    doomed = path.with_name(f"{REMOVING}{path.name.removeprefix(REPLACED)}")
+    try:
+        if doomed.exists():
+            discard(doomed, disk)
+        disk.rename(path, doomed)
+        discard(doomed, disk)
+        disk.sync_folder(path.parent)
+    except OSError as error:
+        raise CheckpointError(
+            f"the checkpoint `{path}` cannot be deleted: {error.strerror}; make its folder writable or delete "
+            f"it by hand."
+        ) from error
+
+
+def clean_leftovers(folder: Path, *, disk: Disk = LOCAL_DISK) -> list[str]:
+    """Put in order what killed saves and deletions left in a folder of checkpoints; call it while nobody saves there.
+
+    Returns:
+        A sentence for each thing done.
+
+    Raises:
+        CheckpointError: a leftover that cannot be deleted.
+    """
+    done: list[str] = []
+    try:
+        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+            if path.name.startswith((SAVING, REMOVING)):
+                discard(path, disk)
+                what = "save" if path.name.startswith(SAVING) else "deletion"
+                done.append(f"removed `{path.name}`, left by a {what} that was cut off")
+            elif path.name.startswith(REPLACED) and (update := step_update(path.name)) is not None:
+                done.append(settle_replaced(folder, update, disk))
+        pointer = folder.parent / LATEST_SAVING
+        if pointer.is_file():
+            disk.remove(pointer)
+            done.append(f"removed `{pointer.name}`, left by a save that was cut off")
+    except OSError as error:
+        raise CheckpointError(
+            f"`{error.filename or folder}`, left in `{folder}` by a process that was killed, cannot be cleaned up: "
+            f"{error.strerror}; make it writable or delete it by hand."
+        ) from error
+    return done
+
+
+def settle_replaced(folder: Path, update: int, disk: Disk) -> str:
+    """End a replacement that was cut off: drop the old checkpoint if the new one is there, else put it back."""
+    new = folder / step_name(update)
+    old = folder / f"{REPLACED}{new.name}"
+    if not is_complete(old) or is_complete(new):
+        discard(old, disk)
+        return f"removed `{old.name}`, whose replacement is complete"
+    if new.exists():
+        discard(new, disk)
+    disk.rename(old, new)
+    disk.sync_folder(folder)
+    return f"put `{new.name}` back, whose replacement was cut off"
+
+
+def discard(folder: Path, disk: Disk) -> None:
+    """Delete a folder and all in it, its manifest before anything else; of a link to a folder, the link."""
+    if folder.is_symlink():
+        disk.remove(folder)
+        return
+    if is_complete(folder):
+        disk.remove(folder / MANIFEST)
+        disk.sync_folder(folder)
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and not path.is_symlink():
+            discard(path, disk)
+        else:
+            disk.remove(path)
+    disk.remove_folder(folder)
+
+
+def _is_sound(path: Path) -> bool:
+    try:
+        check_structure(path)
+    except CheckpointError:
+        return False
+    return True

@@ -1,0 +1,183 @@
+"""What every LR schedule must be, whichever it is: add yours to `schedules()`."""
+
+import math
+import pickle
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from evenstep.errors import ArgumentError
+from evenstep.optim.schedules import Constant, Cosine, InverseSqrt, Linear, LrSchedule, Polynomial, Wsd
+
+ENDLESS = [Constant(warmup_updates=3), InverseSqrt(warmup_updates=3), Wsd(warmup_updates=3, decay_updates=0)]
+ENDING = [Linear(), Cosine(), Polynomial(), Wsd(decay_updates=1)]
+
+
+@st.composite
+def schedules(draw: st.DrawFn, *, min_updates: int = 1) -> tuple[LrSchedule, int]:
+    """A schedule of any kind and a run that it fits."""
+    updates = draw(st.integers(min_updates, 60))
+    warmup = draw(st.integers(0, updates))
+    end_factor = draw(st.sampled_from([0.0, 0.05, 1 / 3, 1.0]))
+    decay = draw(st.integers(0, updates - max(warmup, 1)))
+    schedule = draw(
+        st.sampled_from(
+            [
+                Constant(warmup_updates=warmup),
+                InverseSqrt(warmup_updates=warmup),
+                Linear(warmup_updates=warmup, end_factor=end_factor),
+                Cosine(warmup_updates=warmup, end_factor=end_factor),
+                Polynomial(warmup_updates=warmup, end_factor=end_factor, power=draw(st.sampled_from([0.5, 1.0, 3.0]))),
+                *(
+                    Wsd(warmup_updates=warmup, decay_updates=decay, shape=shape, end_factor=end_factor)
+                    for shape in ("linear", "cosine", "sqrt")
+                ),
+            ]
+        )
+    )
+    return schedule, updates
+
+
+def factors(schedule: LrSchedule, updates: int) -> list[float]:
+    return [schedule(update, updates) for update in range(1, updates + 1)]
+
+
+def peak_update(schedule: LrSchedule) -> int:
+    return max(schedule.warmup_updates, 1)
+
+
+@settings(deadline=None)
+@given(schedules())
+def test_a_run_that_fits_is_accepted(case: tuple[LrSchedule, int]):
+    schedule, updates = case
+    schedule.check(updates)
+
+
+@settings(deadline=None)
+@given(schedules())
+def test_every_multiplier_is_finite_and_at_most_one(case: tuple[LrSchedule, int]):
+    assert all(math.isfinite(factor) and 0 <= factor <= 1 for factor in factors(*case))
+
+
+@settings(deadline=None)
+@given(schedules())
+def test_only_a_last_update_with_end_factor_zero_has_no_lr(case: tuple[LrSchedule, int]):
+    *before, last = factors(*case)
+    assert all(factor > 0 for factor in before)
+    assert last > 0 or (case[0].end_factor == 0 and before)
+
+
+@settings(deadline=None)
+@given(schedules())
+def test_the_warm_up_rises_in_equal_steps_to_exactly_one(case: tuple[LrSchedule, int]):
+    schedule, updates = case
+    warmup = schedule.warmup_updates
+    assert factors(schedule, updates)[:warmup] == [update / warmup for update in range(1, warmup + 1)]
+    assert schedule(peak_update(schedule), updates) == 1
+
+
+@settings(deadline=None)
+@given(schedules())
+def test_after_the_warm_up_it_never_rises(case: tuple[LrSchedule, int]):
+    after = factors(*case)[peak_update(case[0]) - 1 :]
+    assert all(later <= earlier for earlier, later in pairwise(after))
+
+
+@settings(deadline=None)
+@given(schedules(min_updates=2))
+def test_it_is_continuous_where_the_warm_up_ends(case: tuple[LrSchedule, int]):
+    """The longer the run, stretched as a whole, the smaller the step after the warm-up."""
+    schedule, updates = case
+    assume(schedule.warmup_updates not in (0, updates))
+
+    def step(stretch: int) -> float:
+        fields = {"warmup_updates": schedule.warmup_updates * stretch}
+        if isinstance(schedule, Wsd):
+            fields["decay_updates"] = schedule.decay_updates * stretch
+        stretched = type(schedule)(**{**_fields(schedule), **fields})
+        return 1 - stretched(fields["warmup_updates"] + 1, updates * stretch)
+
+    assert step(10_000) <= 0.02
+    assert step(10_000) <= step(1)
+
+
+def _fields(schedule: LrSchedule) -> dict[str, object]:
+    return {name: getattr(schedule, name) for name in schedule.__dataclass_fields__}
+
+
+@settings(deadline=None)
+@given(schedules())
+def test_it_is_pure_whatever_the_order_of_calls(case: tuple[LrSchedule, int]):
+    schedule, updates = case
+    expected = factors(schedule, updates)
+    order = list(range(updates)) * 2
+    random.Random(0).shuffle(order)
+    assert [schedule(index + 1, updates) for index in order] == [expected[index] for index in order]
+
+
+@settings(deadline=None)
+@given(schedules())
+def test_updates_past_the_end_do_not_rise_again(case: tuple[LrSchedule, int]):
+    schedule, updates = case
+    assert 0 <= schedule(updates + 5, updates) <= schedule(updates, updates)
+
+
+@settings(deadline=None)
+@given(schedules())
+def test_it_is_a_value(case: tuple[LrSchedule, int]):
+    schedule, _ = case
+    assert pickle.loads(pickle.dumps(schedule)) == schedule
+    assert hash(schedule) == hash(type(schedule)(**_fields(schedule)))
+    with pytest.raises((AttributeError, TypeError)):
+        schedule.warmup_updates = 5
+
+
+@pytest.mark.parametrize("schedule", ENDLESS, ids=lambda schedule: type(schedule).__name__)
+def test_a_schedule_without_an_end_needs_no_length(schedule: LrSchedule):
+    schedule.check(None)
+    assert [schedule(update, None) for update in (1, 2, 3)] == [1 / 3, 2 / 3, 1]
+    assert 0 < schedule(10**9, None) <= 1
+
+
+@pytest.mark.parametrize("schedule", ENDING, ids=lambda schedule: type(schedule).__name__)
+def test_a_schedule_with_an_end_asks_for_the_length(schedule: LrSchedule):
+    with pytest.raises(ArgumentError, match=rf"`updates` must be known .*{type(schedule).__name__}.* is None"):
+        schedule.check(None)
+
+
+@pytest.mark.parametrize("kind", [Constant, InverseSqrt, Linear, Cosine, Polynomial, Wsd])
+def test_a_warm_up_longer_than_the_run_is_refused(kind: type[LrSchedule]):
+    schedule = kind(warmup_updates=200, **({"decay_updates": 1} if kind is Wsd else {}))
+    with pytest.raises(ArgumentError, match="between 0 and the 100 updates of the run, but is 200"):
+        schedule.check(100)
+
+
+@pytest.mark.parametrize("kind", [Constant, InverseSqrt, Linear, Cosine, Polynomial, Wsd])
+@pytest.mark.parametrize("warmup", [-1, 0.1, True, "5"])
+def test_a_warm_up_that_is_no_number_of_updates_is_refused(kind: type[LrSchedule], warmup: object):
+    with pytest.raises(ArgumentError, match="`warmup_updates` must be a whole number of updates"):
+        kind(warmup_updates=warmup, **({"decay_updates": 1} if kind is Wsd else {}))
+
+
+@pytest.mark.parametrize("kind", [Linear, Cosine, Polynomial, Wsd])
+@pytest.mark.parametrize("end_factor", [-0.1, 1.1, math.nan, math.inf])
+def test_an_end_that_is_no_share_is_refused(kind: type[LrSchedule], end_factor: float):
+    with pytest.raises(ArgumentError, match="`end_factor` must be between 0 and 1"):
+        kind(end_factor=end_factor, **({"decay_updates": 1} if kind is Wsd else {}))
+
+
+@pytest.mark.parametrize("kind", [Linear, Cosine, Polynomial])
+def test_the_last_update_has_exactly_the_end_factor(kind: type[LrSchedule]):
+    for end_factor in (0.0, 0.1, 0.3, 1 / 3, 0.7, 1.0):
+        for updates in (2, 3, 7, 100, 12_345):
+            assert kind(warmup_updates=1, end_factor=end_factor)(updates, updates) == end_factor
+
+
+@pytest.mark.parametrize("kind", [Linear, Cosine, Polynomial])
+@pytest.mark.parametrize("warmup", [0, 1, 5])
+def test_a_run_that_is_all_warm_up_ends_at_the_full_lr(kind: type[LrSchedule], warmup: int):
+    updates = max(warmup, 1)
+    assert kind(warmup_updates=warmup, end_factor=0.0)(updates, updates) == 1

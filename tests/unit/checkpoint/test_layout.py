@@ -1,0 +1,94 @@
+"""Names of checkpoints, and what a path means."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from evenstep.checkpoint import complete_checkpoints, step_name, write_checkpoint
+from evenstep.checkpoint.layout import locate, step_update
+from evenstep.errors import ArgumentError, CheckpointError
+
+State = Callable[[int], dict[str, object]]
+
+
+@pytest.mark.parametrize("update", [0, 1, 99_999_999, 100_000_000, 10**12])
+def test_a_step_name_tells_its_update(update: int):
+    assert step_update(step_name(update)) == update
+
+
+@pytest.mark.parametrize("name", ["best", "step-12", "step-0000001x", "xstep-00000001", ".saving-step-00000001"])
+def test_other_names_are_no_steps(name: str):
+    assert step_update(name) is None
+
+
+def test_a_negative_update_is_refused():
+    with pytest.raises(ArgumentError, match="but is -1"):
+        step_name(-1)
+
+
+def test_checkpoints_are_listed_by_update_and_only_with_a_manifest(folder: Path, state: State):
+    for update in (20, 3, 100_000_000):
+        write_checkpoint(folder, update, state(update))
+    for name in ("step-00000050", ".saving-step-00000060", "notes"):
+        (folder / name).mkdir()
+    (folder / ".saving-step-00000060" / "manifest.json").write_text("{}")
+    (folder / "step-00000070").write_text("a file")
+    assert [path.name for path in complete_checkpoints(folder)] == [
+        "step-00000003",
+        "step-00000020",
+        "step-100000000",
+    ]
+
+
+def test_where_there_is_no_folder_there_are_no_checkpoints(tmp_path: Path):
+    assert complete_checkpoints(tmp_path / "none") == []
+
+
+def test_a_run_its_checkpoints_or_a_step_all_mean_the_checkpoint(folder: Path, state: State):
+    write_checkpoint(folder, 1, state(1))
+    newest = write_checkpoint(folder, 2, state(2))
+    assert locate(folder.parent) == locate(folder) == locate(newest) == newest
+
+
+def test_a_step_is_taken_even_if_it_is_not_the_newest(folder: Path, state: State):
+    old = write_checkpoint(folder, 1, state(1))
+    write_checkpoint(folder, 2, state(2))
+    assert locate(old) == old
+
+
+def test_a_missing_step_is_an_error_that_lists_those_there_are(folder: Path, state: State):
+    write_checkpoint(folder, 1, state(1))
+    with pytest.raises(CheckpointError, match=r"does not exist.*checkpoints` holds `step-00000001`"):
+        locate(folder / "step-00000009")
+
+
+def test_a_missing_run_is_an_error_that_lists_what_is_beside_it(tmp_path: Path):
+    (tmp_path / "other").mkdir()
+    with pytest.raises(CheckpointError, match=r"does not exist.*holds `other`"):
+        locate(tmp_path / "run" / "checkpoints")
+
+
+def test_a_folder_that_is_no_checkpoint_is_told_with_its_content(tmp_path: Path):
+    for number in range(12):
+        (tmp_path / f"file-{number:02d}").touch()
+    with pytest.raises(CheckpointError, match=r"no checkpoint.*`file-11` and 2 more\. Give a run folder"):
+        locate(tmp_path)
+
+
+def test_an_empty_folder_is_told_as_such(tmp_path: Path):
+    with pytest.raises(CheckpointError, match="it holds nothing"):
+        locate(tmp_path)
+
+
+def test_a_step_without_a_manifest_is_no_checkpoint(folder: Path, state: State):
+    path = write_checkpoint(folder, 1, state(1))
+    (path / "manifest.json").unlink()
+    with pytest.raises(CheckpointError, match=r"has no `manifest\.json`"):
+        locate(path)
+
+
+def test_a_file_is_no_checkpoint(tmp_path: Path):
+    (tmp_path / "model.pt").touch()
+    with pytest.raises(CheckpointError, match=r"model\.pt` is a file"):
+        locate(tmp_path / "model.pt")

@@ -1,0 +1,81 @@
+"""A checkpoint is read as it was written, or passed over with the reason."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from evenstep.checkpoint import newest_checkpoint, read_checkpoint, write_checkpoint
+from evenstep.errors import CheckpointError
+
+State = Callable[[int], dict[str, object]]
+
+
+def test_a_state_of_all_kinds_comes_back(folder: Path):
+    weight = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    state = {
+        "model": {
+            "w": weight,
+            "tied": weight,
+            "half": weight.bfloat16().T,
+            "empty": torch.zeros(0),
+            "n": torch.tensor(3),
+        },
+        "optimizer": {"state": {0: {"exp_avg": weight.double(), "betas": (0.9, 0.99)}}},
+        "hooks": [{"best": float("inf"), "seen": None, "z": torch.tensor(1 + 2j, dtype=torch.complex128)}],
+        "config": {"name": "run", "steps": [1, 2]},
+        "seed": 2**63,
+        "scale": torch.tensor(65536.0),
+    }
+    write_checkpoint(folder, 12, state)
+    found = read_checkpoint(folder.parent)
+    assert (found.path, found.update, found.manifest.update) == (folder / "step-00000012", 12, 12)
+    assert list(found.state) == list(state)
+    model, hooks = found.state.pop("model"), found.state.pop("hooks")
+    torch.testing.assert_close(model, state.pop("model"), rtol=0, atol=0)
+    assert model["w"] is model["tied"]
+    assert hooks == state.pop("hooks")
+    exp_avg = found.state["optimizer"]["state"][0].pop("exp_avg")
+    assert torch.equal(exp_avg, state["optimizer"]["state"][0].pop("exp_avg"))
+    assert found.state == state
+    assert type(found.state["seed"]) is int
+
+
+def test_tensors_go_to_the_device_that_is_asked_for(folder: Path, state: State):
+    write_checkpoint(folder, 1, state(1))
+    found = read_checkpoint(folder, "meta").state["model"]
+    assert isinstance(found, dict)
+    assert {tensor.device.type for tensor in found.values()} == {"meta"}
+
+
+def test_the_newest_sound_one_is_taken_and_the_others_are_told(folder: Path, state: State):
+    for update in (1, 2, 3, 4):
+        write_checkpoint(folder, update, state(update))
+    damaged = folder / "step-00000004" / "model.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"\xff")
+    (folder / "step-00000003" / "state.json").unlink()
+    found, rejected = newest_checkpoint(folder)
+    assert found is not None
+    assert found.update == 2
+    assert [path.name for path, _ in rejected] == ["step-00000004", "step-00000003"]
+    assert "model.safetensors` is damaged" in rejected[0][1]
+    assert "state.json` is missing" in rejected[1][1]
+
+
+def test_who_asks_for_a_run_gets_its_newest_or_an_error_never_an_older_one(folder: Path, state: State):
+    write_checkpoint(folder, 1, state(1))
+    (write_checkpoint(folder, 2, state(2)) / "state.json").unlink()
+    with pytest.raises(CheckpointError, match=r"step-00000002/state\.json` is missing"):
+        read_checkpoint(folder.parent)
+
+
+def test_a_run_folder_or_its_checkpoints_give_the_same_newest(folder: Path, state: State):
+    write_checkpoint(folder, 1, state(1))
+    assert [newest_checkpoint(path)[0].path for path in (folder, folder.parent)] == [folder / "step-00000001"] * 2
+
+
+def test_where_nothing_was_saved_there_is_nothing(tmp_path: Path):
+    assert newest_checkpoint(tmp_path) == (None, [])
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        read_checkpoint(tmp_path)

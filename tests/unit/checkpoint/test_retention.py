@@ -1,0 +1,161 @@
+"""Old checkpoints go, never the only sound one, and never by halves."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evenstep.checkpoint import (
+    clean_leftovers,
+    complete_checkpoints,
+    newest_checkpoint,
+    remove_checkpoint,
+    retain,
+    verify,
+    write_checkpoint,
+)
+from evenstep.errors import ArgumentError, CheckpointError
+
+State = Callable[[int], dict[str, object]]
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.fixture
+def five(folder: Path, state: State) -> Path:
+    for update in (1, 2, 3, 4, 5):
+        write_checkpoint(folder, update, state(update))
+    return folder
+
+
+def test_the_last_and_the_protected_stay(five: Path):
+    deleted = retain(five, keep_last=2, protect=["step-00000002"])
+    assert [path.name for path in deleted] == ["step-00000001", "step-00000003"]
+    assert names(five) == ["step-00000002", "step-00000004", "step-00000005"]
+
+
+def test_without_a_number_all_stay(five: Path):
+    assert retain(five, keep_last=None) == []
+    assert len(names(five)) == 5
+
+
+def test_to_keep_none_is_refused(five: Path):
+    with pytest.raises(ArgumentError, match=r"`keep_last` must be at least 1.*is 0"):
+        retain(five, keep_last=0)
+
+
+def test_a_damaged_checkpoint_does_not_count_and_the_last_sound_one_stays(five: Path):
+    for update in (3, 4, 5):
+        (five / f"step-{update:08d}" / "model.safetensors").write_bytes(b"cut off")
+    assert [path.name for path in retain(five, keep_last=1)] == ["step-00000001"]
+    found, rejected = newest_checkpoint(five)
+    assert found is not None
+    assert found.update == 2
+    assert len(rejected) == 3
+
+
+@settings(max_examples=40, deadline=None)
+@given(keep_last=st.integers(1, 6), damaged=st.sets(st.integers(1, 4)), protected=st.sets(st.integers(1, 4)))
+def test_whatever_is_kept_the_newest_sound_one_is(
+    tmp_path_factory: pytest.TempPathFactory, keep_last: int, damaged: set[int], protected: set[int]
+):
+    folder = tmp_path_factory.mktemp("run") / "checkpoints"
+    for update in (1, 2, 3, 4):
+        path = write_checkpoint(folder, update, {"progress": update})
+        if update in damaged:
+            (path / "state.json").unlink()
+    before, _ = newest_checkpoint(folder)
+    retain(folder, keep_last=keep_last, protect=[f"step-{update:08d}" for update in protected])
+    after, _ = newest_checkpoint(folder)
+    assert (before and before.update) == (after and after.update)
+    left = {int(path.name[5:]) for path in complete_checkpoints(folder)}
+    sound = sorted({1, 2, 3, 4} - damaged)
+    assert left == damaged | protected | set(sound[-keep_last:])
+
+
+def test_a_fault_at_any_operation_of_a_deletion_leaves_only_whole_checkpoints(folder: Path, state: State, failing_disk):
+    for update in (1, 2, 3):
+        write_checkpoint(folder, update, state(update))
+    counted = failing_disk()
+    retain(folder, keep_last=2, disk=counted)
+    for number in range(len(counted.operations)):
+        for for_good in (False, True):
+            run = folder.parent.parent / f"{number}-{for_good}" / "checkpoints"
+            for update in (1, 2, 3):
+                write_checkpoint(run, update, state(update))
+            with pytest.raises(CheckpointError, match="cannot be deleted: No space left"):
+                retain(run, keep_last=2, disk=failing_disk(number, for_good=for_good))
+            assert {2, 3} <= {verify(path).update for path in complete_checkpoints(run)} <= {1, 2, 3}
+            clean_leftovers(run)
+            retain(run, keep_last=2)
+            assert names(run) == ["step-00000002", "step-00000003"]
+
+
+def test_a_deleted_checkpoint_loses_its_manifest_before_its_data(folder: Path, state: State, failing_disk):
+    removed: list[str] = []
+
+    class Watched(failing_disk):
+        def remove(self, path: Path) -> None:
+            removed.append(path.name)
+            super().remove(path)
+
+    remove_checkpoint(write_checkpoint(folder, 1, state(1)), disk=Watched())
+    assert removed == ["manifest.json", "model.safetensors", "optimizer.safetensors", "state.json"]
+
+
+def test_of_a_checkpoint_that_is_a_link_only_the_link_is_deleted(five: Path, tmp_path: Path):
+    kept = (five / "step-00000001").rename(tmp_path / "step-00000001")
+    (five / "step-00000001").symlink_to(kept)
+    assert len(retain(five, keep_last=4)) == 1
+    assert names(five) == [f"step-0000000{update}" for update in (2, 3, 4, 5)]
+    assert verify(kept).update == 1
+
+
+def test_a_protected_checkpoint_is_protected_while_it_is_replaced(five: Path):
+    (five / "step-00000001").rename(five / ".replaced-step-00000001")
+    assert retain(five, keep_last=4, protect={"step-00000001"}) == []
+
+
+def test_leftovers_of_killed_saves_and_deletions_are_removed_and_said(five: Path):
+    for name in (".saving-step-00000006", ".removing-step-00000001"):
+        (five / name / "inner").mkdir(parents=True)
+        (five / name / "model.safetensors").write_bytes(b"half")
+    (five.parent / ".latest.saving").write_text("st")
+    assert clean_leftovers(five) == [
+        "removed `.removing-step-00000001`, left by a deletion that was cut off",
+        "removed `.saving-step-00000006`, left by a save that was cut off",
+        "removed `.latest.saving`, left by a save that was cut off",
+    ]
+    assert len(names(five)) == 5
+    assert clean_leftovers(five) == []
+
+
+def test_a_replacement_that_was_cut_off_before_the_new_name_is_undone(folder: Path, state: State):
+    write_checkpoint(folder, 4, state(4)).rename(folder / ".replaced-step-00000004")
+    assert clean_leftovers(folder) == ["put `step-00000004` back, whose replacement was cut off"]
+    assert [verify(path).update for path in complete_checkpoints(folder)] == [4]
+
+
+def test_a_replacement_that_was_cut_off_after_the_new_name_is_finished(folder: Path, state: State):
+    write_checkpoint(folder, 4, state(4)).rename(folder / ".replaced-step-00000004")
+    (folder.parent / "x").mkdir()
+    write_checkpoint(folder.parent / "x" / "checkpoints", 4, state(4)).rename(folder / "step-00000004")
+    assert clean_leftovers(folder) == ["removed `.replaced-step-00000004`, whose replacement is complete"]
+    assert names(folder) == ["step-00000004"]
+
+
+def test_a_folder_that_is_not_of_checkpoints_is_left_alone(tmp_path: Path):
+    (tmp_path / "step-00000001").mkdir()
+    (tmp_path / ".hidden").mkdir()
+    assert clean_leftovers(tmp_path) == []
+    assert names(tmp_path) == [".hidden", "step-00000001"]
+
+
+def test_a_leftover_that_cannot_be_removed_is_told(folder: Path, failing_disk):
+    (folder / ".saving-step-00000001").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=r"left in .* cannot be cleaned up: No space"):
+        clean_leftovers(folder, disk=failing_disk(0))

@@ -1,0 +1,222 @@
+"""A state is the same after it was split into tensors and JSON and put together."""
+
+import json
+import math
+import warnings
+from collections import OrderedDict, namedtuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from evenstep.checkpoint.state import DTYPE_NAMES, pack, unpack
+from evenstep.errors import CheckpointError
+
+
+def round_trip(tree: object) -> object:
+    tensors, skeleton = pack(tree, "root")
+    return unpack(json.loads(json.dumps(skeleton)), tensors, "root")
+
+
+def same(left: object, right: object) -> bool:
+    """Equal in values, types and order of keys; nan equals nan, -0.0 does not equal 0.0."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, torch.Tensor):
+        return left.dtype == right.dtype and left.shape == right.shape and bits(left) == bits(right)
+    if isinstance(left, dict):
+        return list(left) == list(right) and all(
+            type(a) is type(b) and same(left[a], right[b]) for a, b in zip(left, right, strict=True)
+        )
+    if isinstance(left, (list, tuple)):
+        return len(left) == len(right) and all(same(a, b) for a, b in zip(left, right, strict=True))
+    if isinstance(left, float):
+        return (math.isnan(left) and math.isnan(right)) or (left == right and str(left) == str(right))
+    return left == right
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return plain.view(torch.uint8).numpy().tobytes()
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> torch.Tensor:
+    shape = draw(st.lists(st.integers(0, 3), max_size=3))
+    dtype = draw(st.sampled_from([*DTYPE_NAMES, torch.complex128, torch.float8_e8m0fnu]))
+    seed = draw(st.integers(0, 99))
+    tensor = torch.randint(0, 2, shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    return tensor.transpose(0, -1) if draw(st.booleans()) and tensor.ndim > 1 else tensor
+
+
+leaves = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.just(2**127 + 1), st.just(-0.0), tensors()
+)
+keys = st.one_of(st.text(max_size=6), st.integers(), st.sampled_from(["$tensor", "$dict", "a.b", "__metadata__", ""]))
+trees = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(keys, inner, max_size=3),
+    ),
+    max_leaves=12,
+)
+
+
+@settings(deadline=None)
+@given(trees)
+def test_every_tree_comes_back_with_its_values_types_and_order(tree: object):
+    assert same(round_trip(tree), tree)
+
+
+def test_a_modules_state_dict_keeps_its_own_names():
+    module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    packed, _ = pack(module.state_dict(), "model")
+    assert {name: tensor.tolist() for name, tensor in packed.items()} == {
+        name: tensor.tolist() for name, tensor in module.state_dict().items()
+    }
+
+
+def test_an_optimizers_state_dict_loads_after_the_round_trip():
+    module = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(module.parameters(), betas=(0.8, 0.9))
+    module(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    fresh = torch.optim.AdamW(module.parameters())
+    fresh.load_state_dict(round_trip(optimizer.state_dict()))
+    assert fresh.state_dict()["param_groups"] == optimizer.state_dict()["param_groups"]
+    assert fresh.param_groups[0]["betas"] == (0.8, 0.9)
+    assert torch.equal(fresh.state[module.weight]["exp_avg"], optimizer.state[module.weight]["exp_avg"])
+
+
+def test_tied_tensors_are_stored_once_and_come_back_tied():
+    weight = nn.Parameter(torch.arange(6.0).reshape(2, 3))
+    packed, skeleton = pack({"embedding": weight, "head": weight}, "model")
+    assert list(packed) == ["embedding"]
+    back = unpack(skeleton, packed, "model")
+    assert isinstance(back, dict)
+    assert back["embedding"] is back["head"]
+
+
+def test_views_that_only_overlap_are_stored_whole_each():
+    base = torch.arange(10.0)
+    tree = {"all": base, "front": base[:6], "back": base[4:], "square": base[:6].view(2, 3)}
+    packed, skeleton = pack(tree, "model")
+    assert {name: tensor.tolist() for name, tensor in packed.items()} == {
+        name: tensor.tolist() for name, tensor in tree.items()
+    }
+    assert same(unpack(skeleton, packed, "model"), tree)
+
+
+def test_empty_tensors_are_never_taken_for_tied():
+    tree = {"a": torch.zeros(0, 3), "b": torch.zeros(0, 3)}
+    assert list(pack(tree, "model")[0]) == ["a", "b"]
+
+
+def test_paths_that_read_the_same_get_different_names():
+    tree = {"a": {"b": torch.tensor(1)}, "a.b": torch.tensor(2), 0: torch.tensor(3), "0": torch.tensor(4)}
+    packed, _ = pack(tree, "x")
+    assert [int(tensor) for tensor in packed.values()] == [1, 2, 3, 4]
+    assert list(packed) == ["a.b", "a.b~1", "0", "0~1"]
+    assert same(round_trip(tree), tree)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex128, torch.complex32, torch.float8_e8m0fnu, torch.float4_e2m1fn_x2])
+@pytest.mark.parametrize("shape", [(), (0, 2), (2, 3)])
+def test_a_dtype_that_safetensors_lacks_is_stored_as_bytes(dtype: torch.dtype, shape: tuple[int, ...]):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "ComplexHalf support is experimental")
+        size = math.prod(shape) * dtype.itemsize
+        tensor = torch.arange(size, dtype=torch.uint8).view(dtype).reshape(shape)
+        packed, _ = pack(tensor, "x")
+        assert [stored.dtype for stored in packed.values()] == [torch.uint8]
+        back = round_trip(tensor)
+        assert isinstance(back, torch.Tensor)
+        assert (back.dtype, back.shape, bits(back)) == (dtype, shape, bits(tensor))
+
+
+def test_a_conjugate_view_is_saved_with_its_values():
+    tensor = torch.tensor([1 + 2j, 3 - 1j], dtype=torch.complex128)
+    back = round_trip({"plain": tensor, "conjugate": tensor.conj()})
+    assert isinstance(back, dict)
+    assert back["conjugate"].tolist() == [1 - 2j, 3 + 1j]
+    assert back["plain"].tolist() == [1 + 2j, 3 - 1j]
+
+
+def test_a_negated_view_is_not_taken_for_the_values_it_negates():
+    tensor = torch.tensor([1 + 2j, 3 - 1j])
+    back = round_trip({"plain": tensor.imag, "negated": tensor.conj().imag})
+    assert isinstance(back, dict)
+    assert (back["plain"].tolist(), back["negated"].tolist()) == ([2.0, -1.0], [-2.0, 1.0])
+
+
+def test_an_ordered_dict_comes_back_as_a_dict():
+    assert same(round_trip(OrderedDict(b=1, a=2)), {"b": 1, "a": 2})
+
+
+Point = namedtuple("Point", "x y")
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (np.float64(1.5), r"`hooks\.best\.0` is a `numpy\.float64`.*use `\.item\(\)`"),
+        (np.int64(1), r"numpy\.int64"),
+        (np.zeros(2), r"numpy\.ndarray.*`torch\.from_numpy`"),
+        (b"raw", r"`builtins\.bytes`"),
+        ({1, 2}, r"`builtins\.set`"),
+        (Point(1, 2), r"Point`.*plain tuple"),
+        (torch.Size([1]), r"Size`.*plain tuple"),
+        (torch.float32, r"dtype"),
+        (object(), r"`builtins\.object`"),
+        ({(1, 2): 3}, r"has the key \(1, 2\) of type `tuple`.*use str or int keys"),
+        ({True: 3}, r"has the key True of type `bool`"),
+        (1 << 9000, r"integer of 9001 bits"),
+        (torch.zeros(2, device="meta"), r"without plain values \(meta\)"),
+        (torch.zeros(2, 2).to_sparse(), r"without plain values \(torch\.sparse_coo\)"),
+    ],
+)
+def test_what_has_no_exact_form_is_refused_by_its_path(value: object, message: str):
+    with pytest.raises(CheckpointError, match=message) as raised:
+        pack({"best": [value]}, "hooks")
+    assert "hooks.best.0" in str(raised.value)
+
+
+def test_a_state_that_holds_itself_is_refused():
+    loop: list[object] = []
+    loop.append(loop)
+    with pytest.raises(CheckpointError, match="holds itself"):
+        pack(loop, "hooks")
+
+
+@pytest.mark.parametrize(
+    "skeleton",
+    [
+        {"$tensor": "absent"},
+        {"$tensor": "w", "dtype": "no_such_dtype"},
+        {"$tensor": "w", "dtype": "nn"},
+        {"$tensor": "w", "device": "cuda"},
+        {"$float": "1.0"},
+        {"$tuple": [], "more": 1},
+        {"$dict": [["key"]]},
+        {"$dict": [[True, {"$tensor": "w"}]]},
+        {"$dict": [[[1], 2]]},
+        {"$pickle": "gASVAA=="},
+        {},
+    ],
+)
+def test_a_skeleton_that_was_altered_is_refused(skeleton: object):
+    with pytest.raises(CheckpointError, match=r"altered|dtype"):
+        unpack(skeleton, {"w": torch.zeros(2)}, "model")
+
+
+def test_a_skeleton_that_is_too_deep_is_refused():
+    skeleton: object = None
+    for _ in range(100):
+        skeleton = [skeleton]
+    with pytest.raises(CheckpointError, match="deeper"):
+        unpack(skeleton, {}, "model")

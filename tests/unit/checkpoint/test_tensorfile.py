@@ -1,0 +1,113 @@
+"""The files are what the safetensors library means by its format."""
+
+import json
+from pathlib import Path
+from zlib import crc32
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+from evenstep.checkpoint.manifest import FileEntry
+from evenstep.checkpoint.state import DTYPE_NAMES
+from evenstep.checkpoint.tensorfile import CHUNK_BYTES, TensorFile, read_tensors
+from evenstep.checkpoint.verify import checked_file
+from evenstep.errors import CheckpointError
+
+CPU = torch.device("cpu")
+
+
+def tensors_of_all_kinds() -> dict[str, torch.Tensor]:
+    kinds = {str(dtype): (torch.arange(5) % 2).to(dtype) for dtype in DTYPE_NAMES}
+    return kinds | {
+        "scalar": torch.tensor(7.0),
+        "empty": torch.zeros(0, 4),
+        "transposed": torch.arange(6.0).reshape(2, 3).T,
+        "channels last": torch.arange(24.0).reshape(1, 2, 3, 4).to(memory_format=torch.channels_last),
+        "parameter": nn.Parameter(torch.ones(2)),
+        "ü": torch.ones(1, dtype=torch.bfloat16),
+    }
+
+
+def read(data: bytes, path: Path) -> dict[str, torch.Tensor]:
+    path.write_bytes(data)
+    with checked_file(path, FileEntry(bytes=len(data), crc32=f"{crc32(data):08x}")) as file:
+        return read_tensors(file, CPU)
+
+
+def test_the_library_reads_what_is_written(tmp_path: Path):
+    tensors = tensors_of_all_kinds()
+    file = TensorFile(tensors)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"".join(file.chunks()))
+    loaded = safetensors.torch.load_file(path)
+    assert loaded.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert loaded[name].dtype == tensor.dtype
+        assert loaded[name].shape == tensor.shape
+        assert loaded[name].tolist() == tensor.tolist()
+    assert path.stat().st_size == file.size
+
+
+def test_what_the_library_writes_is_read(tmp_path: Path):
+    tensors = {name: tensor.detach().contiguous() for name, tensor in tensors_of_all_kinds().items()}
+    back = read(safetensors.torch.save(tensors, metadata={"made": "by the library"}), tmp_path / "x.safetensors")
+    assert {name: tensor.tolist() for name, tensor in back.items()} == {
+        name: tensor.tolist() for name, tensor in tensors.items()
+    }
+
+
+def test_tensors_that_are_read_share_no_memory_and_are_aligned_as_fresh_ones(tmp_path: Path):
+    tensors = {name: torch.ones(3, dtype=torch.float32) for name in "abc"}
+    back = read(b"".join(TensorFile(tensors).chunks()), tmp_path / "x.safetensors")
+    assert all(tensor.data_ptr() % 64 == 0 for tensor in back.values())
+    assert len({tensor.untyped_storage().data_ptr() for tensor in back.values()}) == 3
+
+
+def test_a_tensor_larger_than_a_chunk_is_written_and_read_in_pieces(tmp_path: Path):
+    tensor = torch.arange(CHUNK_BYTES // 4 + 3, dtype=torch.int32)
+    chunks = list(TensorFile({"x": tensor}).chunks())
+    assert [len(chunk) for chunk in chunks[1:]] == [CHUNK_BYTES, 12]
+    assert torch.equal(read(b"".join(chunks), tmp_path / "x.safetensors")["x"], tensor)
+
+
+def header(content: object) -> bytes:
+    encoded = content if isinstance(content, bytes) else json.dumps(content).encode()
+    return len(encoded).to_bytes(8, "little") + encoded
+
+
+def entry(shape: object, begin: object, end: object, dtype: str = "F32") -> dict[str, object]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"abc", "too short"),
+        (b"\xff" * 16, "a header of 18446744073709551615 bytes"),
+        ((99).to_bytes(8, "little") + b"{}", "a header of 99 bytes"),
+        (header(b"{not json"), "not JSON"),
+        (header(b"[" * 100_000), "not JSON"),
+        (header([1]), "not a JSON object"),
+        (header({"w": [1]}), "no known way"),
+        (header({"w": entry([1], 0, 4, "F31")}) + bytes(4), "unknown dtype 'F31'"),
+        (header({"w": entry([1 << 60], 0, 4)}) + bytes(4), "shape"),
+        (header({"w": entry([1 << 50, 1 << 50], 0, 4)}) + bytes(4), "shape"),
+        (header({"w": entry([0, 1 << 62], 0, 0)}), "shape"),
+        (header({"w": entry([-1], 0, -4)}), "shape"),
+        (header({"w": entry(["1"], 0, 4)}) + bytes(4), "shape"),
+        (header({"w": entry([1 << 40], 0, 4 << 40)}) + bytes(4), "describes"),
+        (header({"w": entry([2], 0, 4)}) + bytes(4), "the bytes 0 to 4"),
+        (header({"w": entry([1], 4, 8)}) + bytes(8), "a gap or an overlap"),
+        (header({"a": entry([1], 0, 4), "b": entry([1], 0, 4)}) + bytes(8), "a gap or an overlap"),
+        (header({"w": entry([1], 0, 4)}) + bytes(8), "describes"),
+        (header({"w": entry([1], 0, 4)}), "describes"),
+    ],
+)
+def test_a_header_that_does_not_fit_its_file_is_refused_before_memory_is_taken(
+    data: bytes, reason: str, tmp_path: Path
+):
+    with pytest.raises(CheckpointError, match=reason) as raised:
+        read(data, tmp_path / "model.safetensors")
+    assert "model.safetensors" in str(raised.value)

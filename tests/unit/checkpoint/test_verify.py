@@ -1,0 +1,196 @@
+"""Damage of any byte, and names that lead elsewhere, are found and named."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from zlib import crc32
+
+import pytest
+import torch
+
+from evenstep.checkpoint import read_checkpoint, verify, write_checkpoint
+from evenstep.checkpoint.manifest import _checksum
+from evenstep.checkpoint.tensorfile import TensorFile
+from evenstep.errors import CheckpointError
+
+State = Callable[[int], dict[str, object]]
+
+
+@pytest.fixture
+def step(folder: Path, state: State) -> Path:
+    return write_checkpoint(folder, 3, state(3))
+
+
+def rewrite_manifest(step: Path, change: Callable[[dict[str, object]], object]) -> None:
+    """Change the manifest as a forger would, with a checksum that fits."""
+    content = json.loads((step / "manifest.json").read_bytes())
+    del content["crc32"]
+    change(content)
+    (step / "manifest.json").write_text(json.dumps({**content, "crc32": _checksum(content)}))
+
+
+def forge_file(step: Path, name: str, data: bytes) -> None:
+    (step / name).write_bytes(data)
+    entry = {"bytes": len(data), "crc32": f"{crc32(data):08x}"}
+    rewrite_manifest(step, lambda content: content["files"].update({name: entry}))
+
+
+def assert_refused(step: Path, match: str) -> None:
+    for read in (verify, read_checkpoint):
+        with pytest.raises(CheckpointError, match=match):
+            read(step)
+
+
+def test_a_sound_checkpoint_gives_its_manifest(step: Path):
+    manifest = verify(step)
+    assert manifest.update == 3
+    assert sorted(manifest.files) == ["model.safetensors", "optimizer.safetensors", "state.json"]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"])
+def test_a_flipped_bit_anywhere_is_refused_naming_the_file(step: Path, name: str):
+    path = step / name
+    data = path.read_bytes()
+    for position in range(len(data)):
+        damaged = bytearray(data)
+        damaged[position] ^= 1 << position % 7
+        path.write_bytes(damaged)
+        try:
+            manifest = verify(step)
+        except CheckpointError as error:
+            assert name in str(error)
+        else:
+            # only a flip among the manifest's spaces and its own layout may pass, and it changes nothing
+            assert name == "manifest.json"
+            assert bytes(data[position : position + 1]) in b" \n"
+            assert manifest.update == 3
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "state.json", "manifest.json"])
+def test_a_truncated_file_is_refused_naming_it(step: Path, name: str):
+    data = (step / name).read_bytes()
+    for size in (0, 1, len(data) // 2, len(data) - 2):
+        (step / name).write_bytes(data[:size])
+        assert_refused(step, name)
+
+
+def test_a_missing_file_is_refused(step: Path):
+    (step / "optimizer.safetensors").unlink()
+    assert_refused(step, r"optimizer\.safetensors` is missing")
+
+
+def test_a_file_that_the_manifest_does_not_name_is_refused(step: Path):
+    (step / "extra.bin").touch()
+    assert_refused(step, r"extra\.bin` is not of this checkpoint")
+
+
+def test_hidden_files_of_the_system_are_let_pass(step: Path):
+    (step / ".DS_Store").touch()
+    assert verify(step).update == 3
+
+
+def test_a_file_of_another_checkpoint_in_the_place_of_one_is_refused(step: Path, folder: Path, state: State):
+    other = write_checkpoint(folder, 4, state(4))
+    (other / "model.safetensors").replace(step / "model.safetensors")
+    assert_refused(step, r"model\.safetensors` is damaged: its checksum")
+
+
+def test_a_newer_format_asks_for_an_upgrade(step: Path):
+    rewrite_manifest(step, lambda content: content.update(format=2, evenstep="9.0"))
+    assert_refused(step, r"format 2, written by evenstep 9\.0.*up to format 1; upgrade evenstep")
+
+
+@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "a/b", "..", ".", "", "manifest.json", "a\\b"])
+def test_a_manifest_that_names_a_file_elsewhere_is_refused(step: Path, name: str):
+    rewrite_manifest(step, lambda content: content["files"].update({name: {"bytes": 1, "crc32": "00000000"}}))
+    assert_refused(step, "not a plain file name")
+
+
+def test_a_link_to_a_file_elsewhere_is_refused(step: Path, tmp_path: Path):
+    (step / "model.safetensors").rename(tmp_path / "elsewhere")
+    (step / "model.safetensors").symlink_to(tmp_path / "elsewhere")
+    assert_refused(step, r"model\.safetensors` is a link")
+
+
+def test_a_linked_manifest_is_refused(step: Path, tmp_path: Path):
+    (step / "manifest.json").rename(tmp_path / "elsewhere")
+    (step / "manifest.json").symlink_to(tmp_path / "elsewhere")
+    assert_refused(step, r"manifest\.json` is not there \(or no plain file\)")
+
+
+def test_a_pipe_in_the_place_of_a_file_is_refused_without_waiting_for_it(step: Path):
+    (step / "state.json").unlink()
+    os.mkfifo(step / "state.json")
+    assert_refused(step, r"state\.json` is a link, a folder or a device")
+
+
+def test_a_renamed_checkpoint_is_refused(step: Path):
+    moved = step.rename(step.with_name("step-00000009"))
+    assert_refused(moved, "holds the checkpoint of update 3, so it was renamed")
+
+
+def test_a_copy_under_a_name_of_the_users_is_read(step: Path):
+    assert read_checkpoint(step.rename(step.with_name("best"))).update == 3
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content.pop("update"),
+        lambda content: content.update(update="3"),
+        lambda content: content.update(update=-3),
+        lambda content: content.update(format=0),
+        lambda content: content.update(files=[]),
+        lambda content: content["files"].update({"state.json": {"bytes": -1, "crc32": ""}}),
+        lambda content: content["files"].update({"state.json": 5}),
+    ],
+)
+def test_a_manifest_with_other_fields_is_refused(step: Path, change: Callable[[dict[str, object]], object]):
+    rewrite_manifest(step, change)
+    assert_refused(step, r"manifest\.json")
+
+
+@pytest.mark.parametrize("content", ["[]", "null", "[" * 100_000, "1" * 5000, "\x00"])
+def test_a_manifest_that_is_no_json_object_is_refused(step: Path, content: str):
+    (step / "manifest.json").write_text(content)
+    assert_refused(step, "is damaged")
+
+
+def test_a_header_of_a_giant_tensor_is_refused_though_all_checksums_fit(step: Path):
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 4 << 40]}}).encode()
+    forge_file(step, "model.safetensors", len(header).to_bytes(8, "little") + header + bytes(64))
+    assert_refused(step, r"model\.safetensors` has \d+ bytes, but its header describes")
+
+
+def test_a_pickle_is_not_read(step: Path):
+    torch.save({"w": torch.ones(1)}, step / "model.pt")
+    forge_file(step, "model.pt", (step / "model.pt").read_bytes())
+    with pytest.raises(CheckpointError, match=r"model\.pt` is of no known kind"):
+        read_checkpoint(step)
+
+
+def test_tensors_that_the_state_does_not_mention_are_refused(step: Path):
+    extra = b"".join(TensorFile({"w": torch.ones(1)}).chunks())
+    forge_file(step, "other.safetensors", extra)
+    with pytest.raises(CheckpointError, match=r"other\.safetensors` is not mentioned in `state\.json`"):
+        read_checkpoint(step)
+
+
+def test_a_tensor_that_its_part_does_not_mention_is_refused(step: Path):
+    forge_file(step, "model.safetensors", b"".join(TensorFile({"w": torch.ones(1)}).chunks()))
+    with pytest.raises(CheckpointError, match="altered"):
+        read_checkpoint(step)
+
+
+def test_a_checkpoint_without_a_state_is_refused(step: Path):
+    (step / "state.json").unlink()
+    rewrite_manifest(step, lambda content: content["files"].pop("state.json"))
+    assert_refused(step, r"names no `state\.json`")
+
+
+@pytest.mark.parametrize("content", [b"[]", b"{", b"[" * 100_000])
+def test_a_state_that_is_no_json_object_is_refused(step: Path, content: bytes):
+    forge_file(step, "state.json", content)
+    with pytest.raises(CheckpointError, match=r"state\.json` is not"):
+        read_checkpoint(step)

@@ -1,0 +1,194 @@
+"""A checkpoint is complete or not there, whatever fails, and says what failed."""
+
+import errno
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from zlib import crc32
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+from evenstep.checkpoint import (
+    clean_leftovers,
+    complete_checkpoints,
+    newest_checkpoint,
+    read_checkpoint,
+    verify,
+    write_checkpoint,
+)
+from evenstep.checkpoint.layout import REPLACED
+from evenstep.errors import CheckpointError
+from evenstep.version import __version__
+
+State = Callable[[int], dict[str, object]]
+
+
+def update_of(folder: Path) -> int | None:
+    """The update of the newest readable checkpoint; its values must all be of that update."""
+    checkpoint, rejected = newest_checkpoint(folder)
+    assert rejected == []
+    if checkpoint is None:
+        return None
+    model = checkpoint.state["model"]
+    assert isinstance(model, dict)
+    assert all(bool((tensor == checkpoint.update).all()) for tensor in model.values())
+    return checkpoint.update
+
+
+def test_the_folder_holds_a_file_per_part_with_tensors_and_a_manifest_of_them(folder: Path, state: State):
+    path = write_checkpoint(folder, 1000, state(1000))
+    assert path == folder / "step-00001000"
+    assert (folder.parent / "latest").read_text() == "step-00001000\n"
+    manifest = json.loads((path / "manifest.json").read_bytes())
+    names = {"model.safetensors", "optimizer.safetensors", "state.json"}
+    assert {file.name for file in path.iterdir()} == names | {"manifest.json"}
+    assert manifest["files"] == {
+        name: {"bytes": (path / name).stat().st_size, "crc32": f"{crc32((path / name).read_bytes()):08x}"}
+        for name in names
+    }
+    assert (manifest["update"], manifest["format"], manifest["evenstep"]) == (1000, 1, __version__)
+    assert (manifest["torch"], manifest["python"]) == (torch.__version__, sys.version.split()[0])
+    assert manifest["created"].endswith("+00:00")
+
+
+def test_plain_safetensors_loads_the_model_into_a_module(folder: Path):
+    module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    path = write_checkpoint(folder, 1, {"model": module.state_dict()})
+    fresh = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    fresh.load_state_dict(safetensors.torch.load_file(path / "model.safetensors"))
+    assert torch.equal(fresh[0].weight, module[0].weight)
+
+
+def test_the_library_loads_a_model_with_tied_weights(folder: Path):
+    def tied() -> nn.ModuleDict:
+        module = nn.ModuleDict({"embedding": nn.Embedding(4, 3), "head": nn.Linear(3, 4, bias=False)})
+        module["head"].weight = module["embedding"].weight
+        return module
+
+    module, fresh = tied(), tied()
+    path = write_checkpoint(folder, 1, {"model": module.state_dict()})
+    assert safetensors.torch.load_model(fresh, path / "model.safetensors") == (set(), [])
+    assert torch.equal(fresh["head"].weight, module["head"].weight)
+    assert (path / "model.safetensors").stat().st_size < 2 * 48 + 200
+
+
+def test_a_second_checkpoint_of_an_update_replaces_the_first(folder: Path, state: State):
+    write_checkpoint(folder, 5, {"model": {"w": torch.zeros(1)}})
+    write_checkpoint(folder, 5, {"model": {"w": torch.ones(1)}})
+    assert read_checkpoint(folder).state == {"model": {"w": torch.ones(1)}}
+    assert [path.name for path in folder.iterdir()] == ["step-00000005"]
+
+
+def test_what_a_killed_save_of_the_same_update_left_is_no_obstacle(folder: Path, state: State):
+    (folder / ".saving-step-00000005").mkdir(parents=True)
+    (folder / ".saving-step-00000005" / "model.safetensors").write_bytes(b"half")
+    (folder.parent / ".latest.saving").write_bytes(b"st")
+    write_checkpoint(folder, 5, state(5))
+    assert update_of(folder) == 5
+    assert (folder.parent / "latest").read_text() == "step-00000005\n"
+    assert not (folder.parent / ".latest.saving").exists()
+
+
+@pytest.mark.parametrize("replaced", [False, True], ids=["new update", "same update"])
+@pytest.mark.parametrize("for_good", [False, True], ids=["one fault", "disk gone"])
+def test_a_fault_at_any_operation_leaves_a_readable_checkpoint_and_no_partial_one(
+    replaced: bool, for_good: bool, folder: Path, state: State, failing_disk
+):
+    write_checkpoint(folder, 1, state(1))
+    update = 1 if replaced else 2
+    counted = failing_disk()
+    write_checkpoint(folder, update, state(update), disk=counted)
+    assert {"make_folder", "create", "write", "sync", "close", "sync_folder", "rename"} <= set(counted.operations)
+    for number in range(len(counted.operations)):
+        code = (errno.ENOSPC, errno.EIO)[number % 2]
+        run = folder.parent.parent / str(number) / "checkpoints"
+        write_checkpoint(run, 1, state(1))
+        disk = failing_disk(number, code, for_good=for_good)
+        with pytest.raises(CheckpointError, match=errno.errorcode[code]):
+            write_checkpoint(run, update, state(update), disk=disk)
+        assert update_of(run) in (1, update)
+        assert all(verify(path).update in (1, update) for path in complete_checkpoints(run))
+        if not for_good:
+            assert not [path.name for path in run.iterdir() if path.name.startswith(".saving-")]
+        # and the next save, on a disk that works, is not hindered
+        clean_leftovers(run)
+        write_checkpoint(run, 3, state(3))
+        assert update_of(run) == 3
+        assert all(path.name.startswith("step-") for path in run.iterdir())
+
+
+def test_the_first_checkpoint_of_a_run_that_fails_leaves_none(folder: Path, state: State, failing_disk):
+    for number in range(12):
+        with pytest.raises(CheckpointError):
+            write_checkpoint(folder, 1, state(1), disk=failing_disk(number))
+        assert update_of(folder) is None
+        assert not folder.exists() or list(folder.iterdir()) == []
+
+
+def test_a_full_disk_is_told_with_place_need_and_advice(folder: Path, failing_disk):
+    state = {"model": {"w": torch.zeros(2_000_000)}}
+    with pytest.raises(CheckpointError) as raised:
+        write_checkpoint(folder, 7, state, disk=failing_disk(2))
+    message = str(raised.value)
+    assert f"the checkpoint of update 7 could not be written to `{folder / 'step-00000007'}`" in message
+    assert "No space left on device (ENOSPC)" in message
+    assert "model.safetensors" in message
+    assert "It needs 8.0 MB and 5.0 MB are free" in message
+    assert "earlier checkpoints are untouched. Free some space" in message
+
+
+def test_a_place_that_is_a_file_is_told(tmp_path: Path, state: State):
+    (tmp_path / "run").write_text("not a folder")
+    with pytest.raises(CheckpointError, match=r"(?s)could not be written.*Make that a folder"):
+        write_checkpoint(tmp_path / "run" / "checkpoints", 1, state(1))
+
+
+def test_a_failure_after_the_checkpoint_got_its_name_says_that_it_is_complete(folder: Path, state: State, failing_disk):
+    counted = failing_disk()
+    write_checkpoint(folder, 1, state(1), disk=counted)
+    last_write = max(i for i, name in enumerate(counted.operations) if name == "write")
+    with pytest.raises(CheckpointError, match=r"is complete in .*`latest` may name an older one"):
+        write_checkpoint(folder, 2, state(2), disk=failing_disk(last_write))
+    assert update_of(folder) == 2
+
+
+def test_an_interrupt_while_writing_leaves_nothing_and_is_not_hidden(folder: Path, state: State, failing_disk):
+    class Interrupted(failing_disk):
+        def sync(self, file):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_checkpoint(folder, 2, state(2), disk=Interrupted())
+    assert list(folder.iterdir()) == []
+
+
+def test_nothing_is_written_for_a_state_that_cannot_be_saved(folder: Path):
+    with pytest.raises(CheckpointError, match=r"`hooks\.best` is a `builtins\.set`"):
+        write_checkpoint(folder, 1, {"hooks": {"best": {1}}})
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("part", ["../model", "a/b", "", ".hidden"])
+def test_a_part_whose_name_is_no_file_name_is_refused(part: str, folder: Path):
+    with pytest.raises(CheckpointError, match="top-level key"):
+        write_checkpoint(folder, 1, {part: {}})
+
+
+def test_the_old_checkpoint_of_the_same_update_is_readable_until_the_new_one_has_its_name(
+    folder: Path, state: State, failing_disk
+):
+    seen: list[list[str]] = []
+
+    class Watched(failing_disk):
+        def rename(self, source: Path, target: Path) -> None:
+            super().rename(source, target)
+            seen.append([path.name for path in complete_checkpoints(folder)])
+            assert update_of(folder) == 5
+
+    write_checkpoint(folder, 5, state(5))
+    write_checkpoint(folder, 5, state(5), disk=Watched())
+    assert seen[:2] == [[f"{REPLACED}step-00000005"], ["step-00000005"]]

@@ -1,0 +1,29 @@
+"""The pieces that schedules are made of."""
+
+import numpy as np
+import pytest
+
+from evenstep.errors import ArgumentError
+from evenstep.optim.schedules import Cosine
+from evenstep.optim.schedules.schedule import decay_progress, known_updates, warmup_factor
+
+
+def test_the_warm_up_is_a_line_to_one_and_then_one():
+    expected = np.interp(np.arange(1, 9), [0, 4], [0, 1]).tolist()
+    assert [warmup_factor(update, 4) for update in range(1, 9)] == expected
+
+
+def test_a_decay_is_a_line_from_zero_to_one():
+    expected = np.interp(np.arange(1, 13), [3, 10], [0, 1])
+    assert [decay_progress(update, 3, 10) for update in range(1, 13)] == pytest.approx(expected.tolist())
+
+
+def test_a_decay_without_room_does_not_begin():
+    assert decay_progress(5, 5, 5) == 0
+    assert decay_progress(6, 5, 5) == 1
+
+
+def test_a_length_is_asked_for_by_the_schedules_name():
+    assert known_updates(7, Cosine()) == 7
+    with pytest.raises(ArgumentError, match="Cosine"):
+        known_updates(None, Cosine())
