@@ -1,6 +1,9 @@
 """Strategies: how gradients and parameters are shared between data-parallel ranks."""
 
+from evenstep.parallel.ddp import Ddp
+from evenstep.parallel.group import Group, Processes
+from evenstep.parallel.ordered import Ordered
 from evenstep.parallel.single import Single
 from evenstep.parallel.strategy import Strategy
 
-__all__ = ["Single", "Strategy"]
+__all__ = ["Ddp", "Group", "Ordered", "Processes", "Single", "Strategy"]

@@ -12,6 +12,6 @@ from evenstep.parallel.strategy import Strategy
 class Single(Strategy):
     """The strategy of one rank.
 
-    >>> Single().ranks, Single().sum(3.0)
-    (1, 3.0)
+    >>> Single().ranks
+    1
     """

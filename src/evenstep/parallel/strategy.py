@@ -7,37 +7,50 @@ the training loop: the update calls the verbs, and asks nothing about which stra
 
 from abc import ABC
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-Summable = TypeVar("Summable", float, Tensor)
+from evenstep.parallel.group import Group
 
 
 class Strategy(ABC):
     """The verbs between an update and its data-parallel ranks.
 
-    Attributes:
-        rank: this process's number among the data-parallel ranks.
-        ranks: how many there are.
+    Args:
+        group: the ranks, through which they also agree; a group of one by default.
     """
 
-    rank: int = 0
-    ranks: int = 1
+    def __init__(self, group: Group | None = None) -> None:
+        self.group = group or Group()
+
+    @property
+    def rank(self) -> int:
+        """This process's number among the data-parallel ranks."""
+        return self.group.rank
+
+    @property
+    def ranks(self) -> int:
+        """How many data-parallel ranks there are."""
+        return self.group.ranks
 
     def wrap(self, module: nn.Module) -> nn.Module:
         """The module to call in place of `module`; its parameters keep their names."""
         return module
 
-    def sum(self, value: Summable) -> Summable:
-        """The sum of `value` over all ranks: a weight, or a tensor of any shape."""
-        return value
-
     def arm(self, module: Callable[..., Any]) -> None:
         """The next backward of `module` is its last of this update: gradients may be reduced as they appear."""
 
-    def reduce(self, module: Callable[..., Any]) -> None:
-        """Return when the gradients of `module` are summed over all ranks, or will be before they are read."""
+    def collect(self, module: Callable[..., Any], microbatch: int) -> None:
+        """The backward of `microbatch` has just added its gradients to those of `module`."""
+
+    def reduce(self, module: Callable[..., Any], num_microbatches: int) -> None:
+        """Return when the gradients of `module` are summed over all ranks, or will be before they are read.
+
+        Args:
+            module: whose.
+            num_microbatches: of the update, over all ranks.
+        """
 
     def after_update(self, update: int) -> None:
         """Called after `update` was committed: for strategies that share parameters instead of gradients."""

@@ -40,8 +40,13 @@ class Runner:
         self._stages = {stage.index: stage for stage in stages}
         self._strategy = strategy
 
-    def run(self, plan: Plan, passage: Passage) -> None:
+    def run(self, plan: Plan, passage: Passage, num_microbatches: int) -> None:
         """Execute `plan`. Gradients are complete and reduced when it returns.
+
+        Args:
+            plan: this rank's actions.
+            passage: of this rank's micro-batches.
+            num_microbatches: of the update, over all ranks.
 
         The losses that wait for their backward live in `live` only, so that a graph is freed with its backward, and
         all of them when an action raises.
@@ -54,7 +59,8 @@ class Runner:
                 live[stage, microbatch] = passage.forward(self._stages[stage], microbatch)
             elif op is Op.BACKWARD:
                 passage.backward(live.pop((stage, microbatch)), microbatch)
+                self._strategy.collect(self._stages[stage].module, microbatch)
             elif op is Op.ARM:
                 self._strategy.arm(self._stages[stage].module)
             else:
-                self._strategy.reduce(self._stages[stage].module)
+                self._strategy.reduce(self._stages[stage].module, num_microbatches)

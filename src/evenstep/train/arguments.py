@@ -66,8 +66,8 @@ def check_resumable(data: Data) -> None:
     """Raise ArgumentError when a checkpoint of a run on `data` could not be resumed."""
     if not data.resumable:
         raise ArgumentError(
-            "a run with a `folder` saves checkpoints, but this stream cannot say where it is, so none could be resumed; "
-            "give the stream `state_dict` and `load_state_dict`, or save none with `keep_checkpoints=0`."
+            "a run with a `folder` saves checkpoints, but this stream cannot say where it is, so none could be "
+            "resumed; give the stream `state_dict` and `load_state_dict`, or save none with `keep_checkpoints=0`."
         )
 
 

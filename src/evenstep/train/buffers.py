@@ -10,15 +10,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-_NORMS = (
-    nn.BatchNorm1d,
-    nn.BatchNorm2d,
-    nn.BatchNorm3d,
-    nn.SyncBatchNorm,
-    nn.InstanceNorm1d,
-    nn.InstanceNorm2d,
-    nn.InstanceNorm3d,
-)
+from evenstep.parallel.replicas import running_statistics
 
 
 @final
@@ -38,8 +30,7 @@ class Buffers:
         self._kept = [buffer.detach().clone() for buffer in self._buffers]
         self._versions = [buffer._version for buffer in self._buffers]
         # torch's normalisation kernels write running statistics without raising the tensor's version.
-        norms = (module for module in model.modules() if isinstance(module, _NORMS))
-        silent = {id(buffer) for module in norms for buffer in module.buffers(recurse=False)}
+        silent = {id(buffer) for buffer in running_statistics(model)}
         self._silent = [id(buffer) in silent for buffer in self._buffers]
 
     def _changed(self) -> list[int]:

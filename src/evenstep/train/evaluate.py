@@ -69,7 +69,7 @@ class Evaluation:
         batches = self._data.batches(Position(), seed=way.seed, rank=strategy.rank, ranks=strategy.ranks)
         with closing(cast("Any", batches)):
             for batch in batches:
-                weights = weigh(way.task, batch.microbatches, strategy)
+                weights = weigh(way.task, batch, strategy.group)
                 passage = Passage(
                     way,
                     weights.work,
@@ -80,6 +80,7 @@ class Evaluation:
                     prefix=prefix,
                 )
                 with passage:
-                    self._runner.run(forwards([microbatch.index for microbatch in weights.work]), passage)
+                    plan = forwards([microbatch.index for microbatch in weights.work])
+                    self._runner.run(plan, passage, batch.num_microbatches)
                 if batch.ends_epoch:
                     break

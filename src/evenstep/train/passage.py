@@ -72,7 +72,7 @@ class Passage:
         self._heard = way.bus.listens("before_microbatch") or way.bus.listens("after_microbatch")
         self._open: dict[int, AbstractContextManager[None]] = {}
         self._seen: dict[int, tuple[Any, Tensor]] = {}  # output and loss of the open ones, for the end event
-        self.late_weight: Tensor | None = None
+        self.late_weights: dict[int, Tensor] = {}
 
     def forward(self, stage: Stage, microbatch: int) -> Tensor:
         way = self._way
@@ -152,8 +152,7 @@ class Passage:
             weight = self._weights[microbatch]
         else:
             weight = torch.as_tensor(loss.weight, device=total.device).detach()
-            weight = weight.to(total.dtype)
-            self.late_weight = weight if self.late_weight is None else self.late_weight + weight
+            self.late_weights[microbatch] = weight
         put(self._prefix + "loss", total.detach(), weight, update=self._update)
         for name, (metric_sum, metric_weight) in loss.metrics.items():
             if isinstance(metric_sum, Tensor):

@@ -92,11 +92,11 @@ class Update:
         `Apply`.
         """
         self._buffers.restore(0.0)  # whatever the user did to them since the last update stays
-        weights = weigh(self._way.task, batch.microbatches, self._strategy)
+        weights = weigh(self._way.task, batch, self._strategy.group)
         if weights.total == 0:
             return Outcome(aborted=1.0, total=0.0)
         late_weight = self._accumulate(weights, update)
-        total = weights.total if late_weight is None else self._strategy.sum(late_weight)
+        total = weights.total if late_weight is None else late_weight
         scale = self._way.precision.scale
         lr = self._learning_rates(update)
         grads = gradients(self._parameters, sparse=self._sparse)
@@ -112,7 +112,7 @@ class Update:
 
     def rerun(self, batch: GlobalBatch, update: int) -> None:
         """Compute the gradients of an aborted update once more, to look at them; nothing is applied."""
-        self._accumulate(weigh(self._way.task, batch.microbatches, self._strategy), update)
+        self._accumulate(weigh(self._way.task, batch, self._strategy.group), update)
         self._buffers.restore(1.0)
 
     def resume(self) -> None:
@@ -120,7 +120,7 @@ class Update:
         self._apply.resume()
 
     def _accumulate(self, weights: Weights, update: int) -> Tensor | None:
-        """Leave the update's gradients in `.grad`; gives this rank's Σw_m where the weight is late."""
+        """Leave the update's gradients in `.grad`; gives Σw_m where the weight is late."""
         for parameter in self._with_grad:
             parameter.grad = None
         passage = Passage(
@@ -133,5 +133,15 @@ class Update:
             prefix="train/",
         )
         with passage:
-            self._runner.run(_plan(tuple(microbatch.index for microbatch in weights.work)), passage)
-        return passage.late_weight
+            plan = _plan(tuple(microbatch.index for microbatch in weights.work))
+            self._runner.run(plan, passage, weights.num_microbatches)
+        return self._late_total(passage.late_weights, weights) if self._way.task.late_weight else None
+
+    def _late_total(self, late: dict[int, Tensor], weights: Weights) -> Tensor:
+        """Σw_m over all ranks, in the order of the micro-batches' numbers whoever ran them."""
+        dtype = torch.float32 if self._way.device.type == "mps" else torch.float64  # mps has no float64
+        each = torch.zeros(weights.num_microbatches, dtype=dtype, device=self._way.device)
+        for microbatch, weight in late.items():
+            each[microbatch] = weight
+        self._strategy.group.sum(each)()
+        return each.sum()

@@ -5,13 +5,12 @@ g = Σ∇S_m / Σw_m. It does not look at outputs; a late weight is counted by t
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-from evenstep.data import Microbatch
+from evenstep.data import GlobalBatch, Microbatch
 from evenstep.errors import TaskError
-from evenstep.parallel import Strategy
+from evenstep.parallel import Group
 from evenstep.train.task import Task
 
 
@@ -22,26 +21,32 @@ class Weights:
 
     Args:
         total: Σw_m over all micro-batches and ranks; 1.0 while the task's weights are late.
+        num_microbatches: of the update, over all ranks.
         each: w_m of this rank's micro-batches, by their global number; empty while late.
         work: this rank's micro-batches that have a weight above 0, or a late one.
     """
 
     total: float
+    num_microbatches: int
     each: dict[int, float]
     work: tuple[Microbatch, ...]
 
 
-def weigh(task: Task, microbatches: Sequence[Microbatch], strategy: Strategy) -> Weights:
+def weigh(task: Task, batch: GlobalBatch, group: Group) -> Weights:
     """Count the weights of one update.
+
+    All ranks sum the same weights in the same order (exactly rounded, even), so all get the same total.
 
     Raises:
         TaskError: a weight is negative, not finite, or not a number.
     """
+    count = batch.num_microbatches
     if task.late_weight:
-        return Weights(total=1.0, each={}, work=tuple(microbatches))
-    each = {microbatch.index: _weight(task, microbatch) for microbatch in microbatches}
-    work = tuple(microbatch for microbatch in microbatches if each[microbatch.index] > 0)
-    return Weights(total=strategy.sum(math.fsum(each.values())), each=each, work=work)
+        return Weights(total=1.0, num_microbatches=count, each={}, work=batch.microbatches)
+    each = {microbatch.index: _weight(task, microbatch) for microbatch in batch.microbatches}
+    work = tuple(microbatch for microbatch in batch.microbatches if each[microbatch.index] > 0)
+    total = math.fsum(group.sum_floats([each.get(index, 0.0) for index in range(count)]))
+    return Weights(total=total, num_microbatches=count, each=each, work=work)
 
 
 def _weight(task: Task, microbatch: Microbatch) -> float:

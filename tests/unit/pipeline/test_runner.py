@@ -12,12 +12,14 @@ class Log(Strategy):
     """Writes down what it and the passage are asked for."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.said: list[str] = []
 
     def arm(self, module: Any) -> None:
         self.said.append("arm")
 
-    def reduce(self, module: Any) -> None:
+    def reduce(self, module: Any, num_microbatches: int) -> None:
+        assert num_microbatches == 7
         self.said.append("reduce")
 
     def forward(self, stage: Stage, microbatch: int) -> Any:
@@ -31,19 +33,19 @@ class Log(Strategy):
 
 def test_the_runner_does_what_the_plan_says_in_its_order() -> None:
     log = Log()
-    Runner([Stage(0, abs)], log).run(sequential([3, 5]), log)
+    Runner([Stage(0, abs)], log).run(sequential([3, 5]), log, 7)
     assert log.said == ["F3", "B3", "F5", "arm", "B5", "reduce"]
 
 
 def test_a_rank_without_work_still_takes_part_in_the_reduction() -> None:
     log = Log()
-    Runner([Stage(0, abs)], log).run(sequential([]), log)
+    Runner([Stage(0, abs)], log).run(sequential([]), log, 7)
     assert log.said == ["arm", "reduce"]
 
 
 def test_forwards_alone_reduce_nothing() -> None:
     log = Log()
-    Runner([Stage(0, abs)], log).run(forwards([0, 1]), log)
+    Runner([Stage(0, abs)], log).run(forwards([0, 1]), log, 7)
     assert log.said == ["F0", "F1"]
 
 
@@ -54,4 +56,4 @@ def test_an_error_in_a_forward_is_the_callers() -> None:
 
     log = Failing()
     with pytest.raises(ValueError, match="no"):
-        Runner([Stage(0, abs)], log).run(sequential([0]), log)
+        Runner([Stage(0, abs)], log).run(sequential([0]), log, 7)

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep.data import Microbatch
+from evenstep.data import GlobalBatch, Microbatch, Position
 from evenstep.errors import TaskError
-from evenstep.parallel import Single
+from evenstep.parallel import Group
 from evenstep.train.buffers import Buffers
 from evenstep.train.diagnose import diagnose
 from evenstep.train.randomness import seed_generators, undisturbed
@@ -52,12 +52,19 @@ class Given(Plain):
         return batch
 
 
-def microbatches(*items: Any) -> list[Microbatch]:
-    return [Microbatch(index=index, data=item, num_samples=1) for index, item in enumerate(items)]
+def batch_of(*items: Any) -> GlobalBatch:
+    return GlobalBatch(
+        position=Position(),
+        following=Position(batch=1),
+        microbatches=tuple(Microbatch(index=index, data=item, num_samples=1) for index, item in enumerate(items)),
+        num_microbatches=len(items),
+        num_samples=len(items),
+        ends_epoch=False,
+    )
 
 
 def test_weights_are_summed_and_microbatches_of_weight_zero_have_no_work() -> None:
-    weights = weigh(Given(), microbatches(3, 0, torch.tensor(2)), Single())
+    weights = weigh(Given(), batch_of(3, 0, torch.tensor(2)), Group())
     assert weights.total == 5
     assert [microbatch.index for microbatch in weights.work] == [0, 2]
     assert weights.each == {0: 3.0, 1: 0.0, 2: 2.0}
@@ -70,7 +77,7 @@ def test_a_late_task_is_not_asked_for_weights() -> None:
         def weight(self, batch: Any) -> Any:
             raise AssertionError
 
-    weights = weigh(Late(), microbatches(3, 0), Single())
+    weights = weigh(Late(), batch_of(3, 0), Group())
     assert (weights.total, len(weights.work)) == (1.0, 2)
 
 

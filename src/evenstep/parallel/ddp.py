@@ -1,0 +1,125 @@
+"""Data parallelism with replicas: every rank holds the whole model, gradients are summed over ranks.
+
+While the last backward of an update runs, each bucket of gradients is summed as soon as it is complete, so that the
+wire works beside the backward. Buckets go in one fixed order on all ranks, also where a rank has no gradient, or no
+work at all. torch's `DistributedDataParallel` is not used: it arms its reduction in the *forward*, which is wrong for
+plans whose last backward does not follow their last forward, and divides by the number of ranks.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from evenstep.parallel.group import Group
+from evenstep.parallel.replicas import average_statistics, running_statistics, synchronise
+from evenstep.parallel.strategy import Strategy
+
+BUCKET_BYTES = 25 * 2**20  # as torch's DDP has it
+
+
+@final
+@dataclass(slots=True)
+class _Bucket:
+    """Parameters whose gradients travel together."""
+
+    parameters: list[nn.Parameter]
+    missing: int = 0
+    flat: Tensor | None = None
+    wait: Callable[[], None] | None = None
+    present: list[bool] = field(default_factory=list[bool])
+
+
+@final
+class Ddp(Strategy):
+    """Replicas whose gradients are summed.
+
+    Args:
+        group: the ranks.
+        bucket_bytes: how many bytes of gradients travel together.
+    """
+
+    def __init__(self, group: Group, *, bucket_bytes: int = BUCKET_BYTES) -> None:
+        super().__init__(group)
+        self._bucket_bytes = bucket_bytes
+        self._buckets: list[_Bucket] = []
+        self._statistics: list[Tensor] = []
+        self._armed = False
+        self._next = 0
+
+    def wrap(self, module: nn.Module) -> nn.Module:
+        synchronise(module, self.group)
+        self._statistics = running_statistics(module)
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        # A backward reaches the last parameters first.
+        self._buckets = _in_buckets(list(reversed(trained)), self._bucket_bytes)
+        for bucket in self._buckets:
+            for parameter in bucket.parameters:
+                parameter.register_post_accumulate_grad_hook(self._hook_of(bucket))
+        return module
+
+    def arm(self, module: Callable[..., Any]) -> None:
+        self._armed = True
+        self._next = 0
+        for bucket in self._buckets:
+            bucket.missing = len(bucket.parameters)
+
+    def reduce(self, module: Callable[..., Any], num_microbatches: int) -> None:
+        self._armed = False
+        self._launch_until(len(self._buckets))
+        # Which gradients exist on any rank: others must stay None, or an idle head's optimizer state would move.
+        present = [float(has) for bucket in self._buckets for has in bucket.present]
+        anywhere = iter(self.group.sum_floats(present))
+        for bucket in self._buckets:
+            assert bucket.flat is not None and bucket.wait is not None
+            bucket.wait()
+            sizes = [parameter.numel() for parameter in bucket.parameters]
+            for parameter, gradient in zip(bucket.parameters, bucket.flat.split(sizes), strict=True):
+                parameter.grad = gradient.view_as(parameter) if next(anywhere) else None
+            bucket.flat = bucket.wait = None
+
+    def after_update(self, update: int) -> None:
+        average_statistics(self._statistics, self.group)
+
+    def _hook_of(self, bucket: _Bucket) -> Callable[[Tensor], None]:
+        def ready(_: Tensor) -> None:
+            if self._armed:
+                bucket.missing -= 1
+                if bucket.missing == 0:
+                    self._launch_ready()
+
+        return ready
+
+    def _launch_ready(self) -> None:
+        ready = self._next
+        while ready < len(self._buckets) and self._buckets[ready].missing == 0:
+            ready += 1
+        self._launch_until(ready)
+
+    def _launch_until(self, end: int) -> None:
+        for bucket in self._buckets[self._next : end]:
+            bucket.present = [parameter.grad is not None for parameter in bucket.parameters]
+            bucket.flat = torch.cat([_flat_gradient(parameter) for parameter in bucket.parameters])
+            bucket.wait = self.group.sum(bucket.flat)
+        self._next = max(self._next, end)
+
+
+def _flat_gradient(parameter: nn.Parameter) -> Tensor:
+    gradient = parameter.grad
+    return parameter.new_zeros(parameter.numel()) if gradient is None else gradient.reshape(-1)
+
+
+def _in_buckets(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[_Bucket]:
+    """Neighbours of one dtype, up to `bucket_bytes` together."""
+    buckets: list[_Bucket] = []
+    room = 0
+    for parameter in parameters:
+        size = parameter.numel() * parameter.element_size()
+        if not buckets or size > room or buckets[-1].parameters[0].dtype != parameter.dtype:
+            buckets.append(_Bucket([]))
+            room = bucket_bytes
+        buckets[-1].parameters.append(parameter)
+        room -= size
+    return buckets

@@ -1,0 +1,46 @@
+"""Keeps replicas replicas: equal at the start, and equal in what no gradient keeps equal.
+
+Parameters stay equal because equal gradients are applied to equal parameters. Running statistics (BatchNorm) are seen
+by each rank on its own micro-batches, so their mean over ranks is taken after each update. It does not look for
+differences.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from evenstep.parallel.group import Group
+
+_NORMS = (
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.SyncBatchNorm,
+    nn.InstanceNorm1d,
+    nn.InstanceNorm2d,
+    nn.InstanceNorm3d,
+)
+
+
+def running_statistics(module: nn.Module) -> list[Tensor]:
+    """The buffers that torch's normalisation layers change in their forward.
+
+    >>> [tuple(buffer.shape) for buffer in running_statistics(nn.Sequential(nn.BatchNorm1d(3), nn.ReLU()))]
+    [(3,), (3,), ()]
+    """
+    norms = (part for part in module.modules() if isinstance(part, _NORMS))
+    return [buffer for norm in norms for buffer in norm.buffers(recurse=False)]
+
+
+def synchronise(module: nn.Module, group: Group) -> None:
+    """Give every rank rank 0's parameters and buffers."""
+    with torch.no_grad():
+        group.broadcast([*module.parameters(), *module.buffers()])
+
+
+def average_statistics(statistics: list[Tensor], group: Group) -> None:
+    """Replace running statistics by their mean over ranks; counters are equal already."""
+    averaged = [buffer for buffer in statistics if buffer.is_floating_point()]
+    waits = [group.sum(buffer) for buffer in averaged]
+    for wait, buffer in zip(waits, averaged, strict=True):
+        wait()
+        buffer.div_(group.ranks)
