@@ -37,6 +37,7 @@ class Ordered(Strategy):
         synchronise(module, self.group)
         self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self._statistics = running_statistics(module)
+        self._tree = Tree(self._parameters)
         return module
 
     def collect(self, module: Callable[..., Any], microbatch: int) -> None:

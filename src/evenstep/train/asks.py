@@ -7,6 +7,8 @@ done.
 from dataclasses import dataclass
 from typing import final
 
+from evenstep.parallel import Group
+
 
 @final
 @dataclass(slots=True)
@@ -22,6 +24,15 @@ class Asks:
     stop: str = ""
     save: bool = False
     evaluate: bool = False
+
+    def agree(self, group: Group) -> None:
+        """Make the wish of any rank the wish of all: whoever acts, acts together."""
+        if group.ranks == 1:
+            return
+        stop, save, evaluate = group.sum_floats([bool(self.stop), self.save, self.evaluate])
+        self.save, self.evaluate = save > 0, evaluate > 0
+        if stop:
+            self.stop = next(reason for reason in group.gather(self.stop) if reason)
 
     def take_evaluate(self) -> bool:
         """Whether an evaluation was wanted; it no longer is."""

@@ -56,7 +56,7 @@ class Evaluation:
         finally:
             for module, training in modes.items():
                 module.training = training
-        records = self._way.storage.settle()
+        records = self._way.storage.settle(self._strategy.group.gather)
         if not any(record.name == prefix + "loss" for record in records):
             raise DataError(
                 f"the evaluation '{self._name}' holds nothing to evaluate: the weights of all its batches are 0; "

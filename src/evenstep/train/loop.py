@@ -196,11 +196,13 @@ class Loop:
 
     def _act(self) -> None:
         """Evaluate, then save: what an evaluation asks for is done at the same update."""
-        asks = self.asks
+        asks, group = self.asks, self.strategy.group
+        asks.agree(group)
         if asks.evaluate or asks.save:
             self.settle()
             if asks.take_evaluate():
                 self.actions.evaluate()
+                asks.agree(group)
             if asks.take_save():
                 self.actions.save()
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast, final
+from typing import Any, Literal, TypeVar, cast, final
 
 import torch
 from torch import nn
@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from evenstep.checkpoint import clean_leftovers, newest_checkpoint, read_checkpoint, retain, write_checkpoint
 from evenstep.data import Data
-from evenstep.errors import ArgumentError
+from evenstep.errors import ArgumentError, EvenstepError
 from evenstep.events import (
     Bus,
     EvaluateBegin,
@@ -48,6 +48,8 @@ from evenstep.train.state import Saved, Tree, check_same_run, unwrapped
 from evenstep.train.task import Task
 from evenstep.train.transfer import build_transfer
 from evenstep.train.update import Update
+
+T = TypeVar("T")
 
 
 @final
@@ -82,6 +84,7 @@ class Trainer:
         epochs: how many epochs of the data to take.
         seed: of order, augmentation and dropout, any integer.
         device: "auto" takes the accelerator if there is one, else the CPU.
+        strategy: how gradients are shared between ranks; one process by default.
         precision: the number formats; float32 throughout by default.
         lr_schedule: multiplies each group's learning rate; constant by default.
         clip_norm: the largest norm of an update's gradient; None does not clip.
@@ -124,6 +127,7 @@ class Trainer:
         epochs: int | None = None,
         seed: int = 42,
         device: str | torch.device = "auto",
+        strategy: Strategy | None = None,
         precision: Precision | None = None,
         lr_schedule: LrSchedule | None = None,
         clip_norm: float | None = None,
@@ -163,8 +167,8 @@ class Trainer:
         self._config = dict(config or {})
         self._keep_checkpoints = keep_checkpoints
         self._bus = Bus(hooks, self)
-        self._writers = Writers(writers)
-        self._strategy: Strategy = Single()
+        self._strategy = strategy or Single()
+        self._writers = Writers(writers if self.is_first_rank else ())
         self._evaluated_at = -1
         self._saved_at = -1
         self._resumed = False
@@ -208,6 +212,11 @@ class Trainer:
             log_every_updates=log_every_updates,
             settle_every_updates=1 if known_at_once else settle_every_updates or log_every_updates,
         )
+
+    @property
+    def is_first_rank(self) -> bool:
+        """Whether this process is the one that writes files and speaks for all."""
+        return self._strategy.rank == 0
 
     @property
     def progress(self) -> Progress:
@@ -267,7 +276,8 @@ class Trainer:
 
     def _clean(self) -> None:
         """Delete what killed processes have left half written, and say so."""
-        leftovers = [] if self.folder is None else clean_leftovers(self.folder / "checkpoints")
+        folder = self.folder if self.is_first_rank else None
+        leftovers = [] if folder is None else clean_leftovers(folder / "checkpoints")
         for message in leftovers:
             self._report(Incident(kind="leftover", update=self.progress.update, message=message, details={}))
 
@@ -275,7 +285,8 @@ class Trainer:
         """Go back to the last committed update and write what is known of it; never hide `error`."""
         try:
             self._loop.abandon()
-            self._write()
+            if self._strategy.ranks == 1:  # the others may not be there to sum with
+                self._write()
             self._writers.event("train_end", end(error))
         except Exception as second:  # noqa: BLE001 - nothing is lost: it is attached to the error in flight
             error.add_note(f"Then writing the last metrics raised {type(second).__name__}: {second}")
@@ -283,8 +294,10 @@ class Trainer:
     def _finish(self) -> None:
         if self._evaluated_at != self.progress.update:
             self._evaluate_all()
-        if self.folder is not None and self._keep_checkpoints != 0 and self._saved_at != self.progress.update:
-            self.save()
+        wanted = self._loop.asks.take_save()  # by what has heard of the evaluation
+        if self.folder is not None and self._keep_checkpoints != 0:
+            if wanted or self._saved_at != self.progress.update:
+                self.save()
 
     def evaluate(self, name: str | None = None) -> dict[str, dict[str, float]]:
         """Evaluate the parameters (or their average, if there is one) as of the last committed update.
@@ -341,10 +354,31 @@ class Trainer:
         self._write()
         update, path = self.progress.update, None
         with self._bus.span("save", lambda: SaveBegin(update=update), lambda error: SaveEnd(update=update, path=path)):
-            path = write_checkpoint(self.folder / "checkpoints", update, self.state_dict())
+            path = self._first_rank_does(lambda: self._write_checkpoint(update))
             self._saved_at = update
-        retain(self.folder / "checkpoints", keep_last=self._keep_checkpoints, protect=self._bus.kept_checkpoints())
+        self._first_rank_does(self._retain)
         return path
+
+    def _write_checkpoint(self, update: int) -> Path:
+        assert self.folder is not None
+        return write_checkpoint(self.folder / "checkpoints", update, self.state_dict())
+
+    def _retain(self) -> None:
+        assert self.folder is not None
+        retain(self.folder / "checkpoints", keep_last=self._keep_checkpoints, protect=self._bus.kept_checkpoints())
+
+    def _first_rank_does(self, act: Callable[[], T]) -> T:
+        """Do something on the first rank only; all ranks get its result, or raise its error."""
+        outcome: tuple[T | None, EvenstepError | None] = None, None
+        if self.is_first_rank:
+            try:
+                outcome = act(), None
+            except EvenstepError as error:
+                outcome = None, error
+        result, error = self._strategy.group.gather(outcome)[0]
+        if error is not None:
+            raise error
+        return cast("T", result)
 
     def resume(self, source: Path | str = "auto") -> Path | None:
         """Go on from a checkpoint.
@@ -359,20 +393,21 @@ class Trainer:
         Raises:
             CheckpointError: it is not there, damaged, or of another run. Nothing has been changed then.
         """
-        if source != "auto":
-            checkpoint = read_checkpoint(source)
-        elif self.folder is None:
-            raise ArgumentError("`resume` must be a path, since this trainer has no `folder` to look into.")
-        else:
-            checkpoint, rejected = newest_checkpoint(self.folder)
-            for path, why in rejected:
-                self._report(
-                    Incident(kind="checkpoint", update=0, message=f"{path.name} was passed over: {why}", details={})
-                )
-            if checkpoint is None:
-                return None
+        path = Path(source) if source != "auto" else self._first_rank_does(self._newest)
+        if path is None:
+            return None
+        checkpoint = read_checkpoint(path)
         self.load_state_dict(checkpoint.state)
         return checkpoint.path
+
+    def _newest(self) -> Path | None:
+        if self.folder is None:
+            raise ArgumentError("`resume` must be a path, since this trainer has no `folder` to look into.")
+        checkpoint, rejected = newest_checkpoint(self.folder)
+        for path, why in rejected:
+            message = f"{path.name} was passed over: {why}"
+            self._report(Incident(kind="checkpoint", update=0, message=message, details={}))
+        return None if checkpoint is None else checkpoint.path
 
     def state_dict(self) -> Tree:
         """Everything that the run needs to go on exactly, as a tree."""
@@ -406,7 +441,7 @@ class Trainer:
         self._resumed = True
 
     def _write(self) -> None:
-        self._writers.write(self.storage.settle())
+        self._writers.write(self.storage.settle(self._strategy.group.gather))
 
     def _report(self, incident: Incident) -> None:
         self._bus.emit("on_incident", incident)

@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 from evenstep import Ema, Hook, Loss, MapData, StreamData, Task, Trainer
 from evenstep.errors import ArgumentError, CheckpointError, DataError, HookError, TaskError
 from evenstep.events import EvaluateEnd, Incident, TrainEnd, UpdateEnd
+from evenstep.events.hooks import Best, Save
 from evenstep.optim.schedules import Linear
 
 
@@ -267,6 +268,18 @@ def test_no_more_checkpoints_than_asked_for_are_kept(tmp_path: Path) -> None:
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert names == ["step-00000006", "step-00000007"]
     assert (tmp_path / "latest").read_text().strip() == "step-00000007"
+
+
+def test_what_the_last_evaluation_asks_for_is_saved_too(tmp_path: Path) -> None:
+    valid = MapData(points(9), global_batch_size=4)
+    best = Best()
+    trainer = trainer_of(hooks=[Save(every_updates=7), best], evaluations={"valid": valid}, folder=tmp_path)
+    trainer.train()
+    assert best.best_update == 7
+    assert (tmp_path / "best").read_text().strip() == "step-00000007"
+    again = trainer_of(hooks=[Save(every_updates=7), Best()], evaluations={"valid": valid}, folder=tmp_path)
+    again.resume("auto")
+    assert again.state_dict()["hooks"]["Best"]["best_update"] == 7
 
 
 @pytest.mark.parametrize("update", [1, 4, 7])

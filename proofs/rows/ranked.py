@@ -1,0 +1,68 @@
+"""One rank of a run on several: `python ranked.py FOLDER STRATEGY UPDATES`; RANK and WORLD_SIZE as torchrun sets them.
+
+Dropout, unequal numbers of tokens, shuffling, a last global batch of two micro-batches (so that of four ranks two have
+no work), evaluation in between. It goes on from the newest checkpoint in FOLDER. Rank 0 prints the sha256 of what
+training changes and writes the parameters to FOLDER/parameters.pt.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import evenstep
+from evenstep.events.hooks import Evaluate
+from evenstep.optim.schedules import Constant
+from evenstep.parallel import Ddp, Group, Ordered, Processes, Single, Strategy
+from rows.cutting import IGNORED, LENGTH, WORDS, Words, flat
+from rows.killed import digest
+
+STRATEGIES: dict[str, type[Strategy]] = {"single": Single, "ordered": Ordered, "ddp": Ddp}
+
+
+def sentences(count: int) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    made: list[tuple[Tensor, Tensor]] = []
+    for _ in range(count):
+        words, targets = (torch.randint(WORDS, (LENGTH,), generator=generator) for _ in range(2))
+        targets[int(torch.randint(1, LENGTH + 1, (), generator=generator)) :] = IGNORED
+        made.append((words, targets))
+    return made
+
+
+def main(folder: Path, strategy: str, updates: int) -> None:
+    torch.set_num_threads(1)
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    group = Processes(torch.device("cpu"), timeout_s=60) if several else Group()
+    torch.manual_seed(group.rank)  # replicas begin different; the strategy must make them equal
+    model: Any = nn.Sequential(
+        nn.Embedding(WORDS, 16), nn.Linear(16, 48), nn.Dropout(0.2), nn.Tanh(), nn.Linear(48, WORDS)
+    )
+    trainer = evenstep.Trainer(
+        model=model,
+        task=Words(),
+        optimizer=torch.optim.AdamW(model.parameters(), lr=3e-3, fused=True),
+        data=evenstep.MapData(sentences(52), global_batch_size=16, micro_batch_size=2),
+        updates=updates,
+        device="cpu",
+        strategy=STRATEGIES[strategy](group),
+        lr_schedule=Constant(warmup_updates=5),
+        clip_norm=0.5,
+        evaluations={"valid": evenstep.MapData(sentences(13), global_batch_size=8, micro_batch_size=2, shuffle=False)},
+        hooks=[Evaluate(every_updates=7)],
+        folder=folder,
+    )
+    trainer.resume("auto")
+    trainer.train()
+    state = trainer.state_dict()
+    if group.rank == 0:
+        torch.save(flat(model), folder / "parameters.pt")
+        print(digest([state["model"], state["optimizer"]["state"], state["progress"]]))
+    group.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

@@ -1,0 +1,213 @@
+"""Carry each event to the hooks that listen to it, and to no others.
+
+Which hooks override which method is found out once, so an event that nobody listens to is not even built. A span
+pairs before and after: whoever was reached by the one gets the other, and the first error is the one that leaves.
+The bus never refers to the trainer; it only introduces the hooks to it.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from difflib import get_close_matches
+from types import TracebackType
+from typing import Any, Literal, TypeAlias, final
+
+from evenstep.errors import HookError
+from evenstep.events.deliver import Receiver, deliver
+from evenstep.events.event import Event
+from evenstep.events.hook import Hook, HookTrainer
+
+SpanName = Literal["train", "epoch", "update", "microbatch", "backward", "evaluate", "save"]
+Heard: TypeAlias = "Receiver | None"
+Pair: TypeAlias = tuple[Heard, Heard]
+
+_PREFIXES = ("before_", "after_", "on_")
+_METHODS = tuple(name for name in vars(Hook) if name.startswith(_PREFIXES))
+
+
+@final
+class Bus:
+    """The hooks of a run, in order.
+
+    Args:
+        hooks: None is left out; ordered by `priority`, then as given.
+        trainer: what the hooks see as `self.trainer`, referred to weakly.
+
+    Raises:
+        HookError: for something that is not a hook, a hook given twice, or a method that no event calls.
+
+    >>> from unittest.mock import Mock
+    >>> class Say(Hook):
+    ...     def on_incident(self, event):
+    ...         print(event.message)
+    >>> bus, incident = Bus([Say(), None], trainer=Mock()), Mock(message="disk full")
+    >>> bus.listens("on_incident"), bus.listens("before_update")
+    (True, False)
+    >>> bus.emit("on_incident", incident)
+    disk full
+    """
+
+    def __init__(self, hooks: Iterable[Hook | None], trainer: HookTrainer) -> None:
+        given: list[Hook] = []
+        for hook in hooks:
+            if hook is None:
+                continue
+            if any(hook is other for other in given):
+                raise HookError(f"hook `{hook.name}` is given twice; give it once, or make two of its class.")
+            given.append(_checked(hook))
+        self.hooks: tuple[Hook, ...] = tuple(sorted(given, key=lambda hook: hook.priority))
+        heard = {name: [_heard(hook, name) for hook in self.hooks] for name in _METHODS}
+        self._listeners = {name: tuple(one for one in column if one is not None) for name, column in heard.items()}
+        self._spans = {
+            name.removeprefix("before_"): _pairs(column, heard[name.replace("before_", "after_")])
+            for name, column in heard.items()
+            if name.startswith("before_")
+        }
+        for hook in self.hooks:
+            hook.attach(trainer)
+
+    def listens(self, method: str) -> bool:
+        """Whether any hook overrides `method`."""
+        return bool(self._listeners[method])
+
+    def emit(self, method: Literal["on_incident"], event: Event) -> None:
+        """Tell every listener; the first error is raised after all have heard."""
+        listeners = self._listeners[method]
+        if listeners:
+            _raise(deliver(listeners, event))
+
+    def span(
+        self, name: SpanName, begin: Callable[[], Event], end: Callable[[BaseException | None], Event]
+    ) -> AbstractContextManager[None]:
+        """Run a part of the run between its `before_` and its `after_` methods.
+
+        `before_` methods run in order. If one raises, the part does not run, and only the hooks reached before it get
+        their `after_`. All of those run, in order, whatever happened; none can hide an error that is in flight.
+
+        Args:
+            name: the part.
+            begin: builds the begin event; not called when no hook listens to either side.
+            end: builds the end event from the error in flight, or None.
+
+        >>> from unittest.mock import Mock
+        >>> with Bus([], trainer=Mock()).span("epoch", lambda: 1 / 0, lambda error: 1 / 0):
+        ...     print("nobody listens, so no event is built")
+        nobody listens, so no event is built
+        """
+        pairs = self._spans[name]
+        return _Span(pairs, begin, end) if pairs else _UNHEARD
+
+    def state_dict(self) -> dict[str, dict[str, Any]]:
+        """The state of every hook that has some, by its name (`Best`, `Best#2`, …)."""
+        states = {key: hook.state_dict() for key, hook in self._keyed().items()}
+        return {key: state for key, state in states.items() if state}
+
+    def load_state_dict(self, states: Mapping[str, dict[str, Any]]) -> None:
+        """Give every hook its state back.
+
+        Raises:
+            HookError: before anything is loaded, when a hook with state finds none, or a state finds no hook.
+        """
+        hooks = self._keyed()
+        missing = [key for key, hook in hooks.items() if key not in states and hook.state_dict()]
+        surplus = [key for key, state in states.items() if key not in hooks and state]
+        if missing or surplus:
+            faults = [f"has no state of hook `{key}`" for key in missing]
+            faults += [f"has state of `{key}`, which is not among the hooks of this run" for key in surplus]
+            raise HookError(f"The checkpoint {' and '.join(faults)}; resume with the hooks that it was saved with.")
+        for key, state in states.items():
+            if state:
+                hooks[key].load_state_dict(state)
+
+    def kept_checkpoints(self) -> set[str]:
+        """The names of checkpoint folders that some hook wants kept."""
+        return {name for hook in self.hooks for name in hook.kept_checkpoints()}
+
+    def _keyed(self) -> dict[str, Hook]:
+        keyed: dict[str, Hook] = {}
+        for hook in self.hooks:
+            key, number = hook.name, 1
+            while key in keyed:
+                number += 1
+                key = f"{hook.name}#{number}"
+            keyed[key] = hook
+        return keyed
+
+
+@final
+class _Span(AbstractContextManager[None]):
+    __slots__ = ("_begin", "_end", "_pairs", "_reached")
+
+    def __init__(
+        self, pairs: Sequence[Pair], begin: Callable[[], Event], end: Callable[[BaseException | None], Event]
+    ) -> None:
+        self._pairs, self._begin, self._end = pairs, begin, end
+        self._reached = 0
+
+    def __enter__(self) -> None:
+        event = self._begin()
+        try:
+            for before, _ in self._pairs:
+                if before is not None:
+                    before[1](event)
+                self._reached += 1
+        except BaseException as error:
+            self._finish(error)
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        _raise(self._finish(error), unless=error)
+
+    def _finish(self, error: BaseException | None) -> BaseException | None:
+        afters = [after for _, after in self._pairs[: self._reached] if after is not None]
+        return deliver(afters, self._end(error), error=error) if afters else error
+
+
+@final
+class _Unheard(AbstractContextManager[None]):
+    __slots__ = ()
+
+    def __enter__(self) -> None: ...
+    def __exit__(self, *unused: object) -> None: ...
+
+
+_UNHEARD = _Unheard()
+
+
+def _raise(error: BaseException | None, unless: BaseException | None = None) -> None:
+    """Raise `error`, if there is one and it is not in flight already."""
+    try:
+        if error is not None and error is not unless:
+            raise error
+    finally:
+        del error, unless  # the error's traceback holds this frame: keeping it here would be a cycle
+
+
+def _checked(hook: object) -> Hook:
+    if not isinstance(hook, Hook):
+        what = f"the class `{hook.__name__}`; give an instance" if isinstance(hook, type) else f"`{hook!r}`"
+        raise HookError(f"`hooks` must hold instances of subclasses of `Hook`, but holds {what}.")
+    for name in dir(type(hook)):
+        if name.startswith(_PREFIXES) and name not in _METHODS and callable(getattr(type(hook), name)):
+            close = get_close_matches(name, _METHODS, n=1)
+            advice = f"did you mean `{close[0]}`?" if close else f"there are {', '.join(_METHODS)}."
+            raise HookError(f"hook `{hook.name}` has a method `{name}`, which no event calls; {advice}")
+    return hook
+
+
+def _heard(hook: Hook, name: str) -> Heard:
+    method = getattr(hook, name)
+    if getattr(method, "__func__", None) is getattr(Hook, name):
+        return None
+    try:
+        inspect.signature(method).bind(None)
+    except TypeError as error:
+        raise HookError(f"`{name}` of hook `{hook.name}` must take one argument, the event: {error}.") from error
+    return f"`{name}` of hook `{hook.name}`", method
+
+
+def _pairs(befores: Sequence[Heard], afters: Sequence[Heard]) -> tuple[Pair, ...]:
+    pairs = zip(befores, afters, strict=True)
+    return tuple((before, after) for before, after in pairs if before is not None or after is not None)

@@ -1,0 +1,150 @@
+"""What happens in a run, as values: one frozen class per moment, handed to hooks and writers.
+
+Begin and end events come in pairs, also when something fails between them; the end event then says so in its own
+words (an outcome, `committed=False`, empty metrics, no path). `update` counts committed updates: the begin and end
+of the first update carry 1. Events carry no behaviour and no reference to the trainer.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from torch import Tensor
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+Outcome = Literal["done", "stopped", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened at an update; every event is one of the subclasses below.
+
+    >>> UpdateEnd(update=1, committed=True, num_samples=32)
+    UpdateEnd(update=1, committed=True, num_samples=32)
+    """
+
+    update: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainBegin(Event):
+    """Training begins, with `update` updates already committed, of `updates` planned (None: until the data ends)."""
+
+    updates: int | None
+    resumed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainEnd(Event):
+    """Training ended: everything planned is done, it was asked to stop (`reason` says by what), or `error` ended it."""
+
+    outcome: Outcome
+    reason: str
+    error: BaseException | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochBegin(Event):
+    """Epoch `epoch` (counted from 0) begins, or goes on after a resume."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochEnd(Event):
+    """Epoch `epoch` ends; not `complete` when a stop or a failure came before its last global batch."""
+
+    epoch: int
+    complete: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateBegin(Event):
+    """The global batch of update `update` is here, in `num_microbatches` micro-batches over all ranks.
+
+    `data_s` is how long the loop waited for it, in seconds; None when it was not measured.
+    """
+
+    num_microbatches: int
+    data_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateEnd(Event):
+    """Update `update` was applied (`committed`) or given up; it read `num_samples` samples over all ranks."""
+
+    committed: bool
+    num_samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicrobatchBegin(Event):
+    """Micro-batch `microbatch` (its number in the global batch) goes into the model; `batch` is the collated data."""
+
+    microbatch: int
+    batch: object = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicrobatchEnd(Event):
+    """Micro-batch `microbatch` is done: the model's `output` and the summed `loss`; both None when it failed."""
+
+    microbatch: int
+    batch: object = field(repr=False, compare=False)
+    output: object = field(repr=False, compare=False)
+    loss: Tensor | None = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackwardBegin(Event):
+    """The backward of micro-batch `microbatch` begins."""
+
+    microbatch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackwardEnd(Event):
+    """The backward of micro-batch `microbatch` ends."""
+
+    microbatch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluateBegin(Event):
+    """Evaluation `name` begins after `update` updates."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluateEnd(Event):
+    """Evaluation `name` ends; `metrics` by full name, as logged (`valid/loss`), and empty when it failed."""
+
+    name: str
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveBegin(Event):
+    """A checkpoint of the state after `update` updates is about to be written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveEnd(Event):
+    """The checkpoint is complete at `path`, or there is none (`path` is None) because the save failed."""
+
+    path: Path | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident(Event):
+    """Anything that went wrong, as a value: its `kind` (`out_of_memory`, `non_finite`, …), a sentence, and facts.
+
+    >>> Incident(kind="overflow", update=7, message="the loss scale was halved", details={"scale": 32768.0}).kind
+    'overflow'
+    """
+
+    kind: str
+    message: str
+    details: Mapping[str, Json]

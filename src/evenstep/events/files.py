@@ -1,0 +1,57 @@
+"""Small text files of a run folder, changed so that a killed process never leaves half of one.
+
+Each function writes beside the file and then puts the whole in its place. Checkpoints have their own, stricter rules.
+"""
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from evenstep.errors import EvenstepError
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Put `text` in the place of the file `path`: readers see the old content or the new, never a part.
+
+    Raises:
+        EvenstepError: it cannot be written; the old content then stands.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     replace_text(Path(folder, "best"), "step-00000010")
+    ...     Path(folder, "best").read_text()
+    'step-00000010'
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _replace(path, [text.encode()])
+    except OSError as error:
+        raise EvenstepError(
+            f"`{path}` cannot be written: {error.strerror or error}; make room or give the run a folder that it may "
+            f"write to, then resume it."
+        ) from error
+
+
+def keep_lines(path: Path, keep: Callable[[str], bool]) -> None:
+    """Drop from the file `path` the lines for which `keep` is false, and a last line that was never ended.
+
+    Raises:
+        OSError: it cannot be read or written; the old content then stands.
+    """
+
+    def stays(line: bytes) -> bool:
+        return line.endswith(b"\n") and keep(line.decode(errors="replace"))
+
+    with path.open("rb") as file:
+        if not all(stays(line) for line in file):
+            file.seek(0)
+            _replace(path, filter(stays, file))
+
+
+def _replace(path: Path, lines: Iterable[bytes]) -> None:
+    beside = path.with_name(f".{path.name}.new")
+    with beside.open("wb") as file:
+        file.writelines(lines)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)

@@ -1,0 +1,131 @@
+"""The seam for what people add to a run: a class whose methods are called before and after each part of it.
+
+A hook overrides the methods that it needs; the others cost nothing. It sees the trainer through a weak reference,
+may ask it to stop, save or evaluate, and may keep state that checkpoints carry. It does not change the update.
+"""
+
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import nn, optim
+
+from evenstep.errors import HookError
+from evenstep.events.event import (
+    BackwardBegin,
+    BackwardEnd,
+    EpochBegin,
+    EpochEnd,
+    EvaluateBegin,
+    EvaluateEnd,
+    Incident,
+    MicrobatchBegin,
+    MicrobatchEnd,
+    SaveBegin,
+    SaveEnd,
+    TrainBegin,
+    TrainEnd,
+    UpdateBegin,
+    UpdateEnd,
+)
+from evenstep.events.storage import Storage
+
+
+class HookProgress(Protocol):
+    """How far the run is, as a hook sees it."""
+
+    @property
+    def update(self) -> int: ...
+
+
+class HookTrainer(Protocol):
+    """The trainer, as a hook sees it: what it may read, and what it may ask for at the next end of an update."""
+
+    @property
+    def progress(self) -> HookProgress: ...
+    @property
+    def updates(self) -> int | None: ...
+    @property
+    def storage(self) -> Storage: ...
+    @property
+    def model(self) -> nn.Module: ...
+    @property
+    def optimizer(self) -> optim.Optimizer: ...
+    @property
+    def folder(self) -> Path | None: ...
+    @property
+    def evaluations(self) -> Mapping[str, object]: ...
+    def ask_stop(self, reason: str) -> None: ...
+    def ask_save(self) -> None: ...
+    def ask_evaluate(self) -> None: ...
+
+
+class Hook:
+    """Base of all hooks: every method does nothing.
+
+    `priority` orders hooks (lower first); hooks of equal priority keep the order they were given in. An `after_`
+    method runs whenever the hook's own `before_` was reached and did not raise, also on failure.
+
+    >>> class StopAt(Hook):
+    ...     def after_update(self, event: UpdateEnd) -> None:
+    ...         if event.update == 10:
+    ...             self.trainer.ask_stop("ten are enough")
+    >>> StopAt().name
+    'StopAt'
+    """
+
+    priority: int = 0
+    _trainer: "weakref.ref[HookTrainer] | None" = None
+
+    @property
+    def name(self) -> str:
+        """What messages and checkpoints call this hook; the class name unless overridden."""
+        return type(self).__name__
+
+    @property
+    def trainer(self) -> HookTrainer:
+        """The trainer that this hook was given to.
+
+        Raises:
+            HookError: when there is none, or it is gone.
+        """
+        if self._trainer is None:
+            raise HookError(f"hook `{self.name}` has no trainer yet; give it to one: Trainer(hooks=[...]).")
+        trainer = self._trainer()
+        if trainer is None:
+            raise HookError(
+                f"the trainer of hook `{self.name}` is gone; keep a reference to it while you use the hook."
+            )
+        return trainer
+
+    def attach(self, trainer: HookTrainer) -> None:
+        """Become a hook of `trainer`, which is referred to weakly."""
+        self._trainer = weakref.ref(trainer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must keep of this hook: a tree of dict, list, str, int, float, bool, None and tensors."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave; called only when that was not empty."""
+
+    def kept_checkpoints(self) -> tuple[str, ...]:
+        """The names of checkpoint folders that must not be deleted to make room."""
+        return ()
+
+    def before_train(self, event: TrainBegin) -> None: ...
+    def after_train(self, event: TrainEnd) -> None: ...
+    def before_epoch(self, event: EpochBegin) -> None: ...
+    def after_epoch(self, event: EpochEnd) -> None: ...
+    def before_update(self, event: UpdateBegin) -> None: ...
+    def after_update(self, event: UpdateEnd) -> None: ...
+    def before_microbatch(self, event: MicrobatchBegin) -> None: ...
+    def after_microbatch(self, event: MicrobatchEnd) -> None: ...
+    def before_backward(self, event: BackwardBegin) -> None: ...
+    def after_backward(self, event: BackwardEnd) -> None: ...
+    def before_evaluate(self, event: EvaluateBegin) -> None: ...
+    def after_evaluate(self, event: EvaluateEnd) -> None: ...
+    def before_save(self, event: SaveBegin) -> None: ...
+    def after_save(self, event: SaveEnd) -> None: ...
+    def on_incident(self, event: Incident) -> None: ...

@@ -1,0 +1,12 @@
+"""The hooks that come with evenstep, one per file."""
+
+from evenstep.events.hooks.best import Best
+from evenstep.events.hooks.console import Console
+from evenstep.events.hooks.early_stop import EarlyStop
+from evenstep.events.hooks.evaluate import Evaluate
+from evenstep.events.hooks.save import Save
+from evenstep.events.hooks.statistics import Statistics
+from evenstep.events.hooks.status import Status
+from evenstep.events.hooks.timer import Timer
+
+__all__ = ["Best", "Console", "EarlyStop", "Evaluate", "Save", "Statistics", "Status", "Timer"]

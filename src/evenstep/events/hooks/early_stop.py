@@ -1,0 +1,66 @@
+"""Stop when evaluations no longer get better.
+
+The best value and the evaluations since then are part of the checkpoint. It saves nothing; `Best` does.
+"""
+
+from typing import Any, final
+
+from evenstep.events.arguments import require_count
+from evenstep.events.event import EvaluateEnd, TrainBegin
+from evenstep.events.hook import Hook
+from evenstep.events.hooks.target import Mode, Target
+
+
+@final
+class EarlyStop(Hook):
+    """Ask to stop after `patience_evaluations` evaluations in a row of which none was better than the best before.
+
+    Args:
+        metric: an evaluation and its metric.
+        mode: whether lower ("min") or higher ("max") is better.
+        patience_evaluations: how many evaluations to wait for a better one.
+        min_delta: how much better it must be, more than this, in units of the metric.
+
+    Raises:
+        ArgumentError: for an argument that cannot be.
+
+    >>> EarlyStop(metric="valid/loss", patience_evaluations=3).name
+    'EarlyStop'
+    """
+
+    def __init__(
+        self,
+        metric: str = "valid/loss",
+        mode: Mode = "min",
+        *,
+        patience_evaluations: int,
+        min_delta: float = 0.0,
+    ) -> None:
+        require_count("patience_evaluations", patience_evaluations)
+        self._target = Target(metric=metric, mode=mode, min_delta=min_delta)
+        self._patience = patience_evaluations
+        self.best_value: float | None = None
+        self.evaluations_since_best = 0
+
+    def before_train(self, event: TrainBegin) -> None:
+        self._target.check(self)
+
+    def after_evaluate(self, event: EvaluateEnd) -> None:
+        value = self._target.value(self, event)
+        if value is None:
+            return
+        if self._target.better(value, than=self.best_value):
+            self.best_value, self.evaluations_since_best = value, 0
+            return
+        self.evaluations_since_best += 1
+        if self.evaluations_since_best >= self._patience:
+            best = "no finite value yet" if self.best_value is None else f"the best is {self.best_value:.6g}"
+            self.trainer.ask_stop(
+                f"`{self._target.metric}` did not get better in {self.evaluations_since_best} evaluations ({best})"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best_value": self.best_value, "evaluations_since_best": self.evaluations_since_best}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.best_value, self.evaluations_since_best = state["best_value"], state["evaluations_since_best"]

@@ -1,0 +1,51 @@
+"""Ask for an evaluation every so many updates or epochs.
+
+The trainer evaluates, at the end of the update, all that it was given as evaluations. The evaluation at the end of
+training is the trainer's own.
+"""
+
+from typing import final
+
+from evenstep.errors import ArgumentError
+from evenstep.events.arguments import require_count
+from evenstep.events.event import EpochEnd, EvaluateEnd, UpdateEnd
+from evenstep.events.hook import Hook
+
+
+@final
+class Evaluate(Hook):
+    """Ask for an evaluation when the number of the update, or of the epoch that ended, divides by the period.
+
+    Args:
+        every_updates: the period in updates; None for none.
+        every_epochs: the period in epochs; None for none.
+
+    Raises:
+        ArgumentError: for no period at all, or one below 1.
+
+    >>> Evaluate(every_updates=100).name
+    'Evaluate'
+    """
+
+    def __init__(self, *, every_updates: int | None = None, every_epochs: int | None = None) -> None:
+        if every_updates is None and every_epochs is None:
+            raise ArgumentError("`Evaluate` needs a period, but has none; set `every_updates` or `every_epochs`.")
+        if every_updates is not None:
+            require_count("every_updates", every_updates)
+        if every_epochs is not None:
+            require_count("every_epochs", every_epochs)
+        self._every_updates = every_updates
+        self._every_epochs = every_epochs
+        self._evaluated_at = -1
+
+    def after_update(self, event: UpdateEnd) -> None:
+        if event.committed and self._every_updates and event.update % self._every_updates == 0:
+            self.trainer.ask_evaluate()
+
+    def after_epoch(self, event: EpochEnd) -> None:
+        due = event.complete and self._every_epochs and (event.epoch + 1) % self._every_epochs == 0
+        if due and self._evaluated_at != event.update:
+            self.trainer.ask_evaluate()
+
+    def after_evaluate(self, event: EvaluateEnd) -> None:
+        self._evaluated_at = event.update

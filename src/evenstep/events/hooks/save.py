@@ -1,0 +1,74 @@
+"""Ask for a checkpoint every so many updates, epochs or minutes.
+
+The trainer saves at the end of the update. The checkpoint at the end of training is the trainer's own.
+"""
+
+from time import monotonic
+from typing import final
+
+from evenstep.errors import ArgumentError
+from evenstep.events.arguments import require_count, require_positive
+from evenstep.events.event import EpochEnd, SaveEnd, TrainBegin, UpdateEnd
+from evenstep.events.hook import Hook
+
+
+@final
+class Save(Hook):
+    """Ask for a checkpoint when the number of the update, or of the epoch that ended, divides by the period.
+
+    Args:
+        every_updates: the period in updates; None for none.
+        every_epochs: the period in epochs; None for none.
+        every_minutes: the longest time without a checkpoint, whoever asked for it; None for none.
+
+    Raises:
+        ArgumentError: for no period at all, or one that is not positive.
+
+    >>> Save(every_updates=1000, every_minutes=30).name
+    'Save'
+    """
+
+    def __init__(
+        self,
+        *,
+        every_updates: int | None = None,
+        every_epochs: int | None = None,
+        every_minutes: float | None = None,
+    ) -> None:
+        if every_updates is None and every_epochs is None and every_minutes is None:
+            raise ArgumentError(
+                "`Save` needs a period, but has none; set `every_updates`, `every_epochs` or `every_minutes`."
+            )
+        if every_updates is not None:
+            require_count("every_updates", every_updates)
+        if every_epochs is not None:
+            require_count("every_epochs", every_epochs)
+        if every_minutes is not None:
+            require_positive("every_minutes", every_minutes)
+        self._every_updates = every_updates
+        self._every_epochs = every_epochs
+        self._every_minutes = every_minutes
+        self._saved_update = -1
+        self._saved_at = monotonic()
+
+    def before_train(self, event: TrainBegin) -> None:
+        self._saved_at = monotonic()
+
+    def after_update(self, event: UpdateEnd) -> None:
+        if event.committed and (self._is_update(event.update) or self._is_time()):
+            self.trainer.ask_save()
+
+    def after_epoch(self, event: EpochEnd) -> None:
+        due = event.complete and self._every_epochs and (event.epoch + 1) % self._every_epochs == 0
+        if due and self._saved_update != event.update:
+            self.trainer.ask_save()
+
+    def after_save(self, event: SaveEnd) -> None:
+        if event.path is not None:
+            self._saved_update, self._saved_at = event.update, monotonic()
+
+    def _is_update(self, update: int) -> bool:
+        return self._every_updates is not None and update % self._every_updates == 0
+
+    def _is_time(self) -> bool:
+        return self._every_minutes is not None and monotonic() - self._saved_at >= 60 * self._every_minutes

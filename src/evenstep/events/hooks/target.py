@@ -1,0 +1,89 @@
+"""What it means for an evaluation to be better than another: a metric, a direction, a least difference.
+
+It is used by every hook that follows the best evaluation. It remembers nothing.
+"""
+
+import math
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Literal, final
+
+from evenstep.errors import ArgumentError, HookError
+from evenstep.events.event import EvaluateEnd
+from evenstep.events.hook import Hook
+
+Mode = Literal["min", "max"]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Follow `metric`, where lower ("min") or higher ("max") is better, by more than `min_delta`.
+
+    Raises:
+        ArgumentError: for an argument that cannot be.
+
+    >>> target = Target(metric="valid/loss", mode="min", min_delta=0.0)
+    >>> target.better(1.0, than=2.0), target.better(2.0, than=2.0), target.better(float("nan"), than=None)
+    (True, False, False)
+    """
+
+    metric: str
+    mode: Mode
+    min_delta: float
+
+    def __post_init__(self) -> None:
+        if "/" not in self.metric:
+            raise ArgumentError(
+                f"`metric` must be an evaluation and its metric, such as `valid/loss`, but is `{self.metric}`; "
+                f"put the evaluation's name before it."
+            )
+        if self.mode not in ("min", "max"):
+            raise ArgumentError(f"`mode` must be `min` or `max`, but is `{self.mode}`; choose one.")
+        if not 0 <= self.min_delta < math.inf:
+            raise ArgumentError(f"`min_delta` must be a number of at least 0, but is {self.min_delta}; raise it.")
+
+    @property
+    def evaluation(self) -> str:
+        """The evaluation that the metric belongs to."""
+        return self.metric.partition("/")[0]
+
+    def check(self, hook: Hook) -> None:
+        """Check that the trainer of `hook` has the evaluation that this is about.
+
+        Raises:
+            HookError: it has not, so `hook` would wait in vain.
+        """
+        evaluations = hook.trainer.evaluations
+        if self.evaluation not in evaluations:
+            raise HookError(
+                f"hook `{hook.name}` follows `{self.metric}`, but there is no evaluation `{self.evaluation}`; "
+                f"{_advice(self.evaluation, list(evaluations))}"
+            )
+
+    def value(self, hook: Hook, event: EvaluateEnd) -> float | None:
+        """The metric in `event`; None when the event is of another evaluation, or of one that failed.
+
+        Raises:
+            HookError: the evaluation has no such metric.
+        """
+        if event.name != self.evaluation or not event.metrics:
+            return None
+        if self.metric not in event.metrics:
+            raise HookError(
+                f"hook `{hook.name}` follows `{self.metric}`, but the evaluation `{event.name}` has no such metric; "
+                f"{_advice(self.metric, list(event.metrics))}"
+            )
+        return event.metrics[self.metric]
+
+    def better(self, value: float, than: float | None) -> bool:
+        """Whether `value` is finite, and better than `than` (None: than nothing)."""
+        if not math.isfinite(value):
+            return False
+        gain = math.inf if than is None else than - value if self.mode == "min" else value - than
+        return gain > self.min_delta
+
+
+def _advice(name: str, known: list[str]) -> str:
+    close = get_close_matches(name, known, n=1)
+    return f"did you mean `{close[0]}`?" if close else f"there are: {', '.join(known) or 'none'}."

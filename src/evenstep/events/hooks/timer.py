@@ -1,0 +1,88 @@
+"""How fast the run is, over windows of updates: perf/update_s, perf/samples_per_s, perf/data_s.
+
+It reads a clock and never waits for a device, so a single update on an accelerator would mean little; a window is
+right because logging waits once in a while. Time spent on evaluations and checkpoints does not count.
+"""
+
+from time import perf_counter
+from typing import final
+
+from evenstep.events.arguments import require_count
+from evenstep.events.event import (
+    EvaluateBegin,
+    EvaluateEnd,
+    SaveBegin,
+    SaveEnd,
+    TrainBegin,
+    TrainEnd,
+    UpdateBegin,
+    UpdateEnd,
+)
+from evenstep.events.hook import Hook
+
+
+@final
+class Timer(Hook):
+    """Put seconds per committed update, samples per second, and seconds per update spent waiting for data.
+
+    Args:
+        every_updates: the window; values are put when the number of the update divides by it, and at the end.
+
+    Raises:
+        ArgumentError: for a window below 1.
+
+    >>> Timer(every_updates=50).name
+    'Timer'
+    """
+
+    priority = -100  # first at both ends, so that what other hooks do counts
+
+    def __init__(self, *, every_updates: int = 10) -> None:
+        require_count("every_updates", every_updates)
+        self._every = every_updates
+        self._pause_began = 0.0
+        self._begin()
+
+    def before_train(self, event: TrainBegin) -> None:
+        self._begin()
+
+    def before_update(self, event: UpdateBegin) -> None:
+        if event.data_s is not None:
+            self._data_s += event.data_s
+            self._fetches += 1
+
+    def after_update(self, event: UpdateEnd) -> None:
+        if event.committed:
+            self._updates += 1
+            self._samples += event.num_samples
+            if event.update % self._every == 0:
+                self._put(event.update)
+
+    def before_evaluate(self, event: EvaluateBegin) -> None:
+        self._pause_began = perf_counter()
+
+    def after_evaluate(self, event: EvaluateEnd) -> None:
+        self._began += perf_counter() - self._pause_began
+
+    def before_save(self, event: SaveBegin) -> None:
+        self._pause_began = perf_counter()
+
+    def after_save(self, event: SaveEnd) -> None:
+        self._began += perf_counter() - self._pause_began
+
+    def after_train(self, event: TrainEnd) -> None:
+        if event.outcome != "failed" and self._updates:
+            self._put(event.update)
+
+    def _begin(self) -> None:
+        self._began = perf_counter()
+        self._updates = self._samples = self._fetches = 0
+        self._data_s = 0.0
+
+    def _put(self, update: int) -> None:
+        seconds, put = perf_counter() - self._began, self.trainer.storage.put
+        put("perf/update_s", seconds, float(self._updates), update=update)
+        put("perf/samples_per_s", float(self._samples), seconds, update=update)
+        if self._fetches:
+            put("perf/data_s", self._data_s, float(self._fetches), update=update)
+        self._begin()

@@ -1,0 +1,220 @@
+"""Every metric of a run as a pair (sum, weight): kept on its device until asked for, then averaged and remembered.
+
+Putting a value is one append; nothing waits for the device. Settling reads all that is pending with one copy per
+device, adds pairs of the same name and update, Σ sums / Σ weights, never a mean of means, and gives the records to
+whoever writes them. It writes nothing itself and knows no periods.
+"""
+
+import statistics
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias, final
+
+import torch
+from torch import Tensor
+
+from evenstep.errors import ArgumentError
+from evenstep.events.series import Record, Series
+
+Number: TypeAlias = "float | Tensor"
+Pairs: TypeAlias = dict[tuple[int, str], list[float]]  # [sum, weight] under (update, name)
+Entry: TypeAlias = tuple[int, str, Number, Number]
+
+
+def _alone(pairs: Pairs) -> list[Pairs]:
+    return [pairs]
+
+
+@final
+class Storage:
+    """The metrics of a run: pending pairs, and the history of settled values.
+
+    Args:
+        history_updates: values kept per metric (one per update); older ones are forgotten here, not in the files.
+
+    >>> storage = Storage()
+    >>> storage.put("train/loss", torch.tensor(6.0), 2, update=1)
+    >>> storage.put("train/loss", 3.0, 1, update=1)
+    >>> storage.settle()
+    [Record(update=1, name='train/loss', value=3.0, weight=3.0)]
+    """
+
+    def __init__(self, history_updates: int = 100_000) -> None:
+        if history_updates < 1:
+            raise ArgumentError(f"`history_updates` must be at least 1, but is {history_updates}; raise it.")
+        self._limit = history_updates
+        self._pending: list[Entry] = []
+        self._append = self._pending.append
+        self._prefix = ""
+        self._series: dict[str, Series] = {}
+
+    def put(self, name: str, sum: Number, weight: Number = 1.0, *, update: int) -> None:
+        """Add `sum` and `weight` to metric `name` at `update`; a weight of 0 in all leaves the metric out.
+
+        Args:
+            name: the metric; the scope in force is put before it.
+            sum: the sum over the units, a number or a detached 0-dim tensor on any device, not written to afterwards.
+            weight: how many units the sum covers, likewise; 1 for a plain value, such as a learning rate.
+            update: the update that the value belongs to.
+        """
+        self._append((update, self._prefix + name, sum, weight))
+
+    @contextmanager
+    def scope(self, name: str) -> Generator[None]:
+        """Put `name/` before the names of all metrics put inside; scopes nest.
+
+        >>> storage = Storage()
+        >>> with storage.scope("valid"):
+        ...     storage.put("loss", 1.0, update=3)
+        >>> [record.name for record in storage.settle()]
+        ['valid/loss']
+        """
+        outer = self._prefix
+        self._prefix = f"{outer}{name}/"
+        try:
+            yield
+        finally:
+            self._prefix = outer
+
+    def discard_from(self, update: int) -> None:
+        """Forget what is pending for `update` and later: those updates were given up."""
+        self._pending[:] = [entry for entry in self._pending if entry[0] < update]
+
+    def settle(self, gather: Callable[[Pairs], list[Pairs]] = _alone) -> list[Record]:
+        """Read everything pending and remember it; the records come by update, then in the order first put.
+
+        Args:
+            gather: gives the pairs (sum, weight) of all ranks, by rank, each under (update, name). A rank may lack
+                what another has put, and all end with the same records.
+
+        Raises:
+            ArgumentError: for a tensor that is not one number, or a name that no file can hold.
+        """
+        pending = self._pending.copy()
+        self._pending.clear()
+        pairs: Pairs = {}
+        for (update, name, _, _), (total, weight) in zip(pending, _read(pending), strict=True):
+            pair = pairs.get((update, name))
+            if pair is None:
+                pairs[update, name] = [total, weight]
+            else:
+                pair[0] += total
+                pair[1] += weight
+        everybody = gather(pairs)
+        summed = everybody[0]
+        for theirs in everybody[1:]:
+            for key, (total, weight) in theirs.items():
+                pair = summed.setdefault(key, [0.0, 0.0])
+                pair[0] += total
+                pair[1] += weight
+        records = [
+            Record(update, name, total / weight, weight)
+            for (update, name), (total, weight) in sorted(summed.items(), key=_by_update)
+            if weight
+        ]
+        self._remember(records)
+        return records
+
+    def names(self) -> tuple[str, ...]:
+        """The metrics that have a history, in the order they first came."""
+        return tuple(self._series)
+
+    def history(self, name: str) -> list[Record]:
+        """What is remembered of metric `name`, by update; empty when it never came."""
+        series = self._series.get(name)
+        return [] if series is None else series.records(name)[-self._limit :]
+
+    def latest(self, name: str) -> Record | None:
+        """The last value of metric `name`, or None when it never came."""
+        series = self._series.get(name)
+        return None if series is None else series.records(name, start=-1)[0]
+
+    def smoothed(self, name: str, window_updates: int) -> float | None:
+        """Σ value·weight / Σ weight of metric `name` over its last `window_updates` updates; None without any.
+
+        >>> storage = Storage()
+        >>> for update, (total, weight) in enumerate([(100.0, 1), (6.0, 2), (3.0, 1)]):
+        ...     storage.put("loss", total, weight, update=update)
+        >>> _ = storage.settle()
+        >>> storage.smoothed("loss", 2)
+        3.0
+        """
+        window = self._window(name, window_updates)
+        if not window:
+            return None
+        return sum(record.value * record.weight for record in window) / sum(record.weight for record in window)
+
+    def median(self, name: str, window_updates: int) -> float | None:
+        """The median of metric `name` over its last `window_updates` updates; None without any."""
+        window = self._window(name, window_updates)
+        return statistics.median(record.value for record in window) if window else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The newest values of every metric, as plain lists. What is pending is not in it: settle and write before."""
+        return {name: series.state() for name, series in self._series.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go back to a saved history; what is pending belongs to another course of the run and is dropped."""
+        self._pending.clear()
+        self._series = {name: Series(*columns) for name, columns in state.items()}
+
+    def _remember(self, records: Iterable[Record]) -> None:
+        for update, name, value, weight in records:
+            series = self._series.get(name)
+            if series is None:
+                series = self._series[_checked(name)] = Series()
+            series.add(update, value, weight)
+        for series in self._series.values():
+            if len(series.updates) > 2 * self._limit:
+                series.keep(self._limit)
+
+    def _window(self, name: str, window_updates: int) -> list[Record]:
+        if window_updates < 1:
+            raise ArgumentError(f"`window_updates` must be at least 1, but is {window_updates}; raise it.")
+        series = self._series.get(name)
+        if series is None:
+            return []
+        return series.records(name, start=series.start_of(window_updates))
+
+
+def _by_update(item: tuple[tuple[int, str], list[float]]) -> int:
+    return item[0][0]
+
+
+def _read(pending: list[Entry]) -> Iterator[tuple[float, float]]:
+    """Sum and weight of each entry as numbers: one copy from each device that is not the host."""
+    numbers: list[Any] = [number for _, _, total, weight in pending for number in (total, weight)]
+    elsewhere: dict[torch.device, list[int]] = {}
+    for index, number in enumerate(numbers):
+        if type(number) is float:
+            continue
+        if not isinstance(number, Tensor):
+            numbers[index] = float(number)
+        elif number.dim():
+            name, shape = pending[index // 2][1], list(number.shape)
+            raise ArgumentError(f"metric `{name}` must be put as 0-dim tensors, but one has shape {shape}; sum it.")
+        elif number.is_cpu:
+            numbers[index] = float(number.item())
+        else:
+            elsewhere.setdefault(number.device, []).append(index)
+    for indices in elsewhere.values():
+        for index, number in zip(indices, pack([numbers[index] for index in indices]).tolist(), strict=True):
+            numbers[index] = number
+    return zip(numbers[::2], numbers[1::2], strict=True)
+
+
+def pack(scalars: Sequence[Tensor]) -> Tensor:
+    """0-dim tensors of one device, of any types, as one tensor [len(scalars)] there; exact for integers below 2⁵³.
+
+    >>> pack([torch.tensor(0.5), torch.tensor(2**40 + 1)])
+    tensor([5.0000e-01, 1.0995e+12], dtype=torch.float64)
+    """
+    wide = torch.float32 if scalars[0].device.type == "mps" else torch.float64  # Apple's GPUs have no float64
+    with torch.no_grad():
+        return torch.stack([one if one.is_floating_point() else one.to(wide) for one in scalars])
+
+
+def _checked(name: str) -> str:
+    if not name.isprintable() or name in ("", "update"):
+        raise ArgumentError(f"a metric's name must be printable and not `update`, but is {name!r}; rename it.")
+    return name

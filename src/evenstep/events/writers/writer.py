@@ -1,0 +1,72 @@
+"""The seam for where metrics go: a file, a service, the screen.
+
+A writer is opened when training begins, is given every value of every metric exactly once, in order of updates, and
+is closed when training ends, however it ends. It has no say in what is measured or how often.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+
+from evenstep.errors import ArgumentError
+from evenstep.events.event import Event
+from evenstep.events.series import Record
+
+
+class Writer(ABC):
+    """Base of all writers.
+
+    A value that comes late is another record of an update that was written before; a writer must take it.
+
+    >>> class Lowest(Writer):
+    ...     def write(self, records):
+    ...         print(min(record.value for record in records))
+    >>> Lowest().write([Record(1, "train/loss", 0.5, 32.0), Record(2, "train/loss", 0.25, 32.0)])
+    0.25
+    """
+
+    @property
+    def name(self) -> str:
+        """What messages call this writer; the class name unless overridden."""
+        return type(self).__name__
+
+    @property
+    def target(self) -> str:
+        """Where it writes, for messages."""
+        return "its target"
+
+    def open(self, folder: Path | None, update: int) -> None:
+        """Begin, or go on after a resume.
+
+        Args:
+            folder: the run folder; None for a run without one.
+            update: the updates committed so far. What an earlier process wrote about later ones is to be dropped,
+                because they are about to happen again.
+        """
+
+    @abstractmethod
+    def write(self, records: Sequence[Record]) -> None:
+        """Take records, which come by update."""
+
+    def event(self, name: str, event: Event) -> None:
+        """Take note of an event of the run: "train_begin", "train_end" or "incident"."""
+
+    def flush(self) -> None:
+        """Bring what was taken to where others can read it."""
+
+    def close(self) -> None:
+        """End; doing it twice is as good as once, and `open` may follow."""
+
+
+def run_file(writer: Writer, folder: Path | None, name: str) -> Path:
+    """The path `name` in the run folder, which exists afterwards.
+
+    Raises:
+        ArgumentError: the run has no folder.
+    """
+    if folder is None:
+        raise ArgumentError(
+            f"`{writer.name}` writes into the run folder, but this run has none; give the trainer a `folder`."
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / name

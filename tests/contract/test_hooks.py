@@ -1,0 +1,201 @@
+"""The battery that every shipped hook must pass; a new file in `events/hooks` is picked up by itself."""
+
+import importlib
+import inspect
+import json
+import pkgutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from evenstep import events
+from evenstep.events import (
+    BackwardBegin,
+    BackwardEnd,
+    Bus,
+    EpochBegin,
+    EpochEnd,
+    EvaluateBegin,
+    EvaluateEnd,
+    Event,
+    Hook,
+    Incident,
+    MicrobatchBegin,
+    MicrobatchEnd,
+    SaveBegin,
+    SaveEnd,
+    Storage,
+    TrainBegin,
+    TrainEnd,
+    UpdateBegin,
+    UpdateEnd,
+    hooks,
+)
+
+# What a hook cannot be built without.
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "EarlyStop": {"patience_evaluations": 1},
+    "Evaluate": {"every_updates": 1, "every_epochs": 1},
+    "Save": {"every_updates": 1, "every_epochs": 1},
+    "Statistics": {"every_updates": 1, "update_ratio": True},
+    "Timer": {"every_updates": 1},
+}
+
+
+def shipped() -> list[type[Hook]]:
+    modules = [
+        importlib.import_module(f"{hooks.__name__}.{info.name}") for info in pkgutil.iter_modules(hooks.__path__)
+    ]
+    classes = {kind for module in modules for _, kind in inspect.getmembers(module, inspect.isclass)}
+    return sorted(
+        (kind for kind in classes if issubclass(kind, Hook) and kind is not Hook), key=lambda kind: kind.__name__
+    )
+
+
+HOOKS = shipped()
+every_hook = pytest.mark.parametrize("kind", HOOKS, ids=[kind.__name__ for kind in HOOKS])
+
+
+@dataclass
+class FakeProgress:
+    update: int = 0
+
+
+@dataclass
+class FakeTrainer:
+    folder: Path
+    asked: list[str] = field(default_factory=list)
+    storage: Storage = field(default_factory=Storage)
+    updates: int | None = None
+    evaluations: dict[str, object] = field(default_factory=lambda: {"valid": None})
+    progress: FakeProgress = field(default_factory=FakeProgress)
+
+    def __post_init__(self) -> None:
+        self.model = torch.nn.Linear(3, 2)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.5)
+
+    def ask_stop(self, reason: str) -> None:
+        self.asked.append(reason)
+
+    def ask_save(self) -> None:
+        self.asked.append("save")
+
+    def ask_evaluate(self) -> None:
+        self.asked.append("evaluate")
+
+
+def built(kind: type[Hook]) -> Hook:
+    return kind(**ARGUMENTS.get(kind.__name__, {}))
+
+
+def train(bus: Bus, folder: Path, first: int, *, fail_at: int = 0) -> None:
+    """Go through everything that happens in a run of one epoch of three updates from `first` on."""
+
+    def span(name: Any, begin: Event, end: Event) -> Any:
+        return bus.span(name, lambda: begin, lambda error: end)
+
+    def train_end(error: BaseException | None) -> TrainEnd:
+        return TrainEnd(update=first + 2, outcome="failed" if error else "done", reason="over", error=error)
+
+    begin = TrainBegin(update=first - 1, updates=None, resumed=False)
+    with (
+        bus.span("train", lambda: begin, train_end),
+        span("epoch", EpochBegin(update=first - 1, epoch=0), EpochEnd(update=first + 2, epoch=0)),
+    ):
+        for update in range(first, first + 3):
+            with span(
+                "update",
+                UpdateBegin(update=update, num_microbatches=1, data_s=0.1),
+                UpdateEnd(update=update, committed=True, num_samples=4),
+            ):
+                forward = MicrobatchEnd(update=update, microbatch=0, batch=None, output=None, loss=None)
+                with span("microbatch", MicrobatchBegin(update=update, microbatch=0, batch=None), forward):
+                    pass
+                backward = BackwardEnd(update=update, microbatch=0)
+                with span("backward", BackwardBegin(update=update, microbatch=0), backward):
+                    pass
+            metrics = {"valid/loss": 1.0 + update}
+            with span(
+                "evaluate",
+                EvaluateBegin(update=update, name="valid"),
+                EvaluateEnd(update=update, name="valid", metrics=metrics),
+            ):
+                pass
+            path = folder / "checkpoints" / f"step-{update:08d}"
+            with span("save", SaveBegin(update=update), SaveEnd(update=update, path=path)):
+                path.mkdir(parents=True)
+            if update == fail_at:
+                bus.emit("on_incident", Incident(kind="non_finite", update=update, message="NaN", details={}))
+                raise FloatingPointError("NaN")
+
+
+def test_the_battery_sees_every_exported_hook() -> None:
+    assert {kind.__name__ for kind in HOOKS} == set(hooks.__all__)
+    assert all(getattr(events, kind.__name__) is kind for kind in HOOKS)
+
+
+@every_hook
+def test_it_is_final_and_documented_with_an_example(kind: type[Hook]) -> None:
+    assert getattr(kind, "__final__", False)
+    assert ">>>" in (kind.__doc__ or "")
+
+
+@every_hook
+def test_all_its_methods_are_called_by_some_event_and_it_listens_to_at_least_one(
+    kind: type[Hook], tmp_path: Path
+) -> None:
+    trainer = FakeTrainer(tmp_path)
+    bus = Bus([built(kind)], trainer)
+    assert any(bus.listens(name) for name in vars(Hook) if name.startswith(("before_", "after_", "on_")))
+
+
+@every_hook
+def test_training_twice_works_with_one_instance(kind: type[Hook], tmp_path: Path) -> None:
+    trainer = FakeTrainer(tmp_path)
+    bus = Bus([built(kind)], trainer)
+    train(bus, tmp_path, 1)
+    train(bus, tmp_path, 4)
+
+
+@every_hook
+def test_a_failure_leaves_as_it_came_and_training_again_works(kind: type[Hook], tmp_path: Path) -> None:
+    trainer = FakeTrainer(tmp_path)
+    bus = Bus([built(kind)], trainer)
+    with pytest.raises(FloatingPointError, match="NaN") as caught:
+        train(bus, tmp_path, 1, fail_at=2)
+    assert not hasattr(caught.value, "__notes__")
+    train(bus, tmp_path, 4)
+
+
+@every_hook
+def test_its_state_goes_around_through_json(kind: type[Hook], tmp_path: Path) -> None:
+    trainer = FakeTrainer(tmp_path)
+    used = built(kind)
+    train(Bus([used], trainer), tmp_path, 1)
+    state = json.loads(json.dumps(used.state_dict()))
+    fresh = built(kind)
+    Bus([fresh], trainer)
+    assert set(fresh.state_dict()) == set(state), "state must be there from the beginning, or a resume drops it"
+    if state:
+        fresh.load_state_dict(state)
+    assert fresh.state_dict() == used.state_dict()
+
+
+@every_hook
+def test_two_of_its_class_are_both_restored(kind: type[Hook], tmp_path: Path) -> None:
+    trainer = FakeTrainer(tmp_path)
+    bus = Bus([built(kind), built(kind)], trainer)
+    train(bus, tmp_path, 1)
+    fresh = Bus([built(kind), built(kind)], trainer)
+    fresh.load_state_dict(bus.state_dict())
+    assert fresh.state_dict() == bus.state_dict()
+
+
+@every_hook
+def test_building_it_does_nothing_visible(kind: type[Hook], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    built(kind)
+    assert capfd.readouterr() == ("", "")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,183 @@
+"""The battery that every shipped writer must pass; a new file in `events/writers` is picked up by itself."""
+
+import csv
+import importlib
+import inspect
+import io
+import json
+import pkgutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from evenstep import events
+from evenstep.events import Incident, Record, Storage, TrainBegin, TrainEnd, Writer, Writers, writers
+
+Values = dict[tuple[int, str], float]
+
+
+def read_jsonl(folder: Path) -> Values:
+    values: Values = {}
+    for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+        row: dict[str, Any] = json.loads(line)
+        update = row.pop("update")
+        assert not any((update, name) in values for name in row), "written twice"
+        values |= {(update, name): float(value) for name, value in row.items()}
+    return values
+
+
+def read_csv(folder: Path) -> Values:
+    with (folder / "metrics.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    values = {(int(row["update"]), row["name"]): float(row["value"]) for row in rows}
+    assert len(values) == len(rows), "written twice"
+    return values
+
+
+def read_tensorboard(folder: Path) -> Values:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    accumulator = EventAccumulator(str(folder / "events"), size_guidance={"scalars": 0}).Reload()
+    names = cast("list[str]", accumulator.Tags()["scalars"])
+    scalars = [(event.step, name, event.value) for name in names for event in accumulator.Scalars(name)]
+    values = {(step, name): value for step, name, value in scalars}
+    assert len(values) == len(scalars), "written twice"
+    return values
+
+
+# How to read back what a writer wrote, for those whose values can be.
+READERS: dict[str, Callable[[Path], Values]] = {
+    "CsvWriter": read_csv,
+    "JsonlWriter": read_jsonl,
+    "TensorBoardWriter": read_tensorboard,
+}
+SCREENS = {"ConsoleWriter"}
+
+
+def shipped() -> list[type[Writer]]:
+    infos = pkgutil.iter_modules(writers.__path__)
+    modules = [importlib.import_module(f"{writers.__name__}.{info.name}") for info in infos]
+    classes = {kind for module in modules for _, kind in inspect.getmembers(module, inspect.isclass)}
+    kinds = (kind for kind in classes if issubclass(kind, Writer) and kind is not Writer)
+    return sorted(kinds, key=lambda kind: kind.__name__)
+
+
+WRITERS = shipped()
+FILES = [kind for kind in WRITERS if kind.__name__ not in SCREENS]
+every_writer = pytest.mark.parametrize("kind", WRITERS, ids=[kind.__name__ for kind in WRITERS])
+every_file = pytest.mark.parametrize("kind", FILES, ids=[kind.__name__ for kind in FILES])
+
+
+def test_the_battery_sees_every_exported_writer() -> None:
+    assert {kind.__name__ for kind in WRITERS} | {"Writer", "Writers"} == set(writers.__all__)
+    assert all(getattr(events, kind.__name__) is kind for kind in WRITERS)
+    assert {kind.__name__ for kind in FILES} == set(READERS)
+
+
+@every_writer
+def test_it_is_final_and_documented_with_an_example(kind: type[Writer]) -> None:
+    assert getattr(kind, "__final__", False)
+    assert ">>>" in (kind.__doc__ or "")
+
+
+@every_file
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    settle_every=st.integers(1, 7),
+    evaluate_every=st.integers(1, 7),
+    late_by=st.integers(0, 3),
+    updates=st.integers(1, 20),
+)
+def test_every_value_at_every_update_arrives_whatever_the_periods(
+    kind: type[Writer],
+    tmp_path_factory: pytest.TempPathFactory,
+    settle_every: int,
+    evaluate_every: int,
+    late_by: int,
+    updates: int,
+) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    storage, expected = Storage(), {}
+    all_writers = Writers([kind()])
+    with all_writers.opened(folder, 0):
+        for update in range(1, updates + 1):
+            storage.put("train/loss", 3.0 * update, 2, update=update)
+            expected[update, "train/loss"] = 1.5 * update
+            if update % evaluate_every == 0:
+                storage.put("valid/loss", 0.25 * update, update=update)
+                expected[update, "valid/loss"] = 0.25 * update
+            if update > late_by:
+                storage.put("late/loss", 0.5, update=update - late_by)
+                expected[update - late_by, "late/loss"] = 0.5
+            if update % settle_every == 0:
+                all_writers.write(storage.settle())
+        all_writers.write(storage.settle())
+    assert READERS[kind.__name__](folder) == expected
+
+
+@every_file
+def test_a_killed_run_that_is_resumed_reads_as_if_it_had_not_been(kind: type[Writer], tmp_path: Path) -> None:
+    killed = kind()
+    killed.open(tmp_path, 0)
+    killed.write([Record(update, "loss", float(update), 1.0) for update in range(1, 9)])
+    killed.flush()  # and never closed
+    resumed = kind()
+    resumed.open(tmp_path, 5)
+    resumed.write([Record(update, "loss", float(update), 1.0) for update in range(6, 12)])
+    resumed.close()
+    assert READERS[kind.__name__](tmp_path) == {(update, "loss"): float(update) for update in range(1, 12)}
+    killed.close()
+
+
+@every_file
+def test_training_twice_goes_on_in_the_same_place(kind: type[Writer], tmp_path: Path) -> None:
+    writer = kind()
+    for first in (1, 3):
+        writer.open(tmp_path, first - 1)
+        writer.write([Record(update, "loss", float(update), 1.0) for update in (first, first + 1)])
+        writer.close()
+    assert READERS[kind.__name__](tmp_path) == {(update, "loss"): float(update) for update in range(1, 5)}
+
+
+@every_writer
+def test_closing_and_flushing_at_any_time_is_fine(kind: type[Writer], tmp_path: Path) -> None:
+    writer = kind()
+    writer.flush()
+    writer.close()
+    writer.open(tmp_path, 0)
+    writer.open(tmp_path, 0)
+    writer.flush()
+    writer.close()
+    writer.close()
+    writer.flush()
+
+
+@every_writer
+def test_it_takes_nothing_any_event_and_numbers_that_are_not_finite(kind: type[Writer], tmp_path: Path) -> None:
+    writer = kind()
+    writer.open(tmp_path, 0)
+    writer.write([])
+    writer.event("train_begin", TrainBegin(update=0, updates=None, resumed=False))
+    writer.event("incident", Incident(kind="overflow", update=1, message="", details={}))
+    writer.write([Record(1, "train/loss", value, 1.0) for value in (float("nan"),)])
+    writer.write([Record(2, "valid/loss", value, 1.0) for value in (float("inf"),)])
+    writer.event("train_end", TrainEnd(update=2, outcome="done", reason="", error=None))
+    writer.close()
+
+
+def test_the_screen_shows_every_period_and_every_evaluation() -> None:
+    stream = io.StringIO()
+    writer = events.ConsoleWriter(every_updates=4, stream=stream)
+    writer.open(None, 0)
+    for update in range(1, 13):
+        writer.write([Record(update, "train/loss", float(update), 1.0)])
+        if update % 3 == 0:
+            writer.write([Record(update, "valid/loss", float(update), 1.0)])
+    writer.close()
+    lines = [line.split() for line in stream.getvalue().splitlines()]
+    assert [line[1] for line in lines if line[2] == "valid/loss"] == ["3", "6", "9", "12"]
+    assert [(line[1], line[3]) for line in lines if line[2] == "loss"] == [("4", "2.5"), ("8", "6.5"), ("12", "10.5")]

@@ -1,0 +1,42 @@
+"""A trainer that only notes what it is asked."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+
+from evenstep.events import Storage
+
+
+@dataclass
+class FakeProgress:
+    update: int = 0
+
+
+@dataclass
+class FakeTrainer:
+    folder: Path | None
+    asked: list[str] = field(default_factory=list)
+    storage: Storage = field(default_factory=Storage)
+    updates: int | None = 100
+    evaluations: dict[str, object] = field(default_factory=lambda: {"valid": None})
+    progress: FakeProgress = field(default_factory=FakeProgress)
+
+    def __post_init__(self) -> None:
+        self.model = torch.nn.Linear(3, 2)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.5)
+
+    def ask_stop(self, reason: str) -> None:
+        self.asked.append(f"stop: {reason}")
+
+    def ask_save(self) -> None:
+        self.asked.append("save")
+
+    def ask_evaluate(self) -> None:
+        self.asked.append("evaluate")
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> FakeTrainer:
+    return FakeTrainer(folder=tmp_path / "run")

@@ -1,0 +1,103 @@
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenstep.errors import ArgumentError, HookError
+from evenstep.events import Best, Bus, EvaluateEnd, SaveEnd, TrainBegin
+
+
+def attached(trainer: Any, **arguments: Any) -> Best:
+    hook = Best(**arguments)
+    Bus([hook], trainer)
+    return hook
+
+
+def evaluated(update: int, loss: float) -> EvaluateEnd:
+    return EvaluateEnd(update=update, name="valid", metrics={"valid/loss": loss})
+
+
+def saved(folder: Path, update: int) -> SaveEnd:
+    return SaveEnd(update=update, path=folder / "checkpoints" / f"step-{update:08d}")
+
+
+def test_a_save_is_asked_for_at_each_new_best_only(trainer: Any) -> None:
+    hook = attached(trainer)
+    asked = []
+    for update, loss in enumerate([3.0, 3.0, 2.0, 2.5, math.nan, -math.inf, 1.0], start=1):
+        trainer.asked.clear()
+        hook.after_evaluate(evaluated(update, loss))
+        asked.append(trainer.asked == ["save"])
+    assert asked == [True, False, True, False, False, False, True]
+    assert (hook.best_value, hook.best_update) == (1.0, 7)
+
+
+def test_the_link_names_the_checkpoint_of_the_best_update_only(trainer: Any) -> None:
+    trainer.folder.mkdir()
+    hook, link = attached(trainer), trainer.folder / "best"
+    hook.after_evaluate(evaluated(10, 2.0))
+    hook.after_save(saved(trainer.folder, 10))
+    assert link.read_text() == "step-00000010\n"
+    hook.after_evaluate(evaluated(20, 3.0))
+    hook.after_save(saved(trainer.folder, 20))
+    assert link.read_text() == "step-00000010\n"
+    assert hook.kept_checkpoints() == ("step-00000010",)
+
+
+def test_a_failed_save_is_not_linked(trainer: Any) -> None:
+    trainer.folder.mkdir()
+    hook = attached(trainer)
+    hook.after_evaluate(evaluated(10, 2.0))
+    hook.after_save(SaveEnd(update=10, path=None))
+    assert not (trainer.folder / "best").exists()
+
+
+def test_after_a_resume_a_worse_model_is_not_the_best(trainer: Any) -> None:
+    before = attached(trainer)
+    before.after_evaluate(evaluated(10, 2.0))
+    after = attached(trainer)
+    after.load_state_dict(before.state_dict())
+    trainer.asked.clear()
+    after.after_evaluate(evaluated(20, 2.5))
+    assert trainer.asked == []
+    assert after.kept_checkpoints() == ("step-00000010",)
+
+
+def test_a_link_that_a_killed_run_did_not_write_is_written_when_training_begins(trainer: Any) -> None:
+    (trainer.folder / "checkpoints" / "step-00000010").mkdir(parents=True)
+    hook = attached(trainer)
+    hook.load_state_dict({"best_value": 2.0, "best_update": 10})
+    hook.before_train(TrainBegin(update=10, updates=100, resumed=True))
+    assert (trainer.folder / "best").read_text() == "step-00000010\n"
+
+
+def test_two_of_them_keep_two_links(trainer: Any) -> None:
+    trainer.folder.mkdir()
+    low, high = Best(), Best("valid/accuracy", "max", link="best-accuracy")
+    bus = Bus([low, high], trainer)
+    metrics = {"valid/loss": 1.0, "valid/accuracy": 0.5}
+    for hook in (low, high):
+        hook.after_evaluate(EvaluateEnd(update=1, name="valid", metrics=metrics))
+        hook.after_save(saved(trainer.folder, 1))
+    low.after_evaluate(EvaluateEnd(update=2, name="valid", metrics={**metrics, "valid/loss": 0.5}))
+    low.after_save(saved(trainer.folder, 2))
+    assert (trainer.folder / "best").read_text() == "step-00000002\n"
+    assert (trainer.folder / "best-accuracy").read_text() == "step-00000001\n"
+    assert bus.kept_checkpoints() == {"step-00000001", "step-00000002"}
+
+
+def test_without_a_folder_training_does_not_begin(trainer: Any) -> None:
+    trainer.folder = None
+    with pytest.raises(HookError, match="hook `Best` saves checkpoints, but the trainer has no `folder`"):
+        attached(trainer).before_train(TrainBegin(update=0, updates=1, resumed=False))
+
+
+def test_an_evaluation_that_never_comes_is_an_error_when_training_begins(trainer: Any) -> None:
+    with pytest.raises(HookError, match="there is no evaluation `test`"):
+        attached(trainer, metric="test/loss").before_train(TrainBegin(update=0, updates=1, resumed=False))
+
+
+def test_a_mode_that_is_none_is_an_error() -> None:
+    with pytest.raises(ArgumentError, match="`mode` must be `min` or `max`"):
+        Best(mode="lowest")  # type: ignore[arg-type]

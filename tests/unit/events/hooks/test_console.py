@@ -1,0 +1,85 @@
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenstep.events import (
+    Bus,
+    Console,
+    EvaluateBegin,
+    EvaluateEnd,
+    Incident,
+    SaveEnd,
+    TrainBegin,
+    TrainEnd,
+)
+from evenstep.events.hooks import console as module
+
+
+@pytest.fixture
+def said(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Console, io.StringIO]:
+    monkeypatch.setattr(module, "monotonic", lambda: 0.0)
+    stream = io.StringIO()
+    hook = Console(stream=stream)
+    Bus([hook], trainer)
+    trainer.folder = Path("runs/x")
+    return hook, stream
+
+
+def test_the_start_tells_what_is_trained_where_and_how_long(said: tuple[Console, io.StringIO], trainer: Any) -> None:
+    hook, stream = said
+    trainer.model.bias.requires_grad_(False)
+    hook.before_train(TrainBegin(update=0, updates=100, resumed=False))
+    assert stream.getvalue() == "training 6 parameters on cpu from update 0 to update 100, in runs/x\n"
+
+
+def test_a_resume_without_end_and_folder_is_told_too(said: tuple[Console, io.StringIO], trainer: Any) -> None:
+    hook, stream = said
+    trainer.folder = None
+    hook.before_train(TrainBegin(update=7, updates=None, resumed=True))
+    assert stream.getvalue() == "resuming 8 parameters on cpu from update 7 until the data ends\n"
+
+
+def test_evaluations_checkpoints_and_incidents_are_one_line_each(said: tuple[Console, io.StringIO]) -> None:
+    hook, stream = said
+    hook.before_evaluate(EvaluateBegin(update=3, name="valid"))
+    hook.after_evaluate(EvaluateEnd(update=3, name="valid", metrics={"valid/loss": 1.0}))
+    hook.after_evaluate(EvaluateEnd(update=3, name="valid", metrics={}))
+    hook.after_save(SaveEnd(update=3, path=Path("runs/x/checkpoints/step-00000003")))
+    hook.after_save(SaveEnd(update=4, path=None))
+    hook.on_incident(Incident(kind="overflow", update=5, message="the scale was halved", details={}))
+    assert stream.getvalue().splitlines() == [
+        "evaluated valid after update 3, 0.0 s",
+        "the evaluation of valid failed after update 3, 0.0 s",
+        "saved update 3 in runs/x/checkpoints/step-00000003",
+        "update 4 was not saved",
+        "overflow at update 5: the scale was halved",
+    ]
+
+
+def test_the_end_tells_success_from_failure(said: tuple[Console, io.StringIO]) -> None:
+    hook, stream = said
+    hook.after_train(TrainEnd(update=9, outcome="done", reason="all 9 updates are done", error=None))
+    hook.after_train(TrainEnd(update=9, outcome="failed", reason="", error=ValueError("too bad")))
+    assert stream.getvalue().splitlines() == [
+        "done after update 9, 0.0 s: all 9 updates are done",
+        "failed after update 9, 0.0 s: ValueError: too bad",
+    ]
+
+
+def test_standard_output_is_looked_up_when_something_is_said(trainer: Any, capsys: Any) -> None:
+    Console().on_incident(Incident(kind="overflow", update=5, message="x", details={}))
+    assert capsys.readouterr().out == "overflow at update 5: x\n"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(59.94, "59.9 s"), (90, "2 min"), (3599, "1 h 0 min"), (5400, "1 h 30 min")]
+)
+def test_a_duration_is_told_as_people_do(
+    said: tuple[Console, io.StringIO], monkeypatch: pytest.MonkeyPatch, seconds: float, text: str
+) -> None:
+    hook, stream = said
+    monkeypatch.setattr(module, "monotonic", lambda: seconds)
+    hook.after_train(TrainEnd(update=9, outcome="done", reason="x", error=None))
+    assert stream.getvalue() == f"done after update 9, {text}: x\n"

@@ -1,0 +1,66 @@
+import math
+from typing import Any
+
+import pytest
+
+from evenstep.errors import ArgumentError, HookError
+from evenstep.events import Bus, EarlyStop, EvaluateEnd, TrainBegin
+
+
+def attached(trainer: Any, **arguments: Any) -> EarlyStop:
+    hook = EarlyStop(**arguments)
+    Bus([hook], trainer)
+    return hook
+
+
+def evaluate(hook: EarlyStop, *losses: float) -> None:
+    for loss in losses:
+        hook.after_evaluate(EvaluateEnd(update=1, name="valid", metrics={"valid/loss": loss}))
+
+
+def test_it_stops_after_so_many_evaluations_in_a_row_without_a_better_one(trainer: Any) -> None:
+    hook = attached(trainer, patience_evaluations=2)
+    evaluate(hook, 3.0, 3.5, 2.0, 2.0)
+    assert trainer.asked == []
+    evaluate(hook, 2.0)
+    assert trainer.asked == ["stop: `valid/loss` did not get better in 2 evaluations (the best is 2)"]
+
+
+def test_a_gain_that_is_not_above_min_delta_is_none(trainer: Any) -> None:
+    hook = attached(trainer, patience_evaluations=2, min_delta=0.5)
+    evaluate(hook, 3.0, 2.5, 2.0)
+    assert trainer.asked == []
+    evaluate(hook, 1.5, 1.75)
+    assert len(trainer.asked) == 1
+
+
+def test_nan_counts_as_no_better(trainer: Any) -> None:
+    evaluate(attached(trainer, patience_evaluations=2), math.nan, math.nan)
+    assert trainer.asked == ["stop: `valid/loss` did not get better in 2 evaluations (no finite value yet)"]
+
+
+def test_waiting_goes_on_after_a_resume(trainer: Any) -> None:
+    before = attached(trainer, patience_evaluations=3)
+    evaluate(before, 1.0, 2.0, 2.0)
+    after = attached(trainer, patience_evaluations=3)
+    after.load_state_dict(before.state_dict())
+    evaluate(after, 1.0)
+    assert len(trainer.asked) == 1
+
+
+def test_other_evaluations_do_not_count(trainer: Any) -> None:
+    hook = attached(trainer, patience_evaluations=1)
+    for _ in range(3):
+        hook.after_evaluate(EvaluateEnd(update=1, name="test", metrics={"test/loss": 1.0}))
+    assert trainer.asked == []
+
+
+def test_an_evaluation_that_never_comes_is_an_error_when_training_begins(trainer: Any) -> None:
+    hook = attached(trainer, metric="test/loss", patience_evaluations=1)
+    with pytest.raises(HookError, match="there is no evaluation `test`"):
+        hook.before_train(TrainBegin(update=0, updates=1, resumed=False))
+
+
+def test_no_patience_is_an_error() -> None:
+    with pytest.raises(ArgumentError, match="`patience_evaluations` must be a whole number of at least 1"):
+        EarlyStop(patience_evaluations=0)

@@ -1,0 +1,49 @@
+from typing import Any
+
+import pytest
+
+from evenstep.errors import ArgumentError
+from evenstep.events import Bus, EpochEnd, Evaluate, EvaluateEnd, UpdateEnd
+
+
+def attached(trainer: Any, **arguments: Any) -> Evaluate:
+    hook = Evaluate(**arguments)
+    Bus([hook], trainer)
+    return hook
+
+
+def test_it_asks_when_the_number_of_a_committed_update_divides_by_the_period(trainer: Any) -> None:
+    hook, asked = attached(trainer, every_updates=3), []
+    for update in range(1, 10):
+        hook.after_update(UpdateEnd(update=update, committed=update != 6, num_samples=1))
+        asked += [update for _ in trainer.asked]
+        trainer.asked.clear()
+    assert asked == [3, 9]
+
+
+def test_it_asks_after_complete_epochs(trainer: Any) -> None:
+    hook, asked = attached(trainer, every_epochs=2), []
+    for epoch, complete in [(0, True), (1, False), (1, True), (2, True), (3, True)]:
+        hook.after_epoch(EpochEnd(update=10 * epoch, epoch=epoch, complete=complete))
+        asked += [epoch for _ in trainer.asked]
+        trainer.asked.clear()
+    assert asked == [1, 3]
+
+
+def test_an_epoch_that_ends_with_an_evaluated_update_is_not_evaluated_again(trainer: Any) -> None:
+    hook = attached(trainer, every_updates=5, every_epochs=1)
+    hook.after_update(UpdateEnd(update=10, committed=True, num_samples=1))
+    hook.after_evaluate(EvaluateEnd(update=10, name="valid", metrics={}))
+    hook.after_epoch(EpochEnd(update=10, epoch=0))
+    assert trainer.asked == ["evaluate"]
+
+
+def test_no_period_is_an_error() -> None:
+    with pytest.raises(ArgumentError, match="`Evaluate` needs a period, but has none"):
+        Evaluate()
+
+
+@pytest.mark.parametrize("name", ["every_updates", "every_epochs"])
+def test_a_period_below_one_is_an_error(name: str) -> None:
+    with pytest.raises(ArgumentError, match=f"`{name}` must be a whole number of at least 1, but is 0"):
+        Evaluate(**{name: 0})

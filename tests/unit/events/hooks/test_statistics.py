@@ -1,0 +1,67 @@
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from evenstep.errors import ArgumentError
+from evenstep.events import Bus, Statistics, UpdateBegin, UpdateEnd
+
+
+def attached(trainer: Any, **arguments: Any) -> Statistics:
+    hook = Statistics(**arguments)
+    Bus([hook], trainer)
+    return hook
+
+
+def run(hook: Statistics, trainer: Any, update: int, *, committed: bool = True) -> dict[str, float]:
+    hook.before_update(UpdateBegin(update=update, num_microbatches=1))
+    with torch.no_grad():
+        for parameter in trainer.model.parameters():
+            parameter.add_(0.5)
+    hook.after_update(UpdateEnd(update=update, committed=committed, num_samples=1))
+    return {record.name: record.value for record in trainer.storage.settle()}
+
+
+def norm(tensors: list[torch.Tensor]) -> float:
+    return math.sqrt(sum(one.double().pow(2).sum().item() for one in tensors))
+
+
+def test_norms_and_ratios_are_those_of_each_group(trainer: Any) -> None:
+    weight, bias = trainer.model.weight, trainer.model.bias
+    groups = [{"params": [weight], "lr": 0.5}, {"params": [bias], "lr": torch.tensor(0.25)}]
+    trainer.optimizer = torch.optim.SGD(groups)
+    values = run(attached(trainer, every_updates=1, update_ratio=True), trainer, 1)
+    assert values["train/lr/0"] == 0.5
+    assert values["train/lr/1"] == 0.25
+    for index, parameter in enumerate([weight, bias]):
+        assert values[f"train/param_norm/{index}"] == pytest.approx(norm([parameter]), rel=1e-6)
+        expected = 0.5 * math.sqrt(parameter.numel()) / norm([parameter])
+        assert values[f"train/update_ratio/{index}"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_nothing_is_put_between_the_periods_or_for_an_update_given_up(trainer: Any) -> None:
+    hook = attached(trainer, every_updates=2, update_ratio=True)
+    assert run(hook, trainer, 1) == {}
+    assert run(hook, trainer, 2, committed=False) == {}
+    assert set(run(hook, trainer, 2)) == {"train/lr/0", "train/param_norm/0", "train/update_ratio/0"}
+
+
+def test_without_the_ratio_no_parameter_is_copied(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    hook = attached(trainer, every_updates=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "clone", None, raising=False)
+        assert set(run(hook, trainer, 1)) == {"train/lr/0", "train/param_norm/0"}
+
+
+def test_nothing_waits_for_the_device(trainer: Any) -> None:
+    trainer.model.to("meta")  # tensors without data: reading one raises
+    trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.5)
+    hook = attached(trainer, every_updates=1, update_ratio=True)
+    hook.before_update(UpdateBegin(update=1, num_microbatches=1))
+    hook.after_update(UpdateEnd(update=1, committed=True, num_samples=1))
+
+
+def test_a_period_below_one_is_an_error() -> None:
+    with pytest.raises(ArgumentError, match="`every_updates` must be a whole number of at least 1"):
+        Statistics(every_updates=0)

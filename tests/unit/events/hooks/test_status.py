@@ -1,0 +1,87 @@
+import json
+import os
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from evenstep.errors import ArgumentError, EvenstepError, HookError
+from evenstep.events import Bus, EpochBegin, Status, TrainBegin, TrainEnd, UpdateEnd
+from evenstep.events.hooks import status as module
+
+BEGIN = TrainBegin(update=5, updates=100, resumed=True)
+
+
+def attached(trainer: Any, **arguments: Any) -> Status:
+    hook = Status(**arguments)
+    Bus([hook], trainer)
+    return hook
+
+
+def read(trainer: Any) -> dict[str, Any]:
+    return json.loads((trainer.folder / "status.json").read_text())
+
+
+def test_a_run_that_begins_is_running(trainer: Any) -> None:
+    attached(trainer).before_train(BEGIN)
+    status = read(trainer)
+    started = datetime.fromisoformat(status.pop("started"))
+    assert started.utcoffset() == timedelta(0)
+    assert datetime.fromisoformat(status.pop("changed")) >= started
+    expected = {"state": "running", "update": 5, "updates": 100, "epoch": None, "reason": None, "pid": os.getpid()}
+    assert status == expected
+
+
+def test_it_is_written_no_more_often_than_told(trainer: Any, monkeypatch: Any) -> None:
+    now = 50.0
+    monkeypatch.setattr(module, "monotonic", lambda: now)
+    hook, seen = attached(trainer, every_s=10), []
+    hook.before_train(BEGIN)
+    hook.before_epoch(EpochBegin(update=5, epoch=2))
+    for update in range(6, 30):
+        now += 1
+        hook.after_update(UpdateEnd(update=update, committed=update != 15, num_samples=1))
+        seen.append(read(trainer)["update"])
+    assert sorted(set(seen)) == [5, 16, 26]
+    assert read(trainer)["epoch"] == 2
+
+
+@pytest.mark.parametrize(
+    ("outcome", "error", "reason"),
+    [
+        ("done", None, "all is done"),
+        ("stopped", None, "all is done"),
+        ("failed", ValueError("no more memory"), "ValueError: no more memory"),
+    ],
+)
+def test_the_end_is_told_with_its_reason(trainer: Any, outcome: Any, error: Any, reason: str) -> None:
+    hook = attached(trainer)
+    hook.before_train(BEGIN)
+    hook.after_train(TrainEnd(update=7, outcome=outcome, reason="all is done", error=error))
+    status = read(trainer)
+    assert (status["state"], status["update"], status["reason"]) == (outcome, 7, reason)
+
+
+def test_a_second_training_forgets_the_end_of_the_first(trainer: Any) -> None:
+    hook = attached(trainer)
+    hook.before_train(BEGIN)
+    hook.after_train(TrainEnd(update=7, outcome="done", reason="x", error=None))
+    hook.before_train(TrainBegin(update=7, updates=100, resumed=False))
+    assert (read(trainer)["state"], read(trainer)["reason"]) == ("running", None)
+
+
+def test_a_place_that_cannot_be_written_is_named(trainer: Any) -> None:
+    trainer.folder.write_text("a file where the folder should be")
+    with pytest.raises(EvenstepError, match=r"`.*status\.json` cannot be written: File exists; make room"):
+        attached(trainer).before_train(BEGIN)
+
+
+def test_without_a_folder_training_does_not_begin(trainer: Any) -> None:
+    trainer.folder = None
+    with pytest.raises(HookError, match="hook `Status` writes a file, but the trainer has no `folder`"):
+        attached(trainer).before_train(BEGIN)
+
+
+def test_a_time_that_is_not_positive_is_an_error() -> None:
+    with pytest.raises(ArgumentError, match="`every_s` must be a number above 0"):
+        Status(every_s=0)

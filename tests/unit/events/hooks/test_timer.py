@@ -1,0 +1,116 @@
+from typing import Any
+
+import pytest
+
+from evenstep.errors import ArgumentError
+from evenstep.events import (
+    Bus,
+    EvaluateBegin,
+    EvaluateEnd,
+    Hook,
+    SaveBegin,
+    SaveEnd,
+    Timer,
+    TrainBegin,
+    TrainEnd,
+    UpdateBegin,
+    UpdateEnd,
+)
+from evenstep.events.hooks import timer as module
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(module, "perf_counter", clock)
+    return clock
+
+
+def begun(trainer: Any) -> Timer:
+    hook = Timer(every_updates=2)
+    Bus([hook], trainer)
+    hook.before_train(TrainBegin(update=0, updates=None, resumed=False))
+    return hook
+
+
+def update(hook: Timer, clock: Clock, number: int, seconds: float, *, committed: bool = True) -> None:
+    hook.before_update(UpdateBegin(update=number, num_microbatches=1, data_s=0.25))
+    clock.now += seconds
+    hook.after_update(UpdateEnd(update=number, committed=committed, num_samples=8))
+
+
+def values(trainer: Any) -> dict[str, float]:
+    return {record.name: record.value for record in trainer.storage.settle()}
+
+
+def test_a_window_is_time_over_updates_and_samples_over_time(trainer: Any, clock: Clock) -> None:
+    hook = begun(trainer)
+    update(hook, clock, 1, 1.0)
+    assert values(trainer) == {}
+    update(hook, clock, 2, 3.0)
+    assert values(trainer) == {"perf/update_s": 2.0, "perf/samples_per_s": 4.0, "perf/data_s": 0.25}
+    update(hook, clock, 3, 1.0)
+    update(hook, clock, 4, 1.0)
+    assert values(trainer)["perf/update_s"] == 1.0
+
+
+def test_evaluations_and_checkpoints_do_not_count(trainer: Any, clock: Clock) -> None:
+    hook = begun(trainer)
+    update(hook, clock, 1, 1.0)
+    hook.before_evaluate(EvaluateBegin(update=1, name="valid"))
+    clock.now += 50
+    hook.after_evaluate(EvaluateEnd(update=1, name="valid", metrics={}))
+    hook.before_save(SaveBegin(update=1))
+    clock.now += 70
+    hook.after_save(SaveEnd(update=1, path=None))
+    update(hook, clock, 2, 2.0)
+    assert values(trainer)["perf/update_s"] == 1.5
+
+
+def test_an_update_that_was_given_up_costs_time_but_gives_nothing(trainer: Any, clock: Clock) -> None:
+    hook = begun(trainer)
+    update(hook, clock, 1, 1.0)
+    update(hook, clock, 2, 2.0, committed=False)
+    assert values(trainer) == {}
+    update(hook, clock, 2, 1.0)
+    assert values(trainer) == {"perf/update_s": 2.0, "perf/samples_per_s": 4.0, "perf/data_s": 0.25}
+
+
+def test_the_last_window_may_be_short(trainer: Any, clock: Clock) -> None:
+    hook = begun(trainer)
+    update(hook, clock, 1, 3.0)
+    hook.after_train(TrainEnd(update=1, outcome="done", reason="", error=None))
+    assert values(trainer)["perf/update_s"] == 3.0
+
+
+def test_a_failed_run_leaves_nothing_behind(trainer: Any, clock: Clock) -> None:
+    hook = begun(trainer)
+    update(hook, clock, 1, 3.0)
+    hook.after_train(TrainEnd(update=1, outcome="failed", reason="", error=ValueError()))
+    assert values(trainer) == {}
+
+
+def test_unknown_waiting_for_data_is_not_put(trainer: Any, clock: Clock) -> None:
+    hook = begun(trainer)
+    hook.before_update(UpdateBegin(update=2, num_microbatches=1))
+    clock.now += 1
+    hook.after_update(UpdateEnd(update=2, committed=True, num_samples=8))
+    assert set(values(trainer)) == {"perf/update_s", "perf/samples_per_s"}
+
+
+def test_it_comes_before_the_others(trainer: Any) -> None:
+    timer = Timer()
+    assert Bus([Hook(), timer], trainer).hooks[0] is timer
+
+
+def test_a_window_below_one_is_an_error() -> None:
+    with pytest.raises(ArgumentError, match="`every_updates` must be a whole number of at least 1"):
+        Timer(every_updates=0)

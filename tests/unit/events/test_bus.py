@@ -1,0 +1,317 @@
+import gc
+import weakref
+from contextlib import suppress
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenstep.errors import HookError
+from evenstep.events import Bus, EpochBegin, EpochEnd, Event, Hook, Incident, UpdateBegin, UpdateEnd
+
+BEGIN = EpochBegin(update=0, epoch=0)
+INCIDENT = Incident(kind="overflow", update=1, message="too large", details={})
+
+
+class Trace(Hook):
+    """Notes what it hears, and raises where it is told to."""
+
+    def __init__(self, label: str, trace: list[str], raises: str = "") -> None:
+        self.label, self.trace, self.raises = label, trace, raises
+
+    def hear(self, what: str) -> None:
+        self.trace.append(f"{what} {self.label}")
+        if what == self.raises:
+            raise ValueError(f"{what} {self.label} failed")
+
+    def before_epoch(self, event: EpochBegin) -> None:
+        self.hear("before")
+
+    def after_epoch(self, event: EpochEnd) -> None:
+        self.hear("after")
+
+    def on_incident(self, event: Incident) -> None:
+        self.hear("incident")
+
+
+class After(Hook):
+    """Listens to the end only."""
+
+    def __init__(self, trace: list[str]) -> None:
+        self.trace = trace
+
+    def after_epoch(self, event: EpochEnd) -> None:
+        self.trace.append("after only")
+
+
+class Stateful(Hook):
+    def __init__(self, value: int = 0) -> None:
+        self.value = value
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value = state["value"]
+
+
+def end(error: BaseException | None) -> EpochEnd:
+    return EpochEnd(update=0, epoch=0, complete=error is None)
+
+
+def test_hooks_hear_in_the_order_given_and_none_is_dropped(trainer: Any) -> None:
+    trace: list[str] = []
+    bus = Bus([Trace("a", trace), None, Trace("b", trace)], trainer)
+    with bus.span("epoch", lambda: BEGIN, end):
+        trace.append("body")
+    assert trace == ["before a", "before b", "body", "after a", "after b"]
+    assert len(bus.hooks) == 2
+
+
+@given(priorities=st.lists(st.integers(-2, 2), max_size=8))
+def test_hooks_are_ordered_by_priority_and_ties_are_stable(priorities: list[int]) -> None:
+    hooks: list[Hook] = []
+    for priority in priorities:
+        hook = Hook()
+        hook.priority = priority
+        hooks.append(hook)
+    ordered = Bus(hooks, Stateful()).hooks  # type: ignore[arg-type]
+    expected = [hook for priority in range(-2, 3) for hook in hooks if hook.priority == priority]
+    assert [id(hook) for hook in ordered] == [id(hook) for hook in expected]
+
+
+def test_only_what_a_hook_overrides_is_listened_to(trainer: Any) -> None:
+    bus = Bus([After([])], trainer)
+    assert bus.listens("after_epoch")
+    assert not bus.listens("before_epoch")
+    assert not bus.listens("after_update")
+
+
+def test_a_method_set_on_the_instance_is_heard_too(trainer: Any) -> None:
+    hook, got = Hook(), []
+    hook.on_incident = got.append  # type: ignore[method-assign]
+    Bus([hook], trainer).emit("on_incident", INCIDENT)
+    assert got == [INCIDENT]
+
+
+def test_an_event_that_nobody_hears_is_not_built_and_costs_one_shared_object(trainer: Any) -> None:
+    def build(*_: object) -> Event:
+        raise AssertionError("built")
+
+    bus = Bus([After([])], trainer)
+    span = bus.span("update", build, build)
+    assert span is bus.span("backward", build, build)
+    with span, pytest.raises(KeyError, match="through"), bus.span("microbatch", build, build):
+        raise KeyError("through")
+
+
+@pytest.mark.parametrize(
+    ("misspelt", "advice"),
+    [
+        ("after_updates", "did you mean `after_update`"),
+        ("before_step", "did you mean|there are"),
+        ("on_incidents", "did you mean `on_incident`"),
+        ("on_zebra", "there are before_train, after_train,"),
+    ],
+)
+def test_an_unknown_method_is_an_error_when_attached(trainer: Any, misspelt: str, advice: str) -> None:
+    kind = type("Mine", (Hook,), {misspelt: Hook.before_update})
+    hook = kind()
+    with pytest.raises(HookError, match=rf"hook `Mine` has a method `{misspelt}`, which no event calls; ({advice})"):
+        Bus([hook], trainer)
+
+
+def test_a_plain_attribute_with_such_a_name_is_no_method(trainer: Any) -> None:
+    members = {"on_cpu": True, "on_trainer": property(lambda hook: hook.trainer), "_on_it": Hook.before_update}
+    kind = type("Mine", (Hook,), members)
+    assert len(Bus([kind()], trainer).hooks) == 1
+
+
+def test_a_method_that_takes_no_event_is_an_error_when_attached(trainer: Any) -> None:
+    class Mine(Hook):
+        def after_train(self) -> None: ...  # type: ignore[override]
+
+    with pytest.raises(HookError, match=r"`after_train` of hook `Mine` must take one argument, the event"):
+        Bus([Mine()], trainer)
+
+
+@pytest.mark.parametrize(
+    ("thing", "what"), [(Stateful, r"the class `Stateful`; give an instance"), ("timer", r"`'timer'`"), (3, "`3`")]
+)
+def test_what_is_no_hook_is_an_error(trainer: Any, thing: Any, what: str) -> None:
+    with pytest.raises(HookError, match=rf"`hooks` must hold instances of subclasses of `Hook`, but holds {what}"):
+        Bus([thing], trainer)
+
+
+def test_one_instance_given_twice_is_an_error(trainer: Any) -> None:
+    hook = Stateful()
+    with pytest.raises(HookError, match="hook `Stateful` is given twice"):
+        Bus([Hook(), hook, Hook(), hook], trainer)
+
+
+def test_on_a_failing_body_every_after_runs_and_the_error_leaves(trainer: Any) -> None:
+    trace: list[str] = []
+    built: list[BaseException | None] = []
+
+    def note(error: BaseException | None) -> EpochEnd:
+        built.append(error)
+        return end(error)
+
+    failure = RuntimeError("body")
+    with pytest.raises(RuntimeError) as caught, Bus([Trace("a", trace)], trainer).span("epoch", lambda: BEGIN, note):
+        raise failure
+    assert caught.value is failure
+    assert built == [failure]
+    assert trace == ["before a", "after a"]
+
+
+def test_a_failing_before_ends_only_what_was_begun(trainer: Any) -> None:
+    trace: list[str] = []
+    bus = Bus([Trace("a", trace), After(trace), Trace("b", trace, "before"), Trace("c", trace), After(trace)], trainer)
+    with pytest.raises(ValueError, match="before b failed"), bus.span("epoch", lambda: BEGIN, end):
+        trace.append("body")
+    assert trace == ["before a", "before b", "after a", "after only"]
+
+
+def test_a_failing_after_never_hides_the_original_and_the_rest_still_runs(trainer: Any) -> None:
+    trace: list[str] = []
+    bus = Bus([Trace("a", trace, "after"), Trace("b", trace, "after"), Trace("c", trace)], trainer)
+    with pytest.raises(RuntimeError, match="body") as caught, bus.span("epoch", lambda: BEGIN, end):
+        raise RuntimeError("body")
+    assert caught.value.__notes__ == [
+        "Then `after_epoch` of hook `Trace` raised ValueError: after a failed",
+        "Then `after_epoch` of hook `Trace` raised ValueError: after b failed",
+    ]
+    assert trace[-3:] == ["after a", "after b", "after c"]
+
+
+def test_a_failing_after_never_hides_a_failing_before(trainer: Any) -> None:
+    trace: list[str] = []
+    bus = Bus([Trace("a", trace, "after"), Trace("b", trace, "before")], trainer)
+    with pytest.raises(ValueError, match="before b failed") as caught, bus.span("epoch", lambda: BEGIN, end):
+        trace.append("body")
+    assert caught.value.__notes__ == ["Then `after_epoch` of hook `Trace` raised ValueError: after a failed"]
+
+
+def test_a_failing_after_alone_is_raised_after_all_have_run(trainer: Any) -> None:
+    trace: list[str] = []
+    bus = Bus([Trace("a", trace, "after"), Trace("b", trace)], trainer)
+    with pytest.raises(ValueError, match="after a failed"), bus.span("epoch", lambda: BEGIN, end):
+        trace.append("body")
+    assert trace[-1] == "after b"
+
+
+def test_all_hear_an_incident_before_the_first_error_is_raised(trainer: Any) -> None:
+    trace: list[str] = []
+    bus = Bus([Trace("a", trace, "incident"), Trace("b", trace)], trainer)
+    with pytest.raises(ValueError, match="incident a failed"):
+        bus.emit("on_incident", INCIDENT)
+    assert trace == ["incident a", "incident b"]
+
+
+def test_spans_nest_and_can_be_used_again(trainer: Any) -> None:
+    heard: list[str] = []
+
+    class Mine(Hook):
+        def before_update(self, event: UpdateBegin) -> None:
+            heard.append(f"before {event.update}")
+
+        def after_update(self, event: UpdateEnd) -> None:
+            heard.append(f"after {event.update}")
+
+    bus = Bus([Mine(), Trace("a", heard)], trainer)
+    for _ in range(2):
+        with bus.span("epoch", lambda: BEGIN, end):
+            for update in (1, 2):
+                begin = UpdateBegin(update=update, num_microbatches=1)
+                finish = UpdateEnd(update=update, committed=True, num_samples=1)
+                with bus.span("update", Mock(return_value=begin), Mock(return_value=finish)):
+                    pass
+    once = ["before a", "before 1", "after 1", "before 2", "after 2", "after a"]
+    assert heard == once + once
+
+
+def test_an_error_leaves_no_reference_cycle_behind(trainer: Any) -> None:
+    class Big: ...
+
+    alive: weakref.WeakSet[Big] = weakref.WeakSet()
+    bus = Bus([Trace("a", [], "after"), Trace("b", [], "incident")], trainer)
+
+    def in_the_body(big: Big) -> None:
+        with bus.span("epoch", lambda: BEGIN, end):
+            raise ValueError(big)
+
+    def in_an_after(big: Big) -> None:
+        with bus.span("epoch", lambda: BEGIN, end):
+            assert big
+
+    def in_an_incident(big: Big) -> None:
+        bus.emit("on_incident", INCIDENT)
+        assert big
+
+    def tracked() -> Big:
+        big = Big()
+        alive.add(big)
+        return big
+
+    gc.disable()
+    try:
+        for fail in (in_the_body, in_an_after, in_an_incident):
+            with suppress(ValueError):
+                fail(tracked())
+            assert not alive, fail
+    finally:
+        gc.enable()
+
+
+def test_two_hooks_of_one_class_both_get_their_state_back(trainer: Any) -> None:
+    state = Bus([Stateful(1), Hook(), Stateful(2)], trainer).state_dict()
+    assert state == {"Stateful": {"value": 1}, "Stateful#2": {"value": 2}}
+    hooks = [Stateful(), Hook(), Stateful()]
+    Bus(hooks, trainer).load_state_dict(state)
+    assert [hook.value for hook in hooks if isinstance(hook, Stateful)] == [1, 2]
+
+
+@given(count=st.integers(0, 5))
+def test_state_goes_around_for_any_number_of_hooks(count: int) -> None:
+    owner = Hook()
+    saved = Bus([Stateful(n) for n in range(count)], owner).state_dict()  # type: ignore[arg-type]
+    fresh = [Stateful(-1) for _ in range(count)]
+    Bus(fresh, owner).load_state_dict(saved)  # type: ignore[arg-type]
+    assert [hook.value for hook in fresh] == list(range(count))
+
+
+def test_a_hook_that_finds_no_state_is_an_error_and_nothing_is_loaded(trainer: Any) -> None:
+    hooks = [Stateful(), Stateful()]
+    bus = Bus(hooks, trainer)
+    with pytest.raises(HookError, match=r"The checkpoint has no state of hook `Stateful#2`; resume with the hooks"):
+        bus.load_state_dict({"Stateful": {"value": 7}})
+    assert hooks[0].value == 0
+
+
+def test_a_state_that_finds_no_hook_is_an_error(trainer: Any) -> None:
+    with pytest.raises(HookError, match=r"has state of `Gone`, which is not among the hooks of this run"):
+        Bus([Hook()], trainer).load_state_dict({"Gone": {"value": 7}})
+
+
+def test_hooks_without_state_may_come_and_go(trainer: Any) -> None:
+    Bus([Hook()], trainer).load_state_dict({"Gone": {}})
+
+
+def test_a_name_that_looks_like_a_second_one_takes_no_others_state(trainer: Any) -> None:
+    class Odd(Stateful):
+        @property
+        def name(self) -> str:
+            return "Stateful#2"
+
+    assert len(Bus([Stateful(1), Odd(2), Stateful(3)], trainer).state_dict()) == 3
+
+
+def test_the_checkpoints_that_any_hook_keeps_are_kept(trainer: Any) -> None:
+    class Keep(Hook):
+        def kept_checkpoints(self) -> tuple[str, ...]:
+            return ("step-00000003",)
+
+    assert Bus([Keep(), Hook(), Keep()], trainer).kept_checkpoints() == {"step-00000003"}

@@ -1,0 +1,36 @@
+from dataclasses import FrozenInstanceError
+
+import pytest
+import torch
+
+from evenstep.events import Event, Incident, MicrobatchEnd, UpdateBegin, UpdateEnd
+
+
+def test_an_event_cannot_be_changed() -> None:
+    event = UpdateEnd(update=1, committed=True, num_samples=4)
+    with pytest.raises(FrozenInstanceError):
+        event.update = 2  # type: ignore[misc]
+
+
+def test_an_event_takes_no_positional_arguments() -> None:
+    with pytest.raises(TypeError):
+        UpdateEnd(1, True, 4)  # type: ignore[misc]
+
+
+def test_every_event_is_slotted() -> None:
+    kinds = {kind.__name__: kind for kind in Event.__subclasses__()}
+    assert len(kinds) == 15
+    assert not hasattr(Incident(kind="x", update=1, message="", details={}), "__dict__")
+    assert all("__slots__" in vars(kind) for kind in kinds.values())
+
+
+def test_micro_batch_events_with_tensors_can_be_compared_and_shown() -> None:
+    one, other = (
+        MicrobatchEnd(update=1, microbatch=0, batch=torch.ones(2), output=torch.ones(2) * n, loss=None) for n in (1, 2)
+    )
+    assert one == other
+    assert repr(one) == "MicrobatchEnd(update=1, microbatch=0)"
+
+
+def test_the_time_waited_for_data_may_be_unknown() -> None:
+    assert UpdateBegin(update=1, num_microbatches=1).data_s is None

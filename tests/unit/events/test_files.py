@@ -1,0 +1,38 @@
+from pathlib import Path
+
+import pytest
+
+from evenstep.errors import EvenstepError
+from evenstep.events.files import keep_lines, replace_text
+
+
+def test_a_file_is_replaced_as_a_whole_and_nothing_else_is_left(tmp_path: Path) -> None:
+    path = tmp_path / "status.json"
+    replace_text(path, "old, and longer")
+    replace_text(path, "néw")
+    assert path.read_text(encoding="utf-8") == "néw"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_failed_replacement_leaves_the_old_content(tmp_path: Path) -> None:
+    path = tmp_path / "status.json"
+    replace_text(path, "old")
+    (tmp_path / ".status.json.new").mkdir()
+    with pytest.raises(EvenstepError, match=r"status\.json` cannot be written: Is a directory; make room"):
+        replace_text(path, "new")
+    assert path.read_text() == "old"
+
+
+def test_lines_that_do_not_stay_and_a_half_written_last_one_are_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    path.write_bytes(b"1\n2\n30\n4\n5")
+    keep_lines(path, lambda line: int(line) < 10)
+    assert path.read_bytes() == b"1\n2\n4\n"
+
+
+def test_a_file_of_which_all_stays_is_not_touched(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    path.write_bytes(b"1\n2\n")
+    before = path.stat().st_ino
+    keep_lines(path, lambda line: True)
+    assert path.stat().st_ino == before

@@ -1,0 +1,47 @@
+import weakref
+from typing import Any
+
+import pytest
+
+from evenstep.errors import HookError
+from evenstep.events import Bus, Hook
+
+
+def test_a_hook_is_named_after_its_class() -> None:
+    class Mine(Hook): ...
+
+    assert Mine().name == "Mine"
+
+
+def test_a_hook_without_trainer_says_so() -> None:
+    with pytest.raises(HookError, match=r"hook `Hook` has no trainer yet; give it to one"):
+        _ = Hook().trainer
+
+
+def test_a_hook_sees_its_trainer_even_if_its_class_has_its_own_constructor(trainer: Any) -> None:
+    class Mine(Hook):
+        def __init__(self) -> None:
+            self.mine = 1
+
+    hook = Mine()
+    Bus([hook], trainer)
+    assert hook.trainer is trainer
+
+
+def test_neither_hooks_nor_bus_keep_the_trainer_alive() -> None:
+    class Short:
+        bus: Bus
+
+    hook, trainer = Hook(), Short()
+    trainer.bus = Bus([hook], trainer)  # type: ignore[arg-type]
+    gone = weakref.ref(trainer)
+    del trainer
+    assert gone() is None
+    with pytest.raises(HookError, match=r"the trainer of hook `Hook` is gone"):
+        _ = hook.trainer
+
+
+def test_a_hook_has_no_state_and_keeps_no_checkpoint_by_default() -> None:
+    hook = Hook()
+    assert hook.state_dict() == {}
+    assert hook.kept_checkpoints() == ()

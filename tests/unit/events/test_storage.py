@@ -1,0 +1,241 @@
+import json
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenstep.errors import ArgumentError
+from evenstep.events import Record, Storage
+from evenstep.events.storage import pack
+
+NUMBERS = st.integers(-1000, 1000).map(float)
+ENTRIES = st.lists(
+    st.tuples(st.integers(1, 4), st.sampled_from("ab"), NUMBERS, st.integers(0, 8), st.booleans()), max_size=30
+)
+
+
+@given(entries=ENTRIES)
+def test_settling_is_the_sum_over_the_sum_and_never_a_mean_of_means(
+    entries: list[tuple[int, str, float, int, bool]],
+) -> None:
+    storage = Storage()
+    for update, name, total, weight, on_device in entries:
+        if on_device:
+            storage.put(name, torch.tensor(total), torch.tensor(weight), update=update)
+        else:
+            storage.put(name, total, weight, update=update)
+    keys = sorted(dict.fromkeys((update, name) for update, name, *_ in entries), key=lambda key: key[0])
+    expected: list[tuple[int, str, float, float]] = []
+    for update, name in keys:
+        mine = [entry for entry in entries if entry[:2] == (update, name)]
+        weights = sum(entry[3] for entry in mine)
+        if weights:
+            value = Fraction(sum(int(entry[2]) for entry in mine), weights)
+            expected.append((update, name, float(value), float(weights)))
+    assert storage.settle() == expected
+
+
+def test_a_weight_of_zero_in_all_leaves_the_metric_out() -> None:
+    storage = Storage()
+    storage.put("a", 0.0, 0, update=1)
+    storage.put("b", torch.tensor(3.0), torch.tensor(0.0), update=1)
+    assert storage.settle() == []
+    assert storage.names() == ()
+
+
+def test_records_come_by_update_and_then_in_the_order_first_put() -> None:
+    storage = Storage()
+    for update, name in [(2, "b"), (1, "z"), (2, "a"), (1, "y"), (2, "b")]:
+        storage.put(name, 1.0, update=update)
+    assert [(record.update, record.name) for record in storage.settle()] == [(1, "z"), (1, "y"), (2, "b"), (2, "a")]
+
+
+def test_nan_and_inf_are_values_like_others() -> None:
+    storage = Storage()
+    storage.put("a", torch.tensor(float("nan")), 2, update=1)
+    storage.put("b", float("-inf"), update=1)
+    a, b = storage.settle()
+    assert math.isnan(a.value)
+    assert b.value == -math.inf
+
+
+def test_each_settling_gives_each_value_once() -> None:
+    storage = Storage()
+    storage.put("a", 1.0, update=1)
+    assert len(storage.settle()) == 1
+    assert storage.settle() == []
+
+
+def test_a_late_value_of_a_settled_update_is_kept() -> None:
+    storage = Storage()
+    storage.put("a", 1.0, update=1)
+    storage.put("a", 5.0, update=2)
+    storage.settle()
+    storage.put("a", 6.0, 2, update=1)
+    assert storage.settle() == [Record(1, "a", 3.0, 2.0)]
+    assert [(record.update, record.value) for record in storage.history("a")] == [(1, 1.0), (1, 3.0), (2, 5.0)]
+
+
+def test_values_are_summed_in_double_precision() -> None:
+    storage = Storage()
+    for _ in range(3):
+        storage.put("a", torch.tensor(2.0**24), torch.tensor(2**40 + 1), update=1)
+    storage.put("a", torch.tensor(1.0), 0, update=1)
+    (record,) = storage.settle()
+    assert record.weight == 3 * (2**40 + 1)
+    assert record.value == (3 * 2.0**24 + 1) / (3 * (2**40 + 1))
+
+
+def test_scalars_of_another_device_are_packed_exactly_in_one_tensor() -> None:
+    scalars = [torch.tensor(0.1), torch.tensor(2**40 + 1), torch.tensor(True), torch.tensor(0.1, dtype=torch.float64)]
+    packed = pack([*scalars, torch.tensor(0.1, dtype=torch.bfloat16), torch.tensor(1.0, requires_grad=True)])
+    assert packed.shape == (6,)
+    assert not packed.requires_grad
+    assert packed.tolist() == [torch.tensor(0.1).item(), 2**40 + 1, 1.0, 0.1, torch.tensor(0.1).bfloat16().item(), 1.0]
+
+
+def test_putting_never_reads_the_tensor() -> None:
+    storage = Storage()
+    scalar = torch.empty((), device="meta")  # a tensor without data: reading it raises
+    storage.put("a", scalar, scalar, update=1)
+    storage.put("a", scalar, 2.0, update=1)
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        storage.settle()
+
+
+def test_plain_numbers_of_any_kind_become_floats() -> None:
+    import numpy as np
+
+    storage = Storage()
+    storage.put("a", np.float32(1.5), np.int64(3), update=1)  # type: ignore[arg-type]
+    storage.put("b", np.float64(1.5), True, update=1)
+    records = storage.settle()
+    assert records == [(1, "a", 0.5, 3.0), (1, "b", 1.5, 1.0)]
+    assert all(type(number) is float for record in records for number in record[2:])
+
+
+def test_a_tensor_that_is_not_one_number_is_an_error_that_names_the_metric() -> None:
+    storage = Storage()
+    storage.put("fine", 1.0, update=1)
+    storage.put("wide", 1.0, torch.ones(3), update=1)
+    with pytest.raises(ArgumentError, match=r"metric `wide` must be put as 0-dim tensors, but one has shape \[3\]"):
+        storage.settle()
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "update"])
+def test_a_name_that_no_file_can_hold_is_an_error(name: str) -> None:
+    storage = Storage()
+    storage.put(name, 1.0, update=1)
+    with pytest.raises(ArgumentError, match="metric's name must be printable"):
+        storage.settle()
+
+
+def test_given_up_updates_are_forgotten_before_they_are_settled() -> None:
+    storage = Storage()
+    for update in (1, 2, 3):
+        storage.put("a", float(update), update=update)
+    storage.discard_from(2)
+    storage.put("a", 20.0, update=2)
+    assert storage.settle() == [(1, "a", 1.0, 1.0), (2, "a", 20.0, 1.0)]
+
+
+def test_ranks_are_summed_before_dividing_and_may_lack_what_others_have() -> None:
+    storage, seen = Storage(), []
+
+    def gather(pairs: dict[tuple[int, str], list[float]]) -> list[dict[tuple[int, str], list[float]]]:
+        seen.append({key: list(pair) for key, pair in pairs.items()})
+        return [pairs, {(1, "a"): [1.0, 3.0], (1, "b"): [5.0, 2.0]}, {}]
+
+    storage.put("a", torch.tensor(3.0), 1, update=1)
+    assert storage.settle(gather) == [(1, "a", 1.0, 4.0), (1, "b", 2.5, 2.0)]
+    assert seen == [{(1, "a"): [3.0, 1.0]}]
+
+
+def test_a_rank_with_nothing_pending_takes_part_in_the_gathering() -> None:
+    assert Storage().settle(lambda pairs: [{(4, "a"): [6.0, 2.0]}, pairs]) == [(4, "a", 3.0, 2.0)]
+
+
+def test_scopes_nest_and_do_not_leak_when_something_raises() -> None:
+    storage = Storage()
+    with pytest.raises(KeyError), storage.scope("valid"):
+        with storage.scope("digits"):
+            storage.put("loss", 1.0, update=1)
+        storage.put("loss", 1.0, update=1)
+        raise KeyError
+    storage.put("loss", 1.0, update=1)
+    storage.settle()
+    assert storage.names() == ("valid/digits/loss", "valid/loss", "loss")
+
+
+@given(
+    values=st.lists(st.tuples(NUMBERS, st.integers(1, 5)), min_size=1, max_size=20),
+    gap=st.integers(1, 3),
+    window=st.integers(1, 30),
+)
+def test_smoothing_is_the_weighted_mean_over_the_last_updates(
+    values: list[tuple[float, int]], gap: int, window: int
+) -> None:
+    storage = Storage()
+    for index, (total, weight) in enumerate(values):
+        storage.put("a", total, weight, update=index * gap)
+    storage.settle()
+    last = (len(values) - 1) * gap
+    inside = [pair for index, pair in enumerate(values) if index * gap > last - window]
+    expected = sum(total for total, _ in inside) / sum(weight for _, weight in inside)
+    assert storage.smoothed("a", window) == pytest.approx(expected, rel=1e-12, abs=1e-9)
+    middle = sorted(total / weight for total, weight in inside)
+    half = len(middle) // 2
+    assert storage.median("a", window) == (middle[half] if len(middle) % 2 else (middle[half - 1] + middle[half]) / 2)
+
+
+def test_a_metric_that_never_came_has_no_values() -> None:
+    storage = Storage()
+    assert (storage.history("a"), storage.latest("a"), storage.smoothed("a", 3), storage.median("a", 3)) == (
+        [],
+        None,
+        None,
+        None,
+    )
+
+
+def test_the_history_holds_no_more_than_it_is_told_to() -> None:
+    storage = Storage(history_updates=3)
+    for update in range(20):
+        storage.put("a", float(update), update=update)
+        storage.settle()
+        kept = [record.update for record in storage.history("a")]
+        assert kept == list(range(20))[max(0, update - 2) : update + 1]
+    assert storage.latest("a") == (19, "a", 19.0, 1.0)
+
+
+@pytest.mark.parametrize("history_updates", [0, -1])
+def test_a_history_of_nothing_is_an_error(history_updates: int) -> None:
+    with pytest.raises(ArgumentError, match="`history_updates` must be at least 1"):
+        Storage(history_updates)
+
+
+def test_a_window_of_nothing_is_an_error() -> None:
+    with pytest.raises(ArgumentError, match="`window_updates` must be at least 1"):
+        Storage().smoothed("a", 0)
+
+
+def test_the_history_goes_around_through_json() -> None:
+    storage = Storage()
+    for update in range(2000):
+        storage.put("a", update / 7, 3, update=update)
+        storage.put("b", 1.0, update=update)
+    storage.settle()
+    fresh = Storage()
+    fresh.put("stale", 1.0, update=9999)
+    fresh.load_state_dict(json.loads(json.dumps(storage.state_dict())))
+    assert fresh.settle() == []
+    assert fresh.names() == ("a", "b")
+    assert fresh.latest("a") == storage.latest("a")
+    assert fresh.smoothed("a", 500) == storage.smoothed("a", 500)
+    assert fresh.history("b") == storage.history("b")[-1000:]
+    fresh.put("a", 1.0, update=2000)
+    fresh.settle()
+    assert fresh.latest("a") == (2000, "a", 1.0, 1.0)
