@@ -68,6 +68,7 @@ class FakeProgress:
 class FakeTrainer:
     folder: Path
     asked: list[str] = field(default_factory=list)
+    is_first_rank: bool = True
     storage: Storage = field(default_factory=Storage)
     updates: int | None = None
     evaluations: dict[str, object] = field(default_factory=lambda: {"valid": None})

@@ -55,6 +55,8 @@ class HookTrainer(Protocol):
     @property
     def folder(self) -> Path | None: ...
     @property
+    def is_first_rank(self) -> bool: ...
+    @property
     def evaluations(self) -> Mapping[str, object]: ...
     def ask_stop(self, reason: str) -> None: ...
     def ask_save(self) -> None: ...
@@ -65,7 +67,8 @@ class Hook:
     """Base of all hooks: every method does nothing.
 
     `priority` orders hooks (lower first); hooks of equal priority keep the order they were given in. An `after_`
-    method runs whenever the hook's own `before_` was reached and did not raise, also on failure.
+    method runs whenever the hook's own `before_` was reached and did not raise, also on failure. On several ranks each
+    has its own instance, but a hook that is `first_rank_only` (one that speaks or writes for the run) only the first.
 
     >>> class StopAt(Hook):
     ...     def after_update(self, event: UpdateEnd) -> None:
@@ -76,6 +79,7 @@ class Hook:
     """
 
     priority: int = 0
+    first_rank_only: bool = False
     _trainer: "weakref.ref[HookTrainer] | None" = None
 
     @property

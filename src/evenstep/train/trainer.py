@@ -166,9 +166,10 @@ class Trainer:
         self._data = data
         self._config = dict(config or {})
         self._keep_checkpoints = keep_checkpoints
-        self._bus = Bus(hooks, self)
         self._strategy = strategy or Single()
         self._writers = Writers(writers if self.is_first_rank else ())
+        heard = [hook for hook in hooks if self.is_first_rank or not getattr(hook, "first_rank_only", False)]
+        self._bus = Bus(heard, self)
         self._evaluated_at = -1
         self._saved_at = -1
         self._resumed = False
@@ -294,10 +295,10 @@ class Trainer:
     def _finish(self) -> None:
         if self._evaluated_at != self.progress.update:
             self._evaluate_all()
+        saves = self.folder is not None and self._keep_checkpoints != 0
         wanted = self._loop.asks.take_save()  # by what has heard of the evaluation
-        if self.folder is not None and self._keep_checkpoints != 0:
-            if wanted or self._saved_at != self.progress.update:
-                self.save()
+        if saves and (wanted or self._saved_at != self.progress.update):
+            self.save()
 
     def evaluate(self, name: str | None = None) -> dict[str, dict[str, float]]:
         """Evaluate the parameters (or their average, if there is one) as of the last committed update.

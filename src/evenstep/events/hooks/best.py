@@ -43,7 +43,7 @@ class Best(Hook):
         self._target.check(self)
         folder = self._folder()
         for step in self.kept_checkpoints():  # a run killed between the save and the link has only the former
-            if (folder / "checkpoints" / step).is_dir():
+            if self.trainer.is_first_rank and (folder / "checkpoints" / step).is_dir():
                 replace_text(folder / self._link, f"{step}\n")
 
     def after_evaluate(self, event: EvaluateEnd) -> None:
@@ -53,7 +53,7 @@ class Best(Hook):
             self.trainer.ask_save()
 
     def after_save(self, event: SaveEnd) -> None:
-        if event.path is not None and event.update == self.best_update:
+        if event.path is not None and event.update == self.best_update and self.trainer.is_first_rank:
             replace_text(self._folder() / self._link, f"{event.path.name}\n")
 
     def kept_checkpoints(self) -> tuple[str, ...]:

@@ -23,6 +23,8 @@ class Console(Hook):
     overflow at update 3: too large
     """
 
+    first_rank_only = True
+
     def __init__(self, *, stream: TextIO | None = None) -> None:
         self._stream = stream
         self._train_began = self._evaluate_began = monotonic()

@@ -35,6 +35,8 @@ class Status(Hook):
     'Status'
     """
 
+    first_rank_only = True
+
     def __init__(self, *, every_s: float = 10.0) -> None:
         require_positive("every_s", every_s)
         self._every_s = every_s

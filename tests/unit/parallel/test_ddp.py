@@ -1,0 +1,105 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from evenstep.parallel import Ddp, Ordered
+
+
+class Heads(nn.Module):
+    """A trunk and two heads, of which a micro-batch uses one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Linear(3, 4)
+        self.heads = nn.ModuleList([nn.Linear(4, 1) for _ in range(3)])
+
+    def forward(self, x: Tensor, head: int) -> Tensor:
+        return self.heads[head](self.trunk(x).tanh()).sum()
+
+
+def made(seed: int) -> Heads:
+    generator = torch.Generator().manual_seed(seed)
+    model = Heads().double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    return model
+
+
+def inputs(microbatch: int) -> Tensor:
+    return torch.randn(2, 3, generator=torch.Generator().manual_seed(microbatch), dtype=torch.float64)
+
+
+# By rank: (micro-batch, head). Head 2 is used by nobody; the last rank has no work.
+WORK = [[(0, 0), (1, 1), (2, 0)], [(3, 0)], []]
+
+
+def reference() -> dict[str, Tensor | None]:
+    model = made(0)
+    for work in WORK:
+        for microbatch, head in work:
+            model(inputs(microbatch), head).backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("strategy", [Ddp, Ordered])
+@pytest.mark.parametrize("bucket_bytes", [1, 64, 2**20])
+def test_the_gradient_is_that_of_one_process_whatever_a_rank_has_used(
+    on_ranks: Callable[..., list[Any]], strategy: Any, bucket_bytes: int
+) -> None:
+    def act(group: Any) -> dict[str, Tensor | None]:
+        made_strategy = Ddp(group, bucket_bytes=bucket_bytes) if strategy is Ddp else Ordered(group)
+        model = made(group.rank)  # different at first: wrapping makes them equal
+        module = made_strategy.wrap(model)
+        work = WORK[group.rank]
+        for place, (microbatch, head) in enumerate(work):
+            loss = module(inputs(microbatch), head)
+            if place == len(work) - 1:
+                made_strategy.arm(module)
+            loss.backward()
+            made_strategy.collect(module, microbatch)
+        if not work:
+            made_strategy.arm(module)
+        made_strategy.reduce(module, 4)
+        return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+    wanted = reference()
+    assert wanted["heads.2.weight"] is None
+    for grads in on_ranks(3, act):
+        for name, value in wanted.items():
+            if value is None:
+                assert grads[name] is None  # an idle head's optimizer state must not move
+            else:
+                torch.testing.assert_close(grads[name], value, rtol=1e-14, atol=1e-14)
+
+
+def test_all_ranks_say_the_same_in_the_same_order(on_ranks: Callable[..., list[Any]]) -> None:
+    def act(group: Any) -> list[str]:
+        strategy = Ddp(group, bucket_bytes=64)
+        module = strategy.wrap(made(0))
+        strategy.arm(module)
+        for microbatch, head in WORK[group.rank][-1:]:
+            module(inputs(microbatch), head).backward()
+        strategy.reduce(module, 4)
+        return group.said
+
+    first, second, third = on_ranks(3, act)
+    assert first == second == third
+    assert first[-1] == f"sum {len(list(Heads().parameters()))} floats"
+
+
+@pytest.mark.parametrize("strategy", [Ddp, Ordered])
+def test_running_statistics_are_averaged_over_ranks(on_ranks: Callable[..., list[Any]], strategy: Any) -> None:
+    def act(group: Any) -> Tensor:
+        made_strategy = strategy(group)
+        norm = nn.BatchNorm1d(1)
+        module = made_strategy.wrap(norm)
+        module(torch.tensor([[0.0], [2.0 * group.rank]]))  # means 0 and 1
+        made_strategy.after_update(1)
+        assert norm.running_mean is not None
+        return norm.running_mean
+
+    assert [value.tolist() for value in on_ranks(2, act)] == [[pytest.approx(0.05)]] * 2
