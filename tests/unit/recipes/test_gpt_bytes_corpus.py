@@ -1,0 +1,194 @@
+import doctest
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+
+from evenstep.data import MapData
+from evenstep.errors import ArgumentError, DataError
+from evenstep.events import EvaluateEnd, TrainBegin, TrainEnd
+
+
+@pytest.fixture(scope="module")
+def corpus(recipe_file: Callable[[str], ModuleType]) -> ModuleType:
+    return recipe_file("gpt_bytes/corpus.py")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """60 files of Python source in two folders, and some that are to be left out."""
+    for number in range(60):
+        path = tmp_path / ("package" if number % 2 else "") / f"module_{number}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(f"def function_{number}(x):\n    return x + {number}\n".encode() * (1 + number % 3))
+    for left_out in ("test/test_module.py", "package/tests/x.py", "site-packages/y.py", "notes.txt"):
+        path = tmp_path / left_out
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"LEFT OUT")
+    return tmp_path
+
+
+def test_the_examples_in_the_corpus_file_are_true(corpus: ModuleType):
+    assert doctest.testmod(corpus) == doctest.TestResults(failed=0, attempted=2)
+
+
+def test_every_file_is_whole_in_exactly_one_split(corpus: ModuleType, source: Path):
+    parts = {split: corpus.read_split(split, source).split(b"\0")[:-1] for split in ("train", "valid")}
+    expected = sorted(path.read_bytes() for path in source.glob("**/module_*.py"))
+    assert sorted(parts["train"] + parts["valid"]) == expected
+    assert parts["train"] and parts["valid"]
+
+
+def test_files_follow_each_other_in_the_order_of_their_paths(corpus: ModuleType, source: Path):
+    paths = [path.relative_to(source).as_posix() for path in source.glob("**/module_*.py")]
+    train = [path for path in sorted(paths) if corpus.split_of(path) == "train"]
+    assert corpus.read_split("train", source) == b"".join((source / path).read_bytes() + b"\0" for path in train)
+
+
+def test_the_split_of_a_path_never_changes(corpus: ModuleType):
+    names = ["doctest.py", "shutil.py", "http/server.py", "os.py", "json/decoder.py", "asyncio/events.py"]
+    assert [corpus.split_of(name) for name in names] == ["valid"] * 3 + ["train"] * 3
+
+
+def test_the_standard_library_has_about_one_file_in_twenty_for_validation(corpus: ModuleType):
+    root = Path(corpus.sysconfig.get_paths()["stdlib"])
+    files = corpus.source_files(root)
+    share = sum(corpus.split_of(path) == "valid" for path in files) / len(files)
+    assert len(files) > 300
+    assert 0.03 < share < 0.08
+    assert not any({"test", "tests", "site-packages"} & set(Path(path).parts) for path in files)
+
+
+def test_two_reads_give_the_same_bytes(corpus: ModuleType):
+    first, second = (corpus.windows("valid", context=64) for _ in range(2))
+    assert first.fingerprint == second.fingerprint
+    assert torch.equal(first.text, second.text)
+
+
+def test_an_unreadable_file_is_an_error_that_names_it(corpus: ModuleType, source: Path):
+    broken = next(f"broken_{n}.py" for n in range(100) if corpus.split_of(f"broken_{n}.py") == "train")
+    (source / broken).symlink_to(source / "nowhere.py")
+    with pytest.raises(DataError, match=broken):
+        corpus.read_split("train", source)
+
+
+def test_a_folder_that_is_not_there_is_an_error_that_names_it(corpus: ModuleType, tmp_path: Path):
+    with pytest.raises(DataError, match="nowhere"):
+        corpus.read_split("train", tmp_path / "nowhere")
+
+
+def test_a_folder_without_source_is_an_error(corpus: ModuleType, tmp_path: Path):
+    with pytest.raises(DataError, match=r"no \.py file of the train split"):
+        corpus.read_split("train", tmp_path)
+
+
+def test_targets_are_inputs_shifted_by_one(corpus: ModuleType):
+    text = bytes(range(256)) * 3
+    windows = corpus.Windows(text, context=50)
+    for number, (inputs, targets) in enumerate(windows[index] for index in range(len(windows))):
+        start = number * 50
+        assert inputs.dtype == targets.dtype == torch.int64
+        assert bytes(inputs.tolist()) == text[start : start + 50]
+        assert bytes(targets.tolist()) == text[start + 1 : start + 51]
+
+
+@pytest.mark.parametrize("length", [51, 99, 100, 101, 102])
+def test_windows_predict_each_byte_once_up_to_the_last_whole_window(corpus: ModuleType, length: int):
+    text = bytes(range(length))
+    windows = corpus.Windows(text, context=10)
+    predicted = [byte for index in range(len(windows)) for byte in windows[index][1].tolist()]
+    assert predicted == list(range(1, 1 + (length - 1) // 10 * 10))
+
+
+def test_a_limit_spreads_the_windows_evenly_over_the_text(corpus: ModuleType):
+    windows = corpus.Windows(bytes(1001), context=10, limit=4)
+    assert windows.starts == [0, 250, 500, 750]
+    assert windows.lengths == [10] * 4
+
+
+@pytest.mark.parametrize("limit", [0, 11])
+def test_a_limit_that_cannot_be_is_refused(corpus: ModuleType, limit: int):
+    with pytest.raises(ArgumentError, match="between 1 and the 10 windows"):
+        corpus.Windows(bytes(101), context=10, limit=limit)
+
+
+@pytest.mark.parametrize("size", [0, 1, 10])
+def test_a_text_shorter_than_a_window_is_refused(corpus: ModuleType, size: int):
+    with pytest.raises(ArgumentError, match=f"at least 11 bytes.*but has {size}"):
+        corpus.Windows(bytes(size), context=10)
+
+
+def test_the_fingerprint_tells_texts_and_cuts_apart(corpus: ModuleType):
+    made = [corpus.Windows(text, context=n) for text, n in ((b"abcdef", 2), (b"abcdeg", 2), (b"abcdef", 3))]
+    assert len({windows.fingerprint for windows in made}) == 3
+
+
+def test_the_bits_of_the_bigram_model_are_those_of_numpy(corpus: ModuleType):
+    random = np.random.default_rng(0)
+    train, valid = (random.integers(90, 100, size=500, dtype=np.uint8) for _ in range(2))
+    counts = np.full((256, 256), 0.3)
+    np.add.at(counts, (train[:-1], train[1:]), 1.0)
+    chance = counts / counts.sum(axis=1, keepdims=True)
+    expected = -np.log2(chance[valid[:-1], valid[1:]]).sum()
+    codes = torch.from_numpy(valid).long()
+    actual = corpus.ByteBigram(train.tobytes(), alpha=0.3).bits(codes[:-1], codes[1:])
+    assert actual == pytest.approx(expected, rel=1e-12)
+
+
+def test_any_byte_can_be_shown_on_a_plain_terminal(corpus: ModuleType):
+    shown = corpus.printable(bytes(range(256)))
+    assert shown.isascii()
+    assert all(line.isprintable() for line in shown.split("\n"))
+
+
+class Writes(torch.nn.Module):
+    """Stands in for a model that has been trained."""
+
+    def generate(self, prompt: bytes, *, num_bytes: int, **_: object) -> bytes:
+        return b"\x1b" * num_bytes
+
+
+class FakeTrainer:
+    def __init__(self, **evaluations: MapData):
+        self.evaluations = evaluations
+        self.model = Writes()
+
+
+def end(outcome: Literal["done", "failed"]) -> TrainEnd:
+    return TrainEnd(update=7, outcome=outcome, reason="", error=None)
+
+
+def test_model_and_bigram_are_compared_on_the_bytes_of_the_evaluation(
+    corpus: ModuleType, source: Path, capsys: pytest.CaptureFixture[str]
+):
+    windows = corpus.windows("valid", context=16, limit=3, root=source)
+    trainer = FakeTrainer(valid=MapData(windows, global_batch_size=2, shuffle=False))
+    hook = corpus.BigramAndSample(prompt="x", num_bytes=2, root=source)
+    hook.attach(trainer)
+    hook.before_train(TrainBegin(update=0, updates=7, resumed=False))
+    hook.after_evaluate(EvaluateEnd(update=7, name="valid", metrics={"valid/bits_per_byte": 1.25}))
+    hook.after_train(end("done"))
+
+    bigram = corpus.ByteBigram(corpus.read_split("train", source))
+    bits = sum(bigram.bits(*windows[index]) for index in range(3)) / 48
+    printed = capsys.readouterr().out
+    assert "model   1.250" in printed
+    assert f"bigram  {bits:.3f}" in printed
+    assert "| x\\x1b\\x1b" in printed
+
+
+def test_nothing_is_printed_after_a_failure(corpus: ModuleType, capsys: pytest.CaptureFixture[str]):
+    corpus.BigramAndSample().after_train(end("failed"))
+    assert capsys.readouterr().out == ""
+
+
+def test_the_hook_refuses_a_run_without_its_evaluation(corpus: ModuleType):
+    trainer = FakeTrainer()
+    hook = corpus.BigramAndSample(evaluation="valid")
+    hook.attach(trainer)
+    with pytest.raises(ArgumentError, match="it has none"):
+        hook.before_train(TrainBegin(update=0, updates=7, resumed=False))

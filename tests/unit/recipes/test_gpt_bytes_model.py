@@ -1,0 +1,110 @@
+from collections.abc import Callable
+from math import log
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from evenstep.errors import ArgumentError
+
+
+@pytest.fixture(scope="module")
+def model_file(recipe_file: Callable[[str], ModuleType]) -> ModuleType:
+    return recipe_file("gpt_bytes/model.py")
+
+
+@pytest.fixture
+def build(model_file: ModuleType) -> Callable[..., Any]:
+    def build(**more: float) -> Any:
+        torch.manual_seed(0)
+        return model_file.ByteGPT(**{"layers": 2, "width": 32, "heads": 4, "context": 24, **more})
+
+    return build
+
+
+def some_bytes(*shape: int) -> Tensor:
+    return torch.randint(256, shape, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("changed", [0, 1, 11, 23])
+def test_a_byte_changes_no_output_before_it_and_all_from_it_on(build: Callable[..., Any], changed: int):
+    model = build()
+    inputs = some_bytes(2, 24)
+    other = inputs.clone()
+    other[:, changed] = (other[:, changed] + 1) % 256
+    before, after = model(inputs), model(other)
+    assert torch.equal(before[:, :changed], after[:, :changed])
+    assert (before[:, changed:] - after[:, changed:]).abs().amax(-1).min() > 1e-6
+
+
+def test_the_first_loss_is_about_eight_bits(build: Callable[..., Any]):
+    logits = build(width=128, layers=4)(some_bytes(16, 24))
+    bits = F.cross_entropy(logits.flatten(0, 1), torch.arange(16 * 24) * 7 % 256) / log(2)
+    assert bits.item() == pytest.approx(8.0, abs=0.2)
+
+
+def test_the_product_of_rotated_vectors_depends_on_their_distance_only(model_file: ModuleType):
+    generator = torch.Generator().manual_seed(0)
+    query, key = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64, generator=generator).unbind()
+    angles = torch.outer(torch.arange(10).double(), torch.tensor([1.0, 0.3, 0.1, 0.02]).double())
+    queries, keys = (model_file.rotate(vector.expand(1, 1, 10, 8), angles)[0, 0] for vector in (query, key))
+    products = queries @ keys.T
+    for distance in range(10):
+        same = products.diagonal(-distance)
+        assert torch.allclose(same, same[0].expand_as(same), rtol=1e-12)
+    assert not torch.isclose(products[0, 0], products[1, 0])
+
+
+def test_embedding_and_scores_share_one_matrix(build: Callable[..., Any]):
+    names = [name for name, parameter in build().named_parameters() if 256 in parameter.shape]
+    assert names == ["embedding.weight"]
+
+
+def test_dropout_acts_in_training_only(build: Callable[..., Any]):
+    model, inputs = build(dropout=0.5), some_bytes(1, 24)
+    assert not torch.equal(model(inputs), model(inputs))
+    model.eval()
+    assert torch.equal(model(inputs), model(inputs))
+
+
+def test_a_width_that_the_heads_cannot_share_is_refused(build: Callable[..., Any]):
+    with pytest.raises(ArgumentError, match="multiple of 8"):
+        build(width=36)
+
+
+def test_a_generator_decides_what_is_generated(build: Callable[..., Any]):
+    model = build()
+
+    def draw(seed: int) -> bytes:
+        return model.generate(b"a", num_bytes=8, generator=torch.Generator().manual_seed(seed))
+
+    assert len(draw(1)) == 8
+    assert draw(1) == draw(1) != draw(2)
+
+
+def test_at_a_low_temperature_the_likeliest_byte_is_drawn(build: Callable[..., Any]):
+    model = build()
+    with torch.no_grad():
+        model.embedding.weight.mul_(50)
+        likeliest = int(model(torch.tensor([[7, 8]]))[0, -1].argmax())
+    assert model.generate(b"\x07\x08", num_bytes=1, temperature=1e-4) == bytes([likeliest])
+
+
+def test_generating_leaves_the_mode_as_it_was(build: Callable[..., Any]):
+    model = build()
+    for training in (True, False):
+        model.train(training)
+        model.generate(b"a", num_bytes=1)
+        assert model.training is training
+
+
+@pytest.mark.parametrize("arguments", [{"prompt": b""}, {"temperature": 0.0}])
+def test_generating_from_nothing_or_without_temperature_is_refused(
+    build: Callable[..., Any], arguments: dict[str, object]
+):
+    model = build()
+    with pytest.raises(ArgumentError, match="at least one byte"):
+        model.generate(**{"prompt": b"a", "num_bytes": 1, **arguments})
