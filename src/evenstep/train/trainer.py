@@ -263,11 +263,11 @@ class Trainer:
                     self._loop.run()
                     reason = self._loop.why_over()
                     self._finish()
+                    self._writers.event("train_end", end(None))
                 except BaseException as error:
                     self._salvage(error, end)
                     raise
             self._write()  # once more: hooks may have put values when they heard of the end
-            self._writers.event("train_end", end(None))
         return Result(
             update=self.progress.update,
             outcome="stopped" if self._loop.asks.stop else "done",

@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import TextIO, final
 
 from evenstep.events.arguments import require_count
-from evenstep.events.event import Event, TrainBegin
+from evenstep.events.event import Event, TrainBegin, TrainEnd
 from evenstep.events.series import Record
 from evenstep.events.writers.writer import Writer
 
@@ -62,6 +62,8 @@ class ConsoleWriter(Writer):
             self._updates = event.updates
             if self._live is not None:
                 self._live.show(event.update, self._updates, self._place(event.update))
+        elif isinstance(event, TrainEnd) and self._window:
+            self._line(self._written)
 
     def write(self, records: Sequence[Record]) -> None:
         now, last = perf_counter(), max((record.update for record in records), default=self._written)
