@@ -2,16 +2,23 @@
 
 The parameters after update u depend on the model, the data order, the seed and u, and on nothing else: not on how the
 global batch was cut into micro-batches, nor on what failed or was stopped in between.
+
+Names are imported when they are first used, so that `evenstep --help` does not wait for torch.
 """
 
-from evenstep import checkpoint, data, errors, events, optim, parallel, pipeline, precision, train
-from evenstep.data import Data, MapData, StreamData
-from evenstep.errors import EvenstepError
-from evenstep.events import Hook, Writer
-from evenstep.optim.ema import Ema
-from evenstep.precision import Bf16Mixed, Fp16Mixed, Full, Precision
-from evenstep.train import Loss, Result, Skip, Stop, Task, Trainer
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from evenstep.version import __version__
+
+if TYPE_CHECKING:
+    from evenstep import checkpoint, data, errors, events, optim, parallel, pipeline, precision, train
+    from evenstep.data import Data, MapData, StreamData
+    from evenstep.errors import EvenstepError
+    from evenstep.events import Hook, Writer
+    from evenstep.optim.ema import Ema
+    from evenstep.precision import Bf16Mixed, Fp16Mixed, Full, Precision
+    from evenstep.train import Loss, Result, Skip, Stop, Task, Trainer
 
 __all__ = [
     "Bf16Mixed",
@@ -42,3 +49,25 @@ __all__ = [
     "precision",
     "train",
 ]
+
+_HOMES = {
+    "data": ("Data", "MapData", "StreamData"),
+    "errors": ("EvenstepError",),
+    "events": ("Hook", "Writer"),
+    "optim.ema": ("Ema",),
+    "precision": ("Bf16Mixed", "Fp16Mixed", "Full", "Precision"),
+    "train": ("Loss", "Result", "Skip", "Stop", "Task", "Trainer"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME_OF:
+        return getattr(import_module(f"evenstep.{_HOME_OF[name]}"), name)
+    if name in __all__:
+        return import_module(f"evenstep.{name}")
+    raise AttributeError(f"module 'evenstep' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = '''
+SCRIPT = """
 import sys, torch
 from pathlib import Path
 from torch import nn
@@ -49,7 +49,7 @@ result = trainer.train()
 total = float(sum(parameter.double().sum() for parameter in model.parameters()))
 print(result.update, result.outcome, result.reason, repr(total), repr(result.metrics["valid/loss"]), sep="|")
 group.close()
-'''
+"""
 
 
 def free_port() -> int:

@@ -1,8 +1,8 @@
 """One set of micro-batches on its way through the model.
 
 For each micro-batch: move it to the device, seed its generators from (seed, path, k), apply the stage and the task's
-loss in the precision's context, record loss and metrics, and hand the runner the loss times `factor`. Training and
-evaluation take the same way; only training comes back by `backward`. It does not know plans or optimizers.
+loss in the precision's context, record loss and metrics, and hand the runner the loss. Training and evaluation take the
+same way; only training comes back by `backward`, which multiplies by `factor`. It does not know plans or optimizers.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,7 +47,7 @@ class Passage:
         weights: w_m by the micro-batches' global numbers; empty where the task's weights are late.
         path: the key of the randomness, to which the micro-batch's number is added.
         update: number of the update that metrics are recorded under.
-        factor: what each summed loss is multiplied by for its backward.
+        factor: what the gradient of each summed loss is multiplied by.
         prefix: of the metrics' names.
     """
 
@@ -72,6 +72,7 @@ class Passage:
         self._heard = way.bus.listens("before_microbatch") or way.bus.listens("after_microbatch")
         self._open: dict[int, AbstractContextManager[None]] = {}
         self._seen: dict[int, tuple[Any, Tensor]] = {}  # output and loss of the open ones, for the end event
+        self._seeds: dict[torch.dtype, Tensor] = {}
         self.late_weights: dict[int, Tensor] = {}
 
     def forward(self, stage: Stage, microbatch: int) -> Tensor:
@@ -92,7 +93,7 @@ class Passage:
             self._seen[microbatch] = output, total.detach()
             if not torch.is_grad_enabled():
                 self._end(microbatch)
-        return total if self._factor == 1.0 else total * self._factor
+        return total
 
     def backward(self, loss: Tensor, microbatch: int) -> None:
         update = self._update
@@ -101,9 +102,16 @@ class Passage:
             lambda: BackwardBegin(update=update, microbatch=microbatch),
             lambda error: BackwardEnd(update=update, microbatch=microbatch),
         ):
-            cast("Any", loss).backward()
+            torch.autograd.backward((loss,), (self._seed_of(loss),))
         if self._heard:
             self._end(microbatch)
+
+    def _seed_of(self, loss: Tensor) -> Tensor:
+        """`factor` as the gradient that the backward begins with: what multiplying the loss would give, without it."""
+        seed = self._seeds.get(loss.dtype)
+        if seed is None:
+            seed = self._seeds[loss.dtype] = loss.new_full((), self._factor)
+        return seed
 
     def _begin(self, microbatch: int, batch: Any) -> None:
         update = self._update

@@ -84,8 +84,12 @@ def _num_samples(batch: Any) -> int | None:
     if isinstance(batch, Tensor):
         return batch.shape[0] if batch.ndim else None
     items: Any = ()
-    if isinstance(batch, Mapping):
-        items = cast("Mapping[Any, Any]", batch).values()
-    elif isinstance(batch, tuple | list):
+    if isinstance(batch, tuple | list):
         items = cast("list[Any]", batch)
-    return next((count for item in items if (count := _num_samples(item)) is not None), None)
+    elif isinstance(batch, Mapping):
+        items = cast("Mapping[Any, Any]", batch).values()
+    for item in items:
+        count = _num_samples(item)
+        if count is not None:
+            return count
+    return None

@@ -237,7 +237,7 @@ class Trainer:
         self._loop.asks.evaluate = True
 
     def train(self) -> Result:
-        """Train until all is done or something asks to stop; then evaluate and save what is not yet.
+        """Train until all is done, then evaluate and save what is not yet; or until something asks to stop, then save.
 
         Calling it again goes on from where it ended. The caller's generators are left as they were.
 
@@ -293,7 +293,8 @@ class Trainer:
             error.add_note(f"Then writing the last metrics raised {type(second).__name__}: {second}")
 
     def _finish(self) -> None:
-        if self._evaluated_at != self.progress.update:
+        # A run that was stopped goes on later, and whoever stopped it is waiting: it is saved, not evaluated.
+        if not self._loop.asks.stop and self._evaluated_at != self.progress.update:
             self._evaluate_all()
         saves = self.folder is not None and self._keep_checkpoints != 0
         wanted = self._loop.asks.take_save()  # by what has heard of the evaluation
@@ -418,7 +419,12 @@ class Trainer:
             "data": {"fingerprint": self._data.fingerprint(), "state": self._data.state_dict()},
             "hooks": self._bus.state_dict(),
             "storage": self.storage.state_dict(),
-            "run": {"seed": self._way.seed, "precision": self._way.precision.name, "config": self._config},
+            "run": {
+                "seed": self._way.seed,
+                "precision": self._way.precision.name,
+                "evaluated_at": self._evaluated_at,
+                "config": self._config,
+            },
         }
 
     def load_state_dict(self, state: Tree) -> None:
@@ -438,7 +444,7 @@ class Trainer:
         self.storage.load_state_dict(state["storage"])
         self._loop.progress = Progress.from_state_dict(state["progress"])
         self._saved_at = self.progress.update
-        self._evaluated_at = -1
+        self._evaluated_at = state["run"]["evaluated_at"]
         self._resumed = True
 
     def _write(self) -> None:

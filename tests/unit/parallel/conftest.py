@@ -21,9 +21,7 @@ class Meeting:
     def __init__(self, ranks: int) -> None:
         self.barrier = threading.Barrier(ranks)
         self.values: list[Any] = [None] * ranks
-        self.mail: dict[tuple[int, int], Queue[Tensor]] = {
-            (a, b): Queue() for a in range(ranks) for b in range(ranks)
-        }
+        self.mail: dict[tuple[int, int], Queue[Tensor]] = {(a, b): Queue() for a in range(ranks) for b in range(ranks)}
 
 
 class Threads(Group):

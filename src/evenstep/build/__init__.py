@@ -1,0 +1,6 @@
+"""From a configuration to objects: the name tables, and the parts of a run that they name."""
+
+from evenstep.build.hooks import build_hooks, build_writers
+from evenstep.build.parts import Parts, build_parts
+
+__all__ = ["Parts", "build_hooks", "build_parts", "build_writers"]

@@ -1,0 +1,121 @@
+"""The data of a run: datasets as global batches, map-style or streams, for training and for evaluation.
+
+What is wrong with a dataset is said with the key that it stands at. It reads no sample.
+"""
+
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+
+from evenstep.config.arguments import Call
+from evenstep.config.schema import Data as DataConfig
+from evenstep.config.schema import Evaluation
+from evenstep.data import Data, MapData, StreamData
+from evenstep.errors import ConfigError, DataError, EvenstepError
+
+
+def build_data(config: DataConfig, dataset: object, collate: Call | None) -> Data:
+    """The training set, as a map-style dataset or, where it has no length, as a stream.
+
+    Raises:
+        ConfigError: a setting that the dataset can't follow.
+        ArgumentError: it is empty, or nothing that can be trained on.
+    """
+    with _about("data.train"):
+        if _is_stream(dataset):
+            return _stream_data(config, cast("Iterable[Any]", dataset), collate)
+        return MapData(
+            cast("Any", dataset),
+            **config.model_dump(exclude={"train", "evaluations", "collate"}),
+            lengths=_lengths(dataset, config),
+            **_collate(collate),
+        )
+
+
+def build_evaluation(
+    name: str, evaluation: Evaluation, config: DataConfig, dataset: object, collate: Call | None
+) -> Data:
+    """An evaluation set: in its own order, a micro-batch at a time, read as the training set is.
+
+    Raises:
+        ConfigError: a stream without a micro-batch size.
+        ArgumentError: it is empty, or nothing that can be evaluated on.
+    """
+    size = evaluation.micro_batch_size or config.micro_batch_size
+    if size is None and config.micro_batch_tokens is None:
+        size = config.global_batch_size
+    tokens = None if size is not None else config.micro_batch_tokens or config.global_batch_tokens
+    with _about(f"data.evaluations.{name}"):
+        if _is_stream(dataset):
+            if size is None:
+                raise ConfigError(
+                    [f"`data.evaluations.{name}.micro_batch_size` must be given, because its dataset is a stream."]
+                )
+            return StreamData(cast("Iterable[Any]", dataset), global_batch_size=size, **_collate(collate))
+        return MapData(
+            cast("Any", dataset),
+            global_batch_size=size,
+            global_batch_tokens=tokens,
+            lengths=None if tokens is None else _lengths(dataset, config),
+            oversized="error" if tokens is None else config.oversized,
+            shuffle=False,
+            **config.model_dump(include={"num_workers", "prefetch_batches", "timeout_s"}),
+            **_collate(collate),
+        )
+
+
+def _is_stream(dataset: object) -> bool:
+    return isinstance(dataset, torch.utils.data.IterableDataset) or not hasattr(dataset, "__len__")
+
+
+def _collate(call: Call | None) -> dict[str, Any]:
+    return {} if call is None else {"collate": call.function}
+
+
+def _stream_data(config: DataConfig, stream: Iterable[Any], collate: Call | None) -> StreamData:
+    """A stream is read as it comes: what sorts, cuts by length or reads ahead must be the stream's own work."""
+    ours = ("global_batch_tokens", "micro_batch_tokens", "oversized", "length_window", "batch_size_multiple")
+    defaults = DataConfig.model_fields
+    faults = [
+        f"`data.{name}` is for datasets with a length, but `data.train` gives a stream; leave it out."
+        for name in (*ours, "curriculum_epochs", "num_workers")
+        if getattr(config, name) != defaults[name].default
+    ]
+    if faults:
+        raise ConfigError(faults)
+    data = StreamData(
+        stream,
+        global_batch_size=config.global_batch_size,
+        micro_batch_size=config.micro_batch_size,
+        **_collate(collate),
+    )
+    if not data.resumable:
+        raise DataError(
+            f"the stream ({type(stream).__name__}) can't say where it is, so no checkpoint of the run could be made; "
+            f"give it `state_dict()` and `load_state_dict(state)`, or train on a dataset that has a length."
+        )
+    return data
+
+
+def _lengths(dataset: object, config: DataConfig) -> Any:
+    if config.global_batch_tokens is None and config.micro_batch_tokens is None:
+        return None
+    if not hasattr(dataset, "lengths"):
+        fault = (
+            f"`data` asks for batches by tokens, but the dataset ({type(dataset).__name__}) does not say how long its "
+            f"samples are; give it `lengths`: a list of their tokens, or a method that takes a sample's number."
+        )
+        raise ConfigError([fault])
+    return cast("Any", dataset).lengths
+
+
+@contextmanager
+def _about(key: str) -> Generator[None]:
+    try:
+        yield
+    except EvenstepError as error:
+        if not isinstance(error, ConfigError):  # which names its keys
+            error.add_note(f"This is about `{key}`.")
+        raise

@@ -1,0 +1,36 @@
+"""The hooks and writers that a configuration asks for, around the recipe's own.
+
+They are built, not called; in which order they hear an event is decided here.
+"""
+
+from collections.abc import Sequence
+
+from evenstep.build.tables import WRITERS
+from evenstep.config.schema import Config
+from evenstep.events import Best, Console, EarlyStop, Evaluate, Hook, Save, Status, Timer, Writer
+
+
+def build_hooks(config: Config, own: Sequence[Hook]) -> list[Hook]:
+    """The hooks of a run.
+
+    Args:
+        config: what is asked for.
+        own: the recipe's hooks.
+    """
+    hooks: list[Hook] = [Timer(every_updates=config.log.every_updates)]
+    if config.evaluate.every_updates is not None or config.evaluate.every_epochs is not None:
+        hooks.append(Evaluate(**config.evaluate.model_dump()))
+    if config.checkpoint.best is not None:
+        hooks.append(Best(**config.checkpoint.best.model_dump()))
+    if config.early_stop is not None:
+        hooks.append(EarlyStop(**config.early_stop.model_dump()))
+    hooks.append(Save(**config.checkpoint.model_dump(include={"every_updates", "every_epochs", "every_minutes"})))
+    hooks.extend(own)
+    if "console" in config.log.writers:
+        hooks.append(Console())
+    return [*hooks, Status()]
+
+
+def build_writers(config: Config) -> list[Writer]:
+    """The writers of a run."""
+    return [WRITERS[name](config) for name in config.log.writers]

@@ -1,0 +1,155 @@
+"""The parts of a run, built from its configuration, and the trainer that puts them together.
+
+What the configuration names is called in a fixed order and from seeded generators, so the same configuration gives
+the same initial parameters. Nothing is trained here, and no file is written.
+"""
+
+import random
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar, final
+
+import numpy as np
+import torch
+from torch import nn
+
+from evenstep.build.data import build_data, build_evaluation
+from evenstep.build.optimizer import build_optimizer
+from evenstep.build.tables import FAILURE_POLICIES, LR_SCHEDULES, PRECISIONS
+from evenstep.config.load import Run
+from evenstep.config.schema import Config
+from evenstep.data import Data
+from evenstep.errors import TaskError
+from evenstep.events import Hook, Writer
+from evenstep.optim.ema import Ema
+from evenstep.precision import Precision
+from evenstep.train import Task, Trainer
+
+_Made = TypeVar("_Made")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a run is made of.
+
+    Args:
+        config: that it was built from.
+        model: on the CPU, as initialised.
+        task: what a batch means.
+        optimizer: of the model's parameters.
+        data: the training set.
+        evaluations: the evaluation sets, by name.
+        hooks: the recipe's own, in the order of the run file.
+    """
+
+    config: Config
+    model: nn.Module
+    task: Task
+    optimizer: torch.optim.Optimizer
+    data: Data
+    evaluations: Mapping[str, Data]
+    hooks: Sequence[Hook]
+
+    def trainer(
+        self,
+        *,
+        hooks: Sequence[Hook] = (),
+        writers: Sequence[Writer] = (),
+        evaluations: Mapping[str, Data] | None = None,
+        **more: Any,
+    ) -> Trainer:
+        """The trainer of these parts.
+
+        Args:
+            hooks: in their order.
+            writers: of the metrics.
+            evaluations: what to evaluate on; nothing by default.
+            more: further arguments of the trainer, such as `folder`.
+        """
+        config = self.config
+        return Trainer(
+            model=self.model,
+            task=self.task,
+            optimizer=self.optimizer,
+            data=self.data,
+            updates=config.train.updates,
+            epochs=config.train.epochs,
+            seed=config.seed,
+            device=config.device,
+            precision=build_precision(config),
+            lr_schedule=LR_SCHEDULES[config.lr_schedule.kind](**config.lr_schedule.model_dump(exclude={"kind"})),
+            clip_norm=config.train.clip_norm,
+            ema=None if config.ema is None else Ema(**config.ema.model_dump()),
+            evaluations=evaluations,
+            hooks=hooks,
+            writers=writers,
+            log_every_updates=config.log.every_updates,
+            on_non_finite=FAILURE_POLICIES[config.train.on_non_finite](),
+            keep_checkpoints=config.checkpoint.keep_last,
+            settle_every_updates=config.train.settle_every_updates,
+            **more,
+        )
+
+    def close(self) -> None:
+        """End the processes that load data."""
+        for data in (self.data, *self.evaluations.values()):
+            data.close()
+
+
+def build_parts(run: Run) -> Parts:
+    """Call everything that the run names.
+
+    Raises:
+        ConfigError: data and their settings that don't fit each other.
+        TaskError: a target that gives something else than it must.
+        Exception: whatever a target of the recipe raises.
+    """
+    config, calls = run.config, run.calls
+
+    def make(key: str, kind: type[_Made]) -> _Made:
+        with seeded(config.seed):
+            made: object = calls[key]()
+        if not isinstance(made, kind):
+            raise TaskError(
+                f"`{key}.target` must give a subclass of `{kind.__name__}`, but what it gave is of type "
+                f"{type(made).__name__}; name the class itself, or a function that returns an object of it."
+            )
+        return made
+
+    model = make("model", nn.Module)
+    collate = calls.get("data.collate")
+    return Parts(
+        config=config,
+        model=model,
+        task=make("task", Task),
+        optimizer=build_optimizer(calls["optimizer"], model, config.optimizer.lr),
+        data=build_data(config.data, make("data.train", object), collate),
+        evaluations={
+            name: build_evaluation(name, evaluation, config.data, make(f"data.evaluations.{name}", object), collate)
+            for name, evaluation in config.data.evaluations.items()
+        },
+        hooks=[make(f"hooks.{index}", Hook) for index in range(len(config.hooks))],
+    )
+
+
+@contextmanager
+def seeded(seed: int) -> Generator[None]:
+    """Seed torch's, numpy's and Python's generators inside the `with`, and give them back as they were."""
+    states = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.default_generator.manual_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+
+
+def build_precision(config: Config) -> Precision:
+    """The precision mode, with its loss scale if it has one."""
+    scale = {} if config.loss_scale is None else config.loss_scale.model_dump()
+    return PRECISIONS[config.train.precision](**scale)

@@ -1,0 +1,33 @@
+"""The name tables: what the words of a run file stand for, one line per variant.
+
+A new precision mode, LR schedule, failure policy or writer is added here and in the schema.
+"""
+
+from collections.abc import Callable, Mapping
+
+from evenstep.config.schema import Config, WriterName
+from evenstep.events import ConsoleWriter, CsvWriter, JsonlWriter, TensorBoardWriter, Writer
+from evenstep.optim.schedules import Constant, Cosine, InverseSqrt, Linear, LrSchedule, Polynomial, Wsd
+from evenstep.precision import Bf16Mixed, Fp16Mixed, Full, Precision
+from evenstep.train import FailurePolicy, Skip, Stop
+
+PRECISIONS: Mapping[str, Callable[..., Precision]] = {
+    "32-true": Full,
+    "bf16-mixed": Bf16Mixed,
+    "16-mixed": Fp16Mixed,
+}
+LR_SCHEDULES: Mapping[str, Callable[..., LrSchedule]] = {
+    "constant": Constant,
+    "linear": Linear,
+    "cosine": Cosine,
+    "wsd": Wsd,
+    "inverse_sqrt": InverseSqrt,
+    "polynomial": Polynomial,
+}
+FAILURE_POLICIES: Mapping[str, Callable[[], FailurePolicy]] = {"stop": Stop, "skip": Skip}
+WRITERS: Mapping[WriterName, Callable[[Config], Writer]] = {
+    "console": lambda config: ConsoleWriter(every_updates=config.log.every_updates),
+    "jsonl": lambda _: JsonlWriter(),
+    "csv": lambda _: CsvWriter(),
+    "tensorboard": lambda _: TensorBoardWriter(),
+}

@@ -1,0 +1,29 @@
+"""Tells the settings of a run from the command's own arguments, before argparse sees either.
+
+A setting is any `--key value` or `--key=value` whose key is not an option of the command itself, so that settings may
+stand anywhere and have values that begin with a single `-`. Which keys there are is for the configuration to say.
+"""
+
+from collections.abc import Sequence
+
+OPTIONS = ("--help", "--version", "--traceback")
+
+
+def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The command's own arguments, and those that make settings.
+
+    >>> split(["train", "--train.updates", "10", "run.toml", "--seed=1", "--traceback"])
+    (['train', 'run.toml', '--traceback'], ['--train.updates', '10', '--seed=1'])
+    """
+    own: list[str] = []
+    settings: list[str] = []
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        if not argument.startswith("--") or argument in OPTIONS:
+            own.append(argument)
+            continue
+        settings.append(argument)
+        if "=" not in argument and rest and not rest[0].startswith("--"):
+            settings.append(rest.pop(0))
+    return own, settings

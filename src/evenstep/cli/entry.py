@@ -1,0 +1,154 @@
+"""The entry point: picks the command, and turns whatever happens into an exit code and one paragraph.
+
+Exit codes: 0 done; 1 an error; 2 a configuration or command line that cannot be; 75 stopped by SIGTERM and saved, to
+be run again; 130 stopped by Ctrl-C. What a command does is in its own module, imported only then.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module
+from typing import cast, final
+
+from evenstep.cli.arguments import split
+from evenstep.cli.exits import EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
+from evenstep.cli.messages import paragraphs
+from evenstep.cli.signals import Terminated, ending
+from evenstep.errors import ConfigError
+from evenstep.version import __version__
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A subcommand.
+
+    Args:
+        module: in `evenstep.cli`; its `run(path, settings)` gives the exit code.
+        summary: one line of help.
+        path: name and help of its argument, if it takes one.
+        settings: what is said of `--section.key value`, if it takes them.
+        trains: whether a scheduler that stops it should run it again.
+    """
+
+    module: str
+    summary: str
+    path: tuple[str, str] | None = None
+    settings: str | None = None
+    trains: bool = False
+
+
+_ANY = "set any key of the run file, such as --train.updates 100; `none` takes a key away"
+_SAFE = "set a key that leaves the run itself as it was, such as --train.updates 100"
+
+COMMANDS = {
+    "train": Command(
+        module="train", summary="train a run", path=("RUN.toml", "the run file"), settings=_ANY, trains=True
+    ),
+    "demo": Command(module="demo", summary="train the recipe gpt_bytes", settings=_ANY, trains=True),
+    "resume": Command(
+        module="resume",
+        summary="go on with a run from its newest checkpoint",
+        path=("RUN_FOLDER", "the folder of the run"),
+        settings=_SAFE,
+        trains=True,
+    ),
+    "check": Command(
+        module="check",
+        summary="find all faults of a run, build it and try one update, without writing anything",
+        path=("RUN.toml", "the run file"),
+        settings=_ANY,
+    ),
+    "report": Command(
+        module="report", summary="write report.html of a run", path=("RUN_FOLDER", "the folder of the run")
+    ),
+    "inspect": Command(
+        module="inspect",
+        summary="verify a checkpoint and show what is in it",
+        path=("CHECKPOINT", "a checkpoint, or a run folder, whose newest is taken"),
+    ),
+    "config-schema": Command(module="config_schema", summary="print the JSON schema of run files"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        arguments: without the program's name; the process's own by default.
+
+    Returns:
+        The exit code.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    traceback = "--traceback" in given
+    try:
+        try:
+            code = _dispatch(given)
+        except BrokenPipeError:
+            raise
+        except KeyboardInterrupt as error:
+            code = EXIT_REQUEUE if isinstance(error, Terminated) else EXIT_INTERRUPTED
+            what = "terminated before training" if code == EXIT_REQUEUE else "interrupted"
+            print(" ".join([f"evenstep: {what}.", *getattr(error, "__notes__", [])]), file=sys.stderr)
+        except Exception as error:  # noqa: BLE001 - the outermost place: everything becomes a message and a code
+            if traceback:
+                sys.excepthook(type(error), error, error.__traceback__)
+            print(paragraphs(error, hint=not traceback), file=sys.stderr)
+            code = EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_ERROR
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # whoever read our output has gone; nothing can be said to them, nor at exit when Python flushes again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_ERROR
+    return code
+
+
+def _dispatch(arguments: list[str]) -> int:
+    parser = _parser()
+    if not arguments:
+        parser.print_help()
+        return EXIT_DONE
+    own, settings = split(arguments)
+    if own and not own[0].startswith("-") and own[0] not in COMMANDS:
+        close = get_close_matches(own[0], COMMANDS, n=1)
+        advice = f"did you mean `evenstep {close[0]}`?" if close else f"there are {', '.join(COMMANDS)}."
+        raise ConfigError([f"`{own[0]}` is not a command; {advice}"])
+    try:
+        options = parser.parse_args(own)
+    except SystemExit as stop:  # argparse has said everything: help and version end with 0, a wrong line with 2
+        return cast("int", stop.code)
+    command = COMMANDS[options.command]
+    if settings and command.settings is None:
+        raise ConfigError([f"`{settings[0]}` can't be given: `evenstep {options.command}` takes no settings."])
+    with ending() if command.trains else nullcontext():
+        run = cast("Callable[[str, list[str]], int]", import_module(f"evenstep.cli.{command.module}").run)
+        return run(getattr(options, "path", ""), settings)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="evenstep",
+        description="Train PyTorch models: one update is one update, however the hardware cuts it.",
+        epilog="exit codes: 0 done, 1 error, 2 wrong configuration, 75 saved and wants to be run again, 130 Ctrl-C",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"evenstep {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, command in COMMANDS.items():
+        sub = commands.add_parser(
+            name, help=command.summary, description=f"{command.summary.capitalize()}.", allow_abbrev=False
+        )
+        if command.path is not None:
+            sub.add_argument("path", metavar=command.path[0], help=command.path[1])
+        if command.settings is not None:
+            sub.usage = " ".join(
+                [f"evenstep {name}", command.path[0] if command.path else "", "[--section.key value ...]"]
+            )
+            sub.epilog = f"--section.key value: {command.settings}."
+        sub.add_argument("--traceback", action="store_true", help="show where an error was raised")
+    return parser

@@ -1,0 +1,7 @@
+"""The exit codes of the command line, in one place: scripts and schedulers depend on them."""
+
+EXIT_DONE = 0
+EXIT_ERROR = 1
+EXIT_CONFIG = 2
+EXIT_REQUEUE = 75  # sysexits' EX_TEMPFAIL: stopped by SIGTERM and saved, wants to be run again
+EXIT_INTERRUPTED = 130  # as a shell says of a command that Ctrl-C has ended

@@ -1,0 +1,77 @@
+"""The run folder: taken for a new run, and made such that the run can go on from it alone.
+
+    config.toml         the resolved configuration, written last: with it the folder is a run
+    recipe/             the Python files that the run was built from
+    environment.json    versions and hardware
+
+The rest of the folder (metrics, checkpoints, status, report) is written by those who know it. Data are not copied.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+from evenstep.cli.environment import describe_environment
+from evenstep.config.load import Run
+from evenstep.config.target import loaded_from
+from evenstep.config.toml import dumps
+from evenstep.errors import ArgumentError
+from evenstep.events.files import replace_text
+
+CONFIG = "config.toml"
+RECIPE = "recipe"
+
+
+def check_free(folder: Path) -> None:
+    """Raise ArgumentError if there is something in `folder` already."""
+    if folder.is_dir() and not any(folder.iterdir()):
+        return
+    if folder.exists() or folder.is_symlink():
+        raise ArgumentError(
+            f"the run folder {folder} exists already, and nothing in it was touched. To go on with that run: `evenstep "
+            f"resume {folder}`; to keep it and train another: `--name ANOTHER`; to start over: delete the folder first."
+        )
+
+
+def find_config(folder: Path) -> Path:
+    """The configuration of the run in `folder`.
+
+    Raises:
+        ArgumentError: there is no run.
+    """
+    if not (folder / CONFIG).is_file():
+        what = f"has no {CONFIG}" if folder.is_dir() else "is not there"
+        raise ArgumentError(
+            f"{folder} must be the folder of a run, but {what}; give the folder that `evenstep train` has printed, "
+            f"such as runs/gpt_bytes."
+        )
+    return folder / CONFIG
+
+
+def publish(run: Run, folder: Path) -> None:
+    """Write what the run needs to be run again into `folder`, after everything of the recipe was imported.
+
+    Every Python file beside an imported one is copied, because functions may import later.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if run.recipe != (folder / RECIPE).resolve():
+        _copy_recipe(run.recipe, folder)
+    replace_text(folder / "environment.json", json.dumps(describe_environment(), indent=2) + "\n")
+    replace_text(folder / CONFIG, dumps(run.resolved()))
+
+
+def _copy_recipe(recipe: Path, folder: Path) -> None:
+    beside = folder / f".{RECIPE}.new"
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir()
+    for parent in {file.parent for file in loaded_from(recipe).values() if file.is_file()}:
+        for file in parent.glob("*.py"):
+            copy = beside / file.relative_to(recipe)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copy)
+    if (folder / RECIPE).exists():
+        shutil.rmtree(folder / RECIPE)
+    beside.replace(folder / RECIPE)

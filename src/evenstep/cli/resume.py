@@ -1,0 +1,62 @@
+"""`evenstep resume RUN_FOLDER`: goes on with a run from its newest valid checkpoint.
+
+The run is what its folder says, recipe included, wherever the command is called from and whatever has become of the
+files it was started with. Only settings that leave the updates already made as they are can be changed.
+"""
+
+import os
+from pathlib import Path
+from typing import Any, cast
+
+from evenstep.cli.folder import find_config
+from evenstep.cli.training import train_in
+from evenstep.config.load import open_run
+from evenstep.config.schema import Config
+from evenstep.config.sources import Setting, from_arguments, from_environment, read_file
+from evenstep.errors import ConfigError
+
+SAFE = (
+    *("train.updates", "train.epochs", "evaluate", "checkpoint", "early_stop", "log", "device", "threads"),
+    *("data.num_workers", "data.prefetch_batches", "data.timeout_s"),
+)
+
+
+def run(path: str, settings: list[str]) -> int:
+    """Go on with it."""
+    folder = Path(path)
+    file = find_config(folder)
+    # where the run is, and that it goes on, is said by the command
+    around = [each for each in from_environment(os.environ) if each.path not in (("name",), ("runs",), ("resume",))]
+    begun = Setting(path=("resume",), text="never", origin=str(file))
+    with open_run(file, [begun, *around, *from_arguments(settings)]) as opened:
+        before = Config.model_validate(read_file(file) | {"resume": "never"})
+        changed = changed_keys(before.model_dump(), opened.config.model_dump())
+        unsafe = [key for key in changed if not any(key == safe or key.startswith(f"{safe}.") for safe in SAFE)]
+        if unsafe:
+            raise ConfigError([_refusal(unsafe, file)])
+        return train_in(opened, folder, "auto")
+
+
+def changed_keys(before: dict[str, Any], after: dict[str, Any], outer: str = "") -> list[str]:
+    """The dotted keys whose values differ.
+
+    >>> changed_keys({"seed": 1, "train": {"updates": 5}}, {"seed": 1, "train": {"updates": 6}})
+    ['train.updates']
+    """
+    changed: list[str] = []
+    for key in dict.fromkeys((*before, *after)):
+        old, new = before.get(key), after.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            changed += changed_keys(cast("dict[str, Any]", old), cast("dict[str, Any]", new), f"{outer}{key}.")
+        elif old != new:
+            changed.append(outer + key)
+    return changed
+
+
+def _refusal(keys: list[str], file: Path) -> str:
+    settings = " ".join(f"--{key} VALUE" for key in keys)
+    return (
+        f"{' and '.join(f'`{key}`' for key in keys)} can't be changed when a run goes on, since the updates already "
+        f"made would be another run's. Leave it out, or train a new run: "
+        f"`evenstep train {file} --name ANOTHER {settings}`. What can be changed: {', '.join(SAFE)}."
+    )

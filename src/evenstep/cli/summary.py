@@ -1,0 +1,59 @@
+"""Says, before a run begins, what it is going to do: the numbers that a user would check by hand.
+
+It computes nothing that the run itself doesn't use.
+"""
+
+from evenstep.build import Parts
+from evenstep.config.schema import Data
+from evenstep.data import MapData
+from evenstep.train import Trainer
+
+
+def describe(parts: Parts, trainer: Trainer) -> list[str]:
+    """Lines about model, data and length of the run."""
+    config = parts.config
+    parameters = [parameter.numel() for parameter in parts.model.parameters()]
+    trained = sum(parameter.numel() for parameter in parts.model.parameters() if parameter.requires_grad)
+    some = "" if trained == sum(parameters) else f" ({trained:,} of them trained)"
+    length = "until the data end" if trainer.updates is None else f"{trainer.updates:,} updates"
+    return [
+        f"model       {type(parts.model).__name__}, {sum(parameters):,} parameters{some}, on {trainer.device}",
+        f"data        {_samples(parts)}",
+        f"update      {_global_batch(config.data)}",
+        f"run         {length}{_epochs(parts, trainer)}, precision {config.train.precision}, seed {config.seed}",
+    ]
+
+
+def _samples(parts: Parts) -> str:
+    sets = {"train": parts.data, **parts.evaluations}
+    return ", ".join(
+        f"{name} {data.num_samples:,} samples"
+        + (f" ({data.num_skipped:,} too long, skipped)" if data.num_skipped else "")
+        if isinstance(data, MapData)
+        else f"{name} a stream"
+        for name, data in sets.items()
+    )
+
+
+def _global_batch(data: Data) -> str:
+    size, tokens = data.global_batch_size, data.global_batch_tokens
+    whole = f"{size:,} samples" if tokens is None else f"at most {tokens:,} tokens"
+    part_size, part_tokens = data.micro_batch_size, data.micro_batch_tokens
+    if size is not None and part_tokens is None:
+        part = min(part_size or size, size)
+        count = -(-size // part)
+        return f"{whole} = {count} micro-batch{'es' if count > 1 else ''} of {'at most ' * (size % part > 0)}{part:,}"
+    if tokens is not None and part_tokens is not None and part_size is None:
+        return f"{whole} = micro-batches of at most {part_tokens:,} tokens"
+    limits = [f"{part_size:,} samples"] if part_size else []
+    limits += [f"{part_tokens:,} tokens"] if part_tokens else []
+    return f"{whole} in micro-batches of at most {' and '.join(limits)}" if limits else whole
+
+
+def _epochs(parts: Parts, trainer: Trainer) -> str:
+    per_epoch = parts.data.num_batches(0, seed=parts.config.seed)
+    if parts.config.train.epochs is not None:
+        return f" ({parts.config.train.epochs} epochs)"
+    if trainer.updates is None or not per_epoch:
+        return ""
+    return f" ({trainer.updates / per_epoch:.3g} epochs of {per_epoch:,} updates)"

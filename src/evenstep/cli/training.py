@@ -1,0 +1,115 @@
+"""Trains a run in its folder: from built parts to an exit code, for `train` and `resume` alike.
+
+Everything is built before the folder is made; a run that fails before its first update leaves none behind. How
+training goes is the trainer's.
+"""
+
+import json
+import shutil
+import sys
+from collections.abc import Generator
+from contextlib import closing, contextmanager, redirect_stdout
+from pathlib import Path
+from signal import SIGTERM
+from typing import Literal
+
+import torch
+
+from evenstep.build import build_hooks, build_parts, build_writers
+from evenstep.checkpoint import complete_checkpoints
+from evenstep.cli.exits import EXIT_DONE, EXIT_INTERRUPTED, EXIT_REQUEUE
+from evenstep.cli.folder import RECIPE, publish
+from evenstep.cli.screen import Screen
+from evenstep.cli.signals import stopping
+from evenstep.cli.summary import describe
+from evenstep.config.load import Run
+from evenstep.errors import DataError
+from evenstep.report import write_report
+from evenstep.train import Trainer
+
+
+def train_in(run: Run, folder: Path, source: Literal["never", "auto"] | str) -> int:
+    """Train `run` in `folder`.
+
+    Args:
+        run: open.
+        folder: of the run.
+        source: what to begin from: "never" nothing, "auto" the newest checkpoint in the folder if there is one, else
+            a path of a run or checkpoint.
+
+    Returns:
+        The exit code.
+    """
+    with redirect_stdout(Screen(sys.stdout)):
+        return _train_in(run, folder, source)
+
+
+def _train_in(run: Run, folder: Path, source: str) -> int:
+    if run.config.threads is not None:
+        torch.set_num_threads(run.config.threads)
+    parts = build_parts(run)
+    with closing(parts):
+        trainer = parts.trainer(
+            folder=folder,
+            hooks=build_hooks(run.config, parts.hooks),
+            writers=build_writers(run.config),
+            evaluations=parts.evaluations,
+            config=json.loads(json.dumps(run.resolved(), default=str)),
+        )
+        print("\n".join([f"run folder  {folder}", *describe(parts, trainer)]), flush=True)
+        with _kept_from_the_first_update_on(folder, trainer):
+            _begin(trainer, source)
+            publish(run, folder)
+            code = _train(trainer, show_end="console" not in run.config.log.writers)
+    print(f"run folder  {folder}\nreport      {write_report(folder)}", flush=True)
+    return code
+
+
+def _train(trainer: Trainer, *, show_end: bool) -> int:
+    with stopping(trainer.ask_stop) as caught:
+        try:
+            result = trainer.train()
+        except DataError as error:
+            if caught.number != SIGTERM:
+                raise
+            # a SIGTERM for the whole process group also ends torch's data workers, whatever they do about it
+            print(
+                f"stopped: SIGTERM has ended the data workers as well ({error}); saved in {trainer.save()}", flush=True
+            )
+            return EXIT_REQUEUE
+    if show_end:
+        print(f"{result.outcome}: {result.reason}")
+    if result.outcome == "done" or caught.number is None:
+        return EXIT_DONE
+    return EXIT_REQUEUE if caught.number == SIGTERM else EXIT_INTERRUPTED
+
+
+def _begin(trainer: Trainer, source: str) -> None:
+    if source == "never":
+        return
+    path = trainer.resume(source)
+    print(f"resume      {path or 'nothing saved yet: from the beginning'}", flush=True)
+
+
+@contextmanager
+def _kept_from_the_first_update_on(folder: Path, trainer: Trainer) -> Generator[None]:
+    """Take a folder away again that was made for a run in which nothing was trained; else say how to go on."""
+    is_new = not folder.exists() or not any(folder.iterdir())
+    try:
+        yield
+    except BaseException as error:
+        if is_new and trainer.progress.update == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            error.add_note(_how_to_go_on(folder))
+        raise
+
+
+def _how_to_go_on(folder: Path) -> str:
+    saved = complete_checkpoints(folder / "checkpoints")
+    if not saved:
+        return f"No checkpoint was saved before that; what was logged is in {folder}."
+    return (
+        f"The run is saved up to {saved[-1].name}: `evenstep resume {folder}` goes on from there, with the recipe's "
+        f"files as they are in {folder / RECIPE}."
+    )

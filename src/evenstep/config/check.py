@@ -1,0 +1,210 @@
+"""What the values of a configuration must be to each other: one small rule per thing that can't be.
+
+A rule names the top-level keys it reads as its parameters, and says which keys its faults are about, so that what only
+follows from a wrong value can be left unsaid. Types and bounds of single values are in `schema`.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+
+from evenstep.config.faults import Fault
+from evenstep.config.schema import Checkpoint, Config, Data, EarlyStop, Ema, Evaluate, Log, LossScale, Optimizer, Train
+from evenstep.config.schema_lr import AnySchedule
+
+Rule = Callable[..., Iterator[Fault]]
+
+
+def broken_rules(config: Config) -> list[Fault]:
+    """The faults between values that are right by themselves."""
+    return [
+        fault
+        for rule in RULES
+        for fault in rule(**{name: getattr(config, name) for name in inspect.signature(rule).parameters})
+    ]
+
+
+def _one_of_two(table: str, first: str, second: str, given: Mapping[str, object]) -> Iterator[Fault]:
+    both = given[first] is not None and given[second] is not None
+    if both or (given[first] is None and given[second] is None):
+        yield Fault(
+            about=(f"{table}.{first}", f"{table}.{second}"),
+            text=f"`{table}.{first}` and `{table}.{second}`: one of the two must be given, but "
+            f"{'both are' if both else 'neither is'}; {'leave one out' if both else 'set one'}.",
+        )
+
+
+def _length(train: Train) -> Iterator[Fault]:
+    yield from _one_of_two("train", "updates", "epochs", {"updates": train.updates, "epochs": train.epochs})
+
+
+def _optimizer(optimizer: Optimizer) -> Iterator[Fault]:
+    given = {"name": optimizer.name, "target": optimizer.target}
+    yield from _one_of_two("optimizer", "name", "target", given)
+
+
+def _batches(data: Data) -> Iterator[Fault]:
+    sizes = {"global_batch_size": data.global_batch_size, "global_batch_tokens": data.global_batch_tokens}
+    yield from _one_of_two("data", "global_batch_size", "global_batch_tokens", sizes)
+    for unit, whole, part in (
+        ("size", data.global_batch_size, data.micro_batch_size),
+        ("tokens", data.global_batch_tokens, data.micro_batch_tokens),
+    ):
+        if whole is not None and part is not None and part > whole:
+            yield Fault(
+                about=(f"data.micro_batch_{unit}", f"data.global_batch_{unit}"),
+                text=f"`data.micro_batch_{unit}` must be at most the `data.global_batch_{unit}` of {whole}, but is "
+                f"{part}; lower it.",
+            )
+
+
+def _batch_options(data: Data) -> Iterator[Fault]:
+    if data.curriculum_epochs and not data.shuffle:
+        yield Fault(
+            about=("data.curriculum_epochs", "data.shuffle"),
+            text=f"`data.curriculum_epochs` is how many epochs come before the first shuffled one, but is "
+            f"{data.curriculum_epochs} with `data.shuffle` off; leave one of them out.",
+        )
+    by_tokens = data.global_batch_tokens is not None or data.micro_batch_tokens is not None
+    only_tokens = {
+        "batch_size_multiple": data.batch_size_multiple != 1,
+        "oversized": data.oversized != "error",
+        "length_window": data.length_window is not None,
+    }
+    for name, given in only_tokens.items():
+        if given and not by_tokens:
+            yield Fault(
+                about=(f"data.{name}", "data.global_batch_tokens", "data.micro_batch_tokens"),
+                text=f"`data.{name}` is for batches by tokens, but the batches are by samples; leave it out, or set "
+                f"`data.global_batch_tokens`.",
+            )
+
+
+def _evaluations(data: Data) -> Iterator[Fault]:
+    for name in data.evaluations:
+        if name in ("train", "perf") or not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+            yield Fault(
+                about=(f"data.evaluations.{name}",),
+                text=f"`data.evaluations.{name}` must have a name of letters, digits, `_` and `-` that isn't `train` "
+                f"or `perf`, which other metrics begin with; call it `valid` or `test`.",
+            )
+
+
+def _evaluate(evaluate: Evaluate, data: Data) -> Iterator[Fault]:
+    for name, period in (("every_updates", evaluate.every_updates), ("every_epochs", evaluate.every_epochs)):
+        if period is not None and not data.evaluations:
+            yield Fault(
+                about=(f"evaluate.{name}", "data.evaluations"),
+                text=f"`evaluate.{name}` is {period}, but there is nothing to evaluate on; add a table "
+                f"`[data.evaluations.valid]` with a target, or leave `evaluate` out.",
+            )
+
+
+def _followed(checkpoint: Checkpoint, early_stop: EarlyStop | None, data: Data) -> Iterator[Fault]:
+    followed = {"checkpoint.best.metric": checkpoint.best, "early_stop.metric": early_stop}
+    for key, section in followed.items():
+        if section is None:
+            continue
+        evaluation = section.metric.partition("/")[0]
+        if "/" in section.metric and evaluation in data.evaluations:
+            continue
+        if data.evaluations:
+            close = get_close_matches(evaluation, data.evaluations, n=1)
+            options = close or list(data.evaluations)
+            advice = f"did you mean `{options[0]}/{section.metric.partition('/')[2] or 'loss'}`?"
+        else:
+            advice = "add a table `[data.evaluations.valid]` with a target, and follow `valid/loss`."
+        yield Fault(
+            about=(key, "data.evaluations"),
+            text=f"`{key}` must be a metric of an evaluation, EVALUATION/METRIC with one of "
+            f'{", ".join(data.evaluations) or "none"}, but is "{section.metric}"; {advice}',
+        )
+
+
+def _early_stop_needs_evaluations(early_stop: EarlyStop | None, evaluate: Evaluate) -> Iterator[Fault]:
+    if early_stop is not None and evaluate.every_updates is None and evaluate.every_epochs is None:
+        yield Fault(
+            about=("early_stop", "evaluate"),
+            text="`early_stop` needs evaluations during the run, but `evaluate` has neither `every_updates` nor "
+            "`every_epochs`; set one.",
+        )
+
+
+def _warmup(lr_schedule: AnySchedule, train: Train) -> Iterator[Fault]:
+    parts = {
+        name: length
+        for name in ("warmup_updates", "decay_updates")
+        if isinstance(length := getattr(lr_schedule, name, None), int)
+    }
+    if train.updates is not None and sum(parts.values()) > train.updates:
+        lengths = " and ".join(f"{length}" for length in parts.values())
+        keys = tuple(f"lr_schedule.{name}" for name in parts)
+        yield Fault(
+            about=(*keys, "train.updates"),
+            text=f"{' plus '.join(f'`{key}`' for key in keys)} must be at most the {train.updates} updates of the "
+            f"run, but {'are' if len(parts) > 1 else 'is'} {lengths}; lower {'them' if len(parts) > 1 else 'it'} or "
+            f"train longer.",
+        )
+
+
+def _loss_scale(loss_scale: LossScale | None, train: Train) -> Iterator[Fault]:
+    if loss_scale is not None and train.precision != "16-mixed":
+        yield Fault(
+            about=("loss_scale", "train.precision"),
+            text=f'`loss_scale` is for precision "16-mixed", but `train.precision` is "{train.precision}"; leave the '
+            f"table out.",
+        )
+    if loss_scale is not None and loss_scale.floor > loss_scale.initial:
+        yield Fault(
+            about=("loss_scale.floor", "loss_scale.initial"),
+            text=f"`loss_scale.floor` must be at most the `loss_scale.initial` of {loss_scale.initial:g}, but is "
+            f"{loss_scale.floor:g}; lower it.",
+        )
+
+
+def _ema(ema: Ema | None, train: Train) -> Iterator[Fault]:
+    if ema is not None and train.updates is not None and ema.start_update >= train.updates:
+        yield Fault(
+            about=("ema.start_update", "train.updates"),
+            text=f"`ema.start_update` must be below the {train.updates} updates of the run, but is "
+            f"{ema.start_update}: the average would never begin; lower it.",
+        )
+
+
+def _writers(log: Log) -> Iterator[Fault]:
+    twice = {name for name in log.writers if log.writers.count(name) > 1}
+    if twice:
+        yield Fault(
+            about=("log.writers",),
+            text=f'`log.writers` has "{min(twice)}" more than once; name each writer once.',
+        )
+
+
+def _resume(resume: str) -> Iterator[Fault]:
+    if resume in ("never", "auto") or Path(resume).is_dir():
+        return
+    close = get_close_matches(resume, ("never", "auto"), n=1)
+    advice = f'did you mean "{close[0]}"?' if close else "there is no such folder."
+    yield Fault(
+        about=("resume",),
+        text=f'`resume` must be "never", "auto", or the folder of a run or a checkpoint, but is "{resume}"; {advice}',
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    _resume,
+    _batches,
+    _batch_options,
+    _evaluations,
+    _length,
+    _loss_scale,
+    _optimizer,
+    _warmup,
+    _ema,
+    _evaluate,
+    _followed,
+    _early_stop_needs_evaluations,
+    _writers,
+)

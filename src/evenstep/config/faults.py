@@ -1,0 +1,163 @@
+"""Turns what is wrong with a configuration into sentences: the key, what was given, what is allowed.
+
+A fault knows which keys it is about, so that what follows from another fault is not reported as well. It does not
+find faults.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, cast, final
+
+from pydantic import ValidationError
+
+from evenstep.config.keys import advice_for, kind_of, locate, meant_by
+
+Place = tuple[str | int, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One thing that is wrong.
+
+    Args:
+        about: the dotted keys it is about, the first one being where it is.
+        meant: the key that a misspelt one was perhaps meant to be.
+        text: a sentence that begins with the key.
+        missing: whether it is that the key isn't there.
+    """
+
+    about: tuple[str, ...]
+    text: str
+    meant: str | None = None
+    missing: bool = False
+
+    def follows_from(self, other: "Fault") -> bool:
+        """Whether this is about what `other` is about, a table around or within it, or what that was meant to be."""
+        return any(
+            mine in (theirs, other.meant) or mine.startswith(f"{theirs}.") or theirs.startswith(f"{mine}.")
+            for mine in self.about
+            for theirs in other.about
+        )
+
+
+def quoted(value: object) -> str:
+    """A value as a user would write it, cut where it is long.
+
+    >>> quoted("x"), quoted(True), quoted([1])
+    ('"x"', 'true', '[1]')
+    """
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    text = f'"{value}"' if isinstance(value, str) else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def one_of(options: Sequence[str]) -> str:
+    """`one_of(["a", "b"])` is what a sentence says of a choice.
+
+    >>> one_of(["min", "max"])
+    '"min" or "max"'
+    """
+    texts = [f'"{option}"' for option in options]
+    return " or ".join([", ".join(texts[:-1]), texts[-1]]) if len(texts) > 1 else texts[0]
+
+
+def did_you_mean(given: object, options: Sequence[str]) -> str:
+    """The end of a sentence about a wrong choice: what may have been meant.
+
+    >>> did_you_mean("bf16", ["bf16-mixed", "32-true"])
+    '; did you mean "bf16-mixed"?'
+    """
+    text = str(given)
+    close = get_close_matches(text, options, n=1) or [option for option in options if text and option.startswith(text)]
+    return f'; did you mean "{close[0]}"?' if close else "."
+
+
+_TYPES = {
+    "int": "a whole number",
+    "float": "a number",
+    "string": "text",
+    "bool": "true or false",
+    "tuple": "a list",
+    "list": "a list",
+    "dict": "a table",
+    "model": "a table",
+    "model_attributes": "a table",
+    "path": "a path",
+    "none": "left out",
+}
+_BOUNDS = {
+    "greater_than": ("gt", "more than"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "less than"),
+    "less_than_equal": ("le", "at most"),
+}
+
+
+def allowed(kind: str, context: Mapping[str, Any], message: str, given: object) -> str:
+    """What pydantic's error says must be, as the middle of a sentence.
+
+    Args:
+        kind: the error's type, such as `greater_than`.
+        context: the numbers and choices of the error.
+        message: pydantic's own words, for kinds that need none of ours.
+        given: the value.
+    """
+    if kind in _BOUNDS:
+        name, words = _BOUNDS[kind]
+        bound = context[name]
+        return f"must be {words} {f'{bound:g}' if isinstance(bound, float) else bound}, but is {quoted(given)}."
+    if kind in ("literal_error", "union_tag_invalid", "enum"):
+        # pydantic gives the choices as text only: "'min', 'max' or 'median'"
+        choices = str(context.get("expected") or context.get("expected_tags"))
+        options = [option.strip(" '") for option in choices.replace(" or ", ", ").split(",")]
+        given = context.get("tag", given)
+        return f"must be {one_of(options)}, but is {quoted(given)}{did_you_mean(given, options)}"
+    name = kind.removesuffix("_type").removesuffix("_parsing")
+    if name in _TYPES:
+        return f"must be {_TYPES[name]}, but is {quoted(given)}."
+    if kind == "finite_number":
+        return f"must be finite, but is {quoted(given)}."
+    return f"is wrong: {message[:1].lower()}{message[1:]}, but is {quoted(given)}."
+
+
+_PATTERNS = {
+    "target": "must be FILE.py:NAME or package.module:NAME",
+    "collate": "must be FILE.py:NAME or package.module:NAME",
+    "name": "must begin with a letter or digit and have only letters, digits, `.`, `_` and `-`, being a folder's name",
+    "device": "must be auto, cpu, mps, cuda or cuda:N",
+}
+
+
+def from_validation(error: ValidationError, origin: Callable[[Sequence[str]], str]) -> list[tuple[Place, Fault]]:
+    """The faults that pydantic found, each with pydantic's place of it.
+
+    Args:
+        error: of the validation of `Config`.
+        origin: what to add about where the value of a key came from.
+    """
+    found: list[tuple[Place, Fault]] = []
+    for detail in error.errors(include_url=False):
+        place = detail["loc"]
+        path, inside = locate(place)
+        key = ".".join(path)
+        kind, given, meant = detail["type"], cast("object", detail["input"]), None
+        if kind == "extra_forbidden":
+            siblings = list(dict.fromkeys(name for table in inside for name in table.model_fields))
+            meant = meant_by(path, siblings)
+            kinds = [kind for table in inside if (kind := kind_of(table))]
+            of_kind = f' of kind "{kinds[0]}"' if kinds else ""
+            text = f"is not a key{of_kind}; {advice_for(path, siblings)}"
+        elif kind == "missing":
+            descriptions = [field.description for table in inside if (field := table.model_fields.get(path[-1]))]
+            text = f"is missing; set it: {descriptions[0]}"
+        elif kind == "string_pattern_mismatch":
+            text = f"{_PATTERNS[path[-1]]}, but is {quoted(given)}."
+        else:
+            text = allowed(kind, detail.get("ctx", {}), detail["msg"], given)
+        text = f"`{key}`{'' if kind == 'missing' else origin(path)} {text}"
+        fault = Fault(about=(key,), text=text, meant=meant, missing=kind == "missing")
+        found.append((place, fault))
+    return found

@@ -1,0 +1,221 @@
+"""What a run file may say: every key with its type, its unit in its name, and a sentence of documentation.
+
+One class per table. A default is written here and nowhere else; keys that are left out of the file take it. It holds
+what each value must be by itself; what values must be to each other is in `check`, and the targets are in `target`.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from evenstep.config.schema_lr import Constant, LrSchedule
+from evenstep.config.section import Args, Count, Natural, NonNegative, Positive, Section, TargetName
+
+
+class Target(Section):
+    """A Python object to call, and what with."""
+
+    target: TargetName
+    """`FILE.py:NAME` with the file relative to the recipe's folder, or `package.module:NAME`."""
+    args: Args = Field(default_factory=dict)
+    """Keyword arguments of the target. A `Path` argument is taken relative to the run file."""
+
+
+class Evaluation(Target):
+    """A dataset that the model is evaluated on."""
+
+    micro_batch_size: Count | None = None
+    """Samples per forward of this evaluation; the training's by default."""
+
+
+class Data(Section):
+    """What is trained and evaluated on, and how samples become batches."""
+
+    train: Target
+    """The training set: a callable that gives a map-style dataset, or a stream (an iterable without length)."""
+    evaluations: dict[str, Evaluation] = Field(default_factory=dict)
+    """The evaluation sets, by the name their metrics get: `valid` gives `valid/loss`."""
+    global_batch_size: Count | None = None
+    """Samples of one update, over all ranks. Give either this or `global_batch_tokens`."""
+    global_batch_tokens: Count | None = None
+    """Token budget of one update: its longest sample's tokens times its samples stay within it."""
+    micro_batch_size: Count | None = None
+    """Samples that go through forward and backward at once; the whole global batch by default."""
+    micro_batch_tokens: Count | None = None
+    """Token budget of a micro-batch: its longest sample's tokens times its samples stay within it."""
+    batch_size_multiple: Count = 1
+    """Batches by tokens have a multiple of this many samples, where that leaves none out."""
+    oversized: Literal["error", "skip"] = "error"
+    """What becomes of a sample that is longer than the token budget."""
+    length_window: Count | None = None
+    """So many shuffled samples at a time are sorted by length before being cut by tokens; 8192 by default."""
+    shuffle: bool = True
+    """Whether each epoch has an order of its own, a function of seed and epoch."""
+    curriculum_epochs: Natural = 0
+    """The first so many epochs keep the dataset's own order."""
+    num_workers: Natural = 0
+    """Processes that load batches; 0 loads in the training process."""
+    prefetch_batches: Count = 2
+    """Global batches that the workers load ahead, all together."""
+    timeout_s: Positive = 300.0
+    """Longest wait for a worker, in seconds."""
+    collate: TargetName | None = None
+    """A function (`FILE.py:NAME` or `package.module:NAME`) that makes a batch of a list of samples."""
+
+
+class Train(Section):
+    """How long to train, and how an update is made."""
+
+    updates: Count | None = None
+    """Length of the run in updates. Give either this or `epochs`."""
+    epochs: Count | None = None
+    """Length of the run in epochs of the training set."""
+    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
+    """In which number formats the model computes."""
+    clip_norm: Positive | None = None
+    """Gradients with a larger global 2-norm are scaled down to it; not clipped by default."""
+    on_non_finite: Literal["stop", "skip"] = "stop"
+    """What to do when a loss or gradient is inf or NaN; it is never applied."""
+    settle_every_updates: Count | None = None
+    """How often, in updates, the host waits for the device's verdicts; decided by the device by default."""
+
+
+class LossScale(Section):
+    """The dynamic loss scale of precision 16-mixed."""
+
+    initial: Positive = 65536.0
+    """The first scale."""
+    growth_updates: Count = 2000
+    """The scale is doubled after this many committed updates without an overflow."""
+    tolerance: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of tries since the last change of the scale that may overflow without lowering it for good."""
+    floor: Positive = 1e-4
+    """The smallest scale: an overflow that would take it lower stops the run."""
+
+
+class Optimizer(Section):
+    """What turns a gradient into a step."""
+
+    name: str | None = None
+    """A class of `torch.optim`, such as `AdamW`. Give either this or `target`."""
+    target: TargetName | None = None
+    """An optimizer class, which is called with the parameters, or a function, which is called with the model."""
+    lr: Positive
+    """Learning rate, which the LR schedule multiplies."""
+    args: Args = Field(default_factory=dict)
+    """Further keyword arguments, such as `weight_decay`."""
+
+
+class Ema(Section):
+    """An exponential moving average of the parameters, evaluated in their place."""
+
+    decay: Annotated[float, Field(ge=0, lt=1)] = 0.9999
+    """Share of the old average that stays at each step."""
+    start_update: Natural = 0
+    """Up to this update the average is a copy of the parameters."""
+    every_updates: Count = 1
+    """The average moves at every so many updates only."""
+
+
+class Evaluate(Section):
+    """When to evaluate on `data.evaluations`; always at the end of the run as well."""
+
+    every_updates: Count | None = None
+    """Evaluate after every so many updates."""
+    every_epochs: Count | None = None
+    """Evaluate after every so many epochs."""
+
+
+class Best(Section):
+    """Which checkpoint to keep as the best."""
+
+    metric: str
+    """A metric of an evaluation, such as `valid/loss`."""
+    mode: Literal["min", "max"] = "min"
+    """Whether smaller or larger is better."""
+
+
+class Checkpoint(Section):
+    """When to save, and what to keep; always saved at the end of the run as well."""
+
+    every_updates: Count | None = None
+    """Save after every so many updates."""
+    every_epochs: Count | None = None
+    """Save after every so many epochs."""
+    every_minutes: Positive = 15.0
+    """Save when this many minutes have gone by since the last save."""
+    keep_last: Count = 3
+    """How many of the newest checkpoints to keep."""
+    best: Best | None = None
+    """Also keep the checkpoint with the best value of a metric."""
+
+
+class EarlyStop(Section):
+    """When to stop before the end of the run."""
+
+    metric: str
+    """A metric of an evaluation, such as `valid/loss`."""
+    mode: Literal["min", "max"] = "min"
+    """Whether smaller or larger is better."""
+    patience_evaluations: Count = 3
+    """Stop after this many evaluations in a row without an improvement."""
+    min_delta: NonNegative = 0.0
+    """A change of at most this much is no improvement."""
+
+
+WriterName = Literal["console", "jsonl", "csv", "tensorboard"]
+
+
+class Log(Section):
+    """What is shown and written of the metrics."""
+
+    every_updates: Count = 10
+    """Metrics are read from the device, and written, every so many updates; each update's values are kept."""
+    writers: Annotated[tuple[WriterName, ...], Field(strict=False)] = ("console", "jsonl")
+    """Where metrics go."""
+
+
+class Config(Section):
+    """A whole run."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    """Name of the run: its folder is `<runs>/<name>`."""
+    runs: str = "runs"
+    """Folder of all runs, relative to the working directory."""
+    recipe: str = "."
+    """Folder of the recipe's Python files, relative to this file; a saved run keeps a copy in `recipe`."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 42
+    """Decides parameters, data order and dropout."""
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = "auto"
+    """Where to compute: auto, cpu, cuda, cuda:N or mps; auto takes an accelerator if there is one."""
+    threads: Count | None = None
+    """Threads of torch's CPU operators; torch's own choice by default."""
+    resume: str = "never"
+    """What to start from: `never` (nothing), `auto` (the run folder's newest valid checkpoint, if any), or a path
+    of a checkpoint or run folder."""
+    model: Target
+    """The model: a callable that gives a `torch.nn.Module`."""
+    task: Target
+    """The task: a callable that gives an `evenstep.Task`."""
+    data: Data
+    """What is trained and evaluated on."""
+    train: Train
+    """How long to train, and how an update is made."""
+    loss_scale: LossScale | None = None
+    """The dynamic loss scale, with precision 16-mixed only."""
+    optimizer: Optimizer
+    """What turns a gradient into a step."""
+    lr_schedule: LrSchedule = Constant()
+    """How the learning rate changes over the run."""
+    ema: Ema | None = None
+    """An exponential moving average of the parameters; none by default."""
+    evaluate: Evaluate = Evaluate()
+    """When to evaluate."""
+    checkpoint: Checkpoint = Checkpoint()
+    """When to save, and what to keep."""
+    early_stop: EarlyStop | None = None
+    """When to stop before the end of the run; never by default."""
+    log: Log = Log()
+    """What is shown and written of the metrics."""
+    hooks: Annotated[tuple[Target, ...], Field(strict=False)] = ()
+    """Further hooks: callables that give an `evenstep.Hook`."""

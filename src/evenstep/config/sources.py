@@ -1,0 +1,140 @@
+"""Where values come from: the file, over it the environment, over that the command line.
+
+`EVENSTEP_TRAIN__UPDATES=10` and `--train.updates 10` both mean key `updates` of table `train`. Values are read as
+TOML, and as text where they aren't TOML; `none` takes a key away. Which keys there are is not known here.
+"""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast, final
+
+from evenstep.errors import ConfigError
+
+PREFIX = "EVENSTEP_"
+Tree = dict[str, Any]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One value from outside the file.
+
+    Args:
+        path: the key, from the outermost table inwards.
+        text: the value as it was given.
+        origin: what the user wrote it in, such as `--train.updates`.
+    """
+
+    path: tuple[str, ...]
+    text: str
+    origin: str
+
+    @property
+    def value(self) -> object:
+        """The value, read as TOML, or else the text itself.
+
+        >>> [Setting(path=(), text=text, origin="").value for text in ("3e-4", "[1, 2]", "cuda:0")]
+        [0.0003, [1, 2], 'cuda:0']
+        """
+        try:
+            document = tomllib.loads(f"value = {self.text}")
+        except tomllib.TOMLDecodeError:
+            return self.text
+        return document["value"] if len(document) == 1 else self.text
+
+
+def read_file(path: Path) -> Tree:
+    """The tables of a TOML file.
+
+    Raises:
+        ConfigError: it is not there, can't be read, or is not TOML; with line and column.
+    """
+    text = ""
+    try:
+        text = path.read_text(encoding="utf-8")
+        return tomllib.loads(text)
+    except FileNotFoundError:
+        fault = f"there is no file {path}; give the path of a run file, such as recipes/digits/run.toml."
+    except IsADirectoryError:
+        fault = f"{path} is a folder; give the path of the run file in it, such as {path / 'run.toml'}."
+    except OSError as error:
+        fault = f"{path} can't be read: {error.strerror}."
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        fault = f"{path} is not a text file in UTF-8: line {line} has the byte {error.object[error.start]:#04x}."
+    except tomllib.TOMLDecodeError as error:
+        fault = (
+            f"{path} is not TOML: {str(error).replace('end of document', f'line {text.count(chr(10)) + 1}, the end')}."
+        )
+    raise ConfigError([fault])
+
+
+def from_environment(environ: Mapping[str, str]) -> list[Setting]:
+    """The settings among environment variables: those that begin with `EVENSTEP_`, the rest in lower case.
+
+    >>> from_environment({"EVENSTEP_TRAIN__UPDATES": "10", "HOME": "/"})[0].path
+    ('train', 'updates')
+    """
+    return [
+        Setting(path=tuple(name.removeprefix(PREFIX).lower().split("__")), text=text, origin=name)
+        for name, text in environ.items()
+        if name.startswith(PREFIX)
+    ]
+
+
+def from_arguments(arguments: Sequence[str]) -> list[Setting]:
+    """The settings among command-line arguments: `--section.key value` or `--section.key=value`.
+
+    Raises:
+        ConfigError: an argument is no setting, or has no value.
+
+    >>> [(s.path, s.text) for s in from_arguments(["--train.updates", "10", "--seed=7"])]
+    [(('train', 'updates'), '10'), (('seed',), '7')]
+    """
+    settings: list[Setting] = []
+    faults: list[str] = []
+    rest = list(arguments)
+    while rest:
+        name, equals, text = rest.pop(0).partition("=")
+        if not name.startswith("--"):
+            faults.append(f"`{name}` is not a setting; write settings as `--section.key value`.")
+            continue
+        if not equals:
+            if not rest or rest[0].startswith("--"):
+                faults.append(f"`{name}` has no value; write `{name} VALUE`, or `{name}=VALUE`.")
+                continue
+            text = rest.pop(0)
+        settings.append(Setting(path=tuple(name.removeprefix("--").split(".")), text=text, origin=name))
+    if faults:
+        raise ConfigError(faults)
+    return settings
+
+
+def merge(tree: Tree, settings: Sequence[Setting]) -> tuple[Tree, list[str]]:
+    """A copy of `tree` with the settings put in, later ones over earlier ones, and the faults of those that can't be.
+
+    >>> merge({"train": {"epochs": 3}}, from_arguments(["--train.epochs", "none", "--train.updates", "9"]))
+    ({'train': {'updates': 9}}, [])
+    """
+    tree = deepcopy(tree)
+    faults: list[str] = []
+    for setting in settings:
+        table: Tree = tree
+        for depth, key in enumerate(setting.path[:-1], start=1):
+            inner: object = table.setdefault(key, {})
+            if not isinstance(inner, dict):
+                outer = ".".join(setting.path[:depth])
+                faults.append(
+                    f"`{'.'.join(setting.path)}` can't be set (by {setting.origin}): `{outer}` is not a table."
+                )
+                break
+            table = cast("Tree", inner)
+        else:
+            if setting.text == "none":
+                table.pop(setting.path[-1], None)
+            else:
+                table[setting.path[-1]] = setting.value
+    return tree, faults

@@ -1,0 +1,126 @@
+"""Finds the Python objects that a run file names, and makes the recipe's files importable meanwhile.
+
+A target is `FILE.py:NAME`, the file within the recipe's folder, or `package.module:NAME`; the former is the module
+that Python would find in that folder, so files of a recipe import each other as usual. Nothing is called here.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+from evenstep.config.faults import quoted
+from evenstep.errors import ArgumentError
+
+
+@contextmanager
+def importable(folder: Path) -> Generator[None]:
+    """Make the Python files of `folder` importable inside the `with`; afterwards they are forgotten.
+
+    No byte code is written meanwhile, so that looking at a recipe leaves nothing behind in it.
+    """
+    entry, silent = str(folder.resolve()), sys.dont_write_bytecode
+    sys.path.insert(0, entry)
+    sys.dont_write_bytecode = True
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = silent
+        sys.path.remove(entry)
+        for name in loaded_from(folder):
+            del sys.modules[name]
+
+
+def loaded_from(folder: Path) -> dict[str, Path]:
+    """The files of the modules that were found through `folder`, by module name."""
+    folder = folder.resolve()
+    found: dict[str, Path] = {}
+    for name, module in list(sys.modules.items()):
+        stem = folder.joinpath(*name.split("."))
+        file = getattr(module, "__file__", None)
+        if file is None:
+            # a folder without `__init__.py` is a module without a file: it must be forgotten as well
+            if str(stem) in cast("list[str]", list(getattr(module, "__path__", ()))):
+                found[name] = stem
+        elif Path(file) in (stem.with_suffix(".py"), stem / "__init__.py"):
+            found[name] = Path(file)
+    return found
+
+
+def find(target: str, folder: Path) -> Callable[..., Any]:
+    """The object that `target` names. Its module is imported, which runs it.
+
+    Args:
+        target: `FILE.py:NAME` or `package.module:NAME`.
+        folder: the recipe's, which is importable.
+
+    Raises:
+        ArgumentError: there is no such object; the message goes on after the key's name.
+    """
+    place, _, name = target.partition(":")
+    if place.endswith(".py"):
+        file = _file(place, folder.resolve())
+        module = _load(place, ".".join(file.relative_to(folder.resolve()).with_suffix("").parts))
+        if Path(str(module.__file__)) != file:
+            raise ArgumentError(
+                f'names the file {place}, but Python already has another module "{module.__name__}"; rename the file.'
+            )
+    else:
+        module = _load(place, place)
+    found: object = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            names = [other for other in vars(found) if not other.startswith("_")]
+            close = get_close_matches(part, names, n=1)
+            raise ArgumentError(
+                f'is "{target}", but {place} has no `{part}`'
+                + (f"; did you mean `{close[0]}`?" if close else f"; it has {', '.join(names) or 'nothing'}.")
+            )
+        found = getattr(found, part)
+    if not callable(found):
+        raise ArgumentError(f'must name a class or function, but "{target}" is {quoted(found)}.')
+    return cast("Callable[..., Any]", found)
+
+
+def _file(place: str, folder: Path) -> Path:
+    # not resolved, since a link in the recipe's folder is a file of the recipe
+    file = Path(os.path.normpath(folder / place))
+    if not file.is_relative_to(folder):
+        raise ArgumentError(
+            f"names the file {place}, which is not in the recipe's folder {folder}; set `recipe` to a folder that it "
+            f"is in."
+        )
+    if not file.is_file():
+        others = [str(other.relative_to(folder)) for other in sorted(folder.glob("*.py"))]
+        close = get_close_matches(place, others, n=1)
+        advice = f"did you mean {close[0]}?" if close else f"it has {', '.join(others) or 'no Python files'}."
+        raise ArgumentError(f"names the file {place}, but {folder} has none; {advice}")
+    return file
+
+
+def _load(place: str, name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except SyntaxError as error:
+        raise ArgumentError(f"can't be imported: {error.msg} in {error.filename}, line {error.lineno}.") from error
+    except (Exception, SystemExit) as error:
+        raise ArgumentError(
+            f"can't be imported: {place} raises {type(error).__name__}: {error}{_line_of(error)}."
+        ) from error
+
+
+def _line_of(error: BaseException) -> str:
+    """Where the user's code raised: the last frame that is neither the import machinery's nor ours."""
+    traceback, place = error.__traceback__, ""
+    while traceback is not None:
+        file = traceback.tb_frame.f_code.co_filename
+        if not file.startswith("<frozen") and file not in (__file__, importlib.__file__):
+            place = f" ({file}, line {traceback.tb_lineno})"
+        traceback = traceback.tb_next
+    return place

@@ -1,0 +1,80 @@
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from evenstep.cli.entry import COMMANDS
+from evenstep.config.schema import Config
+from evenstep.version import __version__
+
+Run = Callable[..., Any]
+
+
+def test_the_commands_are_these() -> None:
+    assert list(COMMANDS) == ["train", "demo", "resume", "check", "report", "inspect", "config-schema"]
+
+
+def test_alone_it_prints_its_help(evenstep: Run) -> None:
+    done = evenstep()
+    assert done.code == 0
+    assert all(command.summary.split()[0] in done.out for command in COMMANDS.values())
+    assert done.out == evenstep("--help").out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(evenstep: Run, command: str) -> None:
+    done = evenstep(command, "--help")
+    assert done.code == 0
+    assert f"usage: evenstep {command}" in done.out
+
+
+def test_it_tells_its_version(evenstep: Run) -> None:
+    assert evenstep("--version").out == f"evenstep {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["trian", "run.toml"], "`trian` is not a command; did you mean `evenstep train`?"),
+        (["train"], "the following arguments are required: RUN.toml"),
+        (["train", "run.toml", "other.toml"], "unrecognized arguments: other.toml"),
+        (["report", "runs/tiny", "--seed", "1"], "`--seed` can't be given: `evenstep report` takes no settings."),
+        (["train", "run.toml", "--seed"], "`--seed` has no value"),
+        (["train", "none.toml"], "there is no file none.toml"),
+    ],
+)
+def test_a_command_line_that_cannot_be_ends_with_2(evenstep: Run, arguments: list[str], says: str) -> None:
+    done = evenstep(*arguments)
+    assert done.code == 2
+    assert says in done.err
+
+
+def test_all_faults_of_a_configuration_are_printed_and_it_ends_with_2(evenstep: Run) -> None:
+    done = evenstep("train", "run.toml", "--train.updats", "3", "--seed=x", "--optimizer.name", "Adamm")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.splitlines() == [
+        "evenstep: 3 faults in the configuration:",
+        '  `seed` (set by --seed) must be a whole number, but is "x".',
+        "  `train.updats` (set by --train.updats) is not a key; did you mean `train.updates`?",
+        '  `optimizer.name` must be a class of torch.optim, but is "Adamm"; did you mean Adam?',
+    ]
+
+
+def test_the_json_schema_is_printed(evenstep: Run) -> None:
+    assert json.loads(evenstep("config-schema").out) == Config.model_json_schema()
+
+
+def test_help_imports_nothing_that_a_command_needs() -> None:
+    heavy = ["pydantic", "rich", "safetensors", "evenstep.config", "evenstep.build", "evenstep.report"]
+    code = f"import sys; from evenstep.cli import main; main([]); print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_reader_that_goes_away_is_no_traceback() -> None:
+    command = f"{sys.executable} -m evenstep config-schema | head -c 1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == ("{", "")

@@ -1,0 +1,102 @@
+import hashlib
+import shutil
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from evenstep.checkpoint import read_checkpoint
+
+Run = Callable[..., Any]
+
+
+def parameters(folder: Path) -> str:
+    model: Any = read_checkpoint(folder).state["model"]
+    digest = hashlib.sha256()
+    for name in sorted(model):
+        assert isinstance(model[name], torch.Tensor)
+        digest.update(model[name].numpy().tobytes())
+    return digest.hexdigest()
+
+
+def test_a_resumed_run_ends_with_the_same_parameters(evenstep: Run, recipe: Path) -> None:
+    assert evenstep("train", "run.toml").code == 0
+    # the same run, of which only the first checkpoint is left
+    assert evenstep("train", "run.toml", "--name", "cut").code == 0
+    for step in ("step-00000004", "step-00000006"):
+        shutil.rmtree(recipe / "runs" / "cut" / "checkpoints" / step)
+    done = evenstep("resume", "runs/cut")
+    assert done.code == 0, done.err
+    assert "resume      runs/cut/checkpoints/step-00000002" in done.out
+    assert parameters(recipe / "runs" / "cut") == parameters(recipe / "runs" / "tiny")
+
+
+def test_it_works_from_anywhere_and_without_the_recipe(
+    evenstep: Run, recipe: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert evenstep("train", "run.toml", "--train.updates", "4").code == 0
+    (recipe / "parts.py").write_text("raise RuntimeError('edited since')")
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    done = evenstep("resume", str(recipe / "runs" / "tiny"), "--train.updates", "6")
+    assert done.code == 0, done.err
+    assert read_checkpoint(recipe / "runs" / "tiny").update == 6
+
+
+def test_what_was_set_when_it_was_resumed_holds_from_then_on(evenstep: Run, recipe: Path) -> None:
+    evenstep("train", "run.toml", "--train.updates", "4")
+    evenstep("resume", "runs/tiny", "--train.updates", "5", "--log.every_updates", "1")
+    saved = tomllib.loads((recipe / "runs" / "tiny" / "config.toml").read_text())
+    assert (saved["train"]["updates"], saved["log"]["every_updates"]) == (5, 1)
+
+
+def test_a_setting_that_would_make_it_another_run_is_refused(evenstep: Run, recipe: Path) -> None:
+    evenstep("train", "run.toml")
+    before = (recipe / "runs" / "tiny" / "config.toml").read_bytes()
+    done = evenstep("resume", "runs/tiny", "--optimizer.lr", "1", "--name", "x", "--train.updates", "9")
+    assert done.code == 2
+    assert done.err.startswith("evenstep: `name` and `optimizer.lr` can't be changed when a run goes on")
+    assert (recipe / "runs" / "tiny" / "config.toml").read_bytes() == before
+
+
+def test_a_setting_that_changes_nothing_is_let_pass(evenstep: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVENSTEP_OPTIMIZER__LR", "0.02")
+    monkeypatch.setenv("EVENSTEP_RUNS", "outputs")
+    assert evenstep("train", "run.toml").code == 0
+    assert evenstep("resume", "outputs/tiny").code == 0
+    monkeypatch.setenv("EVENSTEP_OPTIMIZER__LR", "0.03")
+    assert evenstep("resume", "outputs/tiny").code == 2
+
+
+def test_a_run_that_is_done_is_done(evenstep: Run) -> None:
+    evenstep("train", "run.toml")
+    done = evenstep("resume", "runs/tiny")
+    assert done.code == 0
+    assert "all 6 updates are done" in done.out
+
+
+def test_a_run_without_a_checkpoint_begins_again(evenstep: Run, recipe: Path) -> None:
+    evenstep("train", "run.toml")
+    shutil.rmtree(recipe / "runs" / "tiny" / "checkpoints")
+    done = evenstep("resume", "runs/tiny")
+    assert done.code == 0, done.err
+    assert "nothing saved yet: from the beginning" in done.out
+
+
+def test_a_damaged_checkpoint_is_passed_over(evenstep: Run, recipe: Path) -> None:
+    evenstep("train", "run.toml")
+    newest = recipe / "runs" / "tiny" / "checkpoints" / "step-00000006" / "model.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-1] + b"!")
+    done = evenstep("resume", "runs/tiny")
+    assert done.code == 0, done.err
+    assert "resume      runs/tiny/checkpoints/step-00000004" in done.out
+
+
+@pytest.mark.parametrize("path", ["runs/none", ".", "runs/tiny/checkpoints"])
+def test_a_folder_that_is_no_run_is_said_so(evenstep: Run, path: str) -> None:
+    evenstep("train", "run.toml")
+    done = evenstep("resume", path)
+    assert done.code == 1
+    assert f"{path} must be the folder of a run" in done.err

@@ -1,0 +1,32 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from evenstep.cli.screen import Screen
+
+
+def test_text_goes_through_while_there_is_a_reader() -> None:
+    reader, writer = os.pipe()
+    with os.fdopen(reader) as read, os.fdopen(writer, "w") as stream:
+        screen = Screen(stream)
+        print("update 1", file=screen, flush=True)
+        assert read.readline() == "update 1\n"
+        assert (screen.fileno(), screen.isatty(), screen.encoding) == (stream.fileno(), False, stream.encoding)
+
+
+def test_nothing_is_raised_when_the_reader_has_gone() -> None:
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "w") as stream:
+        os.close(reader)
+        screen = Screen(stream)
+        for number in range(3):
+            print(f"update {number}", file=screen, flush=True)
+
+
+def test_an_error_of_a_file_counts() -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("this system has no device that is always full")
+    with pytest.raises(OSError, match="No space left"), full.open("w") as stream:
+        print("update 1", file=Screen(stream), flush=True)

@@ -1,0 +1,104 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from evenstep.checkpoint import read_checkpoint
+from evenstep.cli.signals import Terminated, ending, stopping
+
+
+def test_handlers_are_given_back_and_the_first_signal_asks_to_stop() -> None:
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    reasons: list[str] = []
+    with stopping(reasons.append) as caught:
+        assert caught.number is None
+        signal.raise_signal(signal.SIGTERM)
+        assert caught.number is signal.SIGTERM
+    assert reasons == ["SIGTERM"]
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+def test_a_second_ctrl_c_leaves_at_once() -> None:
+    reasons: list[str] = []
+    with pytest.raises(KeyboardInterrupt), stopping(reasons.append):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+    assert reasons == ["SIGINT"]
+
+
+def test_before_training_sigterm_ends_the_command() -> None:
+    with pytest.raises(Terminated), ending():
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+@contextmanager
+def training(recipe: Path, *settings: str) -> Generator[subprocess.Popen[str]]:
+    """A process that trains for long, given when its first metrics are out."""
+    arguments = [sys.executable, "-m", "evenstep", "train", "run.toml", "--model.target", "parts.py:Slow"]
+    process = subprocess.Popen(
+        [*arguments, "--train.updates", "100000", "--log.every_updates", "1", *settings],
+        cwd=recipe,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    try:
+        assert any(line.startswith("update 3/") for line in process.stdout)
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def test_sigterm_saves_and_asks_to_be_run_again(recipe: Path) -> None:
+    with training(recipe, "--checkpoint.every_updates", "none") as process:
+        process.terminate()
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 75, err
+    status = json.loads((recipe / "runs" / "tiny" / "status.json").read_text())
+    assert (status["state"], status["reason"]) == ("stopped", "SIGTERM")
+    assert read_checkpoint(recipe / "runs" / "tiny").update == status["update"]
+
+
+def test_sigterm_to_the_data_workers_too_loses_nothing(recipe: Path) -> None:
+    with training(recipe, "--data.num_workers", "1", "--checkpoint.every_updates", "none") as process:
+        os.killpg(process.pid, signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 75, err
+    status = json.loads((recipe / "runs" / "tiny" / "status.json").read_text())
+    assert read_checkpoint(recipe / "runs" / "tiny").update == status["update"] >= 3
+
+
+def test_ctrl_c_saves_and_a_second_one_leaves_at_once_with_what_was_saved(recipe: Path) -> None:
+    with training(recipe) as process:
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Ctrl-C again leaves at once" in err
+    saved = read_checkpoint(recipe / "runs" / "tiny").update
+
+    stuck = "parts.py:Stuck"
+    parts = (recipe / "parts.py").read_text()
+    (recipe / "parts.py").write_text(f"{parts}\nclass Stuck(Net):\n    def forward(self, x):\n        time.sleep(99)\n")
+    arguments = [sys.executable, "-m", "evenstep", "train", "run.toml", "--name", "stuck", "--model.target", stuck]
+    resumed = [*arguments, "--resume", "runs/tiny", "--train.updates", "100000"]
+    with subprocess.Popen(resumed, cwd=recipe, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert any(line.startswith("resuming ") for line in process.stdout)
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        assert any("stopping after this update" in line for line in process.stderr)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert read_checkpoint(recipe / "runs" / "tiny").update == saved

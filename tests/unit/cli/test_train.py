@@ -1,0 +1,197 @@
+import json
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenstep.checkpoint import read_checkpoint
+
+Run = Callable[..., Any]
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_run_says_what_it_will_do_and_where_it_is(evenstep: Run) -> None:
+    done = evenstep("train", "run.toml")
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    assert lines[:5] == [
+        "run folder  runs/tiny",
+        "model       Net, 17 parameters, on cpu",
+        "data        train 40 samples, valid 16 samples",
+        "update      8 samples = 3 micro-batches of at most 3",
+        "run         6 updates (1.2 epochs of 5 updates), precision 32-true, seed 42",
+    ]
+    assert lines[-2:] == ["run folder  runs/tiny", "report      runs/tiny/report.html"]
+
+
+def test_a_run_folder_holds_all_that_there_is_to_know(evenstep: Run, recipe: Path) -> None:
+    assert evenstep("train", "run.toml", "--seed", "7").code == 0
+    folder = recipe / "runs" / "tiny"
+    names = {path.name for path in folder.iterdir()}
+    assert names == {
+        *("config.toml", "environment.json", "metrics.jsonl", "status.json", "report.html"),
+        *("checkpoints", "latest", "recipe"),
+    }
+    saved = tomllib.loads((folder / "config.toml").read_text())
+    assert (saved["seed"], saved["recipe"], saved["data"]["timeout_s"]) == (7, "recipe", 300.0)
+    assert (folder / "recipe" / "parts.py").read_text() == (recipe / "parts.py").read_text()
+    assert json.loads((folder / "status.json").read_text())["state"] == "done"
+    environment = json.loads((folder / "environment.json").read_text())
+    assert environment["torch"].startswith("2.")
+    updates = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["update"] for line in updates if "train/loss" in line] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_folder_that_exists_is_left_as_it_is(evenstep: Run, recipe: Path) -> None:
+    evenstep("train", "run.toml")
+    before = tree(recipe / "runs")
+    done = evenstep("train", "run.toml", "--seed", "1")
+    assert done.code == 1
+    assert "`evenstep resume runs/tiny`" in done.err
+    assert "`--name ANOTHER`" in done.err
+    assert "delete the folder" in done.err
+    assert tree(recipe / "runs") == before
+
+
+def test_resume_auto_starts_where_there_is_nothing_and_goes_on_where_there_is(evenstep: Run, recipe: Path) -> None:
+    first = evenstep("train", "run.toml", "--resume", "auto", "--train.updates", "4", "--lr_schedule.kind", "constant")
+    again = evenstep("train", "run.toml", "--resume", "auto", "--lr_schedule.kind", "constant")
+    assert (first.code, again.code) == (0, 0)
+    assert "from the beginning" in first.out
+    assert "resume      runs/tiny/checkpoints/step-00000004" in again.out
+    assert read_checkpoint(recipe / "runs" / "tiny").update == 6
+
+
+def test_a_new_run_can_begin_from_a_checkpoint_of_another(evenstep: Run, recipe: Path) -> None:
+    evenstep("train", "run.toml", "--train.updates", "4")
+    done = evenstep("train", "run.toml", "--name", "next", "--resume", "runs/tiny")
+    assert done.code == 0, done.err
+    assert read_checkpoint(recipe / "runs" / "next").update == 6
+    assert read_checkpoint(recipe / "runs" / "tiny").update == 4
+
+
+def test_a_saved_configuration_trains_the_same_run_again(evenstep: Run, recipe: Path) -> None:
+    evenstep("train", "run.toml")
+    (recipe / "parts.py").unlink()
+    assert evenstep("train", "runs/tiny/config.toml", "--name", "again").code == 0
+    one, two = (read_checkpoint(recipe / "runs" / name).state["model"] for name in ("tiny", "again"))
+    assert isinstance(one, dict)
+    assert isinstance(two, dict)
+    assert all(bool((one[name] == two[name]).all()) for name in one)
+
+
+def test_a_stream_is_trained_on_and_resumed(evenstep: Run) -> None:
+    target = ["--data.train.target", "wrong.py:Counted"]
+    assert evenstep("train", "run.toml", *target, "--train.updates", "3").code == 0
+    assert evenstep("resume", "runs/tiny", "--train.updates", "6").code == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "says"),
+    [
+        (["--model.target", "wrong.py:frozen"], 1, "nothing to train: all of its 4 parameters are frozen"),
+        (["--model.target", "wrong.py:no_model"], 1, "`model.target` must give a subclass of `Module`"),
+        (["--model.target", "wrong.py:raising"], 1, "ValueError: no such file: weights.pt (raised at"),
+        (["--data.train.target", "wrong.py:empty"], 1, "must hold at least one sample"),
+        (["--data.train.target", "wrong.py:wide"], 1, "shapes cannot be multiplied"),
+        (["--data.train.target", "wrong.py:Stream"], 1, "can't say where it is"),
+        (
+            ["--data.train.target", "wrong.py:Counted", "--data.num_workers", "1"],
+            2,
+            "`data.num_workers` is for datasets",
+        ),
+        (["--data.global_batch_size", "none", "--data.global_batch_tokens", "9"], 2, "give it `lengths`"),
+        (["--task.target", "wrong.py:NotFinite"], 1, "its gradient is not finite"),
+        (["--task.target", "wrong.py:NoLoss"], 1, "`NoLoss.loss` must give a 0-dim tensor"),
+        (["--hooks", '[{target = "wrong.py:Misspelt"}]'], 1, "did you mean `after_update`?"),
+        (["--device", "cuda:77"], 1, "`device` must be"),
+        (["--checkpoint.best.metric", "valid/los"], 1, "has no such metric; did you mean `valid/loss`?"),
+    ],
+)
+def test_what_goes_wrong_is_one_paragraph_and_leaves_no_folder(
+    evenstep: Run, recipe: Path, settings: list[str], code: int, says: str
+) -> None:
+    # nothing may be kept by then, so the evaluation that finds a wrong metric is after the first update
+    done = evenstep("train", "run.toml", "--log.writers", '["jsonl"]', *settings)
+    assert done.code == code
+    assert says in done.err
+    assert len(done.err.splitlines()) == 1
+    assert done.err.startswith("evenstep: ")
+    if "--checkpoint.best.metric" not in settings:
+        assert not (recipe / "runs" / "tiny").exists()
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_a_sample_that_raises_is_named_and_what_was_saved_stays(evenstep: Run, recipe: Path, workers: str) -> None:
+    settings = ["--data.train.target", "wrong.py:Broken", "--data.num_workers", workers]
+    done = evenstep("train", "run.toml", *settings, "--checkpoint.every_updates", "1")
+    assert done.code == 1
+    assert len(done.err.splitlines()) == 1
+    assert "sample 13 of the dataset raised OSError: 13.png is broken" in done.err
+    folder = recipe / "runs" / "tiny"
+    if (folder / "checkpoints").is_dir():
+        assert "`evenstep resume runs/tiny` goes on from there" in done.err
+    assert not (recipe / "runs" / "tiny" / ".recipe.new").exists()
+
+
+def test_a_failure_later_in_the_run_says_how_to_go_on(evenstep: Run, recipe: Path) -> None:
+    done = evenstep("train", "run.toml", "--hooks", '[{target = "wrong.py:Fails", args = {at = 5}}]')
+    assert done.code == 1
+    assert "RuntimeError: the hook has had enough" in done.err
+    assert "wrong.py" in done.err
+    assert "saved up to step-00000004: `evenstep resume runs/tiny` goes on from there" in done.err
+    assert json.loads((recipe / "runs" / "tiny" / "status.json").read_text())["state"] == "failed"
+
+
+def test_traceback_shows_the_whole_way(evenstep: Run) -> None:
+    settings = ["--model.target", "wrong.py:raising"]
+    assert "Traceback" not in evenstep("train", "run.toml", *settings).err
+    assert "in deeper" in evenstep("train", "run.toml", "--traceback", *settings).err
+
+
+def test_a_relative_path_among_the_arguments_is_relative_to_the_run_file(evenstep: Run, recipe: Path) -> None:
+    (recipe / "data.py").write_text(
+        "from pathlib import Path\nfrom parts import pairs\n"
+        "def read(path: Path):\n    return pairs(int(path.read_text()))\n"
+    )
+    (recipe / "count.txt").write_text("24")
+    data = '{ target = "data.py:read", args = { path = "count.txt" } }'
+    done = evenstep("train", "run.toml", "--data.train", data)
+    assert done.code == 0, done.err
+    assert "train 24 samples" in done.out
+    saved = tomllib.loads((recipe / "runs" / "tiny" / "config.toml").read_text())
+    assert saved["data"]["train"]["args"]["path"] == str(recipe / "count.txt")
+
+
+def test_a_date_among_the_arguments_is_kept_as_one(evenstep: Run, recipe: Path) -> None:
+    (recipe / "dated.py").write_text("from parts import Net\ndef net(since=None):\n    return Net()\n")
+    model = '{ target = "dated.py:net", args = { since = 2024-02-29 } }'
+    assert evenstep("train", "run.toml", "--model", model).code == 0
+    assert "since = 2024-02-29" in (recipe / "runs" / "tiny" / "config.toml").read_text()
+
+
+def test_the_run_outlives_its_reader(recipe: Path) -> None:
+    command = f"{sys.executable} -m evenstep train run.toml | head -n 1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "run folder  runs/tiny\n", "")
+    assert read_checkpoint(recipe / "runs" / "tiny").update == 6
+
+
+def test_a_recipe_in_several_folders_is_copied_as_it_is_used(evenstep: Run, recipe: Path) -> None:
+    (recipe / "nets").mkdir()
+    (recipe / "nets" / "later.py").write_text("size = 3\n")
+    (recipe / "nets" / "net.py").write_text("from parts import Net\n")
+    (recipe / "other").mkdir()
+    (recipe / "other" / "unused.py").write_text("")
+    assert evenstep("train", "run.toml", "--model.target", "nets/net.py:Net").code == 0
+    copied = recipe / "runs" / "tiny" / "recipe"
+    files = {str(path.relative_to(copied)) for path in copied.rglob("*") if path.is_file()}
+    assert files == {"parts.py", "wrong.py", "nets/net.py", "nets/later.py"}
+    assert evenstep("resume", "runs/tiny").code == 0

@@ -1,0 +1,77 @@
+from collections.abc import Callable
+
+import pytest
+
+Faults = Callable[..., list[str]]
+VALID = '\n[data.evaluations.valid]\ntarget = "parts.py:samples"\n'
+
+
+@pytest.mark.parametrize(
+    ("arguments", "added", "begins"),
+    [
+        (["--train.epochs", "3"], "", "`train.updates` and `train.epochs`: one of the two must be given, but both are"),
+        (
+            ["--train.updates", "none"],
+            "",
+            "`train.updates` and `train.epochs`: one of the two must be given, but neither",
+        ),
+        (["--data.global_batch_tokens", "9"], "", "`data.global_batch_size` and `data.global_batch_tokens`: one"),
+        (["--data.global_batch_size", "none"], "", "`data.global_batch_size` and `data.global_batch_tokens`: one"),
+        (["--optimizer.target", "parts.py:optimizer"], "", "`optimizer.name` and `optimizer.target`: one of the two"),
+        (
+            ["--data.micro_batch_size", "9"],
+            "",
+            "`data.micro_batch_size` must be at most the `data.global_batch_size` of 8",
+        ),
+        (["--data.oversized", "skip"], "", "`data.oversized` is for batches by tokens"),
+        (["--data.curriculum_epochs", "1", "--data.shuffle", "false"], "", "`data.curriculum_epochs` is how many"),
+        (["--evaluate.every_updates", "2"], "", "`evaluate.every_updates` is 2, but there is nothing to evaluate on"),
+        (["--evaluate.every_epochs", "2"], "", "`evaluate.every_epochs` is 2, but there is nothing to evaluate on"),
+        (["--checkpoint.best.metric", "valid/loss"], "", "`checkpoint.best.metric` must be a metric of an evaluation"),
+        (["--checkpoint.best.metric", "vald/loss"], VALID, "`checkpoint.best.metric` must be a metric"),
+        (["--early_stop.metric", "valid/loss"], VALID, "`early_stop` needs evaluations during the run"),
+        (["--lr_schedule.warmup_updates", "11"], "", "`lr_schedule.warmup_updates` must be at most the 10 updates"),
+        (
+            ["--lr_schedule", '{kind = "wsd", warmup_updates = 6, decay_updates = 5}'],
+            "",
+            "`lr_schedule.warmup_updates` plus `lr_schedule.decay_updates` must be at most the 10 updates",
+        ),
+        (
+            ["--loss_scale.floor", "1"],
+            "",
+            '`loss_scale` is for precision "16-mixed", but `train.precision` is "32-true"',
+        ),
+        (
+            ["--loss_scale", "{floor = 9, initial = 8}", "--train.precision", "16-mixed"],
+            "",
+            "`loss_scale.floor` must be at most the `loss_scale.initial` of 8, but is 9",
+        ),
+        (["--ema.start_update", "10"], "", "`ema.start_update` must be below the 10 updates"),
+        (["--log.writers", '["csv", "csv"]'], "", '`log.writers` has "csv" more than once'),
+        (["--resume", "atuo"], "", '`resume` must be "never", "auto", or the folder of a run or a checkpoint'),
+        ([], VALID.replace("valid", "train"), "`data.evaluations.train` must have a name"),
+        (["--name", "a/b"], "", "`name` (set by --name) must begin with a letter or digit"),
+        (["--device", "gpu"], "", "`device` (set by --device) must be auto, cpu, mps, cuda or cuda:N"),
+        (["--optimizer.lr", "nan"], "", "`optimizer.lr` (set by --optimizer.lr) must be finite"),
+        (["--ema.decay", "1"], "", "`ema.decay` (set by --ema.decay) must be less than 1, but is 1."),
+        (["--train", "3"], "", "`train` (set by --train) must be a table, but is 3."),
+        (["--data.shuffle", "1"], "", "`data.shuffle` (set by --data.shuffle) must be true or false, but is 1."),
+        (["--lr_schedule.kind", "cosin"], "", '`lr_schedule` (set by --lr_schedule.kind) must be "constant", "linear"'),
+    ],
+)
+def test_what_cannot_be_is_one_fault(faults: Faults, arguments: list[str], added: str, begins: str) -> None:
+    found = faults(*arguments, added=added)
+    assert len(found) == 1, found
+    assert found[0].startswith(begins)
+
+
+def test_what_fits_together_is_no_fault(faults: Faults) -> None:
+    arguments = ["--evaluate.every_updates", "2", "--checkpoint.best.metric", "valid/loss"]
+    more = ["--early_stop.metric", "valid/accuracy", "--lr_schedule.warmup_updates", "10", "--ema.start_update", "9"]
+    scale = ["--train.precision", "16-mixed", "--loss_scale.initial", "1024"]
+    assert faults(*arguments, *more, *scale, added=VALID) == []
+
+
+def test_a_metric_of_a_misspelt_evaluation_names_the_right_one(faults: Faults) -> None:
+    (fault,) = faults("--checkpoint.best.metric", "vald/accuracy", added=VALID)
+    assert fault.endswith("did you mean `valid/accuracy`?")

@@ -1,0 +1,229 @@
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from evenstep.config.keys import all_keys
+from evenstep.config.load import FILLINGS, Run, open_run
+from evenstep.config.schema import Config
+from evenstep.config.section import Section
+from evenstep.config.sources import from_arguments, from_environment
+from evenstep.config.toml import dumps
+from evenstep.errors import ConfigError
+
+Faults = Callable[..., list[str]]
+
+
+def read(recipe: Path, *arguments: str, environ: dict[str, str] | None = None) -> Run:
+    with open_run(recipe / "run.toml", [*from_environment(environ or {}), *from_arguments(arguments)]) as run:
+        return run
+
+
+def test_the_command_line_is_over_the_environment_is_over_the_file(recipe: Path) -> None:
+    environ = {"EVENSTEP_TRAIN__UPDATES": "20", "EVENSTEP_OPTIMIZER__LR": "0.2"}
+    train = read(recipe, "--train.updates", "30", environ=environ).config
+    assert (train.train.updates, train.optimizer.lr, train.data.global_batch_size) == (30, 0.2, 8)
+
+
+def test_a_value_is_read_as_toml_or_else_as_text(recipe: Path) -> None:
+    config = read(recipe, "--log.writers", '["csv"]', "--data.shuffle=false", "--device", "cuda:1").config
+    assert (config.log.writers, config.data.shuffle, config.device) == (("csv",), False, "cuda:1")
+
+
+def test_text_that_looks_like_a_number_is_text_where_text_is_wanted(recipe: Path) -> None:
+    assert read(recipe, "--name", "2024").config.name == "2024"
+
+
+def test_a_value_cannot_smuggle_in_another_key(recipe: Path) -> None:
+    with pytest.raises(ConfigError, match=r"`train\.updates` .* must be a whole number"):
+        read(recipe, "--train.updates", "3\nepochs = 4")
+
+
+def test_none_takes_a_key_away(recipe: Path) -> None:
+    config = read(recipe, "--train.updates", "none", "--train.epochs", "2").config
+    assert (config.train.updates, config.train.epochs) == (None, 2)
+
+
+def test_all_faults_are_reported_at_once_each_with_its_key_and_what_is_allowed(faults: Faults) -> None:
+    found = faults(
+        *("--seed", "x", "--data.global_batch_size", "0", "--train.clipnorm", "5", "--model.args.layrs", "3"),
+        *("--optimizer.name", "adamw", "--train.epochs", "10", "--data.oversized", "skp"),
+        environ={"EVENSTEP_DATA__SHUFLE": "true"},
+    )
+    assert found == [
+        '`seed` (set by --seed) must be a whole number, but is "x".',
+        "`data.global_batch_size` (set by --data.global_batch_size) must be at least 1, but is 0.",
+        '`data.oversized` (set by --data.oversized) must be "error" or "skip", but is "skp"; did you mean "skip"?',
+        "`data.shufle` (set by EVENSTEP_DATA__SHUFLE) is not a key; did you mean `data.shuffle`?",
+        "`train.clipnorm` (set by --train.clipnorm) is not a key; did you mean `train.clip_norm`?",
+        "`train.updates` and `train.epochs`: one of the two must be given, but both are; leave one out.",
+        "`model.args.layrs` is not an argument of `Model`; did you mean `model.args.layers`?",
+        '`optimizer.name` must be a class of torch.optim, but is "adamw"; did you mean AdamW?',
+    ]
+
+
+def test_what_only_follows_from_a_fault_is_not_said(faults: Faults) -> None:
+    assert faults("--train.updates", "-1") == [
+        "`train.updates` (set by --train.updates) must be at least 1, but is -1."
+    ]
+    assert faults("--train.updates", "none", "--train.updats", "5") == [
+        "`train.updats` (set by --train.updats) is not a key; did you mean `train.updates`?"
+    ]
+
+
+def test_a_missing_table_hides_nothing_else(faults: Faults) -> None:
+    found = faults("--model", "none", "--optimizer.lr", "none", "--optimizer.name", "SDG", "--data.train", "none")
+    assert [fault.split(" ")[0] for fault in found] == [
+        "`model`",
+        "`data.train`",
+        "`optimizer.lr`",
+        "`optimizer.name`",
+    ]
+
+
+def test_a_missing_key_says_what_it_is(faults: Faults) -> None:
+    assert faults("--optimizer.lr", "none") == [
+        "`optimizer.lr` is missing; set it: Learning rate, which the LR schedule multiplies."
+    ]
+
+
+def test_every_required_key_has_something_to_stand_in_for_it_while_the_rest_is_checked() -> None:
+    def required(section: type[Section]) -> set[str]:
+        return {name for name, field in section.model_fields.items() if field.is_required()}
+
+    sections = [Config]
+    for section in sections:
+        sections += [inner for inner in section_types(section) if inner not in sections]
+    tables = {"model", "task", "data", "train", "optimizer"}
+    assert set().union(*map(required, sections)) - tables == FILLINGS.keys()
+
+
+def section_types(section: type[Section]) -> list[type[Section]]:
+    from typing import get_args
+
+    def inner(annotation: object) -> list[type[Section]]:
+        if isinstance(annotation, type) and issubclass(annotation, Section):
+            return [annotation]
+        return [found for argument in get_args(annotation) for found in inner(argument)]
+
+    return [found for field in section.model_fields.values() for found in inner(field.annotation)]
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("--train.updats", "train.updates"),
+        ("--updates", "train.updates"),
+        ("--train.lr", "optimizer.lr"),
+        ("--lr_schedule.kin", "lr_schedule.kind"),
+        ("--data.trian.target", "data.train"),
+        ("--data.train.arg", "data.train.args"),
+    ],
+)
+def test_an_unknown_key_fails_and_the_nearest_is_named(faults: Faults, given: str, meant: str) -> None:
+    (fault,) = faults(given, "1")
+    assert f"did you mean `{meant}`?" in fault
+
+
+def test_an_unknown_environment_variable_of_ours_fails(faults: Faults) -> None:
+    assert faults(environ={"EVENSTEP_SED": "1", "OTHER": "2"}) == [
+        "`sed` (set by EVENSTEP_SED) is not a key; did you mean `seed`?"
+    ]
+
+
+def test_a_key_of_another_kind_of_lr_schedule_fails(faults: Faults) -> None:
+    (fault,) = faults("--lr_schedule.kind", "constant", "--lr_schedule.end_factor", "0.5")
+    assert fault.startswith(
+        '`lr_schedule.end_factor` (set by --lr_schedule.end_factor) is not a key of kind "constant"'
+    )
+
+
+def test_a_setting_below_a_plain_value_fails(faults: Faults) -> None:
+    assert faults("--name.high", "1") == ["`name.high` can't be set (by --name.high): `name` is not a table."]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"name = ", r"is not TOML: .*line 1"),
+        (b'name = "a"\nname = "b"\n', r"is not TOML: .*line 2"),
+        (b'name = "a"\n# \xff\n', r"is not a text file in UTF-8: line 2"),
+    ],
+)
+def test_a_file_that_is_not_toml_is_one_fault_with_its_line(tmp_path: Path, content: bytes, says: str) -> None:
+    (tmp_path / "run.toml").write_bytes(content)
+    with pytest.raises(ConfigError, match=says) as caught, open_run(tmp_path / "run.toml"):
+        pass
+    assert len(caught.value.faults) == 1
+
+
+def test_a_file_that_is_not_there_or_a_folder_is_one_fault(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no file"), open_run(tmp_path / "run.toml"):
+        pass
+    with pytest.raises(ConfigError, match="is a folder"), open_run(tmp_path):
+        pass
+
+
+def test_the_resolved_configuration_reads_back_as_itself(recipe: Path) -> None:
+    run = read(recipe, "--data.train.args.path", "a.txt", "--lr_schedule.kind", "cosine", "--hooks", "[]")
+    again = recipe / "saved"
+    (again / "recipe").mkdir(parents=True)
+    (again / "recipe" / "parts.py").write_text((recipe / "parts.py").read_text())
+    (again / "run.toml").write_text(dumps(run.resolved()))
+    assert read(again).resolved() == run.resolved() == tomllib.loads(dumps(run.resolved()))
+    assert read(again).config.data.train.args == {"path": str(recipe / "a.txt")}
+
+
+def test_the_recipe_is_importable_only_while_the_run_is_open(recipe: Path) -> None:
+    with open_run(recipe / "run.toml") as run:
+        assert "parts" in sys.modules
+        assert run.calls["model"].function.__name__ == "Model"
+    assert "parts" not in sys.modules
+    assert str(recipe) not in sys.path
+    assert not (recipe / "__pycache__").exists()
+
+
+def test_the_recipe_may_be_in_another_folder(recipe: Path) -> None:
+    (recipe / "runs").mkdir()
+    text = (recipe / "run.toml").read_text()
+    (recipe / "runs" / "run.toml").write_text(f'recipe = ".."\n{text}')
+    assert read(recipe / "runs").recipe == recipe
+    with pytest.raises(ConfigError, match=r"`recipe` must be a folder"):
+        read(recipe, "--recipe", "none_such")
+
+
+def test_every_key_of_the_schema_is_reached_by_walking_it() -> None:
+    keys = set(all_keys())
+    assert {"checkpoint.best.metric", "lr_schedule.decay_updates", "data.evaluations.NAME.args"} <= keys
+
+
+KEYS = st.sampled_from([*sorted({part for key in all_keys() for part in key.split(".")}), "3", "0", "odd", ""])
+VALUES = st.recursive(
+    st.sampled_from([0, -1, 3, 0.5, True, "x", "cosine", "parts.py:Model", "parts.py:none", float("nan")]),
+    lambda inner: st.lists(inner, max_size=12) | st.dictionaries(KEYS, inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.sampled_from([key.split(".") for key in all_keys()]), VALUES), min_size=1, max_size=6))
+def test_whatever_is_written_gives_a_run_or_faults(recipe: Path, changes: list[tuple[list[str], Any]]) -> None:
+    tree: Any = tomllib.loads((recipe / "run.toml").read_text())
+    for path, value in changes:
+        table = tree
+        for key in path[:-1]:
+            table = table.setdefault(key, {}) if isinstance(table, dict) else {}
+        if isinstance(table, dict):
+            table[path[-1]] = value
+    (recipe / "any.toml").write_text(dumps(tree))
+    try:
+        with open_run(recipe / "any.toml") as run:
+            assert run.calls["model"]
+    except ConfigError as error:
+        assert error.faults
+        assert all(fault.startswith("`") and fault.endswith((".", "?")) for fault in error.faults)

@@ -1,0 +1,95 @@
+import dataclasses
+import inspect
+from collections.abc import Iterator
+from typing import get_args
+
+import pytest
+
+from evenstep.config import schema_lr
+from evenstep.config.schema import Config, Ema, LossScale
+from evenstep.config.schema_lr import AnySchedule, Schedule
+from evenstep.config.section import Section
+from evenstep.optim import ema, schedules
+from evenstep.precision import Fp16Mixed
+
+
+def sections(section: type[Section]) -> Iterator[type[Section]]:
+    yield section
+    for field in section.model_fields.values():
+        yield from (found for inner in types_in(field.annotation) for found in sections(inner))
+
+
+def types_in(annotation: object) -> Iterator[type[Section]]:
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from types_in(argument)
+
+
+def test_every_key_is_documented_in_a_sentence() -> None:
+    undocumented = [
+        f"{section.__name__}.{name}"
+        for section in sections(Config)
+        for name, field in section.model_fields.items()
+        if not field.description or not field.description.endswith(".")
+    ]
+    assert undocumented == []
+
+
+def test_the_public_keys_are_these() -> None:
+    schema = Config.model_json_schema()
+    assert sorted(schema["properties"]) == [
+        *("checkpoint", "data", "device", "early_stop", "ema", "evaluate", "hooks", "log", "loss_scale", "lr_schedule"),
+        *("model", "name", "optimizer", "recipe", "resume", "runs", "seed", "task", "threads", "train"),
+    ]
+    assert schema["required"] == ["name", "model", "task", "data", "train", "optimizer"]
+    definitions = {name: sorted(table["properties"]) for name, table in schema["$defs"].items()}
+    assert definitions == PUBLIC_KEYS
+
+
+PUBLIC_KEYS = {
+    "Best": ["metric", "mode"],
+    "Checkpoint": ["best", "every_epochs", "every_minutes", "every_updates", "keep_last"],
+    "Constant": ["kind", "warmup_updates"],
+    "Cosine": ["end_factor", "kind", "warmup_updates"],
+    "Data": [
+        *("batch_size_multiple", "collate", "curriculum_epochs", "evaluations", "global_batch_size"),
+        *("global_batch_tokens", "length_window", "micro_batch_size", "micro_batch_tokens", "num_workers"),
+        *("oversized", "prefetch_batches", "shuffle", "timeout_s", "train"),
+    ],
+    "EarlyStop": ["metric", "min_delta", "mode", "patience_evaluations"],
+    "Ema": ["decay", "every_updates", "start_update"],
+    "Evaluate": ["every_epochs", "every_updates"],
+    "Evaluation": ["args", "micro_batch_size", "target"],
+    "InverseSqrt": ["kind", "warmup_updates"],
+    "Linear": ["end_factor", "kind", "warmup_updates"],
+    "Log": ["every_updates", "writers"],
+    "LossScale": ["floor", "growth_updates", "initial", "tolerance"],
+    "Optimizer": ["args", "lr", "name", "target"],
+    "Polynomial": ["end_factor", "kind", "power", "warmup_updates"],
+    "Target": ["args", "target"],
+    "Train": ["clip_norm", "epochs", "on_non_finite", "precision", "settle_every_updates", "updates"],
+    "Wsd": ["decay_updates", "end_factor", "kind", "shape", "warmup_updates"],
+}
+
+
+def test_a_configuration_cannot_be_changed() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        setattr(schema_lr.Cosine(), "end_factor", 0.5)  # noqa: B010 - the point is that it fails at run time
+
+
+@pytest.mark.parametrize("section", get_args(AnySchedule))
+def test_an_lr_schedule_has_the_fields_and_defaults_of_its_namesake(section: type[Schedule]) -> None:
+    namesake = getattr(schedules, section.__name__)
+    assert dataclasses.is_dataclass(namesake)
+    there = {field.name: field.default for field in dataclasses.fields(namesake)}
+    here = {name: field.default for name, field in section.model_fields.items() if name != "kind"}
+    assert here.keys() == there.keys()
+    for name, default in here.items():
+        assert default == there[name] or section.model_fields[name].is_required()
+
+
+def test_ema_and_loss_scale_have_the_defaults_of_their_namesakes() -> None:
+    for section, namesake in ((Ema, ema.Ema), (LossScale, Fp16Mixed)):
+        there = {name: p.default for name, p in inspect.signature(namesake).parameters.items()}
+        assert {name: field.default for name, field in section.model_fields.items()} == there

@@ -1,0 +1,132 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from evenstep.config.load import open_run
+from evenstep.config.sources import from_arguments
+
+Faults = Callable[..., list[str]]
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ("parts.py:Modle", '`model.target` is "parts.py:Modle", but parts.py has no `Modle`; did you mean `Model`?'),
+        ("part.py:Model", "has none; did you mean parts.py?"),
+        ("../parts.py:Model", "which is not in the recipe's folder"),
+        ("parts.py:number", 'must name a class or function, but "parts.py:number" is 3.'),
+        ("no_such.module:Model", "can't be imported: no_such.module raises ModuleNotFoundError: No module named"),
+        ("collections:OrderedDcit", "did you mean `OrderedDict`?"),
+    ],
+)
+def test_a_target_that_cannot_be_found_says_why(faults: Faults, target: str, says: str) -> None:
+    found = faults("--model.target", target)
+    assert len(found) == 1
+    assert says in found[0]
+
+
+def test_a_target_without_a_name_is_a_fault(faults: Faults) -> None:
+    assert faults("--model.target", "parts.py") == [
+        '`model.target` (set by --model.target) must be FILE.py:NAME or package.module:NAME, but is "parts.py".'
+    ]
+
+
+def test_a_file_that_python_cannot_read_is_a_fault_with_its_line(recipe: Path, faults: Faults) -> None:
+    (recipe / "broken.py").write_text("x = 1\ndef f(:\n")
+    (fault,) = faults("--model.target", "broken.py:f")
+    assert fault.startswith("`model.target` can't be imported: invalid syntax")
+    assert fault.endswith("line 2.")
+
+
+def test_a_file_that_raises_when_imported_is_a_fault_with_its_line(recipe: Path, faults: Faults) -> None:
+    (recipe / "raising.py").write_text("x = 1\ny = x / 0\n")
+    (fault,) = faults("--model.target", "raising.py:f")
+    assert "ZeroDivisionError: division by zero" in fault
+    assert "raising.py, line 2" in fault
+
+
+def test_a_file_that_ends_the_program_is_a_fault(recipe: Path, faults: Faults) -> None:
+    (recipe / "script.py").write_text("import sys\nsys.exit(3)\n")
+    (fault,) = faults("--model.target", "script.py:f")
+    assert "SystemExit: 3" in fault
+
+
+def test_a_link_in_the_recipe_is_a_file_of_the_recipe(
+    recipe: Path, faults: Faults, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    shared = tmp_path_factory.mktemp("shared") / "shared.py"
+    shared.write_text("class Model: ...\n")
+    (recipe / "linked.py").symlink_to(shared)
+    assert faults("--model", '{ target = "linked.py:Model" }') == []
+
+
+def test_a_file_with_the_name_of_another_module_is_a_fault(recipe: Path, faults: Faults) -> None:
+    (recipe / "json.py").write_text("class Model: ...")
+    (fault,) = faults("--model.target", "json.py:Model")
+    assert 'Python already has another module "json"; rename the file.' in fault
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "fault"),
+    [
+        ("layers", "2.5", "`model.args.layers` must be a whole number, but is 2.5."),
+        ("layers", '"2"', '`model.args.layers` must be a whole number, but is "2".'),
+        ("layers", "true", "`model.args.layers` must be a whole number, but is true."),
+        ("sizes", "[1, 0.5]", "`model.args.sizes.1` must be a whole number, but is 0.5."),
+        ("label", "0.5", "`model.args.label` must be text or a whole number, but is 0.5."),
+        ("shape", "{ width = 1, hight = 2 }", "`model.args.shape.hight` is not known; did you mean `height`?"),
+        ("shape", "{ height = 2 }", "`model.args.shape.width` is missing; set it."),
+        ("layrs", "2", "`model.args.layrs` is not an argument of `Model`; did you mean `model.args.layers`?"),
+    ],
+)
+def test_arguments_are_checked_against_the_signature(faults: Faults, key: str, value: str, fault: str) -> None:
+    assert faults(f"--model.args.{key}", value) == [fault]
+
+
+def test_a_missing_argument_is_a_fault(faults: Faults) -> None:
+    assert faults("--model.args", "{}") == ["`model.args.layers` is missing; `Model` can't be called without it."]
+
+
+def test_arguments_become_what_the_signature_says(recipe: Path) -> None:
+    args = '{ layers = 2, rate = 1, sizes = [1, 2], shape = { width = 3 }, anything = "as it is" }'
+    settings = from_arguments(["--model.args", args, "--data.train.args.path", "text/a.txt"])
+    with open_run(recipe / "run.toml", settings) as run:
+        model, data = run.calls["model"].arguments, run.calls["data.train"].arguments
+    assert model["sizes"] == (1, 2)
+    assert isinstance(model["rate"], float)
+    assert getattr(model["shape"], "width") == 3  # noqa: B009 - its class is the recipe's
+    assert model["anything"] == "as it is"
+    assert data["path"] == recipe / "text" / "a.txt"
+
+
+def test_a_function_that_takes_anything_gets_anything(faults: Faults) -> None:
+    assert faults("--model", '{ target = "parts.py:anything", args = { one = 1, two = "2" } }') == []
+
+
+def test_a_target_in_a_sub_folder_is_a_module_of_it(recipe: Path, faults: Faults) -> None:
+    (recipe / "nets").mkdir()
+    (recipe / "nets" / "blocks.py").write_text("size = 3")
+    (recipe / "nets" / "net.py").write_text("from .blocks import size\nclass Model: ...")
+    assert faults("--model", '{ target = "nets/net.py:Model" }') == []
+
+
+def test_an_optimizer_is_a_class_of_torch_or_a_target_with_lr(faults: Faults) -> None:
+    assert faults("--optimizer.args.momentum", "0.9") == []
+    assert faults("--optimizer.args.momentun", "0.9") == [
+        "`optimizer.args.momentun` is not an argument of `SGD`; did you mean `optimizer.args.momentum`?"
+    ]
+    assert faults("--optimizer.args.lr", "0.9") == [
+        "`optimizer.args.lr` is given by `optimizer.lr` already; leave it out."
+    ]
+    (fault,) = faults("--optimizer.name", "LBFGS")
+    assert fault.startswith("`optimizer.name` can't be LBFGS")
+    own = ["--optimizer.name", "none", "--optimizer.target"]
+    assert faults(*own, "parts.py:optimizer", "--optimizer.args.decay", "0.1") == []
+    assert faults(*own, "parts.py:without_lr") == ["`optimizer` needs `optimizer.lr`, but `without_lr` takes no `lr`."]
+
+
+def test_collate_is_found_as_well(faults: Faults) -> None:
+    assert faults("--data.collate", "parts.py:collate") == []
+    (fault,) = faults("--data.collate", "parts.py:colate")
+    assert fault.startswith('`data.collate` is "parts.py:colate"')
