@@ -47,7 +47,7 @@ if case == "full":
     (folder / "checkpoints").write_text("a file where a folder should be")
 result = trainer.train()
 total = float(sum(parameter.double().sum() for parameter in model.parameters()))
-print(result.update, result.outcome, result.reason, repr(total), repr(result.metrics["valid/loss"]), sep="|")
+print(result.update, result.outcome, result.reason, repr(total), repr(result.metrics.get("valid/loss")), sep="|")
 group.close()
 """
 

@@ -2,5 +2,14 @@
 
 from evenstep.build.hooks import build_hooks, build_writers
 from evenstep.build.parts import Parts, build_parts
+from evenstep.build.ranks import build_strategy, joined, rank_device
 
-__all__ = ["Parts", "build_hooks", "build_parts", "build_writers"]
+__all__ = [
+    "Parts",
+    "build_hooks",
+    "build_parts",
+    "build_strategy",
+    "build_writers",
+    "joined",
+    "rank_device",
+]

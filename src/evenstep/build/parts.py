@@ -16,6 +16,7 @@ from torch import nn
 
 from evenstep.build.data import build_data, build_evaluation
 from evenstep.build.optimizer import build_optimizer
+from evenstep.build.ranks import rank_device
 from evenstep.build.tables import FAILURE_POLICIES, LR_SCHEDULES, PRECISIONS
 from evenstep.config.load import Run
 from evenstep.config.schema import Config
@@ -77,7 +78,7 @@ class Parts:
             updates=config.train.updates,
             epochs=config.train.epochs,
             seed=config.seed,
-            device=config.device,
+            device=rank_device(config),
             precision=build_precision(config),
             lr_schedule=LR_SCHEDULES[config.lr_schedule.kind](**config.lr_schedule.model_dump(exclude={"kind"})),
             clip_norm=config.train.clip_norm,

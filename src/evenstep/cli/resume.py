@@ -8,7 +8,9 @@ import os
 from pathlib import Path
 from typing import Any, cast
 
+from evenstep.build import joined
 from evenstep.cli.folder import find_config
+from evenstep.cli.launch import is_rank, launch
 from evenstep.cli.training import train_in
 from evenstep.config.load import open_run
 from evenstep.config.schema import Config
@@ -17,6 +19,7 @@ from evenstep.errors import ConfigError
 
 SAFE = (
     *("train.updates", "train.epochs", "evaluate", "checkpoint", "early_stop", "log", "device", "threads"),
+    *("parallel", "launch", "data.micro_batch_size", "data.micro_batch_tokens"),
     *("data.num_workers", "data.prefetch_batches", "data.timeout_s"),
 )
 
@@ -34,7 +37,10 @@ def run(path: str, settings: list[str]) -> int:
         unsafe = [key for key in changed if not any(key == safe or key.startswith(f"{safe}.") for safe in SAFE)]
         if unsafe:
             raise ConfigError([_refusal(unsafe, file)])
-        return train_in(opened, folder, "auto")
+        if opened.config.launch.ranks > 1 and not is_rank():
+            return launch(opened.config.launch.ranks, ["resume", path, *settings])
+        with joined(opened.config) as group:
+            return train_in(opened, folder, "auto", group)
 
 
 def changed_keys(before: dict[str, Any], after: dict[str, Any], outer: str = "") -> list[str]:

