@@ -8,6 +8,7 @@ differences.
 import torch
 from torch import Tensor, nn
 
+from evenstep.errors import ArgumentError
 from evenstep.parallel.group import Group
 
 _NORMS = (
@@ -32,7 +33,17 @@ def running_statistics(module: nn.Module) -> list[Tensor]:
 
 
 def synchronise(module: nn.Module, group: Group) -> None:
-    """Give every rank rank 0's parameters and buffers."""
+    """Give every rank rank 0's parameters and buffers.
+
+    Raises:
+        ArgumentError: several ranks, and a module whose gradients are sparse.
+    """
+    sparse = [name for name, part in module.named_modules() if getattr(part, "sparse", False) is True]
+    if sparse and group.ranks > 1:
+        raise ArgumentError(
+            f"on several ranks all gradients must be dense, but those of `{sparse[0]}` are sparse; build it without "
+            f"`sparse=True`, or train in one process."
+        )
     with torch.no_grad():
         group.broadcast([*module.parameters(), *module.buffers()])
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from evenstep.errors import ArgumentError
 from evenstep.parallel import Ddp, Ordered
 
 
@@ -74,6 +75,15 @@ def test_the_gradient_is_that_of_one_process_whatever_a_rank_has_used(
                 assert grads[name] is None  # an idle head's optimizer state must not move
             else:
                 torch.testing.assert_close(grads[name], value, rtol=1e-14, atol=1e-14)
+
+
+@pytest.mark.parametrize("strategy", [Ddp, Ordered])
+def test_sparse_gradients_are_refused_on_several_ranks(on_ranks: Callable[..., list[Any]], strategy: Any) -> None:
+    def act(group: Any) -> None:
+        with pytest.raises(ArgumentError, match="those of `0` are sparse"):
+            strategy(group).wrap(nn.Sequential(nn.Embedding(3, 2, sparse=True)))
+
+    on_ranks(2, act)
 
 
 def test_all_ranks_say_the_same_in_the_same_order(on_ranks: Callable[..., list[Any]]) -> None:
