@@ -11,7 +11,7 @@ import pytest
 import safetensors.torch
 import torch
 
-RECIPE = '''
+RECIPE = """
 import torch
 from torch import nn
 import evenstep
@@ -32,7 +32,7 @@ def model():
 def points():
     generator = torch.Generator().manual_seed(0)
     return [(torch.randn(3, generator=generator), torch.tensor(n % 3 / 2)) for n in range(40)]
-'''
+"""
 RUN = """
 name = "run"
 device = "cpu"
