@@ -39,8 +39,21 @@ def test_every_key_is_documented_in_a_sentence() -> None:
 def test_the_public_keys_are_these() -> None:
     schema = Config.model_json_schema()
     assert sorted(schema["properties"]) == [
-        *("checkpoint", "data", "device", "early_stop", "ema", "evaluate", "hooks", "log", "loss_scale", "lr_schedule"),
-        *("model", "name", "optimizer", "recipe", "resume", "runs", "seed", "task", "threads", "train"),
+        *("checkpoint", "data", "device", "early_stop", "ema", "evaluate", "hooks", "launch", "log", "loss_scale"),
+        *(
+            "lr_schedule",
+            "model",
+            "name",
+            "optimizer",
+            "parallel",
+            "recipe",
+            "resume",
+            "runs",
+            "seed",
+            "task",
+            "threads",
+            "train",
+        ),
     ]
     assert schema["required"] == ["name", "model", "task", "data", "train", "optimizer"]
     definitions = {name: sorted(table["properties"]) for name, table in schema["$defs"].items()}
@@ -48,6 +61,8 @@ def test_the_public_keys_are_these() -> None:
 
 
 PUBLIC_KEYS = {
+    "Launch": ["ranks"],
+    "Parallel": ["reduction", "strategy", "timeout_s"],
     "Best": ["metric", "mode"],
     "Checkpoint": ["best", "every_epochs", "every_minutes", "every_updates", "keep_last"],
     "Constant": ["kind", "warmup_updates"],
