@@ -11,6 +11,7 @@ invariants, which are `assert`s, nor for faults that training survives, which ar
     ├── NonFiniteError (also ArithmeticError)  a loss or gradient that is inf or NaN, or a loss scale at its floor
     ├── PlanError                          a plan that is not a complete, ordered update
     ├── CheckpointError                    a checkpoint that cannot be written, found, trusted or fitted
+    ├── ReplicaError                       ranks that should hold the same and do not
     ├── HookError                          a hook or writer that is not one
     └── MissingExtraError (also ImportError)   an optional dependency that is not installed
 """
@@ -25,6 +26,7 @@ __all__ = [
     "MissingExtraError",
     "NonFiniteError",
     "PlanError",
+    "ReplicaError",
     "TaskError",
 ]
 
@@ -67,6 +69,10 @@ class PlanError(EvenstepError):
 
 class CheckpointError(EvenstepError):
     """A checkpoint that cannot be written, found, trusted, or fitted to this run."""
+
+
+class ReplicaError(EvenstepError):
+    """Ranks that should hold the same and do not: parameters, configurations, data; the message names the ranks."""
 
 
 class HookError(EvenstepError):

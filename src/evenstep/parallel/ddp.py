@@ -14,7 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.parallel.group import Group
-from evenstep.parallel.replicas import average_statistics, running_statistics, synchronise
+from evenstep.parallel.replicas import (
+    CHECKED_EVERY_UPDATES,
+    average_statistics,
+    check_equal,
+    running_statistics,
+    synchronise,
+)
 from evenstep.parallel.strategy import Strategy
 
 BUCKET_BYTES = 25 * 2**20  # as torch's DDP has it
@@ -45,12 +51,14 @@ class Ddp(Strategy):
         super().__init__(group)
         self._bucket_bytes = bucket_bytes
         self._buckets: list[_Bucket] = []
+        self._module: nn.Module = nn.Module()
         self._statistics: list[Tensor] = []
         self._armed = False
         self._next = 0
 
     def wrap(self, module: nn.Module) -> nn.Module:
         synchronise(module, self.group)
+        self._module = module
         self._statistics = running_statistics(module)
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         # A backward reaches the last parameters first.
@@ -82,6 +90,8 @@ class Ddp(Strategy):
 
     def after_update(self, update: int) -> None:
         average_statistics(self._statistics, self.group)
+        if update % CHECKED_EVERY_UPDATES == 0:
+            check_equal(self._module, self.group, update)
 
     def _hook_of(self, bucket: _Bucket) -> Callable[[Tensor], None]:
         def ready(_: Tensor) -> None:

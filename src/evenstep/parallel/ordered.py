@@ -11,7 +11,13 @@ from typing import Any, final
 from torch import nn
 
 from evenstep.parallel.group import Group
-from evenstep.parallel.replicas import average_statistics, running_statistics, synchronise
+from evenstep.parallel.replicas import (
+    CHECKED_EVERY_UPDATES,
+    average_statistics,
+    check_equal,
+    running_statistics,
+    synchronise,
+)
 from evenstep.parallel.strategy import Strategy
 from evenstep.parallel.tree import Tree
 
@@ -29,12 +35,14 @@ class Ordered(Strategy):
 
     def __init__(self, group: Group | None = None) -> None:
         super().__init__(group)
+        self._module: nn.Module = nn.Module()
         self._parameters: list[nn.Parameter] = []
         self._statistics: list[Any] = []
         self._tree = Tree([])
 
     def wrap(self, module: nn.Module) -> nn.Module:
         synchronise(module, self.group)
+        self._module = module
         self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self._statistics = running_statistics(module)
         self._tree = Tree(self._parameters)
@@ -53,3 +61,5 @@ class Ordered(Strategy):
 
     def after_update(self, update: int) -> None:
         average_statistics(self._statistics, self.group)
+        if update % CHECKED_EVERY_UPDATES == 0:
+            check_equal(self._module, self.group, update)

@@ -1,14 +1,14 @@
 """Keeps replicas replicas: equal at the start, and equal in what no gradient keeps equal.
 
 Parameters stay equal because equal gradients are applied to equal parameters. Running statistics (BatchNorm) are seen
-by each rank on its own micro-batches, so their mean over ranks is taken after each update. It does not look for
-differences.
+by each rank on its own micro-batches, so their mean over ranks is taken after each update. Now and then the replicas
+are compared bit by bit, because a difference (a hook that changes one of them, a faulty memory) shows in nothing else.
 """
 
 import torch
 from torch import Tensor, nn
 
-from evenstep.errors import ArgumentError
+from evenstep.errors import ArgumentError, ReplicaError
 from evenstep.parallel.group import Group
 
 _NORMS = (
@@ -46,6 +46,36 @@ def synchronise(module: nn.Module, group: Group) -> None:
         )
     with torch.no_grad():
         group.broadcast([*module.parameters(), *module.buffers()])
+
+
+CHECKED_EVERY_UPDATES = 100
+
+
+def check_equal(module: nn.Module, group: Group, update: int) -> None:
+    """Compare all replicas' parameters.
+
+    Raises:
+        ReplicaError: they differ; the message names the ranks and the first parameter that does.
+    """
+    if group.ranks == 1:
+        return
+    names = [name for name, _ in module.named_parameters()]
+    sums = torch.stack([_bits(parameter) for parameter in module.parameters()]).tolist()
+    everybody = group.gather(sums)
+    for name, *values in zip(names, *everybody, strict=True):
+        others = [rank for rank, value in enumerate(values) if value != values[0]]
+        if others:
+            raise ReplicaError(
+                f"after update {update} rank {', '.join(map(str, others))} differs from rank 0, first in parameter "
+                f"`{name}`: something has changed it on one rank only, such as a hook, a task that is not the same "
+                f"everywhere, or a memory fault. Go on from the last checkpoint when it is found."
+            )
+
+
+def _bits(parameter: Tensor) -> Tensor:
+    """A number that any changed bit changes: the sum of the values' bytes as integers, each times its place."""
+    data = parameter.detach().contiguous().flatten().view(torch.uint8).long()
+    return (data * (torch.arange(data.numel(), device=data.device) % 65521 + 1)).sum()
 
 
 def average_statistics(statistics: list[Tensor], group: Group) -> None:

@@ -11,7 +11,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from evenstep.data import Data
-from evenstep.errors import ArgumentError, TaskError
+from evenstep.errors import ArgumentError, ReplicaError, TaskError
+from evenstep.parallel import Group
 
 
 def choose_device(device: str | torch.device) -> torch.device:
@@ -69,6 +70,23 @@ def check_resumable(data: Data) -> None:
             "a run with a `folder` saves checkpoints, but this stream cannot say where it is, so none could be "
             "resumed; give the stream `state_dict` and `load_state_dict`, or save none with `keep_checkpoints=0`."
         )
+
+
+def check_same_on_all_ranks(group: Group, described: dict[str, object]) -> None:
+    """Raise ReplicaError unless all ranks describe the same run; the message names rank and what differs."""
+    everybody = group.gather(described)
+    for rank, theirs in enumerate(everybody):
+        for name, value in everybody[0].items():
+            if theirs[name] != value:
+                raise ReplicaError(
+                    f"all ranks must train the same run, but `{name}` is {_short(theirs[name])} on rank {rank} and "
+                    f"{_short(value)} on rank 0; give all ranks the same files, versions and settings."
+                )
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def check_model(model: nn.Module) -> None:

@@ -37,7 +37,14 @@ from evenstep.optim.learning_rate import LearningRates
 from evenstep.optim.schedules import Constant, LrSchedule
 from evenstep.parallel import Single, Strategy
 from evenstep.precision import Full, Precision
-from evenstep.train.arguments import check_counts, check_model, check_optimizer, check_resumable, choose_device
+from evenstep.train.arguments import (
+    check_counts,
+    check_model,
+    check_optimizer,
+    check_resumable,
+    check_same_on_all_ranks,
+    choose_device,
+)
 from evenstep.train.evaluate import Evaluation
 from evenstep.train.failures import FailurePolicy, Stop
 from evenstep.train.loop import Actions, Loop
@@ -48,6 +55,7 @@ from evenstep.train.state import Saved, Tree, check_same_run, unwrapped
 from evenstep.train.task import Task
 from evenstep.train.transfer import build_transfer
 from evenstep.train.update import Update
+from evenstep.version import __version__
 
 
 @final
@@ -244,6 +252,7 @@ class Trainer:
         """
         self._loop.asks.stop = ""
         reason = ""
+        check_same_on_all_ranks(self._strategy.group, self._described())
         if not self.model.training:
             self.model.train()
 
@@ -272,6 +281,22 @@ class Trainer:
             reason=reason,
             metrics={name: record.value for name in self.storage.names() if (record := self.storage.latest(name))},
         )
+
+    def _described(self) -> dict[str, object]:
+        """What must be the same on all ranks for their updates to be one update."""
+        shapes = {name: list(value.shape) for name, value in unwrapped(self.model).state_dict().items()}
+        return {
+            "evenstep": __version__,
+            "torch": torch.__version__,
+            "seed": self._way.seed,
+            "precision": self._way.precision.name,
+            "update": self.progress.update,
+            "updates": self.updates,
+            "model": shapes,
+            "data": self._data.fingerprint(),
+            "evaluations": {name: data.fingerprint() for name, data in self.evaluations.items()},
+            "config": self._config,
+        }
 
     def _clean(self) -> None:
         """Delete what killed processes have left half written, and say so."""

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep.errors import ArgumentError
+from evenstep.errors import ArgumentError, ReplicaError
 from evenstep.parallel import Ddp, Ordered
 
 
@@ -84,6 +84,27 @@ def test_sparse_gradients_are_refused_on_several_ranks(on_ranks: Callable[..., l
             strategy(group).wrap(nn.Sequential(nn.Embedding(3, 2, sparse=True)))
 
     on_ranks(2, act)
+
+
+@pytest.mark.parametrize("strategy", [Ddp, Ordered])
+def test_a_replica_that_differs_in_one_bit_is_found_and_named(
+    on_ranks: Callable[..., list[Any]], strategy: Any
+) -> None:
+    def act(group: Any) -> str:
+        made_strategy = strategy(group)
+        module = made_strategy.wrap(made(0))
+        made_strategy.after_update(100)  # all equal
+        if group.rank == 1:
+            with torch.no_grad():
+                weight = module.heads[1].weight.view(torch.int64)
+                weight[0, 2] ^= 1
+        made_strategy.after_update(101)  # not a time to look
+        with pytest.raises(ReplicaError) as raised:
+            made_strategy.after_update(200)
+        return str(raised.value)
+
+    for said in on_ranks(3, act):
+        assert "after update 200 rank 1 differs from rank 0, first in parameter `heads.1.weight`" in said
 
 
 def test_all_ranks_say_the_same_in_the_same_order(on_ranks: Callable[..., list[Any]]) -> None:

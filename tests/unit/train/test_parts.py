@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.data import GlobalBatch, Microbatch, Position
-from evenstep.errors import TaskError
+from evenstep.errors import ReplicaError, TaskError
 from evenstep.parallel import Group
+from evenstep.train.arguments import check_same_on_all_ranks
 from evenstep.train.buffers import Buffers
 from evenstep.train.diagnose import diagnose
 from evenstep.train.randomness import seed_generators, undisturbed
@@ -68,6 +69,16 @@ def test_weights_are_summed_and_microbatches_of_weight_zero_have_no_work() -> No
     assert weights.total == 5
     assert [microbatch.index for microbatch in weights.work] == [0, 2]
     assert weights.each == {0: 3.0, 1: 0.0, 2: 2.0}
+
+
+def test_ranks_that_describe_different_runs_are_told_what_differs() -> None:
+    class Two(Group):
+        def gather(self, value: Any) -> list[Any]:
+            return [value, value | {"seed": 43}]
+
+    check_same_on_all_ranks(Group(), {"seed": 42})
+    with pytest.raises(ReplicaError, match="`seed` is 43 on rank 1 and 42 on rank 0"):
+        check_same_on_all_ranks(Two(), {"torch": "2.13", "seed": 42})
 
 
 def test_a_late_task_is_not_asked_for_weights() -> None:
