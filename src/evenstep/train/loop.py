@@ -105,6 +105,7 @@ class Loop:
         self._ledger.clear()
         self._again.clear()
         self._data_ended = False
+        self.update.begin()
         batches = self.data.batches(
             self.progress.position,
             seed=self.seed,
@@ -126,7 +127,7 @@ class Loop:
         place = first_aborted(entries)
         if place is not None:
             self.progress, self.precision.state = entries[place].before, entries[place].precision
-        self.update.resume()
+        self.update.abandon()
         self.storage.discard_from(self.progress.update + 1)
 
     def why_over(self) -> str:

@@ -250,7 +250,12 @@ class Trainer:
         Raises:
             EvenstepError: what went wrong, said for the person who must act. Nothing is evaluated or saved then.
         """
-        self._loop.asks.stop = ""
+        try:
+            return self._train()
+        finally:
+            self._loop.asks.stop = ""  # not at the beginning: a signal may have asked before
+
+    def _train(self) -> Result:
         reason = ""
         check_same_on_all_ranks(self._strategy.group, self._described())
         if not self.model.training:

@@ -91,7 +91,7 @@ class Update:
         S·Σ∇S_m / Σw_m, or S·Σ∇S_m where the weight is late; what is left of S / Σw_m goes into the divisor of
         `Apply`.
         """
-        self._buffers.restore(0.0)  # whatever the user did to them since the last update stays
+        self.begin()
         weights = weigh(self._way.task, batch, self._strategy.group)
         if weights.total == 0:
             return Outcome(aborted=1.0, total=0.0)
@@ -109,6 +109,15 @@ class Update:
         put("train/grad_norm", applied.norm, update=update)
         put("train/lr", lr, update=update)
         return Outcome(aborted=applied.aborted, total=total)
+
+    def begin(self) -> None:
+        """Take the buffers as they are: whatever the user did to them since the last update stays."""
+        self._buffers.restore(0.0)
+
+    def abandon(self) -> None:
+        """Undo what an update that has raised in the middle did to the buffers, and be ready for another."""
+        self._buffers.restore(1.0)
+        self.resume()
 
     def rerun(self, batch: GlobalBatch, update: int) -> None:
         """Compute the gradients of an aborted update once more, to look at them; nothing is applied."""

@@ -306,6 +306,38 @@ def test_after_a_failure_there_is_no_final_evaluation_and_no_checkpoint(update: 
     assert [record.update for record in trainer.storage.history("train/loss")] == list(range(1, update))
 
 
+def test_an_error_in_the_middle_of_an_update_leaves_the_model_as_of_the_last_committed_one() -> None:
+    class FailInSecond(Square):
+        def loss(self, output: Any, batch: Any) -> Loss:
+            if armed and len(seen) == 1:
+                raise ValueError("in the second micro-batch")
+            seen.append(1)
+            return super().loss(output, batch)
+
+    armed, seen = False, [0]
+    model, straight = network(), network()
+    trainer = trainer_of(model, task=FailInSecond(), updates=3)
+    trainer.train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    armed, trainer._loop.updates = True, 7
+    seen.clear()
+    with pytest.raises(ValueError, match="in the second micro-batch"):
+        trainer.train()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    armed = False
+    trainer.train()
+    trainer_of(straight).train()
+    assert same(model, straight)
+
+
+def test_a_wish_to_stop_before_training_begins_is_not_lost() -> None:
+    trainer = trainer_of()
+    trainer.ask_stop("a signal during start-up")
+    result = trainer.train()
+    assert (result.update, result.outcome, result.reason) == (0, "stopped", "a signal during start-up")
+    assert trainer.train().update == 7
+
+
 def test_a_failing_dataset_names_its_sample() -> None:
     class Bad(Dataset[tuple[Tensor, Tensor]]):
         def __len__(self) -> int:
