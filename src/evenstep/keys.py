@@ -36,8 +36,16 @@ def key(seed: int, *path: int | str) -> int:
     >>> key(1, 5) != key(2, 4), key(7, "order", 0) == key(7, "order", 0)
     (True, True)
     """
-    state = mix(seed & _MASK)
+    return extended(mix(seed & _MASK), *path) >> 1
+
+
+def extended(state: int, *path: int | str) -> int:
+    """The state of a longer path, from that of its beginning: k ← mix(k xor step) for each further step.
+
+    >>> extended(mix(7), 3, 5) >> 1 == key(7, 3, 5)
+    True
+    """
     for step in path:
         number = crc32(step.encode()) | 1 << 40 if isinstance(step, str) else step & _MASK
         state = mix(state ^ number)
-    return state >> 1
+    return state

@@ -17,6 +17,7 @@ from torch import Tensor
 from evenstep.data import Microbatch
 from evenstep.errors import TaskError
 from evenstep.events import BackwardBegin, BackwardEnd, Bus, MicrobatchBegin, MicrobatchEnd, Storage
+from evenstep.keys import extended, mix
 from evenstep.pipeline import Stage
 from evenstep.precision import Precision
 from evenstep.train.randomness import seed_generators
@@ -65,7 +66,7 @@ class Passage:
         self._way = way
         self._microbatches = {microbatch.index: microbatch.data for microbatch in microbatches}
         self._weights = weights
-        self._path = path
+        self._state = extended(mix(way.seed & 0xFFFFFFFFFFFFFFFF), *path)
         self._update = update
         self._factor = factor
         self._prefix = prefix
@@ -81,7 +82,7 @@ class Passage:
         if self._heard:
             self._begin(microbatch, batch)
         batch = way.transfer(batch)
-        seed_generators(way.device, way.seed, *self._path, microbatch)
+        seed_generators(way.device, extended(self._state, microbatch) >> 1)
         with way.precision.forward(way.device):
             output = stage(way.task.inputs(batch))
             loss = way.task.loss(output, batch)
@@ -129,30 +130,41 @@ class Passage:
         self._open.pop(microbatch).__exit__(None, None, None)
 
     def _checked(self, loss: Loss, microbatch: int) -> Tensor:
-        name = f"`{type(self._way.task).__name__}.loss`"
-        total = cast("object", loss.sum)
-        if not isinstance(total, Tensor):
-            raise TaskError(
-                f"{name} must give a 0-dim tensor, or a `Loss` of one, but gave {type(total).__name__} for "
-                f"micro-batch {microbatch}; return the loss summed over the batch's units."
-            )
-        if total.ndim or not total.is_floating_point():
-            raise TaskError(
-                f"{name} must give one floating-point number, but gave a tensor of shape {list(total.shape)} and "
-                f'{total.dtype} for micro-batch {microbatch}; sum it, for instance with reduction="sum".'
-            )
-        if torch.is_grad_enabled() and not total.requires_grad:
-            raise TaskError(
-                f"{name} gave a loss that depends on no trainable parameter for micro-batch {microbatch}; compute it "
-                f"from the model's output, without `detach` or `no_grad`, and leave a parameter `requires_grad`."
-            )
-        if (loss.weight is not None) != self._way.task.late_weight:
-            raise TaskError(
-                f"{name} must give a weight if, and only if, the task says `late_weight = True`, but "
-                f"`late_weight` is {self._way.task.late_weight} and the weight it gave is {loss.weight}."
-            )
+        total = cast("Any", loss.sum)
+        if not (
+            isinstance(total, Tensor)
+            and total.ndim == 0
+            and total.is_floating_point()
+            and (total.requires_grad or not torch.is_grad_enabled())
+            and (loss.weight is not None) == self._way.task.late_weight
+        ):
+            raise TaskError(f"`{type(self._way.task).__name__}.loss` must give {self._fault(loss, microbatch)}")
         # A sum over many units outgrows 16 bits long before its terms do.
         return total.float() if total.dtype in (torch.float16, torch.bfloat16) else total
+
+    def _fault(self, loss: Loss, microbatch: int) -> str:
+        """What the loss must be, and is not."""
+        total = cast("Any", loss.sum)
+        if not isinstance(total, Tensor):
+            return (
+                f"a 0-dim tensor, or a `Loss` of one, but gave {type(total).__name__} for micro-batch {microbatch}; return the "
+                f"loss summed over the batch's units."
+            )
+        if total.ndim or not total.is_floating_point():
+            return (
+                f"one floating-point number, but gave a tensor of shape {list(total.shape)} and {total.dtype} for "
+                f'micro-batch {microbatch}; sum it, for instance with reduction="sum".'
+            )
+        if torch.is_grad_enabled() and not total.requires_grad:
+            return (
+                f"a loss that can be trained, but gave one that depends on no trainable parameter for micro-batch "
+                f"{microbatch}; compute it from the model's output, without `detach` or `no_grad`, and leave a parameter "
+                "`requires_grad`."
+            )
+        return (
+            f"a weight if, and only if, the task says `late_weight = True`, but for micro-batch {microbatch} `late_weight` is "
+            f"{self._way.task.late_weight} and the weight it gave is {loss.weight}."
+        )
 
     def _record(self, loss: Loss, total: Tensor, microbatch: int) -> None:
         put = self._way.storage.put

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from evenstep.data import GlobalBatch, Microbatch, Position
 from evenstep.errors import ReplicaError, TaskError
+from evenstep.keys import key
 from evenstep.parallel import Group
 from evenstep.train.arguments import check_same_on_all_ranks
 from evenstep.train.buffers import Buffers
@@ -201,6 +202,6 @@ def test_generators_are_left_as_they_were() -> None:
     wanted = torch.rand(2)
     torch.manual_seed(0)
     with undisturbed(CPU):
-        seed_generators(CPU, 1, 2, 3)
+        seed_generators(CPU, key(1, 2, 3))
         torch.rand(5)
     assert torch.equal(torch.rand(2), wanted)
