@@ -145,24 +145,24 @@ class Passage:
     def _fault(self, loss: Loss, microbatch: int) -> str:
         """What the loss must be, and is not."""
         total = cast("Any", loss.sum)
+        here = f"for micro-batch {microbatch}"
         if not isinstance(total, Tensor):
             return (
-                f"a 0-dim tensor, or a `Loss` of one, but gave {type(total).__name__} for micro-batch {microbatch}; return the "
-                f"loss summed over the batch's units."
+                f"a 0-dim tensor, or a `Loss` of one, but gave {type(total).__name__} {here}; return the loss summed "
+                f"over the batch's units."
             )
         if total.ndim or not total.is_floating_point():
             return (
-                f"one floating-point number, but gave a tensor of shape {list(total.shape)} and {total.dtype} for "
-                f'micro-batch {microbatch}; sum it, for instance with reduction="sum".'
+                f"one floating-point number, but gave a tensor of shape {list(total.shape)} and {total.dtype} {here}; "
+                f'sum it, for instance with reduction="sum".'
             )
         if torch.is_grad_enabled() and not total.requires_grad:
             return (
-                f"a loss that can be trained, but gave one that depends on no trainable parameter for micro-batch "
-                f"{microbatch}; compute it from the model's output, without `detach` or `no_grad`, and leave a parameter "
-                "`requires_grad`."
+                f"a loss that can be trained, but gave one that depends on no trainable parameter {here}; compute it "
+                f"from the model's output, without `detach` or `no_grad`, and leave a parameter `requires_grad`."
             )
         return (
-            f"a weight if, and only if, the task says `late_weight = True`, but for micro-batch {microbatch} `late_weight` is "
+            f"a weight if, and only if, the task says `late_weight = True`, but {here} `late_weight` is "
             f"{self._way.task.late_weight} and the weight it gave is {loss.weight}."
         )
 
