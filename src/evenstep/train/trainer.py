@@ -188,7 +188,6 @@ class Trainer:
             bus=self._bus,
             seed=seed,
         )
-        self._saved = Saved(model=unwrapped(model), optimizer=optimizer, ema=ema, precision=precision)
         learning_rates = LearningRates(optimizer, lr_schedule or Constant(), self.updates)
         defer = None if settle_every_updates is None else settle_every_updates > 1
         apply = build_apply(optimizer, clip_norm=clip_norm, device=self.device, defer=defer)
@@ -219,6 +218,8 @@ class Trainer:
             log_every_updates=log_every_updates,
             settle_every_updates=1 if known_at_once else settle_every_updates or log_every_updates,
         )
+        # After the strategy has made replicas equal: the average begins as a copy of the parameters.
+        self._saved = Saved(model=unwrapped(model), optimizer=optimizer, ema=ema, precision=precision)
 
     @property
     def is_first_rank(self) -> bool:
