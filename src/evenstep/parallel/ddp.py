@@ -14,13 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.parallel.group import Group
-from evenstep.parallel.replicas import (
-    CHECKED_EVERY_UPDATES,
-    average_statistics,
-    check_equal,
-    running_statistics,
-    synchronise,
-)
+from evenstep.parallel.replicas import Replicas
 from evenstep.parallel.strategy import Strategy
 
 BUCKET_BYTES = 25 * 2**20  # as torch's DDP has it
@@ -51,15 +45,12 @@ class Ddp(Strategy):
         super().__init__(group)
         self._bucket_bytes = bucket_bytes
         self._buckets: list[_Bucket] = []
-        self._module: nn.Module = nn.Module()
-        self._statistics: list[Tensor] = []
+        self._replicas = Replicas(nn.Module(), self.group)
         self._armed = False
         self._next = 0
 
     def wrap(self, module: nn.Module) -> nn.Module:
-        synchronise(module, self.group)
-        self._module = module
-        self._statistics = running_statistics(module)
+        self._replicas = Replicas(module, self.group)
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         # A backward reaches the last parameters first.
         self._buckets = _in_buckets(list(reversed(trained)), self._bucket_bytes)
@@ -89,9 +80,7 @@ class Ddp(Strategy):
             bucket.flat = bucket.wait = None
 
     def after_update(self, update: int) -> None:
-        average_statistics(self._statistics, self.group)
-        if update % CHECKED_EVERY_UPDATES == 0:
-            check_equal(self._module, self.group, update)
+        self._replicas.after_update(update)
 
     def _hook_of(self, bucket: _Bucket) -> Callable[[Tensor], None]:
         def ready(_: Tensor) -> None:

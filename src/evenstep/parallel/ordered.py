@@ -11,13 +11,7 @@ from typing import Any, final
 from torch import nn
 
 from evenstep.parallel.group import Group
-from evenstep.parallel.replicas import (
-    CHECKED_EVERY_UPDATES,
-    average_statistics,
-    check_equal,
-    running_statistics,
-    synchronise,
-)
+from evenstep.parallel.replicas import Replicas
 from evenstep.parallel.strategy import Strategy
 from evenstep.parallel.tree import Tree
 
@@ -35,16 +29,13 @@ class Ordered(Strategy):
 
     def __init__(self, group: Group | None = None) -> None:
         super().__init__(group)
-        self._module: nn.Module = nn.Module()
+        self._replicas = Replicas(nn.Module(), self.group)
         self._parameters: list[nn.Parameter] = []
-        self._statistics: list[Any] = []
         self._tree = Tree([])
 
     def wrap(self, module: nn.Module) -> nn.Module:
-        synchronise(module, self.group)
-        self._module = module
+        self._replicas = Replicas(module, self.group)
         self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        self._statistics = running_statistics(module)
         self._tree = Tree(self._parameters)
         return module
 
@@ -60,6 +51,4 @@ class Ordered(Strategy):
         self._tree = Tree(self._parameters)
 
     def after_update(self, update: int) -> None:
-        average_statistics(self._statistics, self.group)
-        if update % CHECKED_EVERY_UPDATES == 0:
-            check_equal(self._module, self.group, update)
+        self._replicas.after_update(update)

@@ -5,6 +5,8 @@ by each rank on its own micro-batches, so their mean over ranks is taken after e
 are compared bit by bit, because a difference (a hook that changes one of them, a faulty memory) shows in nothing else.
 """
 
+from typing import final
+
 import torch
 from torch import Tensor, nn
 
@@ -49,6 +51,28 @@ def synchronise(module: nn.Module, group: Group) -> None:
 
 
 CHECKED_EVERY_UPDATES = 100
+
+
+@final
+class Replicas:
+    """One rank's replica of a module, made equal to rank 0's.
+
+    Args:
+        module: this rank's.
+        group: the ranks.
+    """
+
+    def __init__(self, module: nn.Module, group: Group) -> None:
+        synchronise(module, group)
+        self._module = module
+        self._group = group
+        self._statistics = running_statistics(module)
+
+    def after_update(self, update: int) -> None:
+        """Make equal what gradients do not, and now and then see that the rest is."""
+        average_statistics(self._statistics, self._group)
+        if update % CHECKED_EVERY_UPDATES == 0:
+            check_equal(self._module, self._group, update)
 
 
 def check_equal(module: nn.Module, group: Group, update: int) -> None:

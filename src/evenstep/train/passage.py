@@ -17,7 +17,7 @@ from torch import Tensor
 from evenstep.data import Microbatch
 from evenstep.errors import TaskError
 from evenstep.events import BackwardBegin, BackwardEnd, Bus, MicrobatchBegin, MicrobatchEnd, Storage
-from evenstep.keys import extended, mix
+from evenstep.keys import branch, key_below
 from evenstep.pipeline import Stage
 from evenstep.precision import Precision
 from evenstep.train.randomness import seed_generators
@@ -66,7 +66,7 @@ class Passage:
         self._way = way
         self._microbatches = {microbatch.index: microbatch.data for microbatch in microbatches}
         self._weights = weights
-        self._state = extended(mix(way.seed & 0xFFFFFFFFFFFFFFFF), *path)
+        self._branch = branch(way.seed, *path)
         self._update = update
         self._factor = factor
         self._prefix = prefix
@@ -82,7 +82,7 @@ class Passage:
         if self._heard:
             self._begin(microbatch, batch)
         batch = way.transfer(batch)
-        seed_generators(way.device, extended(self._state, microbatch) >> 1)
+        seed_generators(way.device, key_below(self._branch, microbatch))
         with way.precision.forward(way.device):
             output = stage(way.task.inputs(batch))
             loss = way.task.loss(output, batch)
