@@ -15,7 +15,13 @@ class Op(Enum):
     """The kinds of action. The value is the letter by which plans are written and drawn."""
 
     FORWARD = "F"
-    BACKWARD = "B"
+    BACKWARD = "B"  # whole: gradients of inputs and of weights
+    INPUT_BACKWARD = "I"  # gradients of inputs only; those of weights follow in WEIGHT_BACKWARD
+    WEIGHT_BACKWARD = "W"
+    SEND_OUTPUT = "SO"
+    RECEIVE_INPUT = "RI"
+    SEND_GRADIENT = "SG"
+    RECEIVE_GRADIENT = "RG"
     ARM = "A"
     REDUCE = "R"
 
@@ -28,19 +34,23 @@ class Action:
     Args:
         op: what to do. ARM tells the strategy that the next backward of `stage` is its last of this update,
             REDUCE that the stage's gradients are complete and may be summed over data-parallel ranks.
-        stage: number of the stage in the whole model, counted from 0.
+        stage: number of the stage in the whole model, counted from 0; the stage that acts.
         microbatch: global number of the micro-batch; -1 for ARM and REDUCE, which concern the whole stage.
+        peer: of a communication, the stage at its other end; else -1.
 
-    >>> str(Action(Op.FORWARD, 0, 3)), str(Action(Op.REDUCE, 1))
-    ('0F3', '1R')
+    >>> str(Action(Op.FORWARD, 0, 3)), str(Action(Op.REDUCE, 1)), str(Action(Op.SEND_OUTPUT, 0, 3, 1))
+    ('0F3', '1R', '0SO3:1')
     """
 
     op: Op
     stage: int
     microbatch: int = -1
+    peer: int = -1
 
     def __str__(self) -> str:
-        return f"{self.stage}{self.op.value}{self.microbatch if self.microbatch >= 0 else ''}"
+        microbatch = str(self.microbatch) if self.microbatch >= 0 else ""
+        peer = f":{self.peer}" if self.peer >= 0 else ""
+        return f"{self.stage}{self.op.value}{microbatch}{peer}"
 
 
 Plan = tuple[Action, ...]

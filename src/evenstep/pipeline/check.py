@@ -59,6 +59,8 @@ def check(plan: Plan, *, stages: Collection[int], microbatches: Collection[int])
                 armed.add(stage)
             case Op.REDUCE:
                 ordered = left == 0 and stage in armed
+            case _:
+                ordered = False
         if not ordered:
             raise PlanError(
                 f"action {place} of the plan, {action}, is out of order: a backward must follow its forward, ARM "

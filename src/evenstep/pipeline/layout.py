@@ -1,0 +1,77 @@
+"""Where the stages of a model stand, and what flows between them.
+
+A layout says which pipeline rank owns each stage and which stage feeds which. It is the same value on every rank.
+It knows neither modules nor tensors, and not in which order anything runs: that is a plan's.
+"""
+
+from dataclasses import dataclass
+from typing import Self, final
+
+from evenstep.errors import PlanError
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Stages, their owners and the edges between them.
+
+    Args:
+        rank_of: for each stage the pipeline rank that owns it; every rank owns one stage at least.
+        edges: (source stage, destination stage) pairs with source < destination. A stage may feed several and be fed
+            by several: the graph is a DAG in the order of the stages' numbers.
+
+    Raises:
+        PlanError: a rank without a stage, an edge that goes backwards, twice or out of the model.
+
+    >>> Layout(rank_of=(0, 1), edges=((0, 1),)).stages_of(1)
+    (1,)
+    """
+
+    rank_of: tuple[int, ...]
+    edges: tuple[tuple[int, int], ...]
+
+    def __post_init__(self) -> None:
+        missing = sorted(set(range(self.ranks)) - set(self.rank_of))
+        if missing:
+            raise PlanError(f"every pipeline rank must own a stage, but rank {missing[0]} owns none of {self.rank_of}.")
+        for edge in self.edges:
+            if not 0 <= edge[0] < edge[1] < self.stages or self.edges.count(edge) > 1:
+                raise PlanError(
+                    f"an edge must go once from a stage to a later one of the {self.stages}, but one is {edge}."
+                )
+
+    @classmethod
+    def chain(cls, *, ranks: int, stages_per_rank: int = 1, v_shaped: bool = False) -> Self:
+        """Each stage feeds the next; owners go round the ranks, or down and up again where `v_shaped`.
+
+        >>> Layout.chain(ranks=2, stages_per_rank=2).rank_of
+        (0, 1, 0, 1)
+        >>> Layout.chain(ranks=2, stages_per_rank=2, v_shaped=True).rank_of
+        (0, 1, 1, 0)
+        """
+        stages = ranks * stages_per_rank
+        turn = [stage // ranks % 2 == 1 and v_shaped for stage in range(stages)]
+        owners = tuple(ranks - 1 - s % ranks if turn[s] else s % ranks for s in range(stages))
+        return cls(rank_of=owners, edges=tuple((stage, stage + 1) for stage in range(stages - 1)))
+
+    @property
+    def stages(self) -> int:
+        """How many stages the model has."""
+        return len(self.rank_of)
+
+    @property
+    def ranks(self) -> int:
+        """How many pipeline ranks own them."""
+        return max(self.rank_of) + 1
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """The stages that `rank` owns, in ascending order."""
+        return tuple(stage for stage, owner in enumerate(self.rank_of) if owner == rank)
+
+    def sources(self, stage: int) -> tuple[int, ...]:
+        """The stages that feed `stage`."""
+        return tuple(source for source, destination in self.edges if destination == stage)
+
+    def destinations(self, stage: int) -> tuple[int, ...]:
+        """The stages that `stage` feeds."""
+        return tuple(destination for source, destination in self.edges if source == stage)
