@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import torch
 
+from evenstep.build.tables import COMPRESSIONS
 from evenstep.config.schema import Config
 from evenstep.errors import ConfigError
 from evenstep.parallel import Ddp, Group, Ordered, Processes, Single, Strategy
@@ -49,4 +50,8 @@ def build_strategy(config: Config, group: Group) -> Strategy:
     """How gradients are shared: in a fixed order if asked for, else as fast as the number of ranks allows."""
     if config.parallel.reduction == "ordered":
         return Ordered(group)
-    return Ddp(group) if group.ranks > 1 or config.parallel.strategy == "ddp" else Single(group)
+    if group.ranks == 1 and config.parallel.strategy != "ddp":
+        return Single(group)
+    # one rank sends nothing, so nothing is rounded
+    compression = COMPRESSIONS[config.parallel.compression if group.ranks > 1 else "none"]
+    return Ddp(group, compression=compression())

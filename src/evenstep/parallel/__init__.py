@@ -1,9 +1,10 @@
 """Strategies: how gradients and parameters are shared between data-parallel ranks."""
 
+from evenstep.parallel.compression import Bf16, Compression, Fp16
 from evenstep.parallel.ddp import Ddp
 from evenstep.parallel.group import Group, Processes
 from evenstep.parallel.ordered import Ordered
 from evenstep.parallel.single import Single
 from evenstep.parallel.strategy import Strategy
 
-__all__ = ["Ddp", "Group", "Ordered", "Processes", "Single", "Strategy"]
+__all__ = ["Bf16", "Compression", "Ddp", "Fp16", "Group", "Ordered", "Processes", "Single", "Strategy"]

@@ -7,6 +7,7 @@ the training loop: the update calls the verbs, and asks nothing about which stra
 
 from abc import ABC
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch import nn
@@ -54,3 +55,12 @@ class Strategy(ABC):
 
     def after_update(self, update: int) -> None:
         """Called after `update` was committed: for strategies that share parameters instead of gradients."""
+
+    def uncompressed(self) -> AbstractContextManager[str]:
+        """Inside, gradients are summed in full, to find out why a sum was not finite; gives what to say if it then is.
+
+        >>> with Strategy().uncompressed() as advice:
+        ...     advice
+        ''
+        """
+        return nullcontext("")
