@@ -83,11 +83,12 @@ class Sharded(Strategy):
             )
         synchronise(module, self.group)
         before = dict(module.named_parameters(remove_duplicate=False))
+        mesh = self.group.mesh(self._shard_ranks)
         policy = MixedPrecisionPolicy(param_dtype=self._gather_dtype, reduce_dtype=self._gather_dtype and torch.float32)
         for unit in (*units(module), module):
             fully_shard(
                 unit,
-                mesh=self.group.mesh(self._shard_ranks),
+                mesh=mesh,
                 # Also the outermost: an evaluation swaps the shards' values, which gathered ones would not see.
                 reshard_after_forward=True,
                 mp_policy=policy,
