@@ -200,6 +200,23 @@ def _ema(ema: Ema | None, train: Train) -> Iterator[Fault]:
         )
 
 
+def _compression(parallel: Parallel) -> Iterator[Fault]:
+    if parallel.compression == "none":
+        return
+    if parallel.reduction == "ordered":
+        yield Fault(
+            about=("parallel.compression", "parallel.reduction"),
+            text=f'`parallel.compression` is "{parallel.compression}", which rounds sums as they are made, but '
+            f'`parallel.reduction` is "ordered", which is for the same bits on any number of ranks; leave one out.',
+        )
+    if parallel.strategy not in ("auto", "ddp"):
+        yield Fault(
+            about=("parallel.compression", "parallel.strategy"),
+            text=f'`parallel.compression` is for `parallel.strategy = "ddp"`, but that is "{parallel.strategy}"; leave '
+            f"one out.",
+        )
+
+
 def _writers(log: Log) -> Iterator[Fault]:
     twice = {name for name in log.writers if log.writers.count(name) > 1}
     if twice:
@@ -234,5 +251,6 @@ RULES: tuple[Rule, ...] = (
     _evaluate,
     _followed,
     _early_stop_needs_evaluations,
+    _compression,
     _writers,
 )

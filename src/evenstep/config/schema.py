@@ -121,6 +121,9 @@ class Parallel(Section):
     reduction: Literal["fast", "ordered"] = "fast"
     """How gradients are summed: `fast` overlaps with the backward; `ordered` gives the same bits on any number of
     ranks."""
+    compression: Literal["none", "bf16", "fp16"] = "none"
+    """How gradients travel between the ranks of ddp: cast to 16 bits, half as many bytes with rounding of 0.4 % (bf16)
+    or 0.05 % and a largest value of 65504 (fp16)."""
     timeout_s: Positive = 60.0
     """Longest wait for another rank, in seconds."""
 

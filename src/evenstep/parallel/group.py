@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from evenstep.errors import ArgumentError, EvenstepError
+from evenstep.parallel.place import place_of
+from evenstep.parallel.rendezvous import meet
 
 T = TypeVar("T")
 
@@ -90,8 +92,8 @@ def _nothing() -> None: ...
 class Processes(Group):
     """The processes that torchrun, or `evenstep train --launch.ranks`, has started.
 
-    Reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets them. Hosts talk through gloo, devices
-    through the backend of their kind.
+    Reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets them, or what srun sets. Hosts talk through
+    gloo, devices through the backend of their kind.
 
     Args:
         device: of this rank's tensors.
@@ -103,22 +105,22 @@ class Processes(Group):
     """
 
     def __init__(self, device: torch.device, *, timeout_s: float = 60.0) -> None:
-        missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
-        if missing:
+        place = place_of(os.environ)
+        if place is None:
             raise ArgumentError(
-                f"a rank among several needs {', '.join(missing)} in its environment; start the run with torchrun, or "
-                f"with `--launch.ranks`."
+                "a rank among several needs RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment; start "
+                "the run with torchrun, or with `--launch.ranks`."
             )
-        self.rank, self.ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self.rank, self.ranks = place.rank, place.ranks
         timeout = timedelta(seconds=timeout_s)
-        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        store = meet(place, timeout_s=timeout_s)
         try:
-            dist.init_process_group("gloo", rank=self.rank, world_size=self.ranks, timeout=timeout)
+            dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.ranks, timeout=timeout)
         except (RuntimeError, ValueError) as error:
             raise EvenstepError(
-                f"rank {self.rank} of {self.ranks} did not find the others at {address} within {timeout_s:g} s: "
-                f"{str(error).splitlines()[0]} Check that all ranks were started with the same address and number of "
-                f"ranks, and that a firewall does not stand between them."
+                f"{place} met the others, but could not connect to each of them within {timeout_s:g} s: "
+                f"{str(error).splitlines()[0]} Check that no firewall stands between them, and that gloo takes the "
+                f"right network (GLOO_SOCKET_IFNAME names it)."
             ) from error
         self.device = device
         self._timeout_s = timeout_s
