@@ -57,6 +57,21 @@ def _optimizer(optimizer: Optimizer) -> Iterator[Fault]:
     yield from _one_of_two("optimizer", "name", "target", given)
 
 
+def _parallel(parallel: Parallel) -> Iterator[Fault]:
+    only_sharded = {
+        "shard_ranks": parallel.shard_ranks is not None,
+        "gather_dtype": parallel.gather_dtype is not None,
+        "offload": parallel.offload,
+    }
+    for name, given in only_sharded.items():
+        if given and parallel.strategy != "fsdp":
+            yield Fault(
+                about=(f"parallel.{name}", "parallel.strategy"),
+                text=f"`parallel.{name}` is for `parallel.strategy` fsdp, but that is {parallel.strategy}; leave it "
+                f"out, or set the strategy to fsdp.",
+            )
+
+
 def _batches(data: Data) -> Iterator[Fault]:
     sizes = {"global_batch_size": data.global_batch_size, "global_batch_tokens": data.global_batch_tokens}
     yield from _one_of_two("data", "global_batch_size", "global_batch_tokens", sizes)
@@ -230,6 +245,7 @@ RULES: tuple[Rule, ...] = (
     _length,
     _loss_scale,
     _optimizer,
+    _parallel,
     _warmup,
     _ema,
     _evaluate,
