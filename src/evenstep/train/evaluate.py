@@ -15,7 +15,7 @@ from evenstep.data import Data, Position
 from evenstep.errors import DataError
 from evenstep.events import Record
 from evenstep.parallel import Strategy
-from evenstep.pipeline import Runner, Stage, forwards
+from evenstep.pipeline import Layout, Runner, Stage, forwards
 from evenstep.train.passage import Passage, Way
 from evenstep.train.randomness import undisturbed
 from evenstep.train.weigh import weigh
@@ -80,7 +80,7 @@ class Evaluation:
                     prefix=prefix,
                 )
                 with passage:
-                    plan = forwards([microbatch.index for microbatch in weights.work])
+                    plan = forwards(Layout.chain(ranks=1), [microbatch.index for microbatch in weights.work])[0]
                     self._runner.run(plan, passage, batch.num_microbatches)
                 if batch.ends_epoch:
                     break

@@ -18,7 +18,7 @@ from evenstep.optim.apply import Apply, gradients, squared_norm
 from evenstep.optim.ema import Ema
 from evenstep.optim.learning_rate import LearningRates
 from evenstep.parallel import Strategy
-from evenstep.pipeline import Plan, Runner, Stage, check, sequential
+from evenstep.pipeline import SCHEDULES, Layout, Plan, Runner, Stage
 from evenstep.train.buffers import Buffers
 from evenstep.train.passage import Passage, Way
 from evenstep.train.weigh import Weights, weigh
@@ -40,9 +40,7 @@ class Outcome:
 
 @lru_cache(maxsize=1024)
 def _plan(microbatches: tuple[int, ...]) -> Plan:
-    plan = sequential(microbatches)
-    check(plan, stages=[0], microbatches=microbatches)
-    return plan
+    return SCHEDULES["sequential"].plans(Layout.chain(ranks=1), microbatches)[0]
 
 
 @final
