@@ -2,8 +2,10 @@
 
 from evenstep.parallel.ddp import Ddp
 from evenstep.parallel.group import Group, Processes
+from evenstep.parallel.mesh import Mesh
 from evenstep.parallel.ordered import Ordered
+from evenstep.parallel.per_stage import PerStage
 from evenstep.parallel.single import Single
 from evenstep.parallel.strategy import Strategy
 
-__all__ = ["Ddp", "Group", "Ordered", "Processes", "Single", "Strategy"]
+__all__ = ["Ddp", "Group", "Mesh", "Ordered", "PerStage", "Processes", "Single", "Strategy"]

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Product = tuple[nn.Parameter, "nn.Parameter | None", Tensor, Tensor]
+Product = tuple[nn.Parameter, nn.Parameter | None, Tensor, Tensor]
 
 
 @final

@@ -13,7 +13,7 @@ from torch import nn
 
 from evenstep.errors import ArgumentError
 
-Build: TypeAlias = "nn.Module | Callable[[], nn.Module]"
+Build: TypeAlias = nn.Module | Callable[[], nn.Module]
 
 
 @final

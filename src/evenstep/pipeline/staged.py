@@ -5,20 +5,19 @@ does not depend on that: layers are built, seeded and named one by one. It is a 
 model, so that optimizers, averages and checkpoints need not know of stages.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
-from itertools import chain
 from typing import Any, final
 
 import torch
 from torch import nn
 
-from evenstep.errors import ArgumentError, PlanError, TaskError
+from evenstep.errors import ArgumentError, TaskError
 from evenstep.keys import key
 from evenstep.parallel.mesh import Mesh
 from evenstep.pipeline.layers import Build, Layer, Layers
 from evenstep.pipeline.layout import Layout
-from evenstep.pipeline.schedules import Schedule, named
+from evenstep.pipeline.schedules import SCHEDULES, Schedule
 from evenstep.pipeline.section import Section, original, register
 from evenstep.pipeline.split import cut, flows
 from evenstep.pipeline.ties import Tie, equalise
@@ -62,11 +61,14 @@ class Staged(nn.Module):
         super().__init__()
         self.mesh = mesh or Mesh()
         ranks = self.mesh.pipeline.ranks
-        self.schedule = named(schedule if ranks > 1 else "sequential")
+        self.schedule = _named(schedule if ranks > 1 else "sequential")
         self.layers = Layers.of(model)
-        self.layout, self.carried, self._places = _laid_out(
-            self.layers, self.schedule, ranks=ranks, stages_per_rank=stages_per_rank, split_at=split_at
-        )
+        if stages_per_rank is None and split_at is not None:
+            stages_per_rank = -(-(len(split_at) + 1) // ranks)
+        chain = self.schedule.layout(ranks, stages_per_rank)
+        self._places = cut(self.layers, stages=chain.stages, split_at=split_at)
+        self.carried = flows(self.layers, self._places)
+        self.layout = Layout(rank_of=chain.rank_of, edges=tuple(self.carried))
         self.own = self.layout.stages_of(self.mesh.pipeline.rank)
         shared = _shared(self.layers)
         built = self._build(seed)
@@ -111,7 +113,7 @@ class Staged(nn.Module):
     def _build(self, seed: int) -> dict[int, nn.Module]:
         """This rank's layers, by place."""
         built: dict[int, nn.Module] = {}
-        for place in chain.from_iterable(self._places[stage] for stage in self.own):
+        for place in (place for stage in self.own for place in self._places[stage]):
             layer = self.layers.layers[place]
             module: object = layer.build
             if not isinstance(layer.build, nn.Module):
@@ -152,35 +154,11 @@ class Staged(nn.Module):
         return names, tuple(Tie(tie, tuple(owner_of[name] for name in tie)) for tie in ties)
 
 
-def _laid_out(
-    layers: Layers, schedule: Schedule, *, ranks: int, stages_per_rank: int | None, split_at: Sequence[str] | None
-) -> tuple[Layout, dict[tuple[int, int], tuple[int, ...]], tuple[range, ...]]:
-    """The first placement of stages that the schedule takes."""
-    faults: list[PlanError] = []
-    for count, v_shaped in _placements(stages_per_rank, ranks, split_at):
-        places = cut(layers, stages=ranks * count, split_at=split_at)
-        carried = flows(layers, places)
-        owners = Layout.chain(ranks=ranks, stages_per_rank=count, v_shaped=v_shaped).rank_of
-        layout = Layout(rank_of=owners, edges=tuple(carried))
-        try:
-            schedule(layout, [0])
-        except PlanError as fault:
-            faults.append(fault)
-        else:
-            return layout, carried, places
-    raise faults[0]
-
-
-def _placements(stages_per_rank: int | None, ranks: int, split_at: Sequence[str] | None) -> Iterator[tuple[int, bool]]:
-    counts = [stages_per_rank] if stages_per_rank is not None else [1, 2]
-    if stages_per_rank is None and split_at is not None:
-        counts = [max(1, (len(split_at) + 1) // ranks)]
-    for count in counts:
-        if count < 1:
-            raise ArgumentError(f"`stages_per_rank` must be at least 1, but is {count}.")
-        yield count, False
-        if count > 1:
-            yield count, True
+def _named(name: str) -> Schedule:
+    if name not in SCHEDULES:
+        close = get_close_matches(name, SCHEDULES) or list(SCHEDULES)
+        raise ArgumentError(f"there is no pipeline schedule '{name}'; did you mean {' or '.join(close)}?")
+    return SCHEDULES[name]
 
 
 def _shared(layers: Layers) -> list[tuple[str, ...]]:

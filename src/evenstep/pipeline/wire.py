@@ -9,8 +9,9 @@ few are on their way at once. It knows neither modules nor gradients.
 import pickle
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from threading import Condition, Thread
 from types import TracebackType
 from typing import Any, Self, final
@@ -26,7 +27,7 @@ AHEAD = 2  # messages received before the plan has come to their place
 SENDING = 4  # messages to one rank that are on their way at once
 _LOOK_EVERY_S = 0.5
 _GRACE_S = 2.0  # a rank that fails leaves word and then its connections break; the word may come a little later
-_KINDS = ("output", "gradient")
+_KINDS = ("output", "gradient", "state")
 
 
 @final
@@ -35,7 +36,7 @@ class Address:
     """Which tree a message holds.
 
     Args:
-        kind: "output" or "gradient".
+        kind: "output" or "gradient"; "state" for what a checkpoint gathers.
         source: the stage that it comes from.
         destination: the stage that it goes to.
         microbatch: global number.
@@ -72,14 +73,12 @@ class Wire:
         self._sent_forms: dict[tuple[str, int, int], bytes] = {}
         self._known_forms: dict[tuple[str, int, int], Any] = {}
         self._sending: dict[int, deque[tuple[Callable[[], None], object]]] = {}
-        self.broken = ""
 
     def send(self, address: Address, tree: Any, rank: int) -> None:
         """Begin to send `tree`, whose tensors must not change any more."""
-        leaves, structure = pytree.tree_flatten(tree)
-        tensors = [leaf.detach().contiguous() for leaf in leaves if isinstance(leaf, Tensor)]
-        marks = [_mark(leaf) for leaf in leaves]
-        form = pickle.dumps((structure, marks))
+        leaves = [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+        tensors = [leaf.detach().to(self._device).contiguous() for leaf in leaves]
+        form = pickle.dumps(pytree.tree_map(_mark, tree))
         known = self._sent_forms.get(address.edge) == form
         self._sent_forms[address.edge] = form
         numbers = [_KINDS.index(address.kind), address.source, address.destination, address.microbatch]
@@ -109,11 +108,9 @@ class Wire:
             form = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
             self._group.receive(form, rank)
             self._known_forms[address.edge] = pickle.loads(form.cpu().numpy().tobytes())
-        structure, marks = self._known_forms[address.edge]
-        leaves = [self._leaf(mark, rank) for mark in marks]
-        return address, pytree.tree_unflatten(leaves, structure)
+        return address, pytree.tree_map(partial(self._leaf, rank), self._known_forms[address.edge])
 
-    def _leaf(self, mark: Any, rank: int) -> Any:
+    def _leaf(self, rank: int, mark: Any) -> Any:
         if not isinstance(mark, _Tensor):
             return mark
         tensor = torch.empty(mark.shape, dtype=mark.dtype, device=self._device)
