@@ -73,6 +73,7 @@ class Staged(nn.Module):
         shared = _shared(self.layers)
         built = self._build(seed)
         _separate(built.values())
+        _check_dense(built.values())
         self.sections = {stage: self._section(stage, built) for stage in self.own}
         for place, module in built.items():
             register(self, self.layers.layers[place].name, module)
@@ -195,6 +196,15 @@ def _separate(modules: Iterable[nn.Module]) -> None:
                     copy = copies.setdefault(id(parameter), _copied(parameter))
                     setattr(part, name, copy)
                     seen[id(copy)] = module
+
+
+def _check_dense(modules: Iterable[nn.Module]) -> None:
+    sparse = [part for module in modules for part in module.modules() if getattr(part, "sparse", False) is True]
+    if sparse:
+        raise ArgumentError(
+            f"all gradients of a model in stages must be dense, but those of {sparse[0]} are sparse; build it without "
+            f"`sparse=True`."
+        )
 
 
 def _copied(parameter: nn.Parameter) -> nn.Parameter:
