@@ -96,13 +96,14 @@ class _Part:
         """Every action comes after what it needs of this rank; gives the peak of live activations."""
         done: set[Action] = set()
         live = peak = 0
-        left = Counter(action.stage for action in self._plan if action.op in _BACKWARDS)
+        total = Counter(action.stage for action in self._plan if action.op in _BACKWARDS)
+        left = total.copy()
         for place, action in enumerate(self._plan):
             here = f"rank {self._rank}, action {place}, {action}"
             for earlier in self._before(action):
                 if earlier not in done:
                     raise PlanError(f"{here}: {earlier} must come before it, but {self._where(earlier)}.")
-            if action.op is Op.ARM and left[action.stage] > 1:
+            if action.op is Op.ARM and left[action.stage] != min(1, total[action.stage]):
                 raise PlanError(
                     f"{here}: ARM must stand right before the last backward of stage {action.stage}, but "
                     f"{left[action.stage]} of its backwards are still to come."
