@@ -18,6 +18,7 @@ from evenstep.config.schema import (
     EarlyStop,
     Ema,
     Evaluate,
+    Launch,
     Log,
     LossScale,
     Optimizer,
@@ -226,6 +227,30 @@ def _writers(log: Log) -> Iterator[Fault]:
         )
 
 
+def _pipeline(parallel: Parallel, launch: Launch) -> Iterator[Fault]:
+    ranks = parallel.pipeline
+    if ranks == 1:
+        for name, given in (("stages_per_rank", parallel.stages_per_rank), ("split_at", parallel.split_at)):
+            if given:
+                yield Fault(
+                    about=(f"parallel.{name}", "parallel.pipeline"),
+                    text=f"`parallel.{name}` is for a pipeline, but `parallel.pipeline` is 1; leave it out, or set how "
+                    f"many ranks share the model.",
+                )
+    elif parallel.strategy not in ("auto", "ddp"):
+        yield Fault(
+            about=("parallel.strategy", "parallel.pipeline"),
+            text=f'`parallel.strategy` must be "auto" or "ddp" with a pipeline, but is "{parallel.strategy}"; '
+            f"change it, or leave `parallel.pipeline` out.",
+        )
+    if launch.ranks > 1 and launch.ranks % ranks:
+        yield Fault(
+            about=("launch.ranks", "parallel.pipeline"),
+            text=f"`launch.ranks` must be a multiple of the {ranks} ranks of a pipeline, but is {launch.ranks}; "
+            f"change one of them.",
+        )
+
+
 def _resume(resume: str) -> Iterator[Fault]:
     if resume in ("never", "auto") or Path(resume).is_dir():
         return
@@ -239,6 +264,7 @@ def _resume(resume: str) -> Iterator[Fault]:
 
 RULES: tuple[Rule, ...] = (
     _resume,
+    _pipeline,
     _batches,
     _batch_options,
     _evaluations,
