@@ -22,6 +22,7 @@ class Meeting:
     def __init__(self, ranks: int) -> None:
         self.barrier = threading.Barrier(ranks)
         self.values: list[Any] = [None] * ranks
+        self.words: list[str] = []  # of those who have given up
         self.mail: dict[tuple[int, int], Queue[Tensor]] = {(a, b): Queue() for a in range(ranks) for b in range(ranks)}
 
 
@@ -61,6 +62,24 @@ class Threads(Group):
 
     def receive(self, tensor: Tensor, rank: int) -> None:
         tensor.copy_(self._meeting.mail[rank, self.rank].get(timeout=TIMEOUT_S))
+
+    def begin_send(self, tensor: Tensor, rank: int) -> Callable[[], None]:
+        self.send(tensor, rank)
+        return lambda: None
+
+    def split(self, parts: Sequence[Sequence[int]]) -> Group:
+        made = [Meeting(len(part)) for part in parts] if self.rank == 0 else []
+        for part, meeting in zip(parts, self._meet(made)[0], strict=True):
+            meeting.words = self._meeting.words
+            if self.rank in part:
+                mine = Threads(meeting, list(part).index(self.rank), len(part))
+        return mine
+
+    def abort(self, reason: str) -> None:
+        self._meeting.words.append(reason)
+
+    def abort_reason(self) -> str:
+        return self._meeting.words[0] if self._meeting.words else ""
 
     def broadcast(self, tensors: Sequence[Tensor], rank: int = 0) -> None:
         for tensor in tensors:
