@@ -66,7 +66,7 @@ def draw_text(simulation: Simulation, *, width: int = 100) -> list[list[Piece]]:
 
 def _label(span: Span, several: bool, room: int) -> str:
     op = span.action.op.value
-    for label in (str(span.action) if several else f"{op}{span.action.microbatch}", op):
-        if len(label) <= room:
+    for label in (str(span.action) if several else op, f"{op}{span.action.microbatch}"):
+        if len(label) > 1 and len(label) < room:  # so that a dash tells it from the next
             return label.ljust(room, "-")
-    raise AssertionError("a piece has room for one letter")
+    return op.ljust(room, "-")
