@@ -22,7 +22,8 @@ _LEFT_OUT = ("UNSHARD", "RESHARD", "REDUCE_GRAD", "SEND_F", "RECV_F", "SEND_B", 
 def to_torch_csv(plans: Sequence[Plan]) -> str:
     """The computations of `plans`, for a schedule of `torch.distributed.pipelining` to load.
 
-    >>> to_torch_csv([(Action(Op.FORWARD, 0, 0), Action(Op.INPUT_BACKWARD, 0, 0), Action(Op.WEIGHT_BACKWARD, 0, 0))])
+    >>> from evenstep.pipeline.text import read_plans
+    >>> to_torch_csv(read_plans("0F0 0SO0:1 0I0 0W0"))
     '0F0,0I0,0W0\\n'
     """
     return "".join(",".join(str(action) for action in plan if action.op in COMPUTES) + "\n" for plan in plans)
