@@ -222,7 +222,7 @@ def _slurm(launch: Launch, resume: str) -> Iterator[Fault]:
     if launch.slurm is not None and resume not in ("never", "auto"):
         yield Fault(
             about=("launch.slurm", "resume"),
-            text=f'`launch.slurm` submits a job that goes on by itself when it was stopped, but `resume` is "{resume}", '
+            text=f'`launch.slurm` submits a job that goes on by itself when stopped, but `resume` is "{resume}", '
             f'from which it would begin again each time; leave one out, or set `resume` to "auto".',
         )
     if launch.slurm is not None and launch.ranks > 1:
