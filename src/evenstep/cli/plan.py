@@ -53,8 +53,8 @@ def run(path: str, settings: list[str]) -> int:
     if more and not path:
         raise ConfigError([f"`{more[0]}` sets a key of a run file, but none is given: `evenstep plan RUN.toml ...`."])
     if path:
-        layered, count = _measured(path, more)
-        given.setdefault("microbatches", count)
+        layered, of_run = _measured(path, more)
+        given = {**of_run, **given}
     options = Options(**given)
     missing = [f"`--{name}` is missing; give it." for name in ("ranks", "microbatches") if not getattr(options, name)]
     if missing:
@@ -78,8 +78,8 @@ def run(path: str, settings: list[str]) -> int:
     return EXIT_DONE
 
 
-def _measured(path: str, settings: Sequence[str]) -> tuple[Layered, int]:
-    """The layers of a run's model, measured with its first micro-batch, and how many of these an update has."""
+def _measured(path: str, settings: Sequence[str]) -> tuple[Layered, dict[str, int]]:
+    """The layers of a run's model, measured with its first micro-batch, and the run's own micro-batches and ranks."""
     import torch
 
     from evenstep.build import build_parts, rank_device
@@ -104,7 +104,10 @@ def _measured(path: str, settings: Sequence[str]) -> tuple[Layered, int]:
             data = build_transfer(device)(batch.microbatches[0].data)
             precision = build_precision(opened.config)
             costs = measure(layers, parts.task.inputs(data), device=device, context=lambda: precision.forward(device))
-    return Layered(layers=tuple(costs), flows=lambda cuts: flows(layers, cuts)), batch.num_microbatches
+        of_run = {"microbatches": batch.num_microbatches}
+        if opened.config.parallel.pipeline > 1:
+            of_run["ranks"] = opened.config.parallel.pipeline
+    return Layered(layers=tuple(costs), flows=lambda cuts: flows(layers, cuts)), of_run
 
 
 def _chosen(asked: str) -> Schedule | None:

@@ -24,7 +24,7 @@ def _option(default: Any, kind: type, meaning: str) -> Any:
 class Options:
     """What may be asked of a plan."""
 
-    ranks: int = _option(0, int, "pipeline ranks")
+    ranks: int = _option(0, int, "pipeline ranks; by default the run's `parallel.pipeline`")
     microbatches: int = _option(0, int, "micro-batches per update; by default those of the run's first update")
     stages_per_rank: int = _option(2, int, "stages of each rank, for schedules that take any number; 2 by default")
     memory_gib: float = _option(0.0, float, "the most memory that a rank may hold")
@@ -62,7 +62,7 @@ def help_text() -> str:
     """One line per option.
 
     >>> help_text().splitlines()[0]
-    '  --ranks               pipeline ranks'
+    "  --ranks               pipeline ranks; by default the run's `parallel.pipeline`"
     """
     return "\n".join(f"  {name:<21} {each.metadata['meaning']}" for name, each in _FIELDS.items())
 

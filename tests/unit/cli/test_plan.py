@@ -97,7 +97,7 @@ def test_the_layers_of_a_run_are_measured(evenstep: Run, recipe: Path) -> None:
         "    return nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 1))\n"
     )
     chain = ["--model.target", "chain.py:model"]
-    done = evenstep("plan", "run.toml", *chain, "--ranks", "2", "--schedule", "1f1b", "--model.args", "{}")
+    done = evenstep("plan", "run.toml", *chain, "--parallel.pipeline", "2", "--schedule", "1f1b")
     assert done.code == 0, done.err
     assert "2 ranks, 3 micro-batches" in done.out  # 8 samples in micro-batches of 3
     assert "parallel.split_at = [" in done.out
