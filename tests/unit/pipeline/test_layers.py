@@ -99,3 +99,13 @@ def test_an_output_goes_directly_to_every_stage_that_takes_it() -> None:
         **{(2, 3): (2,), (3, 4): (3,)},
     }
     assert flows(layers, cut(layers, stages=2)) == {(0, 1): (0, 1)}  # once, though three layers take it
+
+
+def test_a_container_called_layers_is_no_method_that_says_them() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.ReLU())
+
+    with pytest.raises(ArgumentError, match="Net can't be cut into stages: give it a method"):
+        Layers.of(Net())
