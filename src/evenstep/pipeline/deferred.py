@@ -5,7 +5,6 @@ backward makes, so the bits are the same. Other modules give their weight gradie
 and fills less of the bubble; so do linear layers inside compiled ones, whose backward is one piece.
 """
 
-from collections.abc import Callable
 from typing import Any, final
 
 import torch

@@ -113,11 +113,11 @@ class Layers:
         """
         if isinstance(model, cls):
             return model
-        if isinstance(model, Cuttable):
-            return cls(tuple(model.layers()))
         if isinstance(model, nn.Sequential):
             return cls(tuple(_opened(model, "")))
         if isinstance(model, nn.Module):
+            if isinstance(model, Cuttable):
+                return cls(tuple(model.layers()))
             raise ArgumentError(
                 f"{type(model).__name__} can't be cut into stages: give it a method `layers()` that says its layers in "
                 f"the order in which they run, or make it an `nn.Sequential`."

@@ -95,7 +95,8 @@ class Pipelined(Execution):
     def __init__(self, model: Staged, strategy: Strategy, optimizer: Optimizer, device: torch.device) -> None:
         self.group, self.strategy = model.mesh.world, PerStage(strategy)
         self._model = model
-        self.stages = Stages(model, self.strategy, device)
+        self.stages = stages = Stages(model, self.strategy, device)
+        self._run = stages.run
         self._rank, self._pipeline = model.mesh.pipeline.rank, model.mesh.pipeline
         self._plan = lru_cache(maxsize=256)(self._planned)
         trained = {id(parameter) for parameter in _of(optimizer)}
@@ -109,11 +110,11 @@ class Pipelined(Execution):
         )
 
     def train(self, microbatches: tuple[int, ...], passage: Passage, num_microbatches: int) -> None:
-        self.stages.run(self._plan(microbatches), passage, num_microbatches)
+        self._run(self._plan(microbatches), passage, num_microbatches)
 
     def evaluate(self, microbatches: tuple[int, ...], passage: Passage) -> None:
         plan = forwards(self._model.layout, microbatches)[self._rank]
-        self.stages.run(plan, passage, len(microbatches))
+        self._run(plan, passage, len(microbatches))
 
     def squared_norm(self, grads: list[Tensor]) -> Tensor:
         """Each parameter's norm has its place in one vector, which all ranks get: the same sum in the same order."""
@@ -129,9 +130,7 @@ class Pipelined(Execution):
         return self._model.schedule.plans(self._model.layout, microbatches)[self._rank]
 
 
-def build_execution(
-    model: nn.Module, strategy: Strategy, optimizer: Optimizer, device: torch.device
-) -> Execution:
+def build_execution(model: nn.Module, strategy: Strategy, optimizer: Optimizer, device: torch.device) -> Execution:
     """The execution of this kind of model."""
     if isinstance(model, Staged):
         return Pipelined(model, strategy, optimizer, device)

@@ -69,7 +69,11 @@ class StagesPortion(Portion):
         return {
             **state,
             "model": {name: value for name, value in state["model"].items() if name in mine or name not in known},
-            "optimizer": {**saved, "state": {name: _copied(value) for name, value in state_of.items()}, "groups": groups},
+            "optimizer": {
+                **saved,
+                "state": {name: _copied(value) for name, value in state_of.items()},
+                "groups": groups,
+            },
             "ema": _under(averaged, state["ema"], aliases),
         }
 
