@@ -5,7 +5,8 @@ copies share the group, and their reductions come in the same order on all its r
 It does not sum over stages: those are other parameters, or tied ones (`pipeline.ties`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
 from copy import copy
 from typing import Any, final
 
@@ -51,3 +52,9 @@ class PerStage(Strategy):
     def after_update(self, update: int) -> None:
         for own in dict.fromkeys(self._of.values()):
             own.after_update(update)
+
+    @contextmanager
+    def uncompressed(self) -> Generator[str]:
+        with ExitStack() as stack:
+            advice = [stack.enter_context(own.uncompressed()) for own in dict.fromkeys(self._of.values())]
+            yield next(iter(advice), "")

@@ -12,7 +12,7 @@ from typing import final
 from evenstep.errors import ArgumentError
 from evenstep.pipeline.action import Action, Op, Plan
 from evenstep.pipeline.layout import Layout
-from evenstep.pipeline.order import COMPUTES, Needs, Product, Span, spans
+from evenstep.pipeline.order import Span, spans
 
 
 @final
@@ -169,15 +169,12 @@ def simulate(plans: Sequence[Plan], layout: Layout, costs: Costs) -> Simulation:
     (3.0, 3.0)
     """
     _check("forward_s", costs.forward_s, layout.stages)
-    owner = layout.rank_of
-
-    def delay(product: Product, stage: int) -> float:
-        if owner[product[1]] == owner[stage]:
-            return 0
-        edge = (min(product[1], stage), max(product[1], stage))
-        return costs.latency_s + costs.seconds_per_byte * costs.edge_bytes.get(edge, 0)
-
-    found = spans(plans, layout, costs.duration, delay)
+    delays = {
+        edge: costs.latency_s + costs.seconds_per_byte * costs.edge_bytes.get(edge, 0)
+        for edge in layout.edges
+        if layout.rank_of[edge[0]] != layout.rank_of[edge[1]]
+    }
+    found = spans(plans, layout, costs.duration, delays)
     busy: list[float] = [0] * layout.ranks
     first: dict[int, float] = {}
     last: dict[int, float] = {}
@@ -212,16 +209,16 @@ def _peak_bytes(plan: Plan, stages: Sequence[int], costs: Costs) -> float:
 
 
 def _bytes_sent(found: Sequence[Span], layout: Layout, costs: Costs) -> tuple[float, ...]:
-    needs = Needs(layout)
+    forward: list[float] = [0] * layout.stages
+    backward: list[float] = [0] * layout.stages
+    for (source, destination), size in costs.edge_bytes.items():
+        if layout.rank_of[source] != layout.rank_of[destination]:
+            forward[source] += size
+            backward[destination] += size
     sent: list[float] = [0] * layout.ranks
     for span in found:
-        stage, op = span.action.stage, span.action.op
-        assert op in COMPUTES
-        if op is Op.WEIGHT_BACKWARD:
-            continue
-        for peer in (needs.destinations if op is Op.FORWARD else needs.sources)[stage]:
-            if layout.rank_of[peer] != span.rank:
-                sent[span.rank] += costs.edge_bytes.get((min(stage, peer), max(stage, peer)), 0)
+        if span.action.op is not Op.WEIGHT_BACKWARD:
+            sent[span.rank] += (forward if span.action.op is Op.FORWARD else backward)[span.action.stage]
     return tuple(sent)
 
 

@@ -99,7 +99,7 @@ class Stages:
         action: Action | None = None
         with Inbox(self.wire, self._group, _expected(plan, self.model)) as inbox:
             try:
-                for action in plan:  # noqa: B007 - what was going on is said below
+                for action in plan:
                     run.act(action, inbox)
                 if any(a.op is Op.REDUCE for a in plan):
                     sum_over_owners(self.model.ties, self._parameters, self._group)

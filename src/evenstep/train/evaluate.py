@@ -6,6 +6,7 @@ when something raises. It does not choose when.
 """
 
 from contextlib import closing
+from functools import partial
 from typing import Any, cast, final
 
 import torch
@@ -77,6 +78,8 @@ class Evaluation:
                     factor=1.0,
                     prefix=prefix,
                 )
+                unseen = partial(Passage.unseen, way)
+                self._execution.match([microbatch.data for microbatch in weights.work], unseen, backward=False)
                 with passage:
                     self._execution.evaluate(tuple(microbatch.index for microbatch in weights.work), passage)
                 if batch.ends_epoch:

@@ -5,18 +5,22 @@ update and evaluations ask nothing about it.
 """
 
 from abc import ABC, abstractmethod
-from functools import lru_cache
-from typing import final
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import lru_cache, partial
+from typing import TypeVar, final
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from evenstep.optim.apply import squared_norm
+from evenstep.optim.apply import norms
 from evenstep.optim.foreach import foreach_norms
-from evenstep.parallel import Group, PerStage, Strategy
+from evenstep.parallel import Group, PerStage, Single, Strategy
 from evenstep.pipeline import SCHEDULES, Layout, Plan, Runner, Stage, Staged, Stages, forwards
 from evenstep.train.passage import Passage
+
+T = TypeVar("T")
 
 
 class Execution(ABC):
@@ -39,6 +43,17 @@ class Execution(ABC):
     @abstractmethod
     def evaluate(self, microbatches: tuple[int, ...], passage: Passage) -> None:
         """Run `microbatches` forward only."""
+
+    def match(
+        self, work: Sequence[T], unseen: Callable[[T], AbstractContextManager[Passage]], *, backward: bool
+    ) -> None:
+        """Before `train` or `evaluate`: run passes that count nowhere, where all ranks must run the same number.
+
+        Args:
+            work: the batches of this rank's micro-batches.
+            unseen: gives the passage, of one micro-batch, of a batch that counts nowhere.
+            backward: whether they come back.
+        """
 
     @abstractmethod
     def squared_norm(self, grads: list[Tensor]) -> Tensor:
@@ -66,10 +81,13 @@ class OneStage(Execution):
 
     def __init__(self, model: nn.Module, strategy: Strategy, optimizer: Optimizer) -> None:
         self.group, self.strategy = strategy.group, strategy
+        dtype = _norm_dtype({parameter.dtype for parameter in _of(optimizer)})
+        self._norms = partial(norms, dtype=dtype)
+        wrapped = strategy.wrap(model)
+        strategy.adopt(optimizer)
         self._evaluator = Runner([Stage(0, model)], strategy)
-        self._trainer = Runner([Stage(0, strategy.wrap(model))], strategy)
-        dtypes = {parameter.dtype for parameter in _of(optimizer)}
-        self._norm_dtype = _norm_dtype(dtypes)
+        self._trainer = Runner([Stage(0, wrapped)], strategy)
+        self._alone = Runner([Stage(0, wrapped)], Single())
 
     def train(self, microbatches: tuple[int, ...], passage: Passage, num_microbatches: int) -> None:
         self._trainer.run(_one_stage(microbatches), passage, num_microbatches)
@@ -77,8 +95,19 @@ class OneStage(Execution):
     def evaluate(self, microbatches: tuple[int, ...], passage: Passage) -> None:
         self._evaluator.run(forwards(Layout.chain(ranks=1), microbatches)[0], passage, len(microbatches))
 
+    def match(
+        self, work: Sequence[T], unseen: Callable[[T], AbstractContextManager[Passage]], *, backward: bool
+    ) -> None:
+        plan = _one_stage((0,)) if backward else forwards(Layout.chain(ranks=1), (0,))[0]
+
+        def run(batch: T) -> None:
+            with unseen(batch) as passage:
+                self._alone.run(plan, passage, 1)
+
+        self.strategy.match(work, run, backward=backward)
+
     def squared_norm(self, grads: list[Tensor]) -> Tensor:
-        return squared_norm(grads, self._norm_dtype)
+        return self.strategy.squared_norm(grads, self._norms)
 
 
 @final
@@ -118,13 +147,13 @@ class Pipelined(Execution):
 
     def squared_norm(self, grads: list[Tensor]) -> Tensor:
         """Each parameter's norm has its place in one vector, which all ranks get: the same sum in the same order."""
-        norms = torch.zeros_like(self._norms)
+        each = torch.zeros_like(self._norms)
         present = [(slot, p.grad) for slot, p in self._counted if p.grad is not None]
         if present:
-            places = torch.tensor([slot for slot, _ in present], device=norms.device)
-            norms[places] = torch.stack(foreach_norms([g for _, g in present], self._norm_dtype))
-        self._pipeline.sum(norms)()
-        return norms.dot(norms)
+            places = torch.tensor([slot for slot, _ in present], device=each.device)
+            each[places] = torch.stack(foreach_norms([g for _, g in present], self._norm_dtype))
+        self._pipeline.sum(each)()
+        return each.dot(each)
 
     def _planned(self, microbatches: tuple[int, ...]) -> Plan:
         return self._model.schedule.plans(self._model.layout, microbatches)[self._rank]

@@ -257,7 +257,8 @@ class Loop:
                 f"{incident.message} The same held for the global batches before it; look at the data, and at "
                 f"`weight` of the task. {kept}"
             )
-        cause = diagnose(self.model, lambda: self.update.rerun(entry.batch, incident.update))
+        with self.execution.strategy.uncompressed() as advice:
+            cause = diagnose(self.model, lambda: self.update.rerun(entry.batch, incident.update), if_finite=advice)
         self.storage.discard_from(incident.update)
         raise NonFiniteError(
             f"{incident.message} When it is run again, {cause}. {kept} Look at this batch and at the loss, lower the "

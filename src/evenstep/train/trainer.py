@@ -54,7 +54,7 @@ from evenstep.train.passage import Way
 from evenstep.train.portion import build_portion
 from evenstep.train.progress import Progress
 from evenstep.train.randomness import undisturbed
-from evenstep.train.state import Saved, Tree, check_same_run, unwrapped
+from evenstep.train.state import Saved, Tree, check_same_run, parameter_names, unwrapped
 from evenstep.train.task import Task
 from evenstep.train.transfer import build_transfer
 from evenstep.train.update import Update
@@ -197,11 +197,13 @@ class Trainer:
         apply = build_apply(optimizer, clip_norm=clip_norm, device=self.device, defer=defer)
         known_at_once = isinstance(apply, HostApply) or data.num_batches(0, seed=seed) is None
         self._ema = ema
+        names = parameter_names(model, optimizer)
         self._execution = build_execution(model, strategy, optimizer, self.device)
+        by_name = dict(unwrapped(model).named_parameters())
         self._loop = Loop(
             update=Update(
                 model=model,
-                optimizer=optimizer,
+                parameters=[by_name[name] for group in names for name in group],
                 way=self._way,
                 execution=self._execution,
                 apply=apply,
@@ -225,7 +227,14 @@ class Trainer:
         )
         # After the strategy has made replicas equal: the average begins as a copy of the parameters.
         self._portion = build_portion(model, self._execution.stages)
-        self._saved = Saved(model=unwrapped(model), optimizer=optimizer, ema=ema, precision=precision)
+        self._saved = Saved(
+            model=unwrapped(model),
+            optimizer=optimizer,
+            names=names,
+            strategy=self._execution.strategy,
+            ema=ema,
+            precision=precision,
+        )
 
     @property
     def is_first_rank(self) -> bool:

@@ -5,12 +5,13 @@ precision, the way of applying. The update asks nothing about modes. It does not
 about an abort; that is the loop's.
 """
 
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import final
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from evenstep.data import GlobalBatch
 from evenstep.optim.apply import Apply, gradients
@@ -42,7 +43,7 @@ class Update:
 
     Args:
         model: what is trained.
-        optimizer: of its parameters; they are clipped and stepped together.
+        parameters: those of the model that are clipped and stepped together, on whichever rank.
         way: task, precision, device and recording; see `Passage`.
         execution: how forwards and backwards are run, and gradients shared.
         apply: how a gradient is applied.
@@ -54,14 +55,13 @@ class Update:
         self,
         *,
         model: nn.Module,
-        optimizer: Optimizer,
+        parameters: Sequence[nn.Parameter],
         way: Way,
         execution: Execution,
         apply: Apply,
         ema: Ema | None,
         learning_rates: LearningRates,
     ) -> None:
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self._parameters = parameters
         self._with_grad = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._sparse = any(getattr(module, "sparse", False) is True for module in model.modules())
@@ -90,6 +90,7 @@ class Update:
         grads = gradients(self._parameters, sparse=self._sparse)
         squared = self._execution.squared_norm(grads)
         applied = self._apply(grads, squared, scale if late_weight is None else scale * total)
+        self._execution.strategy.after_step()
         self._buffers.restore(applied.aborted)
         if self._ema is not None and applied.aborted != 1.0:
             self._ema.after_update(update, applied.aborted)
@@ -105,6 +106,7 @@ class Update:
     def abandon(self) -> None:
         """Undo what an update that has raised in the middle did to the buffers, and be ready for another."""
         self._buffers.restore(1.0)
+        self._execution.strategy.abandon()
         self.resume()
 
     def rerun(self, batch: GlobalBatch, update: int) -> None:
@@ -129,10 +131,18 @@ class Update:
             factor=self._way.precision.scale / weights.total,
             prefix="train/",
         )
+        self._execution.match([microbatch.data for microbatch in weights.work], self._unseen, backward=True)
         with passage:
             work = tuple(microbatch.index for microbatch in weights.work)
             self._execution.train(work, passage, weights.num_microbatches)
         return self._late_total(passage.late_weights, weights) if self._way.task.late_weight else None
+
+    @contextmanager
+    def _unseen(self, batch: object) -> Generator[Passage]:
+        """The passage of a batch that counts nowhere, after which buffers are as before."""
+        with Passage.unseen(self._way, batch) as passage:
+            yield passage
+        self._buffers.restore(1.0)
 
     def _late_total(self, late: dict[int, Tensor], weights: Weights) -> Tensor:
         """Σw_m over all ranks, in the order of the micro-batches' numbers whoever ran them."""

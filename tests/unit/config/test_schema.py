@@ -62,7 +62,10 @@ def test_the_public_keys_are_these() -> None:
 
 PUBLIC_KEYS = {
     "Launch": ["ranks"],
-    "Parallel": ["pipeline", "pipeline_schedule", "reduction", "split_at", "stages_per_rank", "strategy", "timeout_s"],
+    "Parallel": [
+        *("compression", "gather_dtype", "offload", "pipeline", "pipeline_schedule", "reduction", "shard_ranks"),
+        *("split_at", "stages_per_rank", "strategy", "timeout_s"),
+    ],
     "Best": ["metric", "mode"],
     "Checkpoint": ["best", "every_epochs", "every_minutes", "every_updates", "keep_last"],
     "Constant": ["kind", "warmup_updates"],
