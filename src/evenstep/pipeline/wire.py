@@ -2,8 +2,8 @@
 
 A message is a header of a few numbers, its form (structure, shapes, dtypes) if that differs from the last one on the
 same edge, and the tensors. So nobody has to know shapes beforehand, they may change with every micro-batch, and what
-comes is always what was announced. One thread per peer receives, as far ahead as the plan allows; sends do not wait, and
-few are on their way at once. It knows neither modules nor gradients.
+comes is always what was announced. One thread per peer receives, as far ahead as the plan allows; sends do not wait,
+and few are on their way at once. It knows neither modules nor gradients.
 """
 
 import pickle
