@@ -4,6 +4,7 @@ from evenstep.checkpoint.layout import complete_checkpoints, step_name
 from evenstep.checkpoint.manifest import FileEntry, Manifest
 from evenstep.checkpoint.reader import Checkpoint, newest_checkpoint, read_checkpoint
 from evenstep.checkpoint.retention import clean_leftovers, remove_checkpoint, retain
+from evenstep.checkpoint.sharding import Shard
 from evenstep.checkpoint.storage import Disk, LocalDisk
 from evenstep.checkpoint.verify import verify
 from evenstep.checkpoint.writer import write_checkpoint
@@ -14,6 +15,7 @@ __all__ = [
     "FileEntry",
     "LocalDisk",
     "Manifest",
+    "Shard",
     "clean_leftovers",
     "complete_checkpoints",
     "newest_checkpoint",
