@@ -54,6 +54,10 @@ class Leaves:
                         f"save it in another dtype."
                     )
                 if alone:
+                    if local.shape != leaf.size():
+                        raise CheckpointError(
+                            f"`{part}.{name}` is cut over ranks, but one process alone is to save it; save it with all."
+                        )
                     self.whole[part][name] = local
                 else:
                     self.sharded[f"{part}/{name}"] = leaf
@@ -65,6 +69,13 @@ class Leaves:
     def by_name(self) -> dict[str, object]:
         """Every tensor by `PART/NAME`."""
         return {**self._whole(), **self.sharded}
+
+    def held(self) -> list[Tensor]:
+        """What this rank holds: whole tensors, and its blocks of the others."""
+        blocks = [
+            cast("Tensor", cast("Any", leaf).__get_tensor_shard__(None)).detach() for leaf in self.sharded.values()
+        ]
+        return [*self._whole().values(), *blocks]
 
     def plan(self) -> object:
         """What this rank could write, for the others to see; None if nothing is cut over ranks."""

@@ -20,7 +20,7 @@ from evenstep.checkpoint.ranks import ALONE, Ranks, together
 from evenstep.checkpoint.sharding import TABLE, Piece, Stored, Table, parse_table, piece_key
 from evenstep.checkpoint.state import JSON, unpack
 from evenstep.checkpoint.tensorfile import BadFileError, read_header, read_tensors
-from evenstep.checkpoint.verify import check_structure, checked_file, verify_files
+from evenstep.checkpoint.verify import check_structure, checked_file, verify, verify_files
 from evenstep.errors import CheckpointError
 
 TensorsByPart = dict[str, dict[str, Tensor]]
@@ -230,6 +230,26 @@ def newest_checkpoint(
             return read_checkpoint(path, device), rejected
         except CheckpointError as error:
             rejected.append((path, str(error)))
+    return None, rejected
+
+
+def newest_valid(folder: Path | str) -> tuple[Path | None, list[tuple[Path, str]]]:
+    """The newest checkpoint whose every byte is as it was written, and the newer ones that are not, with the reasons.
+
+    Args:
+        folder: a folder of checkpoints or a run folder; need not exist.
+
+    Raises:
+        CheckpointError: a folder that cannot be listed.
+    """
+    rejected: list[tuple[Path, str]] = []
+    for path in reversed(complete_checkpoints(checkpoints_folder(Path(folder)))):
+        try:
+            verify(path)
+        except CheckpointError as error:
+            rejected.append((path, str(error)))
+        else:
+            return path, rejected
     return None, rejected
 
 

@@ -46,6 +46,7 @@ class Save:
 
     Args:
         folder, update, state, group, disk, resumed_from: as for `write_checkpoint`.
+        name: of the folder of something that is not a step of the run; `latest` then does not name it.
 
     Raises:
         CheckpointError: a state that cannot be saved, on any rank, or a disk that does not take a new folder.
@@ -60,9 +61,11 @@ class Save:
         group: Ranks = ALONE,
         disk: Disk = LOCAL_DISK,
         resumed_from: str | None = None,
+        name: str = "",
     ) -> None:
         self.update = update
-        self.target = folder / step_name(update)
+        self.target = folder / (name or step_name(update))
+        self._is_step = not name
         self._staging = folder / f"{SAVING}{self.target.name}"
         self._group, self._disk, self._resumed_from = group, disk, resumed_from
         self._first = group.rank == 0
@@ -74,6 +77,11 @@ class Save:
             self.abandon()
             raise
         self.num_bytes = len(self._encoded) + sum(file.size for file in self._files.values())
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several ranks write it."""
+        return bool(self._stored)
 
     def tensors(self) -> list[Tensor]:
         """What this rank writes."""
@@ -146,7 +154,7 @@ class Save:
 
         told = together(self._group, propose)
         for rank, (is_whole, key, _) in enumerate(told):
-            if (is_whole, key) != told[0][:2]:
+            if is_whole != told[0][0] or (key != told[0][1] and not is_whole):
                 raise CheckpointError(
                     f"the state of rank {rank} has other tensors, or others that are cut, than rank 0's; give all "
                     f"ranks the same tree, with a `Shard` that is empty where a rank holds nothing of a tensor."
@@ -181,7 +189,7 @@ class Save:
     def _rename(self) -> None:
         replaced = self.target.with_name(f"{REPLACED}{self.target.name}")
         if replaced.exists():
-            settle_replaced(self.target.parent, self.update, self._disk)
+            settle_replaced(self.target, self._disk)
         if self.target.exists():
             self._disk.rename(self.target, replaced)
         try:
@@ -197,6 +205,8 @@ class Save:
         replaced = self.target.with_name(f"{REPLACED}{self.target.name}")
         if replaced.exists():
             discard(replaced, self._disk)
+        if not self._is_step:
+            return
         run = self.target.parent.parent
         pointer = run / LATEST_SAVING
         if pointer.exists():

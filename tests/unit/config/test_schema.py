@@ -63,8 +63,10 @@ def test_the_public_keys_are_these() -> None:
 PUBLIC_KEYS = {
     "Launch": ["ranks"],
     "Parallel": ["reduction", "strategy", "timeout_s"],
-    "Best": ["metric", "mode"],
-    "Checkpoint": ["best", "every_epochs", "every_minutes", "every_updates", "keep_last"],
+    "Best": ["keep", "metric", "mode"],
+    "Checkpoint": [
+        *("asynchronous", "best", "every_epochs", "every_minutes", "every_updates", "keep_every_updates", "keep_last"),
+    ],
     "Constant": ["kind", "warmup_updates"],
     "Cosine": ["end_factor", "kind", "warmup_updates"],
     "Data": [
