@@ -12,7 +12,7 @@ import torch
 
 from evenstep.config.schema import Config
 from evenstep.errors import ConfigError
-from evenstep.parallel import Ddp, Group, Ordered, Processes, Single, Strategy
+from evenstep.parallel import Ddp, Fsdp, Group, Ordered, OrderedFsdp, Processes, Single, Strategy, Zero1
 
 
 @contextmanager
@@ -25,9 +25,10 @@ def joined(config: Config) -> Generator[Group]:
     """
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if ranks > 1 and config.parallel.strategy == "single":
-        raise ConfigError(
-            [f"`parallel.strategy` is single, but {ranks} ranks were started; set it to ddp, or start one process."]
+        fault = (
+            f"`parallel.strategy` is single, but {ranks} ranks were started; set it to another, or start one process."
         )
+        raise ConfigError([fault])
     group = Processes(rank_device(config), timeout_s=config.parallel.timeout_s) if ranks > 1 else Group()
     try:
         yield group
@@ -46,7 +47,14 @@ def rank_device(config: Config) -> torch.device:
 
 
 def build_strategy(config: Config, group: Group) -> Strategy:
-    """How gradients are shared: in a fixed order if asked for, else as fast as the number of ranks allows."""
-    if config.parallel.reduction == "ordered":
-        return Ordered(group)
-    return Ddp(group) if group.ranks > 1 or config.parallel.strategy == "ddp" else Single(group)
+    """How gradients and parameters are shared between the ranks. One rank shares nothing, whatever the strategy."""
+    parallel = config.parallel
+    ordered = parallel.reduction == "ordered"
+    if group.ranks == 1:
+        return Ordered(group) if ordered else Single(group)
+    if parallel.strategy == "fsdp":
+        dtype = None if parallel.gather_dtype is None else torch.bfloat16
+        kind = OrderedFsdp if ordered else Fsdp
+        return kind(group, shard_ranks=parallel.shard_ranks, gather_dtype=dtype, offload=parallel.offload)
+    replicas = Ordered(group) if ordered else Ddp(group)
+    return Zero1(replicas) if parallel.strategy == "zero1" else replicas

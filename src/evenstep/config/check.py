@@ -11,7 +11,19 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from evenstep.config.faults import Fault
-from evenstep.config.schema import Checkpoint, Config, Data, EarlyStop, Ema, Evaluate, Log, LossScale, Optimizer, Train
+from evenstep.config.schema import (
+    Checkpoint,
+    Config,
+    Data,
+    EarlyStop,
+    Ema,
+    Evaluate,
+    Log,
+    LossScale,
+    Optimizer,
+    Parallel,
+    Train,
+)
 from evenstep.config.schema_lr import AnySchedule
 
 Rule = Callable[..., Iterator[Fault]]
@@ -43,6 +55,21 @@ def _length(train: Train) -> Iterator[Fault]:
 def _optimizer(optimizer: Optimizer) -> Iterator[Fault]:
     given = {"name": optimizer.name, "target": optimizer.target}
     yield from _one_of_two("optimizer", "name", "target", given)
+
+
+def _parallel(parallel: Parallel) -> Iterator[Fault]:
+    only_sharded = {
+        "shard_ranks": parallel.shard_ranks is not None,
+        "gather_dtype": parallel.gather_dtype is not None,
+        "offload": parallel.offload,
+    }
+    for name, given in only_sharded.items():
+        if given and parallel.strategy != "fsdp":
+            yield Fault(
+                about=(f"parallel.{name}", "parallel.strategy"),
+                text=f"`parallel.{name}` is for `parallel.strategy` fsdp, but that is {parallel.strategy}; leave it "
+                f"out, or set the strategy to fsdp.",
+            )
 
 
 def _batches(data: Data) -> Iterator[Fault]:
@@ -201,6 +228,7 @@ RULES: tuple[Rule, ...] = (
     _length,
     _loss_scale,
     _optimizer,
+    _parallel,
     _warmup,
     _ema,
     _evaluate,

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast, final
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from evenstep.errors import ArgumentError, EvenstepError
 
@@ -29,6 +30,7 @@ class Group:
 
     rank: int = 0
     ranks: int = 1
+    device: torch.device = torch.device("cpu")  # where the tensors of its words are
 
     def sum_floats(self, values: Sequence[float]) -> list[float]:
         """The element-wise sum over all ranks, in float64."""
@@ -73,6 +75,10 @@ class Group:
     def broadcast(self, tensors: Sequence[Tensor], rank: int = 0) -> None:
         """Overwrite `tensors` with those of `rank`."""
 
+    def mesh(self, shard_ranks: int) -> DeviceMesh:
+        """The ranks as torch's sharding needs them: copies × neighbouring `shard_ranks` that share one copy."""
+        raise AssertionError("a group of one has nobody to share a copy with")
+
     def close(self) -> None:
         """Leave the group."""
 
@@ -114,6 +120,7 @@ class Processes(Group):
                 f"{str(error).splitlines()[0]} Check that all ranks were started with the same address and number of "
                 f"ranks, and that a firewall does not stand between them."
             ) from error
+        self.device = device
         self._timeout_s = timeout_s
         self._hosts = cast("dist.ProcessGroup", dist.group.WORLD)
         self._devices = self._hosts
@@ -143,6 +150,22 @@ class Processes(Group):
     def broadcast(self, tensors: Sequence[Tensor], rank: int = 0) -> None:
         for tensor in tensors:
             self._wait("broadcast", partial(dist.broadcast, tensor, rank, group=self._devices))
+
+    def mesh(self, shard_ranks: int) -> DeviceMesh:
+        if shard_ranks == self.ranks:
+            return DeviceMesh.from_group(self._devices, self.device.type)
+        ranks = torch.arange(self.ranks).view(-1, shard_ranks)
+        copies, shards = (self._own_of(lines) for lines in (ranks.T, ranks))
+        names = ("copies", "shards")
+        return DeviceMesh.from_group([copies, shards], self.device.type, mesh=ranks, mesh_dim_names=names)
+
+    def _own_of(self, lines: Tensor) -> dist.ProcessGroup:
+        """A group for each line of ranks, made by all of them in the same order; gives the one this rank is in."""
+        timeout = timedelta(seconds=self._timeout_s)
+        backend = "nccl" if self.device.type == "cuda" else "gloo"
+        made = [dist.new_group(line, backend=backend, timeout=timeout) for line in cast("Any", lines).tolist()]
+        own = next(group for line, group in zip(cast("Any", lines).tolist(), made, strict=True) if self.rank in line)
+        return cast("dist.ProcessGroup", own)
 
     def close(self) -> None:
         if dist.is_initialized():

@@ -49,7 +49,7 @@ def diagnose(model: nn.Module, rerun: Callable[[], object]) -> str:
 
 
 def _finite(tensor: Tensor) -> bool:
-    values = cast("Any", tensor)._values() if tensor.is_sparse else tensor
+    values = cast("Any", tensor)._values() if tensor.is_sparse else getattr(tensor, "_local_tensor", tensor)
     # -inf is what masks are made of; what it does harm to shows up behind it.
     return not bool((values.isnan() | (values == torch.inf)).any())
 

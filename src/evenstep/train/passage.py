@@ -7,7 +7,7 @@ same way; only training comes back by `backward`, which multiplies by `factor`. 
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self, cast, final
 
@@ -36,6 +36,10 @@ class Way:
     storage: Storage
     bus: Bus
     seed: int
+
+    def silently(self) -> "Way":
+        """The same way without anyone to hear or record it."""
+        return replace(self, storage=Storage(), bus=Bus((), cast("Any", None)))
 
 
 @final
@@ -75,6 +79,12 @@ class Passage:
         self._seen: dict[int, tuple[Any, Tensor]] = {}  # output and loss of the open ones, for the end event
         self._seeds: dict[torch.dtype, Tensor] = {}
         self.late_weights: dict[int, Tensor] = {}
+
+    @classmethod
+    def unseen(cls, way: Way, batch: object) -> Self:
+        """A passage of one batch, micro-batch 0, that counts nowhere: other ranks need its calls beside theirs."""
+        batches = [Microbatch(index=0, data=batch, num_samples=0)]
+        return cls(way.silently(), batches, {0: 0.0}, path=("unseen",), update=0, factor=0.0, prefix="")
 
     def forward(self, stage: Stage, microbatch: int) -> Tensor:
         way = self._way

@@ -213,7 +213,8 @@ class Saving:
         if not isinstance(error, Exception) or isinstance(error, CheckpointError) or update == 0:
             return  # somebody is in a hurry, the disk is the trouble, or nothing was reached
         if update > self.saved_at and state is None:
-            self._tell(update, "the error came while parameters were changed, so their state is none to go on from.")
+            why = "the error came while parameters were changed, or they are cut over ranks"
+            self._tell(update, f"no rank alone has a state to go on from ({why}): the newest checkpoint stands.")
         elif update > self.saved_at and state is not None:
             folder, resumed_from = self.folder / "checkpoints", self._saver.resumed_from
             path = write_emergency(folder, update, state(), resumed_from=resumed_from)

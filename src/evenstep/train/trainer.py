@@ -50,7 +50,7 @@ from evenstep.train.passage import Way
 from evenstep.train.progress import Progress
 from evenstep.train.randomness import undisturbed
 from evenstep.train.saving import Saving, describe_failure
-from evenstep.train.state import Saved, Tree, check_same_run, unwrapped
+from evenstep.train.state import Saved, Tree, check_same_run, parameter_names, unwrapped
 from evenstep.train.task import Task
 from evenstep.train.transfer import build_transfer
 from evenstep.train.update import Update
@@ -200,6 +200,10 @@ class Trainer:
             bus=self._bus,
             seed=seed,
         )
+        names = parameter_names(model, optimizer)
+        wrapped = self._strategy.wrap(model)
+        self._strategy.adopt(optimizer)
+        by_name = dict(unwrapped(model).named_parameters())
         learning_rates = LearningRates(optimizer, lr_schedule or Constant(), self.updates)
         defer = None if settle_every_updates is None else settle_every_updates > 1
         apply = build_apply(optimizer, clip_norm=clip_norm, device=self.device, defer=defer)
@@ -207,8 +211,8 @@ class Trainer:
         self._ema = ema
         self._loop = Loop(
             update=Update(
-                model=model,
-                optimizer=optimizer,
+                model=wrapped,
+                parameters=[by_name[name] for group in names for name in group],
                 way=self._way,
                 strategy=self._strategy,
                 apply=apply,
@@ -237,7 +241,14 @@ class Trainer:
             settle_every_updates=1 if known_at_once else settle_every_updates or log_every_updates,
         )
         # After the strategy has made replicas equal: the average begins as a copy of the parameters.
-        self._saved = Saved(model=unwrapped(model), optimizer=optimizer, ema=ema, precision=precision)
+        self._saved = Saved(
+            model=unwrapped(model),
+            optimizer=optimizer,
+            names=names,
+            strategy=self._strategy,
+            ema=ema,
+            precision=precision,
+        )
 
     @property
     def is_first_rank(self) -> bool:
@@ -342,7 +353,8 @@ class Trainer:
             self._loop.abandon()
             rank, ranks = self._strategy.rank, self._strategy.ranks
             failure = {} if failed is None else describe_failure(error, *failed, rank=rank, ranks=ranks)
-            self._saving.rescue(error, self.progress.update, self.state_dict if is_whole else None, failure)
+            alone = is_whole and self._strategy.holds_all
+            self._saving.rescue(error, self.progress.update, self.state_dict if alone else None, failure)
             if self._strategy.ranks == 1:  # the others may not be there to sum with
                 self._write()
             self._writers.event("train_end", end(error))
@@ -448,7 +460,7 @@ class Trainer:
         return path
 
     def state_dict(self) -> Tree:
-        """Everything that the run needs to go on exactly, as a tree."""
+        """Everything that the run needs to go on exactly, as a tree; on all ranks together."""
         return {
             **self._saved.state_dict(),
             "progress": self.progress.state_dict(),

@@ -5,19 +5,19 @@ precision, the way of applying. The update asks nothing about modes. It does not
 about an abort; that is the loop's.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import final
+from functools import lru_cache, partial
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from evenstep.data import GlobalBatch
-from evenstep.optim.apply import Apply, gradients, squared_norm
+from evenstep.optim.apply import Apply, gradients, norms
 from evenstep.optim.ema import Ema
 from evenstep.optim.learning_rate import LearningRates
-from evenstep.parallel import Strategy
+from evenstep.parallel import Single, Strategy
 from evenstep.pipeline import Plan, Runner, Stage, check, sequential
 from evenstep.train.buffers import Buffers
 from evenstep.train.passage import Passage, Way
@@ -50,8 +50,8 @@ class Update:
     """Executes updates of one model.
 
     Args:
-        model: what the first and only stage computes.
-        optimizer: of its parameters; they are clipped and stepped together.
+        model: what the first and only stage computes, wrapped by the strategy.
+        parameters: those of the model that are clipped and stepped together, on whichever rank.
         way: task, precision, device and recording; see `Passage`.
         strategy: how gradients are shared between ranks.
         apply: how a gradient is applied.
@@ -66,22 +66,23 @@ class Update:
         self,
         *,
         model: nn.Module,
-        optimizer: Optimizer,
+        parameters: Sequence[nn.Parameter],
         way: Way,
         strategy: Strategy,
         apply: Apply,
         ema: Ema | None,
         learning_rates: LearningRates,
     ) -> None:
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self._parameters = parameters
         self._with_grad = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._sparse = any(getattr(module, "sparse", False) is True for module in model.modules())
         dtypes = {parameter.dtype for parameter in parameters}
-        self._norm_dtype = None if len(dtypes) == 1 and dtypes <= {torch.float32, torch.float64} else torch.float32
+        exact = len(dtypes) == 1 and dtypes <= {torch.float32, torch.float64}
+        self._norms = partial(norms, dtype=None if exact else torch.float32)
         self._way = way
         self._strategy = strategy
-        self._runner = Runner([Stage(0, strategy.wrap(model))], strategy)
+        self._runner = Runner([Stage(0, model)], strategy)
+        self._alone = Runner([Stage(0, model)], Single())
         self._apply = apply
         self._ema = ema
         self._learning_rates = learning_rates
@@ -104,9 +105,10 @@ class Update:
         scale = self._way.precision.scale
         lr = self._learning_rates(update)
         grads = gradients(self._parameters, sparse=self._sparse)
-        squared = squared_norm(grads, self._norm_dtype)
+        squared = self._strategy.squared_norm(grads, self._norms)
         self.is_whole = False  # until all that follows has been applied
         applied = self._apply(grads, squared, scale if late_weight is None else scale * total)
+        self._strategy.after_step()
         self._buffers.restore(applied.aborted)
         if self._ema is not None and applied.aborted != 1.0:
             self._ema.after_update(update, applied.aborted)
@@ -123,6 +125,7 @@ class Update:
     def abandon(self) -> None:
         """Undo what an update that has raised in the middle did to the buffers, and be ready for another."""
         self._buffers.restore(1.0)
+        self._strategy.abandon()
         self.resume()
 
     def rerun(self, batch: GlobalBatch, update: int) -> None:
@@ -147,10 +150,17 @@ class Update:
             factor=self._way.precision.scale / weights.total,
             prefix="train/",
         )
+        self._strategy.match([microbatch.data for microbatch in weights.work], self._run_unseen, backward=True)
         with passage:
             plan = _plan(tuple(microbatch.index for microbatch in weights.work))
             self._runner.run(plan, passage, weights.num_microbatches)
         return self._late_total(passage.late_weights, weights) if self._way.task.late_weight else None
+
+    def _run_unseen(self, batch: Any) -> None:
+        """Forward and backward of a batch that counts nowhere."""
+        with Passage.unseen(self._way, batch) as passage:
+            self._alone.run(_plan((0,)), passage, 1)
+        self._buffers.restore(1.0)
 
     def _late_total(self, late: dict[int, Tensor], weights: Weights) -> Tensor:
         """Σw_m over all ranks, in the order of the micro-batches' numbers whoever ran them."""

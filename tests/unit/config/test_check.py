@@ -25,6 +25,12 @@ VALID = '\n[data.evaluations.valid]\ntarget = "parts.py:samples"\n'
         ),
         (["--data.oversized", "skip"], "", "`data.oversized` is for batches by tokens"),
         (["--data.curriculum_epochs", "1", "--data.shuffle", "false"], "", "`data.curriculum_epochs` is how many"),
+        (
+            ["--parallel.shard_ranks", "2"],
+            "",
+            "`parallel.shard_ranks` is for `parallel.strategy` fsdp, but that is auto",
+        ),
+        (["--parallel.offload", "true", "--parallel.strategy", "ddp"], "", "`parallel.offload` is for `parallel.str"),
         (["--evaluate.every_updates", "2"], "", "`evaluate.every_updates` is 2, but there is nothing to evaluate on"),
         (["--evaluate.every_epochs", "2"], "", "`evaluate.every_epochs` is 2, but there is nothing to evaluate on"),
         (["--checkpoint.best.metric", "valid/loss"], "", "`checkpoint.best.metric` must be a metric of an evaluation"),

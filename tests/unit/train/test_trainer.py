@@ -283,9 +283,7 @@ def test_what_the_last_evaluation_asks_for_is_saved_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("update", [1, 4, 7])
-def test_after_a_failure_nothing_is_evaluated_but_what_was_committed_is_saved(
-    update: int, tmp_path: Path
-) -> None:
+def test_after_a_failure_nothing_is_evaluated_but_what_was_committed_is_saved(update: int, tmp_path: Path) -> None:
     said: list[str] = []
 
     class Fail(Hook):
