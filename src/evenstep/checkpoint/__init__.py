@@ -5,7 +5,7 @@ from evenstep.checkpoint.layout import complete_checkpoints, step_name
 from evenstep.checkpoint.lock import LOCK, locked
 from evenstep.checkpoint.manifest import FileEntry, Manifest
 from evenstep.checkpoint.ranks import Ranks
-from evenstep.checkpoint.reader import Checkpoint, newest_checkpoint, newest_valid, read_checkpoint
+from evenstep.checkpoint.reader import Checkpoint, Contents, look_into, newest_checkpoint, newest_valid, read_checkpoint
 from evenstep.checkpoint.retention import clean_leftovers, remove_checkpoint, retain
 from evenstep.checkpoint.saver import Saved, Saver
 from evenstep.checkpoint.sharding import Shard
@@ -16,6 +16,7 @@ from evenstep.checkpoint.writer import write_checkpoint
 __all__ = [
     "LOCK",
     "Checkpoint",
+    "Contents",
     "Disk",
     "FileEntry",
     "LocalDisk",
@@ -28,6 +29,7 @@ __all__ = [
     "complete_checkpoints",
     "find_failure",
     "locked",
+    "look_into",
     "newest_checkpoint",
     "newest_valid",
     "read_checkpoint",

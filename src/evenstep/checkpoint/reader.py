@@ -7,6 +7,7 @@ which it passed over and why. What the state is for is not known here.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import cast, final
 
@@ -19,7 +20,7 @@ from evenstep.checkpoint.manifest import Manifest
 from evenstep.checkpoint.ranks import ALONE, Ranks, together
 from evenstep.checkpoint.sharding import TABLE, Piece, Stored, Table, parse_table, piece_key
 from evenstep.checkpoint.state import JSON, unpack
-from evenstep.checkpoint.tensorfile import BadFileError, read_header, read_tensors
+from evenstep.checkpoint.tensorfile import BadFileError, bytes_of, read_header, read_tensors
 from evenstep.checkpoint.verify import check_structure, checked_file, verify, verify_files
 from evenstep.errors import CheckpointError
 
@@ -41,6 +42,77 @@ class Checkpoint:
     update: int
     state: dict[str, object]
     manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """What a checkpoint holds, without the values of its tensors.
+
+    Args:
+        path: its step folder.
+        manifest: what it says of itself.
+        tensors: by `PART/TENSOR`: what each is, and where it lies.
+        values: by part, what is not a tensor, as `state.json` has it.
+    """
+
+    path: Path
+    manifest: Manifest
+    tensors: Table
+    values: dict[str, JSON]
+
+    def tensor(self, name: str) -> Tensor:
+        """The values of the tensor `PART/TENSOR`, as the files have them now.
+
+        Raises:
+            CheckpointError: a file that cannot be read.
+        """
+        stored = self.tensors[name]
+        whole = torch.empty(stored.shape, dtype=stored.dtype)
+        for piece in stored.pieces:
+            _block(whole, piece).copy_(read_piece(self.path, piece, stored.dtype))
+        return whole
+
+
+def look_into(path: Path | str) -> Contents:
+    """What is in the checkpoint at `path`, or the newest complete one of the run there; reads no tensor.
+
+    Raises:
+        CheckpointError: no checkpoint there, or one whose files are not what the manifest says.
+    """
+    step = locate(Path(path))
+    manifest = check_structure(step)
+    with checked_file(step / STATE, manifest.files[STATE]) as file:
+        values = _parse(file.read(file.size))
+    return Contents(path=step, manifest=manifest, tensors=read_table(step, manifest), values=values)
+
+
+def read_piece(folder: Path, piece: Piece, dtype: torch.dtype) -> Tensor:
+    """The values of a piece, unverified.
+
+    Raises:
+        CheckpointError: the file cannot be read.
+    """
+    values = torch.empty(piece.sizes, dtype=dtype)
+    if not values.numel():
+        return values
+    buffer = bytes_of(values)
+    try:
+        with FileIO(folder / piece.file, "rb") as file:
+            file.seek(piece.begin)
+            while buffer:
+                count = file.readinto(buffer)
+                if not count:
+                    raise CheckpointError(f"`{folder / piece.file}` ends before its tensors do; it is damaged.")
+                buffer = buffer[count:]
+    except OSError as error:
+        raise CheckpointError(f"`{folder / piece.file}` cannot be read: {error.strerror}.") from error
+    return values
+
+
+def _block(whole: Tensor, piece: Piece) -> Tensor:
+    for dim, (offset, size) in enumerate(zip(piece.offsets, piece.sizes, strict=True)):
+        whole = whole.narrow(dim, offset, size)
+    return whole
 
 
 def read_checkpoint(
@@ -191,10 +263,7 @@ def _assembled(step: Path, table: Table, files: dict[str, dict[str, Tensor]], de
             found = files.get(piece.file, {}).pop(piece_key(name, piece.offsets), None)
             if found is None or found.dtype != stored.dtype or tuple(found.shape) != piece.sizes:
                 raise CheckpointError(f"`{step / piece.file}` does not hold what `{TABLE}` says of `{name}`.")
-            block = whole
-            for dim, (offset, size) in enumerate(zip(piece.offsets, piece.sizes, strict=True)):
-                block = block.narrow(dim, offset, size)
-            block.copy_(found)
+            _block(whole, piece).copy_(found)
         part, _, inner = name.partition("/")
         tensors.setdefault(part, {})[inner] = whole
     if spare := next(((file, key) for file, pieces in files.items() for key in pieces), None):

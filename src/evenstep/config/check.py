@@ -135,7 +135,8 @@ def _followed(checkpoint: Checkpoint, early_stop: EarlyStop | None, data: Data) 
         if section is None:
             continue
         evaluation = section.metric.partition("/")[0]
-        if "/" in section.metric and evaluation in data.evaluations:
+        of_training = section is checkpoint.best and evaluation == "train"
+        if "/" in section.metric and (of_training or evaluation in data.evaluations):
             continue
         if data.evaluations:
             close = get_close_matches(evaluation, data.evaluations, n=1)

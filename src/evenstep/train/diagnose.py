@@ -10,6 +10,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+FINITE = "running the update again gave finite numbers: the model or its task computes differently each time"
+
 
 def diagnose(model: nn.Module, rerun: Callable[[], object]) -> str:
     """Run `rerun` and say which module, or else which parameters' gradients, first were inf or NaN.
@@ -43,7 +45,7 @@ def diagnose(model: nn.Module, rerun: Callable[[], object]) -> str:
         return found[0]
     bad = [name for name, p in model.named_parameters() if p.grad is not None and not _finite(p.grad)]
     if not bad:
-        return "running the update again gave finite numbers: the model or its task computes differently each time"
+        return FINITE
     more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
     return f"all outputs are finite, but the gradients of {', '.join(bad[:3])}{more} are not: look at the loss"
 

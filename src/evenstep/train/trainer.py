@@ -49,8 +49,9 @@ from evenstep.train.loop import Actions, Loop
 from evenstep.train.passage import Way
 from evenstep.train.progress import Progress
 from evenstep.train.randomness import undisturbed
+from evenstep.train.replay import failed_batch, replay
 from evenstep.train.saving import Saving, describe_failure
-from evenstep.train.state import Saved, Tree, check_same_run, parameter_names, unwrapped
+from evenstep.train.state import Saved, Tree, check_fits, check_same_run, parameter_names, unwrapped
 from evenstep.train.task import Task
 from evenstep.train.transfer import build_transfer
 from evenstep.train.update import Update
@@ -493,6 +494,29 @@ class Trainer:
         self._loop.progress = Progress.from_state_dict(state["progress"])
         self._evaluated_at = state["run"]["evaluated_at"]
         self._resumed = True
+
+    def replay(self, state: Tree, failure: Tree) -> str:
+        """Run the update of a failure again, up to its gradients; says what is not finite in it, or "".
+
+        Args:
+            state: of the update before, as `state_dict` gave it; only the model is taken, and a loss scale.
+            failure: what a failing run has kept of it.
+
+        Raises:
+            CheckpointError: the state is of another model.
+            Exception: what the update raises.
+        """
+        model = unwrapped(self.model)
+        check_fits(state["model"], model.state_dict(), "model")
+        model.load_state_dict(state["model"])
+        if state["run"]["precision"] == self._way.precision.name:
+            self._way.precision.state = state["precision"]
+        batch = failed_batch(failure, self._data, seed=self._way.seed)
+        self.model.train()
+        update = self._loop.update
+        update.begin()
+        with undisturbed(self.device), closing(self._data):
+            return replay(self.model, lambda: update.rerun(batch, failure["update"]))
 
     def _write(self) -> None:
         self._writers.write(self.storage.settle(self._strategy.group.gather))
