@@ -33,7 +33,7 @@ class Shard:
     """The block of a tensor that this rank holds, for tensors that are cut over ranks without being DTensors.
 
     Args:
-        local: the block; a tensor without elements on a rank that holds nothing.
+        local: the block; any tensor without elements, of the same dtype, on a rank that holds nothing.
         shape: of the whole tensor.
         offsets: where the block begins in it, one per dimension.
 
@@ -50,11 +50,16 @@ class Shard:
 
     def __post_init__(self) -> None:
         sizes = tuple(self.local.shape)
-        if not _inside(self.offsets, sizes, self.shape):
+        if not self.is_empty and not _inside(self.offsets, sizes, self.shape):
             raise ArgumentError(
                 f"a block of shape {list(sizes)} at {list(self.offsets)} must lie inside its tensor of shape "
                 f"{list(self.shape)}, but does not; give `offsets` one number per dimension."
             )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether this rank holds nothing of a tensor that has something."""
+        return self.local.numel() == 0 and 0 not in self.shape
 
     def size(self) -> torch.Size:
         """The shape of the whole tensor."""
@@ -64,12 +69,12 @@ class Shard:
     def __create_write_items__(self, fqn: str, object: object) -> list[Any]:
         from evenstep.checkpoint.planning import write_items
 
-        return write_items(fqn, self)
+        return [] if self.is_empty else write_items(fqn, self)
 
     def __create_chunk_list__(self) -> list[Any]:
         from evenstep.checkpoint.planning import chunk_of
 
-        return [chunk_of(self)]
+        return [] if self.is_empty else [chunk_of(self)]
 
     def __get_tensor_shard__(self, index: object) -> Tensor:
         return self.local
