@@ -37,8 +37,9 @@ def run(path: str, settings: list[str]) -> int:
         unsafe = [key for key in changed if not any(key == safe or key.startswith(f"{safe}.") for safe in SAFE)]
         if unsafe:
             raise ConfigError([_refusal(unsafe, file)])
-        if opened.config.launch.ranks > 1 and not is_rank():
-            return launch(opened.config.launch.ranks, ["resume", path, *settings])
+        ranks = max(opened.config.launch.ranks, opened.config.parallel.pipeline)
+        if ranks > 1 and not is_rank():
+            return launch(ranks, ["resume", path, *settings])
         with joined(opened.config) as group:
             return train_in(opened, folder, "auto", group)
 

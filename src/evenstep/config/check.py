@@ -18,6 +18,7 @@ from evenstep.config.schema import (
     EarlyStop,
     Ema,
     Evaluate,
+    Launch,
     Log,
     LossScale,
     Optimizer,
@@ -201,12 +202,53 @@ def _ema(ema: Ema | None, train: Train) -> Iterator[Fault]:
         )
 
 
+def _compression(parallel: Parallel) -> Iterator[Fault]:
+    if parallel.compression == "none":
+        return
+    if parallel.reduction == "ordered":
+        yield Fault(
+            about=("parallel.compression", "parallel.reduction"),
+            text=f'`parallel.compression` is "{parallel.compression}", which rounds sums as they are made, but '
+            f'`parallel.reduction` is "ordered", which is for the same bits on any number of ranks; leave one out.',
+        )
+    if parallel.strategy not in ("auto", "ddp"):
+        yield Fault(
+            about=("parallel.compression", "parallel.strategy"),
+            text=f'`parallel.compression` is for `parallel.strategy = "ddp"`, but that is "{parallel.strategy}"; leave '
+            f"one out.",
+        )
+
+
 def _writers(log: Log) -> Iterator[Fault]:
     twice = {name for name in log.writers if log.writers.count(name) > 1}
     if twice:
         yield Fault(
             about=("log.writers",),
             text=f'`log.writers` has "{min(twice)}" more than once; name each writer once.',
+        )
+
+
+def _pipeline(parallel: Parallel, launch: Launch) -> Iterator[Fault]:
+    ranks = parallel.pipeline
+    if ranks == 1:
+        for name, given in (("stages_per_rank", parallel.stages_per_rank), ("split_at", parallel.split_at)):
+            if given:
+                yield Fault(
+                    about=(f"parallel.{name}", "parallel.pipeline"),
+                    text=f"`parallel.{name}` is for a pipeline, but `parallel.pipeline` is 1; leave it out, or set how "
+                    f"many ranks share the model.",
+                )
+    elif parallel.strategy not in ("auto", "ddp"):
+        yield Fault(
+            about=("parallel.strategy", "parallel.pipeline"),
+            text=f'`parallel.strategy` must be "auto" or "ddp" with a pipeline, but is "{parallel.strategy}"; '
+            f"change it, or leave `parallel.pipeline` out.",
+        )
+    if launch.ranks > 1 and launch.ranks % ranks:
+        yield Fault(
+            about=("launch.ranks", "parallel.pipeline"),
+            text=f"`launch.ranks` must be a multiple of the {ranks} ranks of a pipeline, but is {launch.ranks}; "
+            f"change one of them.",
         )
 
 
@@ -223,6 +265,7 @@ def _resume(resume: str) -> Iterator[Fault]:
 
 RULES: tuple[Rule, ...] = (
     _resume,
+    _pipeline,
     _batches,
     _batch_options,
     _evaluations,
@@ -235,5 +278,6 @@ RULES: tuple[Rule, ...] = (
     _evaluate,
     _followed,
     _early_stop_needs_evaluations,
+    _compression,
     _writers,
 )

@@ -1,12 +1,14 @@
 """The processes that train one model together, and what they say to each other.
 
 Two kinds of words: small numbers between hosts, by which ranks agree before they act (`sum_floats`, `gather`), and
-tensors on the device (`sum`, `send`, `receive`, `broadcast`). Every wait ends within the group's timeout. The default
+tensors on the device (`sum`, `send`, `receive`, `broadcast`). Every wait ends within the group's timeout; who gives up
+may leave word (`abort`) for those who look for it while they wait. The default
 is a group of one, for which nothing has to be said; it does no arithmetic of its own.
 """
 
 import os
 from collections.abc import Callable, Sequence
+from copy import copy
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar, cast, final
@@ -17,8 +19,11 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from evenstep.errors import ArgumentError, EvenstepError
+from evenstep.parallel.place import place_of
+from evenstep.parallel.rendezvous import meet
 
 T = TypeVar("T")
+_ABORTED = "evenstep/aborted"  # key of the store
 
 
 class Group:
@@ -72,12 +77,27 @@ class Group:
         """Receive into `tensor` what `rank` sends."""
         raise AssertionError("a group of one has nobody to receive from")
 
+    def begin_send(self, tensor: Tensor, rank: int) -> Callable[[], None]:
+        """Begin to send `tensor`, which must not change meanwhile; call the result to wait until it has left."""
+        raise AssertionError("a group of one has nobody to send to")
+
     def broadcast(self, tensors: Sequence[Tensor], rank: int = 0) -> None:
         """Overwrite `tensors` with those of `rank`."""
 
     def mesh(self, shard_ranks: int) -> DeviceMesh:
         """The ranks as torch's sharding needs them: copies × neighbouring `shard_ranks` that share one copy."""
         raise AssertionError("a group of one has nobody to share a copy with")
+
+    def split(self, parts: Sequence[Sequence[int]]) -> "Group":
+        """The group of the part that holds this rank; all ranks call it with the same parts, in the same order."""
+        return Group()
+
+    def abort(self, reason: str) -> None:
+        """Leave word for all who wait for this rank that they need not: the first word is kept."""
+
+    def abort_reason(self) -> str:
+        """The first word that any rank has left by `abort`, or ""."""
+        return ""
 
     def close(self) -> None:
         """Leave the group."""
@@ -90,8 +110,8 @@ def _nothing() -> None: ...
 class Processes(Group):
     """The processes that torchrun, or `evenstep train --launch.ranks`, has started.
 
-    Reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets them. Hosts talk through gloo, devices
-    through the backend of their kind.
+    Reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets them, or what srun sets. Hosts talk through
+    gloo, devices through the backend of their kind.
 
     Args:
         device: of this rank's tensors.
@@ -103,22 +123,22 @@ class Processes(Group):
     """
 
     def __init__(self, device: torch.device, *, timeout_s: float = 60.0) -> None:
-        missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
-        if missing:
+        place = place_of(os.environ)
+        if place is None:
             raise ArgumentError(
-                f"a rank among several needs {', '.join(missing)} in its environment; start the run with torchrun, or "
-                f"with `--launch.ranks`."
+                "a rank among several needs RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment; start "
+                "the run with torchrun, or with `--launch.ranks`."
             )
-        self.rank, self.ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        timeout = timedelta(seconds=timeout_s)
-        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        self.rank, self.ranks = place.rank, place.ranks
+        self._timeout = timeout = timedelta(seconds=timeout_s)
+        store = meet(place, timeout_s=timeout_s)
         try:
-            dist.init_process_group("gloo", rank=self.rank, world_size=self.ranks, timeout=timeout)
+            dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.ranks, timeout=timeout)
         except (RuntimeError, ValueError) as error:
             raise EvenstepError(
-                f"rank {self.rank} of {self.ranks} did not find the others at {address} within {timeout_s:g} s: "
-                f"{str(error).splitlines()[0]} Check that all ranks were started with the same address and number of "
-                f"ranks, and that a firewall does not stand between them."
+                f"{place} met the others, but could not connect to each of them within {timeout_s:g} s: "
+                f"{str(error).splitlines()[0]} Check that no firewall stands between them, and that gloo takes the "
+                f"right network (GLOO_SOCKET_IFNAME names it)."
             ) from error
         self.device = device
         self._timeout_s = timeout_s
@@ -126,6 +146,7 @@ class Processes(Group):
         self._devices = self._hosts
         if device.type == "cuda":
             self._devices = cast("dist.ProcessGroup", dist.new_group(backend="nccl", timeout=timeout))
+        self._store = cast("dist.Store", cast("Any", dist.distributed_c10d)._get_default_store())
 
     def sum_floats(self, values: Sequence[float]) -> list[float]:
         total = torch.tensor(values, dtype=torch.float64)
@@ -142,14 +163,42 @@ class Processes(Group):
         return partial(self._wait, "sum gradients", work.wait)
 
     def send(self, tensor: Tensor, rank: int) -> None:
-        self._wait(f"send to rank {rank}", partial(dist.send, tensor, rank, group=self._devices))
+        self._wait(f"send to rank {rank}", partial(dist.send, tensor, group=self._devices, group_dst=rank))
 
     def receive(self, tensor: Tensor, rank: int) -> None:
-        self._wait(f"receive from rank {rank}", partial(dist.recv, tensor, rank, group=self._devices))
+        self._wait(f"receive from rank {rank}", partial(dist.recv, tensor, group=self._devices, group_src=rank))
+
+    def begin_send(self, tensor: Tensor, rank: int) -> Callable[[], None]:
+        work = cast("dist.Work", dist.isend(tensor, group=self._devices, group_dst=rank))
+        return partial(self._wait, f"send to rank {rank}", work.wait)
 
     def broadcast(self, tensors: Sequence[Tensor], rank: int = 0) -> None:
         for tensor in tensors:
-            self._wait("broadcast", partial(dist.broadcast, tensor, rank, group=self._devices))
+            self._wait("broadcast", partial(dist.broadcast, tensor, group=self._devices, group_src=rank))
+
+    def split(self, parts: Sequence[Sequence[int]]) -> Group:
+        mine = copy(self)
+        for part in parts:
+            hosts = dist.new_group(list(part), timeout=self._timeout, backend="gloo")
+            devices = hosts
+            if self._devices is not self._hosts:
+                devices = dist.new_group(list(part), timeout=self._timeout, backend="nccl")
+            if self.rank in part:
+                mine.rank, mine.ranks = part.index(self.rank), len(part)
+                mine._hosts, mine._devices = cast("dist.ProcessGroup", hosts), cast("dist.ProcessGroup", devices)
+        return mine
+
+    def abort(self, reason: str) -> None:
+        try:
+            self._store.compare_set(_ABORTED, "", reason)
+        except RuntimeError:
+            return  # the rank that holds the store has gone, which wakes the others as well
+
+    def abort_reason(self) -> str:
+        try:
+            return self._store.get(_ABORTED).decode() if self._store.check([_ABORTED]) else ""
+        except RuntimeError:
+            return ""
 
     def mesh(self, shard_ranks: int) -> DeviceMesh:
         if shard_ranks == self.ranks:

@@ -7,6 +7,7 @@ the training loop: the update calls the verbs, and asks nothing about which stra
 
 from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -104,3 +105,12 @@ class Strategy(ABC):
     def all_states(self, states: States) -> States:
         """The optimizer state of all parameters by name, from this rank's."""
         return states
+
+    def uncompressed(self) -> AbstractContextManager[str]:
+        """Inside, gradients are summed in full, to find out why a sum was not finite; gives what to say if it then is.
+
+        >>> with Strategy().uncompressed() as advice:
+        ...     advice
+        ''
+        """
+        return nullcontext("")

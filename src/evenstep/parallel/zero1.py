@@ -7,6 +7,7 @@ parameters; that is `Fsdp`'s. (ZeRO stage 1: Rajbhandari et al., 2020, https://a
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, final
 
 import torch
@@ -70,6 +71,9 @@ class Zero1(Strategy):
 
     def abandon(self) -> None:
         self._replicas.abandon()
+
+    def uncompressed(self) -> AbstractContextManager[str]:
+        return self._replicas.uncompressed()
 
     def all_states(self, states: States) -> States:
         shapes = {name: {key: _shape(value) for key, value in state.items()} for name, state in states.items()}

@@ -10,15 +10,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-FINITE = "running the update again gave finite numbers: the model or its task computes differently each time"
 
-
-def diagnose(model: nn.Module, rerun: Callable[[], object]) -> str:
+def diagnose(model: nn.Module, rerun: Callable[[], object], *, if_finite: str = "") -> str:
     """Run `rerun` and say which module, or else which parameters' gradients, first were inf or NaN.
 
     Args:
         model: whose modules are watched.
         rerun: runs the forwards and backwards of the failed update, leaving gradients in `.grad`.
+        if_finite: what to say if all numbers are finite this time, where there is a reason for that.
 
     >>> model = nn.Sequential(nn.Linear(1, 1), nn.ReLU())
     >>> _ = model[0].weight.data.fill_(float("nan"))
@@ -45,7 +44,8 @@ def diagnose(model: nn.Module, rerun: Callable[[], object]) -> str:
         return found[0]
     bad = [name for name, p in model.named_parameters() if p.grad is not None and not _finite(p.grad)]
     if not bad:
-        return FINITE
+        different = "running the update again gave finite numbers: the model or its task computes differently each time"
+        return if_finite or different
     more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
     return f"all outputs are finite, but the gradients of {', '.join(bad[:3])}{more} are not: look at the loss"
 

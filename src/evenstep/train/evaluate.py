@@ -6,6 +6,7 @@ when something raises. It does not choose when.
 """
 
 from contextlib import closing
+from functools import partial
 from typing import Any, cast, final
 
 import torch
@@ -14,8 +15,7 @@ from torch import nn
 from evenstep.data import Data, Position
 from evenstep.errors import DataError
 from evenstep.events import Record
-from evenstep.parallel import Strategy
-from evenstep.pipeline import Runner, Stage, forwards
+from evenstep.train.execution import Execution
 from evenstep.train.passage import Passage, Way
 from evenstep.train.randomness import undisturbed
 from evenstep.train.weigh import weigh
@@ -28,18 +28,17 @@ class Evaluation:
     Args:
         name: of the set, the prefix of its metrics: "valid" gives "valid/loss".
         data: evaluated for one epoch, whole, in its own order.
-        model: what the first and only stage computes.
+        model: what is evaluated.
         way: task, precision, device and recording; see `Passage`.
-        strategy: which rank evaluates which micro-batches.
+        execution: how forwards are run, and on which ranks.
     """
 
-    def __init__(self, *, name: str, data: Data, model: nn.Module, way: Way, strategy: Strategy) -> None:
+    def __init__(self, *, name: str, data: Data, model: nn.Module, way: Way, execution: Execution) -> None:
         self._name = name
         self._data = data
         self._model = model
         self._way = way
-        self._strategy = strategy
-        self._runner = Runner([Stage(0, model)], strategy)
+        self._execution = execution
 
     def __call__(self, update: int) -> list[Record]:
         """Evaluate the parameters after `update`. Nothing else may be pending in the storage.
@@ -56,7 +55,7 @@ class Evaluation:
         finally:
             for module, training in modes.items():
                 module.training = training
-        records = self._way.storage.settle(self._strategy.group.gather)
+        records = self._way.storage.settle(self._execution.group.gather)
         if not any(record.name == prefix + "loss" for record in records):
             raise DataError(
                 f"the evaluation '{self._name}' holds nothing to evaluate: the weights of all its batches are 0; "
@@ -65,7 +64,7 @@ class Evaluation:
         return records
 
     def _run(self, update: int, prefix: str) -> None:
-        strategy, way = self._strategy, self._way
+        strategy, way = self._execution.strategy, self._way
         batches = self._data.batches(Position(), seed=way.seed, rank=strategy.rank, ranks=strategy.ranks)
         with closing(cast("Any", batches)):
             for batch in batches:
@@ -79,14 +78,9 @@ class Evaluation:
                     factor=1.0,
                     prefix=prefix,
                 )
-                strategy.match([microbatch.data for microbatch in weights.work], self._run_unseen, backward=False)
+                unseen = partial(Passage.unseen, way)
+                self._execution.match([microbatch.data for microbatch in weights.work], unseen, backward=False)
                 with passage:
-                    plan = forwards([microbatch.index for microbatch in weights.work])
-                    self._runner.run(plan, passage, batch.num_microbatches)
+                    self._execution.evaluate(tuple(microbatch.index for microbatch in weights.work), passage)
                 if batch.ends_epoch:
                     break
-
-    def _run_unseen(self, batch: Any) -> None:
-        """Forward of a batch that counts nowhere, because other ranks have one more."""
-        with Passage.unseen(self._way, batch) as passage:
-            self._runner.run(forwards([0]), passage, 1)

@@ -5,9 +5,10 @@ loss in the precision's context, record loss and metrics, and hand the runner th
 same way; only training comes back by `backward`, which multiplies by `factor`. It does not know plans or optimizers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, cast, final
 
@@ -18,7 +19,7 @@ from evenstep.data import Microbatch
 from evenstep.errors import TaskError
 from evenstep.events import BackwardBegin, BackwardEnd, Bus, MicrobatchBegin, MicrobatchEnd, Storage
 from evenstep.keys import branch, key_below
-from evenstep.pipeline import Stage
+from evenstep.pipeline import Section, Stage
 from evenstep.precision import Precision
 from evenstep.train.randomness import seed_generators
 from evenstep.train.task import Loss, Task
@@ -96,26 +97,66 @@ class Passage:
         with way.precision.forward(way.device):
             output = stage(way.task.inputs(batch))
             loss = way.task.loss(output, batch)
+        total = self._taken(loss, output, microbatch)
+        if self._heard and not torch.is_grad_enabled():
+            self._end(microbatch)
+        return total
+
+    def backward(self, loss: Tensor, microbatch: int) -> None:
+        self.descend(loss, microbatch)
+        if self._heard:
+            self._end(microbatch)
+
+    def through(self, section: Section, received: Mapping[int, Any], microbatch: int) -> dict[int, Any]:
+        """Apply one of several stages; each layer has randomness of its own, whatever stage it is in."""
+        way = self._way
+        batch = self._microbatches[microbatch]
+        if self._heard and microbatch not in self._open:
+            self._begin(microbatch, batch)
+        with way.precision.forward(way.device):
+            inputs = way.task.inputs(way.transfer(batch)) if section.takes_inputs else None
+            return section(received, inputs, partial(self._seed_layer, microbatch))
+
+    def loss(self, output: Any, microbatch: int) -> Tensor:
+        """The loss of the last of several stages."""
+        way = self._way
+        batch = way.transfer(self._microbatches[microbatch])
+        seed_generators(way.device, key_below(self._branch, microbatch, "loss"))
+        with way.precision.forward(way.device):
+            loss = way.task.loss(output, batch)
+        return self._taken(loss, output, microbatch)
+
+    def descend(self, loss: Tensor, microbatch: int) -> None:
+        """Go back from the loss."""
+        with self.going_back(microbatch):
+            torch.autograd.backward((loss,), (self._seed_of(loss),))
+
+    def going_back(self, microbatch: int) -> AbstractContextManager[None]:
+        """Tell hooks of a backward."""
+        update = self._update
+        return self._way.bus.span(
+            "backward",
+            lambda: BackwardBegin(update=update, microbatch=microbatch),
+            lambda error: BackwardEnd(update=update, microbatch=microbatch),
+        )
+
+    def done(self, microbatch: int) -> None:
+        """This rank has nothing more to do with the micro-batch."""
+        if self._heard:
+            self._end(microbatch)
+
+    def _seed_layer(self, microbatch: int, place: int) -> None:
+        seed_generators(self._way.device, key_below(self._branch, microbatch, place))
+
+    def _taken(self, loss: Loss | Tensor, output: Any, microbatch: int) -> Tensor:
+        """Check and record what the task gave; the sum to go back from."""
         if not isinstance(loss, Loss):
             loss = Loss(cast("Any", loss))
         total = self._checked(loss, microbatch)
         self._record(loss, total, microbatch)
         if self._heard:
             self._seen[microbatch] = output, total.detach()
-            if not torch.is_grad_enabled():
-                self._end(microbatch)
         return total
-
-    def backward(self, loss: Tensor, microbatch: int) -> None:
-        update = self._update
-        with self._way.bus.span(
-            "backward",
-            lambda: BackwardBegin(update=update, microbatch=microbatch),
-            lambda error: BackwardEnd(update=update, microbatch=microbatch),
-        ):
-            torch.autograd.backward((loss,), (self._seed_of(loss),))
-        if self._heard:
-            self._end(microbatch)
 
     def _seed_of(self, loss: Tensor) -> Tensor:
         """`factor` as the gradient that the backward begins with: what multiplying the loss would give, without it."""

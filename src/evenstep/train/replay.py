@@ -10,7 +10,9 @@ from torch import nn
 
 from evenstep.data import Data, GlobalBatch, Microbatch, Position
 from evenstep.errors import DataError
-from evenstep.train.diagnose import FINITE, diagnose
+from evenstep.train.diagnose import diagnose
+
+_FINITE = "all is finite"
 
 
 def failed_batch(failure: dict[str, Any], data: Data, *, seed: int) -> GlobalBatch:
@@ -69,7 +71,7 @@ def replay(model: nn.Module, rerun: Callable[[], object]) -> str:
     handles = [module.register_forward_pre_hook(enter(name)) for name, module in model.named_modules()]
     handles += [module.register_forward_hook(leave) for module in model.modules()]
     try:
-        found = diagnose(model, rerun)
+        found = diagnose(model, rerun, if_finite=_FINITE)
     except Exception as error:
         if inside:
             name, module = inside[-1]
@@ -79,4 +81,4 @@ def replay(model: nn.Module, rerun: Callable[[], object]) -> str:
     finally:
         for handle in handles:
             handle.remove()
-    return "" if found == FINITE else found
+    return "" if found == _FINITE else found

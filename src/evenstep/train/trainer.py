@@ -34,6 +34,7 @@ from evenstep.optim.ema import Ema
 from evenstep.optim.learning_rate import LearningRates
 from evenstep.optim.schedules import Constant, LrSchedule
 from evenstep.parallel import Single, Strategy
+from evenstep.pipeline import Staged
 from evenstep.precision import Full, Precision
 from evenstep.train.arguments import (
     check_counts,
@@ -44,9 +45,11 @@ from evenstep.train.arguments import (
     choose_device,
 )
 from evenstep.train.evaluate import Evaluation
+from evenstep.train.execution import build_execution
 from evenstep.train.failures import FailurePolicy, Stop
 from evenstep.train.loop import Actions, Loop
 from evenstep.train.passage import Way
+from evenstep.train.portion import build_portion
 from evenstep.train.progress import Progress
 from evenstep.train.randomness import undisturbed
 from evenstep.train.replay import failed_batch, replay
@@ -177,14 +180,15 @@ class Trainer:
         self.updates = updates if updates is not None else _updates_of(data, cast("int", epochs), seed)
         self._data = data
         self._config = dict(config or {})
-        self._strategy = strategy or Single()
+        strategy = strategy or Single()
+        self._group = model.mesh.world if isinstance(model, Staged) else strategy.group
         self._writers = Writers(writers if self.is_first_rank else ())
         heard = [hook for hook in hooks if self.is_first_rank or not getattr(hook, "first_rank_only", False)]
         self._bus = Bus(heard, self)
         self._evaluated_at = -1
         self._saving = Saving(
             folder=self.folder,
-            group=self._strategy.group,
+            group=self._group,
             bus=self._bus,
             report=self._report,
             keep=keep_checkpoints,
@@ -201,28 +205,27 @@ class Trainer:
             bus=self._bus,
             seed=seed,
         )
-        names = parameter_names(model, optimizer)
-        wrapped = self._strategy.wrap(model)
-        self._strategy.adopt(optimizer)
-        by_name = dict(unwrapped(model).named_parameters())
         learning_rates = LearningRates(optimizer, lr_schedule or Constant(), self.updates)
         defer = None if settle_every_updates is None else settle_every_updates > 1
         apply = build_apply(optimizer, clip_norm=clip_norm, device=self.device, defer=defer)
         known_at_once = isinstance(apply, HostApply) or data.num_batches(0, seed=seed) is None
         self._ema = ema
+        names = parameter_names(model, optimizer)
+        self._execution = build_execution(model, strategy, optimizer, self.device)
+        by_name = dict(unwrapped(model).named_parameters())
         self._loop = Loop(
             update=Update(
-                model=wrapped,
+                model=model,
                 parameters=[by_name[name] for group in names for name in group],
                 way=self._way,
-                strategy=self._strategy,
+                execution=self._execution,
                 apply=apply,
                 ema=ema,
                 learning_rates=learning_rates,
             ),
             model=model,
             data=data,
-            strategy=self._strategy,
+            execution=self._execution,
             precision=precision,
             bus=self._bus,
             storage=self.storage,
@@ -242,11 +245,12 @@ class Trainer:
             settle_every_updates=1 if known_at_once else settle_every_updates or log_every_updates,
         )
         # After the strategy has made replicas equal: the average begins as a copy of the parameters.
+        self._portion = build_portion(model, self._execution.stages)
         self._saved = Saved(
             model=unwrapped(model),
             optimizer=optimizer,
             names=names,
-            strategy=self._strategy,
+            strategy=self._execution.strategy,
             ema=ema,
             precision=precision,
         )
@@ -254,7 +258,7 @@ class Trainer:
     @property
     def is_first_rank(self) -> bool:
         """Whether this process is the one that writes files and speaks for all."""
-        return self._strategy.rank == 0
+        return self._group.rank == 0
 
     @property
     def progress(self) -> Progress:
@@ -288,7 +292,8 @@ class Trainer:
 
     def _train(self) -> Result:
         reason = ""
-        check_same_on_all_ranks(self._strategy.group, self._described())
+        check_same_on_all_ranks(self._group, self._described())
+        check_same_on_all_ranks(self._execution.strategy.group, self._described_model())
         if not self.model.training:
             self.model.train()
 
@@ -333,7 +338,6 @@ class Trainer:
 
     def _described(self) -> dict[str, object]:
         """What must be the same on all ranks for their updates to be one update."""
-        shapes = {name: list(value.shape) for name, value in unwrapped(self.model).state_dict().items()}
         return {
             "evenstep": __version__,
             "torch": torch.__version__,
@@ -341,22 +345,28 @@ class Trainer:
             "precision": self._way.precision.name,
             "update": self.progress.update,
             "updates": self.updates,
-            "model": shapes,
             "data": self._data.fingerprint(),
             "evaluations": {name: data.fingerprint() for name, data in self.evaluations.items()},
             "config": self._config,
         }
+
+    def _described_model(self) -> dict[str, object]:
+        """What must be the same on all ranks that hold the same part of the model."""
+        shapes = {name: list(value.shape) for name, value in unwrapped(self.model).state_dict().items()}
+        return {"model": shapes}
 
     def _salvage(self, error: BaseException, end: Callable[[BaseException], TrainEnd]) -> None:
         """Go back to the last committed update, save it and write what is known of it; never hide `error`."""
         try:
             failed, is_whole = self._loop.failed, self._loop.update.is_whole
             self._loop.abandon()
-            rank, ranks = self._strategy.rank, self._strategy.ranks
-            failure = {} if failed is None else describe_failure(error, *failed, rank=rank, ranks=ranks)
-            alone = is_whole and self._strategy.holds_all
+            strategy = self._execution.strategy
+            failure = (
+                {} if failed is None else describe_failure(error, *failed, rank=strategy.rank, ranks=strategy.ranks)
+            )
+            alone = is_whole and strategy.holds_all and self._execution.stages is None
             self._saving.rescue(error, self.progress.update, self.state_dict if alone else None, failure)
-            if self._strategy.ranks == 1:  # the others may not be there to sum with
+            if self._group.ranks == 1:  # the others may not be there to sum with
                 self._write()
             self._writers.event("train_end", end(error))
         except Exception as second:  # noqa: BLE001 - nothing is lost: it is attached to the error in flight
@@ -399,7 +409,7 @@ class Trainer:
         update = self.progress.update
         values: dict[str, float] = {}
         evaluation = Evaluation(
-            name=name, data=self.evaluations[name], model=self.model, way=self._way, strategy=self._strategy
+            name=name, data=self.evaluations[name], model=self.model, way=self._way, execution=self._execution
         )
         with self._bus.span(
             "evaluate",
@@ -443,7 +453,7 @@ class Trainer:
         Raises:
             CheckpointError: it is not there, damaged, or of another run. Nothing has been changed then.
         """
-        path = Path(source) if source != "auto" else self._strategy.group.first_rank_does(self._newest)
+        path = Path(source) if source != "auto" else self._group.first_rank_does(self._newest)
         if path is None:
             return None
         checkpoint = read_checkpoint(path)
@@ -461,9 +471,12 @@ class Trainer:
         return path
 
     def state_dict(self) -> Tree:
-        """Everything that the run needs to go on exactly, as a tree; on all ranks together."""
+        """Everything that the run needs to go on exactly, as a tree.
+
+        All ranks call it together. Of a model in stages the first rank gets the whole, the others what they hold.
+        """
         return {
-            **self._saved.state_dict(),
+            **self._portion.gathered(self._saved.state_dict()),
             "progress": self.progress.state_dict(),
             "data": {"fingerprint": self._data.fingerprint(), "state": self._data.state_dict()},
             "hooks": self._bus.state_dict(),
@@ -486,6 +499,7 @@ class Trainer:
             {**state["run"], "data": state["data"]["fingerprint"]},
             {"seed": self._way.seed, "precision": self._way.precision.name, "data": self._data.fingerprint()},
         )
+        state = self._portion.own(state)
         self._saved.check(state)
         self._bus.load_state_dict(state["hooks"])
         self._data.load_state_dict(state["data"]["state"])
@@ -519,7 +533,7 @@ class Trainer:
             return replay(self.model, lambda: update.rerun(batch, failure["update"]))
 
     def _write(self) -> None:
-        self._writers.write(self.storage.settle(self._strategy.group.gather))
+        self._writers.write(self.storage.settle(self._group.gather))
 
     def _report(self, incident: Incident) -> None:
         self._bus.emit("on_incident", incident)

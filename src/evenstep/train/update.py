@@ -5,21 +5,20 @@ precision, the way of applying. The update asks nothing about modes. It does not
 about an abort; that is the loop's.
 """
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
 
 from evenstep.data import GlobalBatch
-from evenstep.optim.apply import Apply, gradients, norms
+from evenstep.optim.apply import Apply, gradients
 from evenstep.optim.ema import Ema
 from evenstep.optim.learning_rate import LearningRates
-from evenstep.parallel import Single, Strategy
-from evenstep.pipeline import Plan, Runner, Stage, check, sequential
 from evenstep.train.buffers import Buffers
+from evenstep.train.execution import Execution
 from evenstep.train.passage import Passage, Way
 from evenstep.train.weigh import Weights, weigh
 
@@ -38,22 +37,15 @@ class Outcome:
     total: float | Tensor
 
 
-@lru_cache(maxsize=1024)
-def _plan(microbatches: tuple[int, ...]) -> Plan:
-    plan = sequential(microbatches)
-    check(plan, stages=[0], microbatches=microbatches)
-    return plan
-
-
 @final
 class Update:
     """Executes updates of one model.
 
     Args:
-        model: what the first and only stage computes, wrapped by the strategy.
+        model: what is trained.
         parameters: those of the model that are clipped and stepped together, on whichever rank.
         way: task, precision, device and recording; see `Passage`.
-        strategy: how gradients are shared between ranks.
+        execution: how forwards and backwards are run, and gradients shared.
         apply: how a gradient is applied.
         ema: the average that follows the parameters, or None.
         learning_rates: sets the optimizer's for each update.
@@ -68,7 +60,7 @@ class Update:
         model: nn.Module,
         parameters: Sequence[nn.Parameter],
         way: Way,
-        strategy: Strategy,
+        execution: Execution,
         apply: Apply,
         ema: Ema | None,
         learning_rates: LearningRates,
@@ -76,13 +68,8 @@ class Update:
         self._parameters = parameters
         self._with_grad = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._sparse = any(getattr(module, "sparse", False) is True for module in model.modules())
-        dtypes = {parameter.dtype for parameter in parameters}
-        exact = len(dtypes) == 1 and dtypes <= {torch.float32, torch.float64}
-        self._norms = partial(norms, dtype=None if exact else torch.float32)
         self._way = way
-        self._strategy = strategy
-        self._runner = Runner([Stage(0, model)], strategy)
-        self._alone = Runner([Stage(0, model)], Single())
+        self._execution = execution
         self._apply = apply
         self._ema = ema
         self._learning_rates = learning_rates
@@ -97,7 +84,7 @@ class Update:
         `Apply`.
         """
         self.begin()
-        weights = weigh(self._way.task, batch, self._strategy.group)
+        weights = weigh(self._way.task, batch, self._execution.strategy.group)
         if weights.total == 0:
             return Outcome(aborted=1.0, total=0.0)
         late_weight = self._accumulate(weights, update)
@@ -105,10 +92,10 @@ class Update:
         scale = self._way.precision.scale
         lr = self._learning_rates(update)
         grads = gradients(self._parameters, sparse=self._sparse)
-        squared = self._strategy.squared_norm(grads, self._norms)
+        squared = self._execution.squared_norm(grads)
         self.is_whole = False  # until all that follows has been applied
         applied = self._apply(grads, squared, scale if late_weight is None else scale * total)
-        self._strategy.after_step()
+        self._execution.strategy.after_step()
         self._buffers.restore(applied.aborted)
         if self._ema is not None and applied.aborted != 1.0:
             self._ema.after_update(update, applied.aborted)
@@ -125,12 +112,12 @@ class Update:
     def abandon(self) -> None:
         """Undo what an update that has raised in the middle did to the buffers, and be ready for another."""
         self._buffers.restore(1.0)
-        self._strategy.abandon()
+        self._execution.strategy.abandon()
         self.resume()
 
     def rerun(self, batch: GlobalBatch, update: int) -> None:
         """Compute the gradients of an aborted update once more, to look at them; nothing is applied."""
-        self._accumulate(weigh(self._way.task, batch, self._strategy.group), update)
+        self._accumulate(weigh(self._way.task, batch, self._execution.strategy.group), update)
         self._buffers.restore(1.0)
 
     def resume(self) -> None:
@@ -150,16 +137,17 @@ class Update:
             factor=self._way.precision.scale / weights.total,
             prefix="train/",
         )
-        self._strategy.match([microbatch.data for microbatch in weights.work], self._run_unseen, backward=True)
+        self._execution.match([microbatch.data for microbatch in weights.work], self._unseen, backward=True)
         with passage:
-            plan = _plan(tuple(microbatch.index for microbatch in weights.work))
-            self._runner.run(plan, passage, weights.num_microbatches)
+            work = tuple(microbatch.index for microbatch in weights.work)
+            self._execution.train(work, passage, weights.num_microbatches)
         return self._late_total(passage.late_weights, weights) if self._way.task.late_weight else None
 
-    def _run_unseen(self, batch: Any) -> None:
-        """Forward and backward of a batch that counts nowhere."""
+    @contextmanager
+    def _unseen(self, batch: object) -> Generator[Passage]:
+        """The passage of a batch that counts nowhere, after which buffers are as before."""
         with Passage.unseen(self._way, batch) as passage:
-            self._alone.run(_plan((0,)), passage, 1)
+            yield passage
         self._buffers.restore(1.0)
 
     def _late_total(self, late: dict[int, Tensor], weights: Weights) -> Tensor:
@@ -168,5 +156,5 @@ class Update:
         each = torch.zeros(weights.num_microbatches, dtype=dtype, device=self._way.device)
         for microbatch, weight in late.items():
             each[microbatch] = weight
-        self._strategy.group.sum(each)()
+        self._execution.group.sum(each)()
         return each.sum()

@@ -54,6 +54,16 @@ VALID = '\n[data.evaluations.valid]\ntarget = "parts.py:samples"\n'
         ),
         (["--ema.start_update", "10"], "", "`ema.start_update` must be below the 10 updates"),
         (["--log.writers", '["csv", "csv"]'], "", '`log.writers` has "csv" more than once'),
+        (
+            ["--parallel.compression", "bf16", "--parallel.reduction", "ordered"],
+            "",
+            '`parallel.compression` is "bf16", which rounds sums as they are made, but',
+        ),
+        (
+            ["--parallel.compression", "fp16", "--parallel.strategy", "single"],
+            "",
+            '`parallel.compression` is for `parallel.strategy = "ddp"`, but that is "single"',
+        ),
         (["--resume", "atuo"], "", '`resume` must be "never", "auto", or the folder of a run or a checkpoint'),
         ([], VALID.replace("valid", "train"), "`data.evaluations.train` must have a name"),
         (["--name", "a/b"], "", "`name` (set by --name) must begin with a letter or digit"),

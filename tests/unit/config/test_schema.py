@@ -62,7 +62,10 @@ def test_the_public_keys_are_these() -> None:
 
 PUBLIC_KEYS = {
     "Launch": ["ranks"],
-    "Parallel": ["gather_dtype", "offload", "reduction", "shard_ranks", "strategy", "timeout_s"],
+    "Parallel": [
+        *("compression", "gather_dtype", "offload", "pipeline", "pipeline_schedule", "reduction", "shard_ranks"),
+        *("split_at", "stages_per_rank", "strategy", "timeout_s"),
+    ],
     "Best": ["keep", "metric", "mode"],
     "Checkpoint": [
         *("asynchronous", "best", "every_epochs", "every_minutes", "every_updates", "keep_every_updates", "keep_last"),

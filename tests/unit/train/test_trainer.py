@@ -279,7 +279,7 @@ def test_what_the_last_evaluation_asks_for_is_saved_too(tmp_path: Path) -> None:
     assert (tmp_path / "best").read_text().strip() == "step-00000007"
     again = trainer_of(hooks=[Save(every_updates=7), Best()], evaluations={"valid": valid}, folder=tmp_path)
     again.resume("auto")
-    assert again.state_dict()["hooks"]["Best"]["best_update"] == 7
+    assert again.state_dict()["hooks"]["Best"]["best"][0][1] == 7
 
 
 @pytest.mark.parametrize("update", [1, 4, 7])
