@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 from evenstep.cli.exits import EXIT_DONE
 from evenstep.cli.plan_costs import GIB, MIB, Layered, costs_of, read_costs
@@ -54,7 +54,7 @@ def run(path: str, settings: list[str]) -> int:
         raise ConfigError([f"`{more[0]}` sets a key of a run file, but none is given: `evenstep plan RUN.toml ...`."])
     if path:
         layered, of_run = _measured(path, more)
-        given = {**of_run, **given}
+        given = of_run | given
     options = Options(**given)
     missing = [f"`--{name}` is missing; give it." for name in ("ranks", "microbatches") if not getattr(options, name)]
     if missing:
@@ -78,7 +78,7 @@ def run(path: str, settings: list[str]) -> int:
     return EXIT_DONE
 
 
-def _measured(path: str, settings: Sequence[str]) -> tuple[Layered, dict[str, int]]:
+def _measured(path: str, settings: Sequence[str]) -> tuple[Layered, dict[str, Any]]:
     """The layers of a run's model, measured with its first micro-batch, and the run's own micro-batches and ranks."""
     import torch
 
@@ -104,7 +104,7 @@ def _measured(path: str, settings: Sequence[str]) -> tuple[Layered, dict[str, in
             data = build_transfer(device)(batch.microbatches[0].data)
             precision = build_precision(opened.config)
             costs = measure(layers, parts.task.inputs(data), device=device, context=lambda: precision.forward(device))
-        of_run = {"microbatches": batch.num_microbatches}
+        of_run: dict[str, Any] = {"microbatches": batch.num_microbatches}
         if opened.config.parallel.pipeline > 1:
             of_run["ranks"] = opened.config.parallel.pipeline
     return Layered(layers=tuple(costs), flows=lambda cuts: flows(layers, cuts)), of_run
