@@ -136,7 +136,8 @@ def _followed(checkpoint: Checkpoint, early_stop: EarlyStop | None, data: Data) 
         if section is None:
             continue
         evaluation = section.metric.partition("/")[0]
-        if "/" in section.metric and evaluation in data.evaluations:
+        of_training = section is checkpoint.best and evaluation == "train"
+        if "/" in section.metric and (of_training or evaluation in data.evaluations):
             continue
         if data.evaluations:
             close = get_close_matches(evaluation, data.evaluations, n=1)
@@ -222,8 +223,8 @@ def _slurm(launch: Launch, resume: str) -> Iterator[Fault]:
     if launch.slurm is not None and resume not in ("never", "auto"):
         yield Fault(
             about=("launch.slurm", "resume"),
-            text=f'`launch.slurm` submits a job that goes on by itself when it was stopped, but `resume` is "{resume}", '
-            f'from which it would begin again each time; leave one out, or set `resume` to "auto".',
+            text=f"`launch.slurm` submits a job that goes on by itself when it was stopped, but `resume` is "
+            f'"{resume}", from which it would begin again each time; leave one out, or set `resume` to "auto".',
         )
     if launch.slurm is not None and launch.ranks > 1:
         yield Fault(

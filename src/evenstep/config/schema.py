@@ -191,12 +191,14 @@ class Evaluate(Section):
 
 
 class Best(Section):
-    """Which checkpoint to keep as the best."""
+    """Which checkpoints to keep as the best."""
 
     metric: str
-    """A metric of an evaluation, such as `valid/loss`."""
+    """A metric, of an evaluation, such as `valid/loss`, or of training, such as `train/loss`."""
     mode: Literal["min", "max"] = "min"
     """Whether smaller or larger is better."""
+    keep: Count = 1
+    """How many of the best to keep."""
 
 
 class Checkpoint(Section):
@@ -210,8 +212,12 @@ class Checkpoint(Section):
     """Save when this many minutes have gone by since the last save."""
     keep_last: Count = 3
     """How many of the newest checkpoints to keep."""
+    keep_every_updates: Count | None = None
+    """Also keep, for good, the checkpoints of every so many updates."""
     best: Best | None = None
-    """Also keep the checkpoint with the best value of a metric."""
+    """Also keep the checkpoints with the best values of a metric."""
+    asynchronous: bool = True
+    """Whether training waits only until its state is copied in memory, which is then written in the background."""
 
 
 class EarlyStop(Section):

@@ -70,8 +70,10 @@ PUBLIC_KEYS = {
         *("compression", "gather_dtype", "offload", "pipeline", "pipeline_schedule", "reduction", "shard_ranks"),
         *("split_at", "stages_per_rank", "strategy", "timeout_s"),
     ],
-    "Best": ["metric", "mode"],
-    "Checkpoint": ["best", "every_epochs", "every_minutes", "every_updates", "keep_last"],
+    "Best": ["keep", "metric", "mode"],
+    "Checkpoint": [
+        *("asynchronous", "best", "every_epochs", "every_minutes", "every_updates", "keep_every_updates", "keep_last"),
+    ],
     "Constant": ["kind", "warmup_updates"],
     "Cosine": ["end_factor", "kind", "warmup_updates"],
     "Data": [
