@@ -92,6 +92,8 @@ class Parts:
             log_every_updates=config.log.every_updates,
             on_non_finite=FAILURE_POLICIES[config.train.on_non_finite](),
             keep_checkpoints=config.checkpoint.keep_last,
+            keep_every_updates=config.checkpoint.keep_every_updates,
+            asynchronous_saves=config.checkpoint.asynchronous,
             settle_every_updates=config.train.settle_every_updates,
             **more,
         )

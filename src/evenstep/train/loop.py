@@ -45,12 +45,14 @@ class Actions:
         evaluate: evaluate the parameters as of now.
         save: write a checkpoint of the state as of now.
         report: tell hooks and writers about an incident.
+        poll: take note of a save that goes on in the background.
     """
 
     write: Callable[[], None]
     evaluate: Callable[[], object]
     save: Callable[[], object]
     report: Callable[[Incident], None]
+    poll: Callable[[], None]
 
 
 @final
@@ -76,6 +78,7 @@ class Loop:
         settle_every_updates: how many updates may be dispatched before their verdicts are read.
         asks: what was asked for.
         progress: what is committed, and for a while what is believed to be.
+        failed: the batch and the number of the update that is under way, or that ended the run.
     """
 
     update: Update
@@ -99,12 +102,14 @@ class Loop:
     _again: deque[GlobalBatch] = field(default_factory=deque[GlobalBatch])
     _on_no_weight: FailurePolicy = field(default_factory=lambda: Skip(limit=100))
     _data_ended: bool = False
+    failed: tuple[GlobalBatch, int] | None = None
 
     def run(self) -> None:
         """Execute updates until the run is over or asked to stop, from where `progress` is."""
         self._ledger.clear()
         self._again.clear()
         self._data_ended = False
+        self.failed = None
         self.update.begin()
         batches = self.data.batches(
             self.progress.position,
@@ -176,6 +181,7 @@ class Loop:
 
     def _one(self, batch: GlobalBatch, *, data_s: float) -> None:
         number = self.progress.update + 1
+        self.failed = batch, number
         with self.bus.span(
             "update",
             lambda: UpdateBegin(update=number, num_microbatches=batch.num_microbatches, data_s=data_s),
@@ -192,12 +198,14 @@ class Loop:
             self.precision.committed()
             if len(self._ledger) >= self.settle_every_updates:
                 self.settle()
+        self.failed = None
         if self.progress.update >= number:
             self.execution.strategy.after_update(number)
 
     def _act(self) -> None:
         """Evaluate, then save: what an evaluation asks for is done at the same update."""
         asks, group = self.asks, self.execution.group
+        self.actions.poll()
         asks.agree(group)
         if asks.evaluate or asks.save:
             self.settle()
@@ -252,6 +260,7 @@ class Loop:
 
     def _stop(self, incident: Incident, entry: Entry) -> None:
         kept = f"The parameters are those after update {incident.update - 1}."
+        self.failed = entry.batch, incident.update
         if incident.kind == "no_weight":
             raise TaskError(
                 f"{incident.message} The same held for the global batches before it; look at the data, and at "

@@ -61,13 +61,19 @@ def test_the_public_keys_are_these() -> None:
 
 
 PUBLIC_KEYS = {
-    "Launch": ["ranks"],
+    "Launch": ["ranks", "slurm"],
+    "Slurm": [
+        *("account", "additional", "cpus_per_rank", "gpus_per_rank", "memory_gb", "nodes", "partition", "qos"),
+        *("ranks_per_node", "timeout_minutes"),
+    ],
     "Parallel": [
         *("compression", "gather_dtype", "offload", "pipeline", "pipeline_schedule", "reduction", "shard_ranks"),
         *("split_at", "stages_per_rank", "strategy", "timeout_s"),
     ],
-    "Best": ["metric", "mode"],
-    "Checkpoint": ["best", "every_epochs", "every_minutes", "every_updates", "keep_last"],
+    "Best": ["keep", "metric", "mode"],
+    "Checkpoint": [
+        *("asynchronous", "best", "every_epochs", "every_minutes", "every_updates", "keep_every_updates", "keep_last"),
+    ],
     "Constant": ["kind", "warmup_updates"],
     "Cosine": ["end_factor", "kind", "warmup_updates"],
     "Data": [
