@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch.nn.functional as F
 from corpus import PAD, Pairs, padded
@@ -84,7 +84,7 @@ class Translations(Hook):
         model = Translator(**arguments)
         checkpoint, _ = newest_checkpoint(folder)
         assert checkpoint is not None
-        model.load_state_dict(checkpoint.state["model"])
+        model.load_state_dict(cast("dict[str, Tensor]", checkpoint.state["model"]))
         for begin in range(0, len(self.pairs), BATCH):
             pairs = self.pairs.pairs[begin : begin + BATCH]
             batch = padded([self.pairs[number] for number in range(begin, begin + len(pairs))])
