@@ -50,5 +50,8 @@ class Ordered(Strategy):
             parameter.grad = gradient
         self._tree = Tree(self._parameters)
 
+    def abandon(self) -> None:
+        self._tree = Tree(self._parameters)
+
     def after_update(self, update: int) -> None:
         self._replicas.after_update(update)
