@@ -41,7 +41,9 @@ class Command:
         module: in `evenstep.cli`; its `run(path, settings)` gives the exit code, and takes options by their names.
         summary: one line of help.
         path: name and help of its argument, if it takes one.
+        path_may_lack: whether it can do without it.
         settings: what is said of `--section.key value`, if it takes them.
+        options_of: the module that reads further options out of the settings, if one does.
         options: of its own.
         trains: whether a scheduler that stops it should run it again.
     """
@@ -49,7 +51,9 @@ class Command:
     module: str
     summary: str
     path: tuple[str, str] | None = None
+    path_may_lack: bool = False
     settings: str | None = None
+    options_of: str | None = None
     options: tuple[Option, ...] = ()
     trains: bool = False
 
@@ -74,6 +78,14 @@ COMMANDS = {
         summary="find all faults of a run, build it and try one update, without writing anything",
         path=("RUN.toml", "the run file"),
         settings=_ANY,
+    ),
+    "plan": Command(
+        module="plan",
+        summary="compare pipeline schedules for given costs, or those of a run's model, and draw one",
+        path=("RUN.toml", "a run file, whose model is measured; without it costs are given"),
+        path_may_lack=True,
+        settings="an option below, or a key of the run file",
+        options_of="evenstep.cli.plan_options",
     ),
     "report": Command(
         module="report", summary="write report.html of a run", path=("RUN_FOLDER", "the folder of the run")
@@ -164,15 +176,22 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
         sub = commands.add_parser(
-            name, help=command.summary, description=f"{command.summary.capitalize()}.", allow_abbrev=False
+            name,
+            help=command.summary,
+            description=f"{command.summary.capitalize()}.",
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         if command.path is not None:
-            sub.add_argument("path", metavar=command.path[0], help=command.path[1])
+            nargs = "?" if command.path_may_lack else None
+            sub.add_argument("path", metavar=command.path[0], help=command.path[1], nargs=nargs, default="")
         if command.settings is not None:
-            sub.usage = " ".join(
-                [f"evenstep {name}", command.path[0] if command.path else "", "[--section.key value ...]"]
-            )
+            path = command.path[0] if command.path else ""
+            sub.usage = f"evenstep {name} {f'[{path}]' if command.path_may_lack else path} [--section.key value ...]"
             sub.epilog = f"--section.key value: {command.settings}."
+        if command.options_of is not None:
+            sub.usage = str(sub.usage).replace("[--section.key", "[--option value ...] [--section.key")
+            sub.epilog = f"{sub.epilog}\n\noptions of a plan:\n{import_module(command.options_of).help_text()}"
         for option in command.options:
             if option.value is None:
                 sub.add_argument(f"--{option.name}", action="store_true", help=option.help)

@@ -136,11 +136,38 @@ class Parallel(Section):
     """Names of the layers that begin the second and later stages; equal numbers of layers by default."""
 
 
+class Slurm(Section):
+    """A job of SLURM that trains the run, one task per rank; needs the extra `slurm`."""
+
+    nodes: Count = 1
+    """How many machines."""
+    ranks_per_node: Count = 1
+    """Processes on each machine, one accelerator each where there are any."""
+    timeout_minutes: Count = 60
+    """Time limit of the job; 90 s before it the run saves itself and the job is queued again."""
+    partition: str | None = None
+    """The partition; the cluster's default if left out."""
+    account: str | None = None
+    """Whom the time is charged to."""
+    qos: str | None = None
+    """Quality of service."""
+    cpus_per_rank: Count | None = None
+    """Processor cores of each rank."""
+    gpus_per_rank: Count | None = None
+    """Accelerators of each rank; asked for as `gpus_per_node`."""
+    memory_gb: Positive | None = None
+    """Memory of each machine, in GB."""
+    additional: Args = Field(default_factory=dict)
+    """Further options of `sbatch`, such as `constraint`."""
+
+
 class Launch(Section):
-    """How many processes `evenstep train` starts; across machines use torchrun instead."""
+    """How many processes `evenstep train` starts; across machines use torchrun, or `slurm`, instead."""
 
     ranks: Count = 1
     """Processes on this machine, one accelerator each where there are any; at least one per pipeline rank."""
+    slurm: Slurm | None = None
+    """Submit the run as a job of SLURM instead of starting it here; never by default."""
 
 
 class Ema(Section):

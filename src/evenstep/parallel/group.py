@@ -6,6 +6,7 @@ may leave word (`abort`) for those who look for it while they wait. The default
 is a group of one, for which nothing has to be said; it does no arithmetic of its own.
 """
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from copy import copy
@@ -24,6 +25,7 @@ from evenstep.parallel.rendezvous import meet
 
 T = TypeVar("T")
 _ABORTED = "evenstep/aborted"  # key of the store
+_UNUSED_TAG = 2**30  # of a message that nobody sends
 
 
 class Group:
@@ -93,7 +95,7 @@ class Group:
         return Group()
 
     def abort(self, reason: str) -> None:
-        """Leave word for all who wait for this rank that they need not: the first word is kept."""
+        """Leave the group for good and wake all who wait in it; of the reasons that ranks give the first is kept."""
 
     def abort_reason(self) -> str:
         """The first word that any rank has left by `abort`, or ""."""
@@ -146,7 +148,7 @@ class Processes(Group):
         self._devices = self._hosts
         if device.type == "cuda":
             self._devices = cast("dist.ProcessGroup", dist.new_group(backend="nccl", timeout=timeout))
-        self._store = cast("dist.Store", cast("Any", dist.distributed_c10d)._get_default_store())
+        self._store = cast("Any", dist.distributed_c10d)._get_default_store()
 
     def sum_floats(self, values: Sequence[float]) -> list[float]:
         total = torch.tensor(values, dtype=torch.float64)
@@ -191,14 +193,23 @@ class Processes(Group):
     def abort(self, reason: str) -> None:
         try:
             self._store.compare_set(_ABORTED, "", reason)
-        except RuntimeError:
-            return  # the rank that holds the store has gone, which wakes the others as well
+        except RuntimeError as error:  # the rank that holds the store has gone, and the others see that by themselves
+            logging.getLogger(__name__).debug("no word could be left: %s", error)
+        if self.ranks == 1 or self._devices is not self._hosts:
+            return
+        try:
+            # gloo closes all connections of the group when a wait times out: whoever waits on either side is woken
+            other = (self.rank + 1) % self.ranks
+            work = dist.irecv(torch.empty(1), group=self._hosts, group_src=other, tag=_UNUSED_TAG)
+            cast("dist.Work", work).wait(timedelta(milliseconds=1))
+        except RuntimeError as error:
+            logging.getLogger(__name__).debug("the connections are closed: %s", error)
 
     def abort_reason(self) -> str:
         try:
             return self._store.get(_ABORTED).decode() if self._store.check([_ABORTED]) else ""
-        except RuntimeError:
-            return ""
+        except RuntimeError as error:
+            return f"the rank that keeps the run's store has gone ({str(error).splitlines()[0]})"
 
     def mesh(self, shard_ranks: int) -> DeviceMesh:
         if shard_ranks == self.ranks:

@@ -90,6 +90,16 @@ class Staged(nn.Module):
         """For each copy of a tied parameter its name in checkpoints."""
         return {name: tie.names[0] for tie in self.ties for name in tie.names[1:]}
 
+    def described(self) -> dict[int, str]:
+        """The names of the first and last layer of each stage that this rank holds.
+
+        >>> Staged([nn.ReLU(), nn.ReLU(), nn.ReLU()], stages_per_rank=2).described()
+        {0: '0', 1: '1 … 2'}
+        """
+        names = [layer.name for layer in self.layers.layers]
+        ends = {stage: (names[self._places[stage][0]], names[self._places[stage][-1]]) for stage in self.own}
+        return {stage: first if first == last else f"{first} … {last}" for stage, (first, last) in ends.items()}
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The whole model's output, where this process holds all of its stages.
 

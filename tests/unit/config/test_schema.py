@@ -61,7 +61,11 @@ def test_the_public_keys_are_these() -> None:
 
 
 PUBLIC_KEYS = {
-    "Launch": ["ranks"],
+    "Launch": ["ranks", "slurm"],
+    "Slurm": [
+        *("account", "additional", "cpus_per_rank", "gpus_per_rank", "memory_gb", "nodes", "partition", "qos"),
+        *("ranks_per_node", "timeout_minutes"),
+    ],
     "Parallel": [
         *("compression", "gather_dtype", "offload", "pipeline", "pipeline_schedule", "reduction", "shard_ranks"),
         *("split_at", "stages_per_rank", "strategy", "timeout_s"),

@@ -21,7 +21,8 @@ def test_parameters_have_the_names_of_the_whole_model_on_any_layout(on_ranks: Ca
     def act(group: Any) -> list[str]:
         return list(Staged(whole, mesh=Mesh.of(group, pipeline=2)).state_dict())
 
-    assert list(Staged(whole).state_dict()) == list(whole.state_dict()) == sum(on_ranks(2, act), [])
+    assert list(Staged(whole).state_dict()) == list(whole.state_dict())
+    assert [name for names in on_ranks(2, act) for name in names] == list(whole.state_dict())
 
 
 def test_a_model_on_one_process_computes_what_the_model_does() -> None:
@@ -77,7 +78,7 @@ def test_named_ties_make_the_copies_equal_to_the_first() -> None:
 
 
 def test_what_cannot_be_tied_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="'9.weight' is none"):
+    with pytest.raises(ArgumentError, match=r"'9\.weight' is none"):
         Staged(linears(), ties=[("0.weight", "9.weight")])
     with pytest.raises(ArgumentError, match="must have one shape"):
         Staged(linears(), ties=[("0.weight", "1.bias")])

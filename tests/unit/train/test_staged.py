@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from evenstep import Ema, Fp16Mixed, MapData, Task, Trainer
-from evenstep.errors import EvenstepError
+from evenstep.errors import ArgumentError, EvenstepError
 from evenstep.events import Hook, UpdateEnd
 from evenstep.parallel import Ddp, Mesh, Ordered, Single
+from evenstep.parallel.zero1 import Zero1
 from evenstep.pipeline import SCHEDULES, Layer, Layers, Staged
 
 OnRanks = Callable[..., list[Any]]
@@ -287,7 +288,8 @@ def test_a_run_goes_on_with_other_stages_on_other_ranks(on_ranks: OnRanks) -> No
     state: State = {}
     for place, (ranks, schedule) in enumerate(LAYOUTS):
 
-        def act(group: Any, ranks: int = ranks, schedule: str = schedule, end: int = 2 * place + 2) -> State:
+        def act(group: Any, where: Any = (ranks, schedule, 2 * place + 2), begin: State = state) -> State:
+            ranks, schedule, end = where
             mesh = Mesh.of(group, pipeline=ranks)
             model = Staged(tied(), mesh=mesh, schedule=schedule)
             trainer = Trainer(
@@ -300,8 +302,8 @@ def test_a_run_goes_on_with_other_stages_on_other_ranks(on_ranks: OnRanks) -> No
                 strategy=Ordered(mesh.data),
                 ema=Ema(decay=0.9),
             )
-            if state:
-                trainer.load_state_dict(state)
+            if begin:
+                trainer.load_state_dict(begin)
             trainer.train()
             return trainer.state_dict()
 
@@ -337,6 +339,17 @@ def test_an_error_in_one_stage_wakes_the_others_with_rank_action_and_micro_batch
     stopped = f"pipeline rank {failed} of 2 stopped at action {failed}F2 (forward, stage {failed}, micro-batch 2)"
     assert stopped in said[failed]
     assert f"{stopped}: ValueError: no such thing" in said[1 - failed]
+
+
+def test_a_strategy_that_is_not_for_stages_or_not_for_these_ranks_is_refused(on_ranks: OnRanks) -> None:
+    def act(group: Any) -> None:
+        mesh = Mesh.of(group, pipeline=2)
+        with pytest.raises(ArgumentError, match="must be shared by Single, Ddp or Ordered, but the strategy is Zero1"):
+            trained(Staged(deep(), mesh=mesh), Zero1(Ddp(mesh.data)))
+        with pytest.raises(ArgumentError, match="between the 2 data-parallel ranks"):
+            trained(Staged(deep(), mesh=mesh), Single())
+
+    on_ranks(4, act)
 
 
 def test_hooks_hear_of_each_micro_batch_on_each_rank_once(on_ranks: OnRanks) -> None:
