@@ -100,16 +100,17 @@ class Saving:
         for message in [*taken, *clean_leftovers(self.folder / "checkpoints")]:
             self.report(Incident(kind="leftover", update=update, message=message, details={}))
 
-    def begin(self, update: int, state: Callable[[], Mapping[str, object]]) -> None:
+    def begin(self, update: int, state: Callable[[], Mapping[str, object]], *, must: bool = False) -> None:
         """Begin to save; training must wait until this returns.
 
         Args:
             update: number of committed updates.
             state: gives the state.
+            must: whether a disk that fails is an error, also where saves are asynchronous.
 
         Raises:
             ArgumentError: nothing is to be kept.
-            CheckpointError: a state that cannot be saved; where saves are not asynchronous, any failure.
+            CheckpointError: a state that cannot be saved; where it must be, or saves are not asynchronous, any failure.
         """
         saver = self._require()
         self._wait_for_the_one_before(update)
@@ -121,7 +122,7 @@ class Saving:
         try:
             saver.begin(update, state(), protect=self.bus.kept_checkpoints())
         except BaseException as error:
-            if isinstance(error, CheckpointError) and self._is_of_a_disk(error) and self.asynchronous:
+            if isinstance(error, CheckpointError) and self._is_of_a_disk(error) and self.asynchronous and not must:
                 self._ended(Saved(update=update, path=None, error=error, seconds=0.0))
                 return
             self._span.__exit__(type(error), error, error.__traceback__)
@@ -161,6 +162,12 @@ class Saving:
             saved = saver.poll()
             if saved is not None:
                 self._ended(saved)
+
+    def settle(self) -> None:
+        """Wait for what is in flight; a failure is an incident."""
+        saved = None if self._saver is None else self._saver.wait()
+        if saved is not None:
+            self._ended(saved)
 
     def finish(self) -> Path | None:
         """Wait for what is in flight; gives its folder, or None if there is nothing.

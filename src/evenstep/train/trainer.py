@@ -377,7 +377,7 @@ class Trainer:
         if not self._loop.asks.stop and self._evaluated_at != self.progress.update:
             self._evaluate_all()
         wanted = self._loop.asks.take_save()  # by what has heard of the evaluation
-        self._saving.finish()
+        self._saving.settle()
         if self._saving.enabled and (wanted or self._saving.saved_at != self.progress.update):
             self.save()
 
@@ -428,14 +428,14 @@ class Trainer:
             ArgumentError: the trainer has no folder.
             CheckpointError: it could not be written; earlier checkpoints are untouched.
         """
-        self._begin_save()
+        self._begin_save(must=True)
         self._saving.finish()
         return cast("Path", self.folder) / "checkpoints" / step_name(self.progress.update)
 
-    def _begin_save(self) -> None:
+    def _begin_save(self, *, must: bool = False) -> None:
         self._loop.settle()
         self._write()
-        self._saving.begin(self.progress.update, self.state_dict)
+        self._saving.begin(self.progress.update, self.state_dict, must=must)
 
     def _poll_saves(self) -> None:
         self._saving.poll(self.progress.update, self.state_dict)

@@ -152,6 +152,16 @@ def test_the_last_save_must_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert states(tmp_path)[-1]["progress"]["update"] == 8
 
 
+def test_a_place_that_is_no_folder_is_an_incident_at_first_and_an_error_in_the_end(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("a file where a folder should be")
+    log = Log()
+    trainer = trainer_of(tmp_path, hooks=[Save(every_updates=4), log])
+    with pytest.raises(CheckpointError, match="the checkpoint of update 9 could not be written"):
+        trainer.train()
+    assert [(incident.kind, incident.update) for incident in log.incidents] == [("save_failed", 4), ("save_failed", 8)]
+    assert trainer.progress.update == 9
+
+
 def test_a_save_in_the_foreground_that_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken(monkeypatch, errno.ENOSPC, names="step-00000004")
     with pytest.raises(CheckpointError, match="update 4 could not be written"):
