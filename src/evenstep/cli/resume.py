@@ -20,7 +20,7 @@ from evenstep.errors import ConfigError
 SAFE = (
     *("train.updates", "train.epochs", "evaluate", "checkpoint", "early_stop", "log", "device", "threads"),
     *("parallel", "launch", "data.micro_batch_size", "data.micro_batch_tokens"),
-    *("data.num_workers", "data.prefetch_batches", "data.timeout_s"),
+    *("data.num_workers", "data.prefetch_batches", "data.timeout_s", "failures", "train.max_minutes"),
 )
 
 

@@ -23,6 +23,7 @@ from evenstep.events.event import (
 )
 from evenstep.events.hook import Hook, HookTrainer
 from evenstep.events.hooks import Best, Console, EarlyStop, Evaluate, Save, Statistics, Status, Timer
+from evenstep.events.incidents import IncidentFiles
 from evenstep.events.series import Record
 from evenstep.events.storage import Storage
 from evenstep.events.writers import ConsoleWriter, CsvWriter, JsonlWriter, TensorBoardWriter, Writer, Writers
@@ -45,6 +46,7 @@ __all__ = [
     "Hook",
     "HookTrainer",
     "Incident",
+    "IncidentFiles",
     "Json",
     "JsonlWriter",
     "MicrobatchBegin",

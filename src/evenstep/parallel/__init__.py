@@ -4,6 +4,6 @@ from evenstep.parallel.ddp import Ddp
 from evenstep.parallel.group import Group, Processes
 from evenstep.parallel.ordered import Ordered
 from evenstep.parallel.single import Single
-from evenstep.parallel.strategy import Strategy
+from evenstep.parallel.strategy import Spoiled, Strategy
 
-__all__ = ["Ddp", "Group", "Ordered", "Processes", "Single", "Strategy"]
+__all__ = ["Ddp", "Group", "Ordered", "Processes", "Single", "Spoiled", "Strategy"]

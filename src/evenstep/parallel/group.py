@@ -29,6 +29,7 @@ class Group:
 
     rank: int = 0
     ranks: int = 1
+    waited_s: float = 0.0  # for other ranks, in all
 
     def sum_floats(self, values: Sequence[float]) -> list[float]:
         """The element-wise sum over all ranks, in float64."""

@@ -14,6 +14,10 @@ from torch import nn
 from evenstep.parallel.group import Group
 
 
+class Spoiled(Exception):
+    """A peer could not give its gradients to a reduction: the sum must not be used, and all begin the update again."""
+
+
 class Strategy(ABC):
     """The verbs between an update and its data-parallel ranks.
 
@@ -34,9 +38,29 @@ class Strategy(ABC):
         """How many data-parallel ranks there are."""
         return self.group.ranks
 
+    @property
+    def retries_alone(self) -> bool:
+        """Whether this rank may begin its accumulation anew without its peers: nothing has been given to them yet."""
+        return True
+
     def wrap(self, module: nn.Module) -> nn.Module:
         """The module to call in place of `module`; its parameters keep their names."""
         return module
+
+    def begin(self, module: Callable[..., Any]) -> None:
+        """The accumulation of an update begins, perhaps anew after a failed try: forget what was collected."""
+
+    def spoil(self, module: Callable[..., Any], num_microbatches: int, error: Exception) -> None:
+        """Take part in the reduction that the peers are in, so that they raise `Spoiled` and begin anew as well.
+
+        Called, with `.grad` empty, when this rank has failed where it does not retry alone.
+
+        Args:
+            module: whose.
+            num_microbatches: of the update, over all ranks.
+            error: what to raise where the peers can't be told, as when they are in the midst of other collectives.
+        """
+        raise error
 
     def arm(self, module: Callable[..., Any]) -> None:
         """The next backward of `module` is its last of this update: gradients may be reduced as they appear."""
@@ -50,6 +74,9 @@ class Strategy(ABC):
         Args:
             module: whose.
             num_microbatches: of the update, over all ranks.
+
+        Raises:
+            Spoiled: a peer has failed; nothing of the sum may be used.
         """
 
     def after_update(self, update: int) -> None:

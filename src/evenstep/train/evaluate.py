@@ -5,20 +5,24 @@ its losses and metrics are summed as (sum, weight) pairs. The model's training m
 when something raises. It does not choose when.
 """
 
+import traceback
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any, cast, final
 
 import torch
 from torch import nn
 
-from evenstep.data import Data, Position
-from evenstep.errors import DataError
-from evenstep.events import Record
+from evenstep.data import Data, GlobalBatch, Position
+from evenstep.errors import DataError, OutOfMemoryError
+from evenstep.events import Incident, Record
+from evenstep.memory import give_back, is_out_of_memory
 from evenstep.parallel import Strategy
 from evenstep.pipeline import Runner, Stage, forwards
+from evenstep.train.cuts import Cuts, described
 from evenstep.train.passage import Passage, Way
 from evenstep.train.randomness import undisturbed
-from evenstep.train.weigh import weigh
+from evenstep.train.weigh import Weights, weigh
 
 
 @final
@@ -31,14 +35,28 @@ class Evaluation:
         model: what the first and only stage computes.
         way: task, precision, device and recording; see `Passage`.
         strategy: which rank evaluates which micro-batches.
+        cuts: how finely micro-batches are cut to fit into this rank's memory.
+        report: told of incidents.
     """
 
-    def __init__(self, *, name: str, data: Data, model: nn.Module, way: Way, strategy: Strategy) -> None:
+    def __init__(
+        self,
+        *,
+        name: str,
+        data: Data,
+        model: nn.Module,
+        way: Way,
+        strategy: Strategy,
+        cuts: Cuts,
+        report: Callable[[Incident], None],
+    ) -> None:
         self._name = name
         self._data = data
         self._model = model
         self._way = way
         self._strategy = strategy
+        self._cuts = cuts
+        self._report = report
         self._runner = Runner([Stage(0, model)], strategy)
 
     def __call__(self, update: int) -> list[Record]:
@@ -70,17 +88,54 @@ class Evaluation:
         with closing(cast("Any", batches)):
             for batch in batches:
                 weights = weigh(way.task, batch, strategy.group)
-                passage = Passage(
-                    way,
-                    weights.work,
-                    weights.each,
-                    path=("evaluate", self._name, batch.position.batch),
-                    update=update,
-                    factor=1.0,
-                    prefix=prefix,
-                )
-                with passage:
-                    plan = forwards([microbatch.index for microbatch in weights.work])
-                    self._runner.run(plan, passage, batch.num_microbatches)
+                while not self._through(batch, weights, update, prefix):
+                    give_back()
                 if batch.ends_epoch:
                     break
+
+    def _through(self, batch: GlobalBatch, weights: Weights, update: int, prefix: str) -> bool:
+        """Take one global batch through the model; False if a micro-batch must be cut finer first."""
+        way, mark = self._way, self._way.storage.mark()
+        passage = Passage(
+            way,
+            weights.work,
+            weights.each,
+            path=("evaluate", self._name, batch.position.batch),
+            update=update,
+            factor=1.0,
+            prefix=prefix,
+            cuts=self._cuts,
+        )
+        try:
+            with passage:
+                plan = forwards([microbatch.index for microbatch in weights.work])
+                self._runner.run(plan, passage, batch.num_microbatches)
+        except (MemoryError, RuntimeError) as error:
+            if not (is_out_of_memory(error) and self._strategy.retries_alone):
+                raise
+            way.storage.drop_after(mark)
+            self._cut(passage, update, traceback.format_exc())
+            return False
+        return True
+
+    def _cut(self, passage: Passage, update: int, fault: str) -> None:
+        assert passage.doing is not None, "memory is taken by micro-batches"
+        phase, microbatch, piece = passage.doing
+        what = f"rank {self._strategy.rank} ran out of memory in the {phase} of {described(piece)}"
+        message = f"{what} of evaluation '{self._name}'"
+        if not self._cuts.finer(self._way.task, piece):
+            raise OutOfMemoryError(
+                f"{message}, and that can't be cut any finer. The parameters are those after update {update}; "
+                f"evaluate smaller samples, or on a device with more memory."
+            )
+        self._report(
+            Incident(
+                kind="out_of_memory",
+                update=update,
+                message=f"{message}; it is cut in two from now on, and the batch is evaluated again.",
+                details={"phase": phase, "evaluation": self._name},
+                rank=self._strategy.rank,
+                microbatch=microbatch,
+                traceback=fault,
+            )
+        )

@@ -14,15 +14,23 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from evenstep.checkpoint import clean_leftovers, newest_checkpoint, read_checkpoint, retain, write_checkpoint
+from evenstep.checkpoint import (
+    clean_leftovers,
+    newest_checkpoint,
+    read_checkpoint,
+    retain,
+    write_checkpoint,
+)
 from evenstep.data import Data
-from evenstep.errors import ArgumentError
+from evenstep.errors import ArgumentError, NonFiniteError
 from evenstep.events import (
     Bus,
     EvaluateBegin,
     EvaluateEnd,
     Hook,
     Incident,
+    IncidentFiles,
+    Record,
     SaveBegin,
     SaveEnd,
     Storage,
@@ -39,18 +47,23 @@ from evenstep.parallel import Single, Strategy
 from evenstep.precision import Full, Precision
 from evenstep.train.arguments import (
     check_counts,
+    check_failures,
     check_model,
     check_optimizer,
     check_resumable,
     check_same_on_all_ranks,
     choose_device,
 )
+from evenstep.train.cuts import Cuts
 from evenstep.train.evaluate import Evaluation
-from evenstep.train.failures import FailurePolicy, Stop
+from evenstep.train.failures import Answer, FailurePolicy, Retry, Rewind, Stop
 from evenstep.train.loop import Actions, Loop
 from evenstep.train.passage import Way
 from evenstep.train.progress import Progress
 from evenstep.train.randomness import undisturbed
+from evenstep.train.reports import Reports
+from evenstep.train.rewinding import forget_after, newest_before
+from evenstep.train.spikes import LOSS, LossSpikes
 from evenstep.train.state import Saved, Tree, check_same_run, unwrapped
 from evenstep.train.task import Task
 from evenstep.train.transfer import build_transfer
@@ -101,6 +114,12 @@ class Trainer:
         folder: of the run, for checkpoints and writers; None keeps nothing.
         log_every_updates: how often metrics are handed to the writers.
         on_non_finite: what to do about gradients that are inf or NaN; stops by default.
+        on_out_of_memory: what to do about a micro-batch that does not fit: cut it in two and try again, by default,
+            or stop.
+        loss_spikes: looks for losses far above those before, and says what to do about them; None does not look.
+        on_hook_error: what to do about a hook that raises and does not say so itself (`Hook.on_error`).
+        max_skipped_samples: how many samples that can't be read may be left out (see `MapData`) before it stops.
+        fit_memory: whether to find out at the start, by trying, how finely micro-batches must be cut to fit.
         keep_checkpoints: how many of the newest to keep; None keeps all, 0 writes none.
         settle_every_updates: how many updates an accelerator may run ahead of the host's knowledge whether they were
             committed; `log_every_updates` by default. A CPU, an optimizer that is not fused, or a stream: always 1.
@@ -144,6 +163,11 @@ class Trainer:
         folder: Path | str | None = None,
         log_every_updates: int = 10,
         on_non_finite: FailurePolicy | None = None,
+        on_out_of_memory: FailurePolicy | None = None,
+        loss_spikes: LossSpikes | None = None,
+        on_hook_error: Literal["stop", "continue"] = "stop",
+        max_skipped_samples: int = 100,
+        fit_memory: bool = False,
         keep_checkpoints: int | None = 3,
         settle_every_updates: int | None = None,
         config: Mapping[str, Any] | None = None,
@@ -158,6 +182,10 @@ class Trainer:
         )
         check_model(model)
         check_optimizer(optimizer)
+        rewinds = [
+            policy for policy in (on_non_finite, loss_spikes and loss_spikes.policy) if isinstance(policy, Rewind)
+        ]
+        check_failures(rewinds=bool(rewinds), folder=folder, keep_checkpoints=keep_checkpoints)
         if folder is not None and keep_checkpoints != 0:
             check_resumable(data)
         precision = precision or Full()
@@ -173,12 +201,16 @@ class Trainer:
         self._config = dict(config or {})
         self._keep_checkpoints = keep_checkpoints
         self._strategy = strategy or Single()
-        self._writers = Writers(writers if self.is_first_rank else ())
+        self._writers = Writers(writers if self.is_first_rank else (), report=lambda incident: self._report(incident))
         heard = [hook for hook in hooks if self.is_first_rank or not getattr(hook, "first_rank_only", False)]
-        self._bus = Bus(heard, self)
+        self._bus = Bus(heard, self, on_error=on_hook_error, report=lambda incident: self._report(incident))
         self._evaluated_at = -1
         self._saved_at = -1
         self._resumed = False
+        self._can_rewind = bool(rewinds)
+        self._spikes = loss_spikes
+        self._cuts = Cuts()
+        self._evaluation_cuts = {name: Cuts() for name in self.evaluations}
         self._way = Way(
             task=task,
             precision=precision,
@@ -202,6 +234,9 @@ class Trainer:
                 apply=apply,
                 ema=ema,
                 learning_rates=learning_rates,
+                cuts=self._cuts,
+                on_out_of_memory=on_out_of_memory or Retry(),
+                report=self._report,
             ),
             model=model,
             data=data,
@@ -209,7 +244,13 @@ class Trainer:
             precision=precision,
             bus=self._bus,
             storage=self.storage,
-            actions=Actions(write=self._write, evaluate=self._evaluate_all, save=self.save, report=self._report),
+            actions=Actions(
+                write=self._write,
+                evaluate=self._evaluate_all,
+                save=self.save,
+                report=self._report,
+                rewind=self._rewind,
+            ),
             on_non_finite=on_non_finite or Stop(),
             updates=updates,
             epochs=epochs,
@@ -217,6 +258,16 @@ class Trainer:
             pin_memory=self.device.type == "cuda",
             log_every_updates=log_every_updates,
             settle_every_updates=1 if known_at_once else settle_every_updates or log_every_updates,
+            max_skipped_samples=max_skipped_samples,
+            fit_memory=fit_memory,
+        )
+        self._reports = Reports(
+            bus=self._bus,
+            writers=self._writers,
+            files=IncidentFiles(self.folder),
+            group=self._strategy.group,
+            cuts=self._cuts,
+            busy_s=self._loop.take_busy_s,
         )
         # After the strategy has made replicas equal: the average begins as a copy of the parameters.
         self._saved = Saved(model=unwrapped(model), optimizer=optimizer, ema=ema, precision=precision)
@@ -273,6 +324,8 @@ class Trainer:
             self._clean()
             with self._bus.span("train", lambda: begin, end):
                 try:
+                    if self._can_rewind and self._saved_at < 0:
+                        self.save()  # something to go back to
                     self._loop.run()
                     reason = self._loop.why_over()
                     self._finish()
@@ -358,7 +411,13 @@ class Trainer:
         update = self.progress.update
         values: dict[str, float] = {}
         evaluation = Evaluation(
-            name=name, data=self.evaluations[name], model=self.model, way=self._way, strategy=self._strategy
+            name=name,
+            data=self.evaluations[name],
+            model=self.model,
+            way=self._way,
+            strategy=self._strategy,
+            cuts=self._evaluation_cuts[name],
+            report=self._report,
         )
         with self._bus.span(
             "evaluate",
@@ -439,6 +498,7 @@ class Trainer:
                 "seed": self._way.seed,
                 "precision": self._way.precision.name,
                 "evaluated_at": self._evaluated_at,
+                "cuts": self._reports.limits,
                 "config": self._config,
             },
         }
@@ -461,14 +521,57 @@ class Trainer:
         self._loop.progress = Progress.from_state_dict(state["progress"])
         self._saved_at = self.progress.update
         self._evaluated_at = state["run"]["evaluated_at"]
+        self._load_cuts(state["run"].get("cuts", []))
         self._resumed = True
 
+    def _load_cuts(self, limits: list[int | None]) -> None:
+        """Cut as finely as this rank did; on another number of ranks, as the one that did so most."""
+        known = [limit for limit in limits if limit is not None]
+        same = len(limits) == self._strategy.ranks
+        self._cuts.limit = limits[self._strategy.rank] if same else min(known, default=None)
+
+    def _rewind(self, update: int) -> None:
+        """Go back, in place, to the newest checkpoint of fewer than `update` updates."""
+        group, folder = self._strategy.group, self.folder
+        assert folder is not None, "checked when built"
+        cut = self._cuts.limit  # what did not fit then would not fit now
+        path = group.first_rank_does(lambda: newest_before(folder, update, self._report))
+        self.load_state_dict(read_checkpoint(path).state)
+        self._cuts.limit = cut
+        self._writers.close()
+        self._writers.open(folder, self.progress.update)
+        group.first_rank_does(lambda: forget_after(folder, self.progress.update))
+        if self._spikes is not None:
+            self._spikes.forget()
+        message = f"the run went back to {path.name}, since update {update} must not have happened."
+        self._report(Incident(kind="rewind", update=self.progress.update, message=message))
+
     def _write(self) -> None:
-        self._writers.write(self.storage.settle(self._strategy.group.gather))
+        self._reports.update = self.progress.update
+        records = self.storage.settle(self._reports.gather)
+        self._writers.write(records)
+        if self._spikes is not None:
+            self._look_for_spikes(self._spikes, [record for record in records if record.name == LOSS])
+
+    def _look_for_spikes(self, spikes: LossSpikes, losses: list[Record]) -> None:
+        window = self.storage.last(LOSS, spikes.window_updates + len(losses))
+        before = [record for record in window if not losses or record.update < losses[0].update]
+        incident = spikes.first(before, losses)
+        if incident is None:
+            return
+        answer = None if spikes.policy is None else spikes.policy(incident)
+        self._report(incident)
+        if answer is Answer.STOP:
+            raise NonFiniteError(
+                f"{incident.message} The parameters are those after update {self.progress.update}; go on from a "
+                f"checkpoint before the spike with a lower learning rate or clipped gradients, or let "
+                f"`failures.loss_spike` be rewind_past, which leaves the data that caused it out."
+            )
+        if answer in (Answer.REWIND, Answer.REWIND_PAST):
+            self._loop.rewind(incident, answer)
 
     def _report(self, incident: Incident) -> None:
-        self._bus.emit("on_incident", incident)
-        self._writers.event("incident", incident)
+        self._reports.report(incident)
 
 
 def _updates_of(data: Data, epochs: int, seed: int) -> int | None:

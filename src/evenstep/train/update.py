@@ -2,9 +2,12 @@
 
 Everything that depends on how the run is set up is an object that was chosen when it was built: the strategy, the
 precision, the way of applying. The update asks nothing about modes. It does not count, log, save or decide what to do
-about an abort; that is the loop's.
+about an abort; that is the loop's. Only what this rank can mend by itself it mends: a micro-batch that does not fit
+into memory is cut, and the accumulation begins anew, before anything of it has been given to other ranks.
 """
 
+import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import final
@@ -13,13 +16,19 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from evenstep.data import GlobalBatch
+from evenstep.data import GlobalBatch, Microbatch
+from evenstep.errors import OutOfMemoryError
+from evenstep.events import Incident
+from evenstep.memory import give_back, is_out_of_memory
 from evenstep.optim.apply import Apply, gradients, squared_norm
 from evenstep.optim.ema import Ema
 from evenstep.optim.learning_rate import LearningRates
-from evenstep.parallel import Strategy
+from evenstep.parallel import Spoiled, Strategy
 from evenstep.pipeline import Plan, Runner, Stage, check, sequential
 from evenstep.train.buffers import Buffers
+from evenstep.train.cuts import Cuts, described
+from evenstep.train.failures import Answer, FailurePolicy
+from evenstep.train.fit import fitting, state_allocated
 from evenstep.train.passage import Passage, Way
 from evenstep.train.weigh import Weights, weigh
 
@@ -32,10 +41,12 @@ class Outcome:
     Args:
         aborted: 0.0 when it was applied, 1.0 when not; a tensor while only the device knows.
         total: Σw of the update; a tensor where the weight is late.
+        skipped_samples: how many samples all ranks had to leave out.
     """
 
     aborted: float | Tensor
     total: float | Tensor
+    skipped_samples: int = 0
 
 
 @lru_cache(maxsize=1024)
@@ -57,6 +68,9 @@ class Update:
         apply: how a gradient is applied.
         ema: the average that follows the parameters, or None.
         learning_rates: sets the optimizer's for each update.
+        cuts: how finely micro-batches are cut to fit into this rank's memory.
+        on_out_of_memory: the policy for micro-batches that don't fit: retry, cut in two, or stop.
+        report: told of incidents.
     """
 
     def __init__(
@@ -69,6 +83,9 @@ class Update:
         apply: Apply,
         ema: Ema | None,
         learning_rates: LearningRates,
+        cuts: Cuts,
+        on_out_of_memory: FailurePolicy,
+        report: Callable[[Incident], None],
     ) -> None:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self._parameters = parameters
@@ -77,8 +94,13 @@ class Update:
         dtypes = {parameter.dtype for parameter in parameters}
         self._norm_dtype = None if len(dtypes) == 1 and dtypes <= {torch.float32, torch.float64} else torch.float32
         self._way = way
+        self._optimizer = optimizer
         self._strategy = strategy
-        self._runner = Runner([Stage(0, strategy.wrap(model))], strategy)
+        self._stage = Stage(0, strategy.wrap(model))
+        self._runner = Runner([self._stage], strategy)
+        self._cuts = cuts
+        self._on_out_of_memory = on_out_of_memory
+        self._report = report
         self._apply = apply
         self._ema = ema
         self._learning_rates = learning_rates
@@ -94,7 +116,7 @@ class Update:
         self.begin()
         weights = weigh(self._way.task, batch, self._strategy.group)
         if weights.total == 0:
-            return Outcome(aborted=1.0, total=0.0)
+            return Outcome(aborted=1.0, total=0.0, skipped_samples=weights.skipped_samples)
         late_weight = self._accumulate(weights, update)
         total = weights.total if late_weight is None else late_weight
         scale = self._way.precision.scale
@@ -108,11 +130,43 @@ class Update:
         put = self._way.storage.put
         put("train/grad_norm", applied.norm, update=update)
         put("train/lr", lr, update=update)
-        return Outcome(aborted=applied.aborted, total=total)
+        return Outcome(aborted=applied.aborted, total=total, skipped_samples=weights.skipped_samples)
 
     def begin(self) -> None:
         """Take the buffers as they are: whatever the user did to them since the last update stays."""
         self._buffers.restore(0.0)
+
+    def fit(self, batch: GlobalBatch) -> None:
+        """Find out how much fits: try ever larger parts of this rank's first micro-batch, forward and backward.
+
+        The optimizer's state is there while trying, so that it has its place in memory; nothing of it all remains.
+        The cut of the largest part that fits is kept, or one cut finer where the device was nearly full.
+        """
+        if not batch.microbatches or self._cuts.limit is not None:
+            return
+        with state_allocated(self._optimizer):
+            self._cuts.limit = fitting(self._way.task, batch.microbatches[0].data, self._fits)
+        self._discard(self._way.storage.mark())
+
+    def _fits(self, data: object) -> bool:
+        """Whether the gradient of `data` can be computed in the memory that there is."""
+        microbatch = Microbatch(index=0, data=data, num_samples=1)
+        weights = Weights(total=1.0, num_microbatches=1, each={0: 1.0}, work=(microbatch,), skipped_samples=0)
+        mark = self._way.storage.mark()
+        self._discard(mark)
+        passage = self._passage(weights, path=("fit",), update=0)
+        fits = True
+        try:
+            with passage:
+                passage.backward(passage.forward(self._stage, 0), 0)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            fits = False
+        self._discard(mark)
+        self._buffers.restore(1.0)
+        give_back()
+        return fits
 
     def abandon(self) -> None:
         """Undo what an update that has raised in the middle did to the buffers, and be ready for another."""
@@ -129,22 +183,93 @@ class Update:
         self._apply.resume()
 
     def _accumulate(self, weights: Weights, update: int) -> Tensor | None:
-        """Leave the update's gradients in `.grad`; gives Σw_m where the weight is late."""
-        for parameter in self._with_grad:
-            parameter.grad = None
-        passage = Passage(
+        """Leave the update's gradients in `.grad`; gives Σw_m where the weight is late.
+
+        Raises:
+            OutOfMemoryError: a micro-batch does not fit and can't, or must not, be cut.
+        """
+        mark = self._way.storage.mark()
+        while True:
+            self._discard(mark)
+            passage = self._passage(weights, path=(update,), update=update)
+            fault = self._try(passage, weights)
+            if fault is None:
+                return self._late_total(passage.late_weights, weights) if self._way.task.late_weight else None
+            if fault:
+                self._make_room(passage, weights, update, fault)
+            self._buffers.restore(1.0)
+
+    def _passage(self, weights: Weights, *, path: tuple[int | str, ...], update: int) -> Passage:
+        return Passage(
             self._way,
             weights.work,
             weights.each,
-            path=(update,),
+            path=path,
             update=update,
             factor=self._way.precision.scale / weights.total,
             prefix="train/",
+            cuts=self._cuts,
         )
-        with passage:
-            plan = _plan(tuple(microbatch.index for microbatch in weights.work))
-            self._runner.run(plan, passage, weights.num_microbatches)
-        return self._late_total(passage.late_weights, weights) if self._way.task.late_weight else None
+
+    def _discard(self, mark: int) -> None:
+        """Forget what a failed try has left."""
+        self._way.storage.drop_after(mark)
+        for parameter in self._with_grad:
+            parameter.grad = None
+        self._strategy.begin(self._stage.module)
+
+    def _try(self, passage: Passage, weights: Weights) -> str | None:
+        """Run the micro-batches; gives None, or why it must be done again: a traceback, or "" if a peer wants it.
+
+        The error itself does not leave: its traceback refers to all that must be freed.
+        """
+        plan = _plan(tuple(microbatch.index for microbatch in weights.work))
+        try:
+            with passage:
+                self._runner.run(plan, passage, weights.num_microbatches)
+        except Spoiled:
+            return ""
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return traceback.format_exc()
+        return None
+
+    def _make_room(self, passage: Passage, weights: Weights, update: int, fault: str) -> None:
+        """Answer an out-of-memory error: cut the micro-batch finer, and let the peers know if they must begin anew."""
+        for parameter in self._with_grad:
+            parameter.grad = None
+        give_back()
+        assert passage.doing is not None, "memory is taken by micro-batches"
+        phase, microbatch, piece = passage.doing
+        where = f"the {phase} of {described(piece)} of micro-batch {microbatch} in update {update}"
+        message = f"rank {self._strategy.rank} ran out of memory in {where}"
+        incident = Incident(
+            kind="out_of_memory",
+            update=update,
+            message=f"{message}; it is cut in two from now on, and the update is done again.",
+            details={"phase": phase, "part": list(piece.path)},
+            rank=self._strategy.rank,
+            microbatch=microbatch,
+            stage=self._stage.index,
+            samples=tuple(next(m.samples for m in weights.work if m.index == microbatch)),
+            traceback=fault,
+        )
+        self._report(incident)
+        error = OutOfMemoryError(
+            f"{message}. Make the micro-batches smaller, or let `failures.out_of_memory` be retry; the parameters are "
+            f"those after update {update - 1}."
+        )
+        if self._on_out_of_memory(incident) is Answer.STOP:
+            raise error
+        if not self._cuts.finer(self._way.task, piece):
+            raise OutOfMemoryError(
+                f"{message}, and that can't be cut any finer. Use a smaller model, shorter samples, a precision or "
+                f"optimizer that needs less memory, or a device with more; if the batch holds several samples, "
+                f"`{type(self._way.task).__name__}.split` must say how it is cut."
+            )
+        if not self._strategy.retries_alone:
+            self._strategy.spoil(self._stage.module, weights.num_microbatches, error)
 
     def _late_total(self, late: dict[int, Tensor], weights: Weights) -> Tensor:
         """Σw_m over all ranks, in the order of the micro-batches' numbers whoever ran them."""
