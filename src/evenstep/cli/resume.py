@@ -11,6 +11,7 @@ from typing import Any, cast
 from evenstep.build import joined
 from evenstep.cli.folder import find_config
 from evenstep.cli.launch import is_rank, launch
+from evenstep.cli.orphans import end_with_parent
 from evenstep.cli.training import train_in
 from evenstep.config.load import open_run
 from evenstep.config.schema import Config
@@ -38,7 +39,10 @@ def run(path: str, settings: list[str]) -> int:
         if unsafe:
             raise ConfigError([_refusal(unsafe, file)])
         if opened.config.launch.ranks > 1 and not is_rank():
-            return launch(opened.config.launch.ranks, ["resume", path, *settings])
+            launched = opened.config.launch
+            return launch(launched.ranks, ["resume", path, *settings], max_restarts=launched.max_restarts)
+        if is_rank():
+            end_with_parent()
         with joined(opened.config) as group:
             return train_in(opened, folder, "auto", group)
 

@@ -22,7 +22,19 @@ from evenstep.events.event import (
     UpdateEnd,
 )
 from evenstep.events.hook import Hook, HookTrainer
-from evenstep.events.hooks import Best, Console, EarlyStop, Evaluate, Save, Statistics, Status, Timer
+from evenstep.events.hooks import (
+    Best,
+    Console,
+    EarlyStop,
+    Evaluate,
+    Save,
+    Statistics,
+    Status,
+    StopFile,
+    TimeBudget,
+    Timer,
+    Watchdog,
+)
 from evenstep.events.incidents import IncidentFiles
 from evenstep.events.series import Record
 from evenstep.events.storage import Storage
@@ -58,13 +70,16 @@ __all__ = [
     "SaveEnd",
     "Statistics",
     "Status",
+    "StopFile",
     "Storage",
     "TensorBoardWriter",
+    "TimeBudget",
     "Timer",
     "TrainBegin",
     "TrainEnd",
     "UpdateBegin",
     "UpdateEnd",
+    "Watchdog",
     "Writer",
     "Writers",
 ]

@@ -21,6 +21,7 @@ class IncidentFiles:
 
     Args:
         folder: of the run; None keeps nothing.
+        makes_folder: whether the run's folder is made if it is not there.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -29,7 +30,8 @@ class IncidentFiles:
     ('00000007-overflow.txt', 'overflow at update 7')
     """
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path | None, *, makes_folder: bool = True) -> None:
+        self._makes_folder = makes_folder
         self._folder = None if folder is None else folder / "incidents"
         self._written: Counter[str] = Counter()
         self._said = False
@@ -43,6 +45,8 @@ class IncidentFiles:
             return None
         self._written[incident.kind] += 1
         try:
+            if not self._makes_folder and not self._folder.parent.exists():
+                return None  # its first rank has taken it away again
             self._folder.mkdir(parents=True, exist_ok=True)
             path = self._free_path(self._folder, incident)
             path.write_text(_text(incident), encoding="utf-8")

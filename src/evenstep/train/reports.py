@@ -5,9 +5,11 @@ writers, together with the next metrics. With them go the seconds that each rank
 others, and how finely each cuts its micro-batches. It decides nothing.
 """
 
+import traceback
 from collections.abc import Callable
 from typing import Any, final
 
+from evenstep.errors import LostRankError
 from evenstep.events import Bus, Incident, IncidentFiles, Writers
 from evenstep.parallel import Group
 from evenstep.train.cuts import Cuts
@@ -74,3 +76,16 @@ class Reports:
         for incident in self._stragglers.found([busy for _, _, busy, _ in everybody], self.update):
             self.report(incident)
         return [theirs for theirs, _, _, _ in everybody]
+
+
+def failed(error: BaseException, group: Group, update: int) -> Incident:
+    """The error that ends a run on this rank, as an incident: with the last collectives, if others are waited for."""
+    lost = isinstance(error, LostRankError)
+    return Incident(
+        kind="lost_rank" if lost else "failed",
+        update=update,
+        message=f"{type(error).__name__}: {error}",
+        details={"collectives": list(group.recorded())} if group.ranks > 1 else {},
+        rank=group.rank,
+        traceback="".join(traceback.format_exception(error)),
+    )

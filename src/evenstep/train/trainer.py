@@ -22,7 +22,7 @@ from evenstep.checkpoint import (
     write_checkpoint,
 )
 from evenstep.data import Data
-from evenstep.errors import ArgumentError, NonFiniteError
+from evenstep.errors import ArgumentError, LostRankError, NonFiniteError
 from evenstep.events import (
     Bus,
     EvaluateBegin,
@@ -61,7 +61,7 @@ from evenstep.train.loop import Actions, Loop
 from evenstep.train.passage import Way
 from evenstep.train.progress import Progress
 from evenstep.train.randomness import undisturbed
-from evenstep.train.reports import Reports
+from evenstep.train.reports import Reports, failed
 from evenstep.train.rewinding import forget_after, newest_before
 from evenstep.train.spikes import LOSS, LossSpikes
 from evenstep.train.state import Saved, Tree, check_same_run, unwrapped
@@ -81,12 +81,14 @@ class Result:
         outcome: "done" when all that was planned is done, "stopped" when something asked for it.
         reason: in words.
         metrics: the last value of every metric.
+        requeue: whether it was stopped by something that wants it to be run again.
     """
 
     update: int
     outcome: Literal["done", "stopped"]
     reason: str
     metrics: dict[str, float]
+    requeue: bool = False
 
 
 @final
@@ -264,7 +266,7 @@ class Trainer:
         self._reports = Reports(
             bus=self._bus,
             writers=self._writers,
-            files=IncidentFiles(self.folder),
+            files=IncidentFiles(self.folder, makes_folder=self.is_first_rank),
             group=self._strategy.group,
             cuts=self._cuts,
             busy_s=self._loop.take_busy_s,
@@ -282,9 +284,15 @@ class Trainer:
         """The counters of committed work."""
         return self._loop.progress
 
-    def ask_stop(self, reason: str) -> None:
-        """Stop at the end of this update; `reason` is what the result and the logs will say."""
+    def ask_stop(self, reason: str, *, requeue: bool = False) -> None:
+        """Stop at the end of this update.
+
+        Args:
+            reason: what the result and the logs will say.
+            requeue: whether the run wants to be run again, to go on from there.
+        """
         self._loop.asks.stop = reason or "asked to stop"
+        self._loop.asks.requeue = requeue
 
     def ask_save(self) -> None:
         """Save at the end of this update."""
@@ -305,7 +313,10 @@ class Trainer:
         try:
             return self._train()
         finally:
-            self._loop.asks.stop = ""  # not at the beginning: a signal may have asked before
+            self._loop.asks.stop, self._loop.asks.requeue = (
+                "",
+                False,
+            )  # not at the beginning: a signal may have asked before
 
     def _train(self) -> Result:
         reason = ""
@@ -338,6 +349,7 @@ class Trainer:
             update=self.progress.update,
             outcome="stopped" if self._loop.asks.stop else "done",
             reason=reason,
+            requeue=self._loop.asks.requeue,
             metrics={name: record.value for name in self.storage.names() if (record := self.storage.latest(name))},
         )
 
@@ -367,7 +379,10 @@ class Trainer:
     def _salvage(self, error: BaseException, end: Callable[[BaseException], TrainEnd]) -> None:
         """Go back to the last committed update and write what is known of it; never hide `error`."""
         try:
+            if not isinstance(error, LostRankError):
+                self._strategy.group.fail(f"{type(error).__name__}: {error}")
             self._loop.abandon()
+            self._report(failed(error, self._strategy.group, self.progress.update))
             if self._strategy.ranks == 1:  # the others may not be there to sum with
                 self._write()
             self._writers.event("train_end", end(error))

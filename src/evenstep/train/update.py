@@ -114,6 +114,7 @@ class Update:
         `Apply`.
         """
         self.begin()
+        self._strategy.group.update = update
         weights = weigh(self._way.task, batch, self._strategy.group)
         if weights.total == 0:
             return Outcome(aborted=1.0, total=0.0, skipped_samples=weights.skipped_samples)

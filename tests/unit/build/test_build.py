@@ -175,7 +175,7 @@ def test_hooks_come_in_a_fixed_order_around_the_recipes_own(build: Build) -> Non
     valid = ["--data.evaluations.valid.target", "parts.py:samples", "--evaluate.every_updates", "1"]
     parts = build(*settings, *valid, "--early_stop.metric", "valid/loss")
     names = [type(hook).__name__ for hook in build_hooks(parts.config, parts.hooks)]
-    assert names == ["Timer", "Evaluate", "Best", "EarlyStop", "Save", "Noted", "Console", "Status"]
+    assert names == ["Timer", "Evaluate", "Best", "EarlyStop", "Save", "Noted", "Console", "StopFile", "Status"]
 
 
 def test_writers_are_those_that_are_named(build: Build) -> None:

@@ -39,7 +39,19 @@ def test_every_key_is_documented_in_a_sentence() -> None:
 def test_the_public_keys_are_these() -> None:
     schema = Config.model_json_schema()
     assert sorted(schema["properties"]) == [
-        *("checkpoint", "data", "device", "early_stop", "ema", "evaluate", "failures", "hooks", "launch", "log", "loss_scale"),
+        *(
+            "checkpoint",
+            "data",
+            "device",
+            "early_stop",
+            "ema",
+            "evaluate",
+            "failures",
+            "hooks",
+            "launch",
+            "log",
+            "loss_scale",
+        ),
         *(
             "lr_schedule",
             "model",
