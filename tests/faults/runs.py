@@ -65,7 +65,7 @@ def train(
     hooks: Sequence[evenstep.Hook] = (),
     optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer] | None = None,
     clip_norm: float | None = 1.0,
-    fails: Callable[[str], None] | None = None,
+    resume: bool = False,
     **more: Any,
 ) -> Ended:
     """Train one rank to the end, or to its error."""
@@ -90,6 +90,8 @@ def train(
     )
     error = None
     try:
+        if resume:
+            trainer.resume("auto")
         trainer.train()
     except Exception as raised:  # noqa: BLE001 - what it was is looked at by the test
         error = raised

@@ -2,8 +2,8 @@
 
 Ranks that fail are started again together, as often as the run allows: from their newest checkpoint, with a rendezvous
 of their own, so that nothing of the failed attempt is in the way. Rank 0 speaks on this console; what the others say
-goes to files that are named if one of them fails first. Across machines, start `evenstep train` with torchrun instead; a
-rank does not know which of the two has started it.
+goes to files that are named if one of them fails first. Across machines, start `evenstep train` with torchrun instead;
+a rank does not know which of the two has started it.
 """
 
 import logging

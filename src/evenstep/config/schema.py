@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from evenstep.config.schema_lr import Constant, LrSchedule
-from evenstep.config.section import Args, Count, Natural, NonNegative, Positive, Section, TargetName
+from evenstep.config.section import Args, Count, CountOrAuto, Natural, NonNegative, Positive, Section, TargetName
 
 
 class Target(Section):
@@ -39,7 +39,7 @@ class Data(Section):
     """Samples of one update, over all ranks. Give either this or `global_batch_tokens`."""
     global_batch_tokens: Count | None = None
     """Token budget of one update: its longest sample's tokens times its samples stay within it."""
-    micro_batch_size: Count | Literal["auto"] | None = None
+    micro_batch_size: CountOrAuto | None = None
     """Samples that go through forward and backward at once; the whole global batch by default. auto finds at the
     start, by trying, how many fit into memory."""
     micro_batch_tokens: Count | None = None

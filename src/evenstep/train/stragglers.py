@@ -35,6 +35,8 @@ class Stragglers:
             busy_s: seconds per update, by rank; 0 where there was none.
             update: the last one.
         """
+        if not any(busy_s):
+            return []  # nothing was computed since they were last judged
         incidents: list[Incident] = []
         for rank, busy in enumerate(busy_s):
             others = [theirs for other, theirs in enumerate(busy_s) if other != rank]
