@@ -1,6 +1,6 @@
-"""One rank, or the only process, of a run that goes wrong: `python rank.py JSON`; RANK and WORLD_SIZE as torchrun sets them.
+"""One rank, or the only process, of a run that goes wrong: `python rank.py JSON`; RANK as torchrun sets it.
 
-The JSON says what: {"folder", "strategy", "updates", "timeout_s", "fault": KIND, "at": [RANK, UPDATE, PHASE], "resume"}.
+The JSON says what: {"folder", "strategy", "updates", "timeout_s", "fault": KIND, "at": [RANK, UPDATE, PHASE], "resume"}
 It prints a line of JSON: the update that it ended at, a sha256 of its parameters, and the error, if any.
 """
 

@@ -88,6 +88,13 @@ def train(
         log_every_updates=1,
         **more,
     )
+
+    def transfer(batch: Any) -> Any:
+        if model.training:
+            place.strike("transfer", len(batch[0]))
+        return batch
+
+    object.__setattr__(trainer._way, "transfer", transfer)  # on a CPU there is nothing to move
     error = None
     try:
         if resume:

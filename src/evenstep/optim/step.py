@@ -22,6 +22,9 @@ def step(optimizer: Any) -> None:
     Raises:
         OutOfMemoryError: there is no room for the step, or it broke off half-way; the message says which.
     """
+    if optimizer.state and getattr(optimizer, "_step_supports_amp_scaling", False):
+        optimizer.step()  # one kernel, which allocates nothing: no need to look at every tensor before
+        return
     before = _versions(optimizer)
     fault = _tried(optimizer)
     if not fault:

@@ -47,6 +47,7 @@ def test_the_public_keys_are_these() -> None:
             "ema",
             "evaluate",
             "failures",
+            "failures",
             "hooks",
             "launch",
             "log",
