@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,18 +44,17 @@ def run(ranks: int, *, frozen: tuple[int, ...] = (), **what: Any) -> list[Said]:
     folder.mkdir(parents=True, exist_ok=True)
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
     began = time.monotonic()
-    processes, errors = [], []
-    for rank in range(ranks):
-        errors.append(tempfile.TemporaryFile("w+"))
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, str(SCRIPT), json.dumps(what)],
-                env=os.environ | (address | {"RANK": str(rank)} if ranks > 1 else {}),
-                stdout=subprocess.PIPE,
-                stderr=errors[-1],
-                text=True,
-            )
+    errors = [folder / f"stderr-{rank}.txt" for rank in range(ranks)]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(SCRIPT), json.dumps(what)],
+            env=os.environ | (address | {"RANK": str(rank)} if ranks > 1 else {}),
+            stdout=subprocess.PIPE,
+            stderr=errors[rank].open("w"),
+            text=True,
         )
+        for rank in range(ranks)
+    ]
     ends: dict[int, float] = {}
     try:
         while len(ends) < ranks - len(frozen) and time.monotonic() - began < LIMIT_S:
@@ -71,9 +69,7 @@ def run(ranks: int, *, frozen: tuple[int, ...] = (), **what: Any) -> list[Said]:
     results = []
     for rank, (process, error) in enumerate(zip(processes, errors, strict=True)):
         out, _ = process.communicate(timeout=20)
-        error.seek(0)
         lines = [line for line in out.splitlines() if line.startswith("{")]
         said = json.loads(lines[-1]) if lines else {}
-        results.append(Said(process.returncode, said, error.read(), ends.get(rank, LIMIT_S)))
-        error.close()
+        results.append(Said(process.returncode, said, error.read_text(), ends.get(rank, LIMIT_S)))
     return results

@@ -210,6 +210,7 @@ class Trainer:
         self._saved_at = -1
         self._resumed = False
         self._can_rewind = bool(rewinds)
+        self._rewound: tuple[int, int] | None = None  # the update of the last rewind's fault, and where it went back to
         self._spikes = loss_spikes
         self._cuts = Cuts()
         self._evaluation_cuts = {name: Cuts() for name in self.evaluations}
@@ -550,9 +551,13 @@ class Trainer:
         group, folder = self._strategy.group, self.folder
         assert folder is not None, "checked when built"
         cut = self._cuts.limit  # what did not fit then would not fit now
-        path = group.first_rank_does(lambda: newest_before(folder, update, self._report))
+        # Where going back did not help, the checkpoint itself may be spoiled: the next time goes further.
+        helped = self._rewound is None or update > self._rewound[0]
+        before = update if self._rewound is None or helped else self._rewound[1]
+        path = group.first_rank_does(lambda: newest_before(folder, before, self._report))
         self.load_state_dict(read_checkpoint(path).state)
         self._cuts.limit = cut
+        self._rewound = update, self.progress.update
         self._writers.close()
         self._writers.open(folder, self.progress.update)
         group.first_rank_does(lambda: forget_after(folder, self.progress.update))
