@@ -654,9 +654,9 @@ for kind, rank, words in [
     ("kill", 0, GONE),
     ("segfault", 1, "rank 1 is gone"),
     ("exit", 1, "rank 1 is gone"),
-    ("raise", 0, "rank 0 failed at update 4: ValueError: a bug of the user's"),
-    ("raise", 1, "rank 1 failed at update 4: ValueError: a bug of the user's"),
-    ("sys_exit", 1, "rank 1 failed at update 4: SystemExit"),
+    ("raise", 0, "rank 0 failed in update 4: ValueError: a bug of the user's"),
+    ("raise", 1, "rank 1 failed in update 4: ValueError: a bug of the user's"),
+    ("sys_exit", 1, "rank 1 failed in update 4: SystemExit"),
 ]:
     CASES.append(Case(f"{kind}, rank {rank} of 2", partial(process_lost, kind, rank, words=words), slow=True))
 frozen = partial(process_lost, "freeze", 1, words="rank 1 did not come within 6 s", frozen=True, timeout_s=6)

@@ -17,6 +17,7 @@ from torch import nn
 from evenstep.build.data import build_data, build_evaluation
 from evenstep.build.failures import build_failures
 from evenstep.build.optimizer import build_optimizer
+from evenstep.build.pipeline import build_model
 from evenstep.build.ranks import rank_device
 from evenstep.build.tables import LR_SCHEDULES, PRECISIONS
 from evenstep.config.load import Run
@@ -25,6 +26,8 @@ from evenstep.data import Data
 from evenstep.errors import TaskError
 from evenstep.events import Hook, Writer
 from evenstep.optim.ema import Ema
+from evenstep.parallel import Mesh
+from evenstep.pipeline import Layers
 from evenstep.precision import Precision
 from evenstep.train import Task, Trainer
 
@@ -100,8 +103,12 @@ class Parts:
             data.close()
 
 
-def build_parts(run: Run) -> Parts:
+def build_parts(run: Run, mesh: Mesh | None = None) -> Parts:
     """Call everything that the run names.
+
+    Args:
+        run: open.
+        mesh: the ranks that share the model; None for this process alone, with all stages of a pipeline.
 
     Raises:
         ConfigError: data and their settings that don't fit each other.
@@ -113,20 +120,20 @@ def build_parts(run: Run) -> Parts:
     def make(key: str, kind: type[_Made]) -> _Made:
         with seeded(config.seed):
             made: object = calls[key]()
-        if not isinstance(made, kind):
-            raise TaskError(
-                f"`{key}.target` must give a subclass of `{kind.__name__}`, but what it gave is of type "
-                f"{type(made).__name__}; name the class itself, or a function that returns an object of it."
-            )
-        return made
+        return _checked(key, made, kind)
 
-    model = make("model", nn.Module)
+    with seeded(config.seed):
+        made: object = calls["model"]()
+    if not isinstance(made, Layers):
+        made = _checked("model", made, nn.Module)
+    model = build_model(config, made, mesh)
+    fuse = config.parallel.reduction == "fast" or rank_device(config).type != "cpu"
     collate = calls.get("data.collate")
     return Parts(
         config=config,
         model=model,
         task=make("task", Task),
-        optimizer=build_optimizer(calls["optimizer"], model, config.optimizer.lr),
+        optimizer=build_optimizer(calls["optimizer"], model, config.optimizer.lr, fuse=fuse),
         data=build_data(config, make("data.train", object), collate),
         evaluations={
             name: build_evaluation(name, evaluation, config.data, make(f"data.evaluations.{name}", object), collate)
@@ -134,6 +141,15 @@ def build_parts(run: Run) -> Parts:
         },
         hooks=[make(f"hooks.{index}", Hook) for index in range(len(config.hooks))],
     )
+
+
+def _checked(key: str, made: object, kind: type[_Made]) -> _Made:
+    if not isinstance(made, kind):
+        raise TaskError(
+            f"`{key}.target` must give a subclass of `{kind.__name__}`, but what it gave is of type "
+            f"{type(made).__name__}; name the class itself, or a function that returns an object of it."
+        )
+    return made
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from time import sleep
 
 from evenstep.cli.exits import EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
 from evenstep.cli.signals import REQUEUE
+from evenstep.parallel import place_of
 
 _ATTEMPT = "_EVENSTEP_ATTEMPT"
 _LONGEST_PAUSE_S = 30.0
@@ -23,8 +24,8 @@ _GRACE_S = 300  # for the update and the save between a signal and the end
 
 
 def is_rank() -> bool:
-    """Whether this process is a rank already, started here or by torchrun."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    """Whether this process is a rank already, started here, by torchrun or by srun."""
+    return place_of(os.environ) is not None
 
 
 def is_restarted() -> bool:

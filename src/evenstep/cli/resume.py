@@ -38,9 +38,9 @@ def run(path: str, settings: list[str]) -> int:
         unsafe = [key for key in changed if not any(key == safe or key.startswith(f"{safe}.") for safe in SAFE)]
         if unsafe:
             raise ConfigError([_refusal(unsafe, file)])
-        if opened.config.launch.ranks > 1 and not is_rank():
-            launched = opened.config.launch
-            return launch(launched.ranks, ["resume", path, *settings], max_restarts=launched.max_restarts)
+        ranks = max(opened.config.launch.ranks, opened.config.parallel.pipeline)
+        if ranks > 1 and not is_rank():
+            return launch(ranks, ["resume", path, *settings], max_restarts=opened.config.launch.max_restarts)
         if is_rank():
             end_with_parent()
         with joined(opened.config) as group:

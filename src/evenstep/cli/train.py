@@ -17,8 +17,9 @@ def run(path: str, settings: list[str]) -> int:
     """Train it."""
     with open_run(Path(path), [*from_environment(os.environ), *from_arguments(settings)]) as opened:
         config = opened.config
-        if config.launch.ranks > 1 and not is_rank():
-            return launch(config.launch.ranks, ["train", path, *settings], max_restarts=config.launch.max_restarts)
+        ranks = max(config.launch.ranks, config.parallel.pipeline)
+        if ranks > 1 and not is_rank():
+            return launch(ranks, ["train", path, *settings], max_restarts=config.launch.max_restarts)
         if is_rank():
             end_with_parent()
         folder = Path(config.runs) / config.name

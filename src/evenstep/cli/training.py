@@ -14,7 +14,7 @@ from typing import Literal
 
 import torch
 
-from evenstep.build import build_hooks, build_parts, build_strategy, build_writers
+from evenstep.build import build_hooks, build_mesh, build_parts, build_strategy, build_writers
 from evenstep.checkpoint import complete_checkpoints
 from evenstep.cli.exits import EXIT_DONE, EXIT_INTERRUPTED, EXIT_REQUEUE
 from evenstep.cli.folder import RECIPE, publish
@@ -50,14 +50,15 @@ def train_in(run: Run, folder: Path, source: Literal["never", "auto"] | str, gro
 def _train_in(run: Run, folder: Path, source: str, group: Group) -> int:
     if run.config.threads is not None:
         torch.set_num_threads(run.config.threads)
-    parts = build_parts(run)
+    mesh = build_mesh(run.config, group)
+    parts = build_parts(run, mesh)
     with closing(parts):
         trainer = parts.trainer(
             folder=folder,
             hooks=[*build_hooks(run.config, parts.hooks), *_watching(run, group)],
             writers=build_writers(run.config),
             evaluations=parts.evaluations,
-            strategy=build_strategy(run.config, group),
+            strategy=build_strategy(run.config, mesh.data),
             config=json.loads(json.dumps(run.resolved(), default=str)),
         )
         if trainer.is_first_rank:

@@ -19,9 +19,11 @@ from evenstep.config.schema import (
     Ema,
     Evaluate,
     Failures,
+    Launch,
     Log,
     LossScale,
     Optimizer,
+    Parallel,
     Train,
 )
 from evenstep.config.schema_lr import AnySchedule
@@ -55,6 +57,21 @@ def _length(train: Train) -> Iterator[Fault]:
 def _optimizer(optimizer: Optimizer) -> Iterator[Fault]:
     given = {"name": optimizer.name, "target": optimizer.target}
     yield from _one_of_two("optimizer", "name", "target", given)
+
+
+def _parallel(parallel: Parallel) -> Iterator[Fault]:
+    only_sharded = {
+        "shard_ranks": parallel.shard_ranks is not None,
+        "gather_dtype": parallel.gather_dtype is not None,
+        "offload": parallel.offload,
+    }
+    for name, given in only_sharded.items():
+        if given and parallel.strategy != "fsdp":
+            yield Fault(
+                about=(f"parallel.{name}", "parallel.strategy"),
+                text=f"`parallel.{name}` is for `parallel.strategy` fsdp, but that is {parallel.strategy}; leave it "
+                f"out, or set the strategy to fsdp.",
+            )
 
 
 def _batches(data: Data) -> Iterator[Fault]:
@@ -204,12 +221,53 @@ def _ema(ema: Ema | None, train: Train) -> Iterator[Fault]:
         )
 
 
+def _compression(parallel: Parallel) -> Iterator[Fault]:
+    if parallel.compression == "none":
+        return
+    if parallel.reduction == "ordered":
+        yield Fault(
+            about=("parallel.compression", "parallel.reduction"),
+            text=f'`parallel.compression` is "{parallel.compression}", which rounds sums as they are made, but '
+            f'`parallel.reduction` is "ordered", which is for the same bits on any number of ranks; leave one out.',
+        )
+    if parallel.strategy not in ("auto", "ddp"):
+        yield Fault(
+            about=("parallel.compression", "parallel.strategy"),
+            text=f'`parallel.compression` is for `parallel.strategy = "ddp"`, but that is "{parallel.strategy}"; leave '
+            f"one out.",
+        )
+
+
 def _writers(log: Log) -> Iterator[Fault]:
     twice = {name for name in log.writers if log.writers.count(name) > 1}
     if twice:
         yield Fault(
             about=("log.writers",),
             text=f'`log.writers` has "{min(twice)}" more than once; name each writer once.',
+        )
+
+
+def _pipeline(parallel: Parallel, launch: Launch) -> Iterator[Fault]:
+    ranks = parallel.pipeline
+    if ranks == 1:
+        for name, given in (("stages_per_rank", parallel.stages_per_rank), ("split_at", parallel.split_at)):
+            if given:
+                yield Fault(
+                    about=(f"parallel.{name}", "parallel.pipeline"),
+                    text=f"`parallel.{name}` is for a pipeline, but `parallel.pipeline` is 1; leave it out, or set how "
+                    f"many ranks share the model.",
+                )
+    elif parallel.strategy not in ("auto", "ddp"):
+        yield Fault(
+            about=("parallel.strategy", "parallel.pipeline"),
+            text=f'`parallel.strategy` must be "auto" or "ddp" with a pipeline, but is "{parallel.strategy}"; '
+            f"change it, or leave `parallel.pipeline` out.",
+        )
+    if launch.ranks > 1 and launch.ranks % ranks:
+        yield Fault(
+            about=("launch.ranks", "parallel.pipeline"),
+            text=f"`launch.ranks` must be a multiple of the {ranks} ranks of a pipeline, but is {launch.ranks}; "
+            f"change one of them.",
         )
 
 
@@ -226,6 +284,7 @@ def _resume(resume: str) -> Iterator[Fault]:
 
 RULES: tuple[Rule, ...] = (
     _resume,
+    _pipeline,
     _batches,
     _auto_micro_batch,
     _batch_options,
@@ -234,10 +293,12 @@ RULES: tuple[Rule, ...] = (
     _length,
     _loss_scale,
     _optimizer,
+    _parallel,
     _warmup,
     _ema,
     _evaluate,
     _followed,
     _early_stop_needs_evaluations,
+    _compression,
     _writers,
 )

@@ -108,22 +108,40 @@ class Optimizer(Section):
 
 
 class Parallel(Section):
-    """How the ranks of a run share their gradients."""
+    """How the ranks of a run share the model and its gradients."""
 
-    strategy: Literal["auto", "single", "ddp"] = "auto"
-    """Who holds what: `single` is one process, `ddp` a replica on each rank; auto takes ddp if there are several."""
+    strategy: Literal["auto", "single", "ddp", "fsdp", "zero1"] = "auto"
+    """Who holds what: `single` is one process, `ddp` a replica on each rank, `fsdp` a shard of everything on each,
+    `zero1` a replica whose optimizer state is shared out; auto takes ddp if there are several ranks."""
+    shard_ranks: Count | None = None
+    """With fsdp, how many neighbouring ranks share one copy of the parameters (hybrid sharding); all by default."""
+    gather_dtype: Literal["bf16"] | None = None
+    """With fsdp, the number format in which parameters are gathered and used; their own by default."""
+    offload: bool = False
+    """With fsdp, whether shards wait in the CPU's memory while they are not used; needs an accelerator."""
     reduction: Literal["fast", "ordered"] = "fast"
     """How gradients are summed: `fast` overlaps with the backward; `ordered` gives the same bits on any number of
     ranks."""
+    compression: Literal["none", "bf16", "fp16"] = "none"
+    """How gradients travel between the ranks of ddp: cast to 16 bits, half as many bytes with rounding of 0.4 % (bf16)
+    or 0.05 % and a largest value of 65504 (fp16)."""
     timeout_s: Positive = 60.0
     """Longest wait for another rank, in seconds."""
+    pipeline: Count = 1
+    """Ranks that share one model between them, each holding some of its stages; 1 is no pipeline."""
+    pipeline_schedule: str = "1f1b"
+    """In which order the stages of a pipeline run their micro-batches; `evenstep plan` compares them."""
+    stages_per_rank: Count | None = None
+    """Stages that each pipeline rank holds; as few as the pipeline schedule allows by default."""
+    split_at: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Names of the layers that begin the second and later stages; equal numbers of layers by default."""
 
 
 class Launch(Section):
     """How many processes `evenstep train` starts; across machines use torchrun instead."""
 
     ranks: Count = 1
-    """Processes on this machine, one accelerator each where there are any."""
+    """Processes on this machine, one accelerator each where there are any; at least one per pipeline rank."""
     max_restarts: Natural = 0
     """How many times all ranks are started again, from the newest checkpoint, after one of them has failed."""
 
@@ -256,7 +274,7 @@ class Config(Section):
     lr_schedule: LrSchedule = Constant()
     """How the learning rate changes over the run."""
     parallel: Parallel = Parallel()
-    """How the ranks of a run share their gradients."""
+    """How the ranks of a run share the model and its gradients."""
     launch: Launch = Launch()
     """How many processes to start."""
     failures: Failures = Failures()

@@ -43,27 +43,34 @@ class Entry:
 class Flight:
     """Records what one rank says.
 
+    Attributes:
+        update: that is being computed.
+        waited_s: for other ranks, in all.
+
     >>> flight = Flight()
-    >>> entry = flight.begin("sum numbers", 16, update=3)
+    >>> flight.update = 3
+    >>> entry = flight.begin("sum numbers", 16)
     >>> "1 sum numbers, 16 bytes, update 3" in str(flight.last()[0]), "has not ended" in flight.last()[0]
     (True, True)
     """
 
     def __init__(self) -> None:
+        self.update = 0
+        self.waited_s = 0.0
         self._entries: deque[Entry] = deque(maxlen=KEPT)
         self._count = 0
 
-    def begin(self, what: str, num_bytes: int, *, update: int) -> Entry:
+    def begin(self, what: str, num_bytes: int) -> Entry:
         """Record that something begins; `end` it with the entry."""
         self._count += 1
-        entry = Entry(self._count, what, num_bytes, update, time())
+        entry = Entry(self._count, what, num_bytes, self.update, time())
         self._entries.append(entry)
         return entry
 
-    @staticmethod
-    def end(entry: Entry) -> None:
-        """It has come to its end."""
+    def end(self, entry: Entry, *, waited_s: float) -> None:
+        """It has come to its end, for which this rank has waited so long."""
         entry.ended = time()
+        self.waited_s += waited_s
 
     def last(self) -> list[str]:
         """The last entries, the oldest first."""

@@ -2,13 +2,14 @@
 
 Two kinds of words: small numbers between hosts, by which ranks agree before they act (`sum_floats`, `gather`), and
 tensors on the device (`sum`, `send`, `receive`, `broadcast`). Every wait ends within the group's timeout, and within
-seconds if another rank says that it has failed. The default is a group of one, for which nothing has to be said; it
-does no arithmetic of its own.
+seconds of the word (`abort`) that a rank leaves when it gives up. The default is a group of one, for which nothing has
+to be said; it does no arithmetic of its own.
 """
 
 import os
 import pickle
 from collections.abc import Callable, Sequence
+from copy import copy
 from datetime import timedelta
 from functools import partial
 from time import monotonic, perf_counter
@@ -17,12 +18,14 @@ from typing import Any, TypeVar, cast, final
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import PrefixStore
-from torch.distributed.rendezvous import rendezvous
 
 from evenstep.errors import ArgumentError, EvenstepError, LostRankError
 from evenstep.parallel.flight import Entry, Flight
 from evenstep.parallel.notices import Notices
+from evenstep.parallel.place import place_of
+from evenstep.parallel.rendezvous import meet
 
 T = TypeVar("T")
 _A_WHILE = timedelta(seconds=1)
@@ -38,7 +41,7 @@ class Group:
     rank: int = 0
     ranks: int = 1
     waited_s: float = 0.0  # for other ranks, in all
-    update: int = 0  # that is being computed, for messages
+    device: torch.device = torch.device("cpu")  # where the tensors of its words are
 
     def sum_floats(self, values: Sequence[float]) -> list[float]:
         """The element-wise sum over all ranks, in float64."""
@@ -80,11 +83,39 @@ class Group:
         """Receive into `tensor` what `rank` sends."""
         raise AssertionError("a group of one has nobody to receive from")
 
+    def begin_send(self, tensor: Tensor, rank: int) -> Callable[[], None]:
+        """Begin to send `tensor`, which must not change meanwhile; call the result to wait until it has left."""
+        raise AssertionError("a group of one has nobody to send to")
+
     def broadcast(self, tensors: Sequence[Tensor], rank: int = 0) -> None:
         """Overwrite `tensors` with those of `rank`."""
 
+    def mesh(self, shard_ranks: int) -> DeviceMesh:
+        """The ranks as torch's sharding needs them: copies × neighbouring `shard_ranks` that share one copy."""
+        raise AssertionError("a group of one has nobody to share a copy with")
+
+    def split(self, parts: Sequence[Sequence[int]]) -> "Group":
+        """The group of the part that holds this rank; all ranks call it with the same parts, in the same order."""
+        return Group()
+
+    def abort(self, reason: str) -> None:
+        """Leave word for all who wait for this rank that they need not: the first word is kept."""
+
+    def abort_reason(self) -> str:
+        """The first word that any rank has left by `abort`, or ""."""
+        return ""
+
     def fail(self, message: str) -> None:
-        """Tell the others that this rank fails, and why, so that they need not wait for it."""
+        """Leave word that this rank fails, and why."""
+        line = message.splitlines()[0] if message else "no word"
+        self.abort(f"rank {self.rank} failed{self.where()}: {line}")
+
+    def at(self, update: int) -> None:
+        """Note which update is being computed, for messages."""
+
+    def where(self) -> str:
+        """In which update this rank is, as the middle of a sentence; "" where that is not noted."""
+        return ""
 
     def recorded(self) -> list[str]:
         """The last things that were said or waited for, in words."""
@@ -101,8 +132,8 @@ def _nothing() -> None: ...
 class Processes(Group):
     """The processes that torchrun, or `evenstep train --launch.ranks`, has started.
 
-    Reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets them. Hosts talk through gloo, devices
-    through the backend of their kind.
+    Reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets them, or what srun sets. Hosts talk through
+    gloo, devices through the backend of their kind.
 
     Args:
         device: of this rank's tensors.
@@ -114,39 +145,41 @@ class Processes(Group):
     """
 
     def __init__(self, device: torch.device, *, timeout_s: float = 60.0) -> None:
-        missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
-        if missing:
+        place = place_of(os.environ)
+        if place is None:
             raise ArgumentError(
-                f"a rank among several needs {', '.join(missing)} in its environment; start the run with torchrun, or "
-                f"with `--launch.ranks`."
+                "a rank among several needs RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment; start "
+                "the run with torchrun, or with `--launch.ranks`."
             )
-        self.rank, self.ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        timeout = timedelta(seconds=timeout_s)
-        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        # Ranks that are started again find another attempt's keys in the launcher's store: each uses its own.
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        self.rank, self.ranks = place.rank, place.ranks
+        self._timeout = timeout = timedelta(seconds=timeout_s)
+        store = meet(place, timeout_s=timeout_s)
         try:
-            store = next(rendezvous("env://", self.rank, self.ranks, timeout=timeout))[0]
-            dist.init_process_group(
-                "gloo",
-                store=PrefixStore(f"attempt-{attempt}", store),
-                rank=self.rank,
-                world_size=self.ranks,
-                timeout=timeout,
-            )
+            dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.ranks, timeout=timeout)
         except (RuntimeError, ValueError) as error:
             raise EvenstepError(
-                f"rank {self.rank} of {self.ranks} did not find the others at {address} within {timeout_s:g} s: "
-                f"{str(error).splitlines()[0]} Check that all ranks were started with the same address and number of "
-                f"ranks, and that a firewall does not stand between them."
+                f"{place} met the others, but could not connect to each of them within {timeout_s:g} s: "
+                f"{str(error).splitlines()[0]} Check that no firewall stands between them, and that gloo takes the "
+                f"right network (GLOO_SOCKET_IFNAME names it)."
             ) from error
+        self.device = device
         self._timeout_s = timeout_s
-        self._notices = Notices(PrefixStore(f"notices-{attempt}", store), self.rank, self.ranks)
-        self._flight = Flight()
         self._hosts = cast("dist.ProcessGroup", dist.group.WORLD)
         self._devices = self._hosts
         if device.type == "cuda":
             self._devices = cast("dist.ProcessGroup", dist.new_group(backend="nccl", timeout=timeout))
+        self._notices = Notices(PrefixStore("notices", store), self.rank, self.ranks)
+        self._flight = Flight()
+
+    @property
+    def waited_s(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride] - shared with its parts
+        return self._flight.waited_s
+
+    def at(self, update: int) -> None:
+        self._flight.update = update
+
+    def where(self) -> str:
+        return f" in update {self._flight.update}"
 
     def sum_floats(self, values: Sequence[float]) -> list[float]:
         total = torch.tensor(values, dtype=torch.float64)
@@ -165,45 +198,80 @@ class Processes(Group):
         return [pickle.loads(one[: int(size)].numpy().tobytes()) for one, size in zip(every, sizes, strict=True)]
 
     def sum(self, tensor: Tensor) -> Callable[[], None]:
-        entry = self._flight.begin("sum gradients", tensor.nbytes, update=self.update)
-        try:
-            work = cast("dist.Work", dist.all_reduce(tensor, group=self._devices, async_op=True))
-        except RuntimeError as error:
-            raise self._lost(entry.what, error) from error
-        return partial(self._finish, entry, work)
+        act = partial(dist.all_reduce, tensor, group=self._devices, async_op=True)
+        return self._begin("sum gradients", tensor, act)
 
     def send(self, tensor: Tensor, rank: int) -> None:
-        self._do(f"send to rank {rank}", tensor, partial(dist.isend, tensor, rank, group=self._devices))
+        self._do(f"send to rank {rank}", tensor, partial(dist.isend, tensor, group=self._devices, group_dst=rank))
 
     def receive(self, tensor: Tensor, rank: int) -> None:
-        self._do(f"receive from rank {rank}", tensor, partial(dist.irecv, tensor, rank, group=self._devices))
+        self._do(f"receive from rank {rank}", tensor, partial(dist.irecv, tensor, group=self._devices, group_src=rank))
+
+    def begin_send(self, tensor: Tensor, rank: int) -> Callable[[], None]:
+        return self._begin(
+            f"send to rank {rank}", tensor, partial(dist.isend, tensor, group=self._devices, group_dst=rank)
+        )
 
     def broadcast(self, tensors: Sequence[Tensor], rank: int = 0) -> None:
         for tensor in tensors:
             self._do(
                 "broadcast",
                 tensor,
-                partial(dist.broadcast, tensor, rank, group=self._devices, async_op=True),
+                partial(dist.broadcast, tensor, group=self._devices, group_src=rank, async_op=True),
             )
 
-    def fail(self, message: str) -> None:
-        at = f"rank {self.rank} failed at update {self.update}: {message.splitlines()[0] if message else 'no word'}"
-        self._notices.post(at)
+    def split(self, parts: Sequence[Sequence[int]]) -> Group:
+        mine = copy(self)
+        for part in parts:
+            hosts = dist.new_group(list(part), timeout=self._timeout, backend="gloo")
+            devices = hosts
+            if self._devices is not self._hosts:
+                devices = dist.new_group(list(part), timeout=self._timeout, backend="nccl")
+            if self.rank in part:
+                mine.rank, mine.ranks = part.index(self.rank), len(part)
+                mine._hosts, mine._devices = cast("dist.ProcessGroup", hosts), cast("dist.ProcessGroup", devices)
+        return mine
+
+    def abort(self, reason: str) -> None:
+        self._notices.post(reason)
+
+    def abort_reason(self) -> str:
+        return self._notices.failure()
 
     def recorded(self) -> list[str]:
         return self._flight.last()
+
+    def mesh(self, shard_ranks: int) -> DeviceMesh:
+        if shard_ranks == self.ranks:
+            return DeviceMesh.from_group(self._devices, self.device.type)
+        ranks = torch.arange(self.ranks).view(-1, shard_ranks)
+        copies, shards = (self._own_of(lines) for lines in (ranks.T, ranks))
+        names = ("copies", "shards")
+        return DeviceMesh.from_group([copies, shards], self.device.type, mesh=ranks, mesh_dim_names=names)
+
+    def _own_of(self, lines: Tensor) -> dist.ProcessGroup:
+        """A group for each line of ranks, made by all of them in the same order; gives the one this rank is in."""
+        timeout = timedelta(seconds=self._timeout_s)
+        backend = "nccl" if self.device.type == "cuda" else "gloo"
+        made = [dist.new_group(line, backend=backend, timeout=timeout) for line in cast("Any", lines).tolist()]
+        own = next(group for line, group in zip(cast("Any", lines).tolist(), made, strict=True) if self.rank in line)
+        return cast("dist.ProcessGroup", own)
 
     def close(self) -> None:
         if dist.is_initialized():
             dist.destroy_process_group()
 
-    def _do(self, what: str, tensor: Tensor, begin: Callable[[], object]) -> None:
-        entry = self._flight.begin(what, tensor.nbytes, update=self.update)
+    def _do(self, what: str, tensor: Tensor, act: Callable[[], object]) -> None:
+        self._begin(what, tensor, act)()
+
+    def _begin(self, what: str, tensor: Tensor, act: Callable[[], object]) -> Callable[[], None]:
+        """Begin `act`; call the result to wait for it."""
+        entry = self._flight.begin(what, tensor.nbytes)
         try:
-            work = cast("dist.Work", begin())
+            work = act()
         except RuntimeError as error:
             raise self._lost(what, error) from error
-        self._finish(entry, work)
+        return partial(self._finish, entry, work)
 
     def _finish(self, entry: Entry, work: Any) -> None:
         began = perf_counter()
@@ -215,8 +283,7 @@ class Processes(Group):
                 work.wait()
         except RuntimeError as error:
             raise self._lost(entry.what, error) from error
-        self.waited_s += perf_counter() - began
-        self._flight.end(entry)
+        self._flight.end(entry, waited_s=perf_counter() - began)
 
     def _wait_by_and_by(self, work: Any) -> None:
         """Wait, and look now and then whether a rank has said that it failed, or asks who is there."""
@@ -251,5 +318,5 @@ class Processes(Group):
         else:
             cause = f"{str(error).splitlines()[0]} All ranks are there: the network between them may be broken."
         if not failure:
-            self._notices.post(f"rank {self.rank} could not {what} in update {self.update}: {cause}")
-        return LostRankError(f"rank {self.rank} of {self.ranks} could not {what} in update {self.update}: {cause}")
+            self._notices.post(f"rank {self.rank} could not {what}{self.where()}: {cause}")
+        return LostRankError(f"rank {self.rank} of {self.ranks} could not {what}{self.where()}: {cause}")

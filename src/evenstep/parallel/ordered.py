@@ -27,6 +27,8 @@ class Ordered(Strategy):
     1
     """
 
+    cuts_alone = True
+
     def __init__(self, group: Group | None = None) -> None:
         super().__init__(group)
         self._replicas = Replicas(nn.Module(), self.group)

@@ -6,12 +6,17 @@ the training loop: the update calls the verbs, and asks nothing about which stra
 """
 
 from abc import ABC
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar, TypeVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from evenstep.parallel.group import Group
+
+T = TypeVar("T")
+States = Mapping[str, Mapping[str, Any]]
 
 
 class Spoiled(Exception):
@@ -23,7 +28,13 @@ class Strategy(ABC):
 
     Args:
         group: the ranks, through which they also agree; a group of one by default.
+
+    Attributes:
+        cuts_alone: whether a rank may run its micro-batches in more pieces than its peers do: they share no model, so
+            no forward or backward waits for another rank's.
     """
+
+    cuts_alone: ClassVar[bool] = False
 
     def __init__(self, group: Group | None = None) -> None:
         self.group = group or Group()
@@ -40,8 +51,8 @@ class Strategy(ABC):
 
     @property
     def retries_alone(self) -> bool:
-        """Whether this rank may begin its accumulation anew without its peers: nothing has been given to them yet."""
-        return True
+        """Whether this rank may now begin its accumulation anew without its peers: nothing was given to them yet."""
+        return self.cuts_alone
 
     def wrap(self, module: nn.Module) -> nn.Module:
         """The module to call in place of `module`; its parameters keep their names."""
@@ -62,6 +73,19 @@ class Strategy(ABC):
         """
         raise error
 
+    def adopt(self, optimizer: torch.optim.Optimizer) -> None:
+        """After `wrap`: let `optimizer` hold the parameters that this rank steps."""
+
+    def match(self, work: Sequence[T], run: Callable[[T], None], *, backward: bool) -> None:
+        """Before an update's or an evaluation's passes: run more, where all ranks must run the same number.
+
+        Args:
+            work: this rank's micro-batches.
+            run: runs a micro-batch without a trace: no metrics, no changed buffers. What it adds to gradients is
+                the strategy's to remove.
+            backward: whether passes come back.
+        """
+
     def arm(self, module: Callable[..., Any]) -> None:
         """The next backward of `module` is its last of this update: gradients may be reduced as they appear."""
 
@@ -79,5 +103,42 @@ class Strategy(ABC):
             Spoiled: a peer has failed; nothing of the sum may be used.
         """
 
+    def squared_norm(self, gradients: list[Tensor], norms: Callable[[list[Tensor]], Tensor]) -> Tensor:
+        """‖g‖₂² over all parameters and their shards, the same on every rank.
+
+        Args:
+            gradients: this rank's, complete.
+            norms: gives the norm of each of some tensors, as one tensor.
+        """
+        each = norms(gradients)
+        return each.dot(each)
+
+    def after_step(self) -> None:
+        """The optimizer has made its step on this rank: parameters that others stepped may be fetched."""
+
     def after_update(self, update: int) -> None:
         """Called after `update` was committed: for strategies that share parameters instead of gradients."""
+
+    def abandon(self) -> None:
+        """Forget what an update that has raised in the middle has left behind."""
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """All of a tensor of which this rank may hold a shard. Every rank must ask for the same ones in order."""
+        return tensor
+
+    def part(self, live: Tensor, whole: Tensor) -> Tensor:
+        """What of `whole` this rank holds, shaped as `live`, which it will replace."""
+        return whole
+
+    def all_states(self, states: States) -> States:
+        """The optimizer state of all parameters by name, from this rank's."""
+        return states
+
+    def uncompressed(self) -> AbstractContextManager[str]:
+        """Inside, gradients are summed in full, to find out why a sum was not finite; gives what to say if it then is.
+
+        >>> with Strategy().uncompressed() as advice:
+        ...     advice
+        ''
+        """
+        return nullcontext("")

@@ -8,6 +8,7 @@ when something raises. It does not choose when.
 import traceback
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from typing import Any, cast, final
 
 import torch
@@ -17,9 +18,8 @@ from evenstep.data import Data, GlobalBatch, Position
 from evenstep.errors import DataError, OutOfMemoryError
 from evenstep.events import Incident, Record
 from evenstep.memory import give_back, is_out_of_memory
-from evenstep.parallel import Strategy
-from evenstep.pipeline import Runner, Stage, forwards
 from evenstep.train.cuts import Cuts, described
+from evenstep.train.execution import Execution
 from evenstep.train.passage import Passage, Way
 from evenstep.train.randomness import undisturbed
 from evenstep.train.weigh import Weights, weigh
@@ -32,9 +32,9 @@ class Evaluation:
     Args:
         name: of the set, the prefix of its metrics: "valid" gives "valid/loss".
         data: evaluated for one epoch, whole, in its own order.
-        model: what the first and only stage computes.
+        model: what is evaluated.
         way: task, precision, device and recording; see `Passage`.
-        strategy: which rank evaluates which micro-batches.
+        execution: how forwards are run, and on which ranks.
         cuts: how finely micro-batches are cut to fit into this rank's memory.
         report: told of incidents.
     """
@@ -46,7 +46,7 @@ class Evaluation:
         data: Data,
         model: nn.Module,
         way: Way,
-        strategy: Strategy,
+        execution: Execution,
         cuts: Cuts,
         report: Callable[[Incident], None],
     ) -> None:
@@ -54,10 +54,9 @@ class Evaluation:
         self._data = data
         self._model = model
         self._way = way
-        self._strategy = strategy
+        self._execution = execution
         self._cuts = cuts
         self._report = report
-        self._runner = Runner([Stage(0, model)], strategy)
 
     def __call__(self, update: int) -> list[Record]:
         """Evaluate the parameters after `update`. Nothing else may be pending in the storage.
@@ -74,7 +73,7 @@ class Evaluation:
         finally:
             for module, training in modes.items():
                 module.training = training
-        records = self._way.storage.settle(self._strategy.group.gather)
+        records = self._way.storage.settle(self._execution.group.gather)
         if not any(record.name == prefix + "loss" for record in records):
             raise DataError(
                 f"the evaluation '{self._name}' holds nothing to evaluate: the weights of all its batches are 0; "
@@ -83,7 +82,7 @@ class Evaluation:
         return records
 
     def _run(self, update: int, prefix: str) -> None:
-        strategy, way = self._strategy, self._way
+        strategy, way = self._execution.strategy, self._way
         batches = self._data.batches(Position(), seed=way.seed, rank=strategy.rank, ranks=strategy.ranks)
         with closing(cast("Any", batches)):
             for batch in batches:
@@ -106,12 +105,13 @@ class Evaluation:
             prefix=prefix,
             cuts=self._cuts,
         )
+        unseen = partial(Passage.unseen, way)
+        self._execution.match([microbatch.data for microbatch in weights.work], unseen, backward=False)
         try:
             with passage:
-                plan = forwards([microbatch.index for microbatch in weights.work])
-                self._runner.run(plan, passage, batch.num_microbatches)
+                self._execution.evaluate(tuple(microbatch.index for microbatch in weights.work), passage)
         except (MemoryError, RuntimeError) as error:
-            if not (is_out_of_memory(error) and self._strategy.retries_alone):
+            if not (is_out_of_memory(error) and self._execution.strategy.retries_alone):
                 raise
             way.storage.drop_after(mark)
             self._cut(passage, update, traceback.format_exc())
@@ -121,7 +121,7 @@ class Evaluation:
     def _cut(self, passage: Passage, update: int, fault: str) -> None:
         assert passage.doing is not None, "memory is taken by micro-batches"
         phase, microbatch, piece = passage.doing
-        what = f"rank {self._strategy.rank} ran out of memory in the {phase} of {described(piece)}"
+        what = f"rank {self._execution.strategy.rank} ran out of memory in the {phase} of {described(piece)}"
         message = f"{what} of evaluation '{self._name}'"
         if not self._cuts.finer(self._way.task, piece):
             raise OutOfMemoryError(
@@ -134,7 +134,7 @@ class Evaluation:
                 update=update,
                 message=f"{message}; it is cut in two from now on, and the batch is evaluated again.",
                 details={"phase": phase, "evaluation": self._name},
-                rank=self._strategy.rank,
+                rank=self._execution.strategy.rank,
                 microbatch=microbatch,
                 traceback=fault,
             )

@@ -26,10 +26,10 @@ from torch import nn
 from evenstep.data import Data, GlobalBatch, Position
 from evenstep.errors import DataError, NonFiniteError, TaskError
 from evenstep.events import Bus, EpochBegin, EpochEnd, Incident, Storage, UpdateBegin, UpdateEnd
-from evenstep.parallel import Strategy
 from evenstep.precision import Precision
 from evenstep.train.asks import Asks
 from evenstep.train.diagnose import diagnose
+from evenstep.train.execution import Execution
 from evenstep.train.failures import Answer, FailurePolicy, Retry, Skip
 from evenstep.train.ledger import Entry, first_aborted
 from evenstep.train.progress import Progress
@@ -79,7 +79,7 @@ class Loop:
         update: executes one.
         model: what it trains; watched when the run must stop because of a number that is not finite.
         data: gives the global batches.
-        strategy: which rank takes which micro-batches.
+        execution: on which ranks, and which of them takes which micro-batches.
         precision: learns which updates were committed.
         bus: told of epochs and updates.
         storage: from which the metrics of aborted updates are removed.
@@ -100,7 +100,7 @@ class Loop:
     update: Update
     model: nn.Module
     data: Data
-    strategy: Strategy
+    execution: Execution
     precision: Precision
     bus: Bus
     storage: Storage
@@ -144,8 +144,8 @@ class Loop:
         batches = self.data.batches(
             self.progress.position,
             seed=self.seed,
-            rank=self.strategy.rank,
-            ranks=self.strategy.ranks,
+            rank=self.execution.strategy.rank,
+            ranks=self.execution.strategy.ranks,
             pin_memory=self.pin_memory,
         )
         with closing(cast("Any", batches)):
@@ -250,7 +250,7 @@ class Loop:
 
     def _one(self, batch: GlobalBatch, *, began: float) -> None:
         number, data_s = self.progress.update + 1, perf_counter() - began
-        waited_s, skipped = self.strategy.group.waited_s, 0
+        waited_s, skipped = self.execution.strategy.group.waited_s, 0
         self._hear(batch)
         with self.bus.span(
             "update",
@@ -272,8 +272,8 @@ class Loop:
             if len(self._ledger) >= self.settle_every_updates:
                 self.settle()
         if self.progress.update >= number:
-            self.strategy.after_update(number)
-        self._busy_s += perf_counter() - began - (self.strategy.group.waited_s - waited_s)
+            self.execution.strategy.after_update(number)
+        self._busy_s += perf_counter() - began - (self.execution.strategy.group.waited_s - waited_s)
         self._busy_updates += 1
 
     def _hear(self, batch: GlobalBatch) -> None:
@@ -284,7 +284,7 @@ class Loop:
                 update=self.progress.update + 1,
                 message=fault.message,
                 details={"skipped_samples": fault.num_skipped},
-                rank=self.strategy.rank,
+                rank=self.execution.strategy.rank,
                 samples=tuple(fault.samples),
                 traceback=fault.details,
             )
@@ -302,7 +302,7 @@ class Loop:
 
     def _act(self) -> None:
         """Evaluate, then save: what an evaluation asks for is done at the same update."""
-        asks, group = self.asks, self.strategy.group
+        asks, group = self.asks, self.execution.group
         if self._rewinding is not None:
             return
         asks.agree(group)
@@ -368,7 +368,8 @@ class Loop:
                 f"{incident.message} The same held for the global batches before it; look at the data, and at "
                 f"`weight` of the task. {kept}"
             )
-        cause = diagnose(self.model, lambda: self.update.rerun(entry.batch, incident.update))
+        with self.execution.strategy.uncompressed() as advice:
+            cause = diagnose(self.model, lambda: self.update.rerun(entry.batch, incident.update), if_finite=advice)
         self.storage.discard_from(incident.update)
         raise NonFiniteError(
             f"{incident.message} When it is run again, {cause}. {kept} Look at this batch and at the loss, lower the "

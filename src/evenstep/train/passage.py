@@ -6,9 +6,10 @@ same way; only training comes back by `backward`, which multiplies by `factor`. 
 memory goes in pieces, one after the other. It does not know plans or optimizers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, cast, final
 
@@ -19,7 +20,7 @@ from evenstep.data import Microbatch
 from evenstep.errors import TaskError
 from evenstep.events import BackwardBegin, BackwardEnd, Bus, MicrobatchBegin, MicrobatchEnd, Storage
 from evenstep.keys import branch, key_below
-from evenstep.pipeline import Stage
+from evenstep.pipeline import Section, Stage
 from evenstep.precision import Precision
 from evenstep.train.cuts import Cuts, Piece
 from evenstep.train.randomness import seed_generators
@@ -39,6 +40,10 @@ class Way:
     storage: Storage
     bus: Bus
     seed: int
+
+    def silently(self) -> "Way":
+        """The same way without anyone to hear or record it."""
+        return replace(self, storage=Storage(), bus=Bus((), cast("Any", None)))
 
 
 @final
@@ -88,6 +93,12 @@ class Passage:
         self._seeds: dict[torch.dtype, Tensor] = {}
         self.late_weights: dict[int, Tensor] = {}
 
+    @classmethod
+    def unseen(cls, way: Way, batch: object) -> Self:
+        """A passage of one batch, micro-batch 0, that counts nowhere: other ranks need its calls beside theirs."""
+        batches = [Microbatch(index=0, data=batch, num_samples=0)]
+        return cls(way.silently(), batches, {0: 0.0}, path=("unseen",), update=0, factor=0.0, prefix="", cuts=Cuts())
+
     def forward(self, stage: Stage, microbatch: int) -> Tensor:
         """The loss of a micro-batch, or of its last piece after the others went forward and backward."""
         whole = self._microbatches[microbatch]
@@ -112,27 +123,67 @@ class Passage:
         with way.precision.forward(way.device):
             output = stage(way.task.inputs(batch))
             loss = way.task.loss(output, batch)
-        if not isinstance(loss, Loss):
-            loss = Loss(cast("Any", loss))
-        total = self._checked(loss, microbatch)
-        self._record(loss, total, microbatch, piece)
-        if self._heard:
-            self._seen[microbatch] = output, total.detach()
-            if not torch.is_grad_enabled():
-                self._end(microbatch)
+        total = self._taken(loss, output, microbatch)
+        if self._heard and not torch.is_grad_enabled():
+            self._end(microbatch)
         return total
 
     def backward(self, loss: Tensor, microbatch: int) -> None:
-        update = self._update
         self.doing = "backward", microbatch, self._pieces.pop(microbatch)
-        with self._way.bus.span(
+        self.descend(loss, microbatch)
+        if self._heard:
+            self._end(microbatch)
+
+    def through(self, section: Section, received: Mapping[int, Any], microbatch: int) -> dict[int, Any]:
+        """Apply one of several stages; each layer has randomness of its own, whatever stage it is in."""
+        way = self._way
+        batch = self._microbatches[microbatch]
+        if self._heard and microbatch not in self._open:
+            self._begin(microbatch, batch)
+        with way.precision.forward(way.device):
+            inputs = way.task.inputs(way.transfer(batch)) if section.takes_inputs else None
+            return section(received, inputs, partial(self._seed_layer, microbatch))
+
+    def loss(self, output: Any, microbatch: int) -> Tensor:
+        """The loss of the last of several stages."""
+        way = self._way
+        batch = way.transfer(self._microbatches[microbatch])
+        seed_generators(way.device, key_below(self._branch, microbatch, "loss"))
+        with way.precision.forward(way.device):
+            loss = way.task.loss(output, batch)
+        return self._taken(loss, output, microbatch)
+
+    def descend(self, loss: Tensor, microbatch: int) -> None:
+        """Go back from the loss."""
+        with self.going_back(microbatch):
+            torch.autograd.backward((loss,), (self._seed_of(loss),))
+
+    def going_back(self, microbatch: int) -> AbstractContextManager[None]:
+        """Tell hooks of a backward."""
+        update = self._update
+        return self._way.bus.span(
             "backward",
             lambda: BackwardBegin(update=update, microbatch=microbatch),
             lambda error: BackwardEnd(update=update, microbatch=microbatch),
-        ):
-            torch.autograd.backward((loss,), (self._seed_of(loss),))
+        )
+
+    def done(self, microbatch: int) -> None:
+        """This rank has nothing more to do with the micro-batch."""
         if self._heard:
             self._end(microbatch)
+
+    def _seed_layer(self, microbatch: int, place: int) -> None:
+        seed_generators(self._way.device, key_below(self._branch, microbatch, place))
+
+    def _taken(self, loss: Loss | Tensor, output: Any, microbatch: int) -> Tensor:
+        """Check and record what the task gave; the sum to go back from."""
+        if not isinstance(loss, Loss):
+            loss = Loss(cast("Any", loss))
+        total = self._checked(loss, microbatch)
+        self._record(loss, total, microbatch)
+        if self._heard:
+            self._seen[microbatch] = output, total.detach()
+        return total
 
     def _seed_of(self, loss: Tensor) -> Tensor:
         """`factor` as the gradient that the backward begins with: what multiplying the loss would give, without it."""
@@ -193,13 +244,14 @@ class Passage:
             f"{self._way.task.late_weight} and the weight it gave is {loss.weight}."
         )
 
-    def _record(self, loss: Loss, total: Tensor, microbatch: int, piece: Piece) -> None:
+    def _record(self, loss: Loss, total: Tensor, microbatch: int) -> None:
         put = self._way.storage.put
+        piece = self._pieces.get(microbatch)
         if loss.weight is not None:
             weight = torch.as_tensor(loss.weight, device=total.device).detach()
             earlier = self.late_weights.get(microbatch)
             self.late_weights[microbatch] = weight if earlier is None else earlier + weight
-        elif piece.path:
+        elif piece is not None and piece.path:
             weight = weight_of(self._way.task, piece.data, f"a part of micro-batch {microbatch}")
         else:
             weight = self._weights[microbatch]

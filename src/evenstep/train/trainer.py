@@ -44,6 +44,7 @@ from evenstep.optim.ema import Ema
 from evenstep.optim.learning_rate import LearningRates
 from evenstep.optim.schedules import Constant, LrSchedule
 from evenstep.parallel import Single, Strategy
+from evenstep.pipeline import Staged
 from evenstep.precision import Full, Precision
 from evenstep.train.arguments import (
     check_counts,
@@ -56,15 +57,17 @@ from evenstep.train.arguments import (
 )
 from evenstep.train.cuts import Cuts
 from evenstep.train.evaluate import Evaluation
+from evenstep.train.execution import build_execution
 from evenstep.train.failures import Answer, FailurePolicy, Retry, Rewind, Stop
 from evenstep.train.loop import Actions, Loop
 from evenstep.train.passage import Way
+from evenstep.train.portion import build_portion
 from evenstep.train.progress import Progress
 from evenstep.train.randomness import undisturbed
 from evenstep.train.reports import Reports, failed
 from evenstep.train.rewinding import forget_after, newest_before
 from evenstep.train.spikes import LOSS, LossSpikes
-from evenstep.train.state import Saved, Tree, check_same_run, unwrapped
+from evenstep.train.state import Saved, Tree, check_same_run, parameter_names, unwrapped
 from evenstep.train.task import Task
 from evenstep.train.transfer import build_transfer
 from evenstep.train.update import Update
@@ -202,7 +205,8 @@ class Trainer:
         self._data = data
         self._config = dict(config or {})
         self._keep_checkpoints = keep_checkpoints
-        self._strategy = strategy or Single()
+        strategy = strategy or Single()
+        self._group = model.mesh.world if isinstance(model, Staged) else strategy.group
         self._writers = Writers(writers if self.is_first_rank else (), report=lambda incident: self._report(incident))
         heard = [hook for hook in hooks if self.is_first_rank or not getattr(hook, "first_rank_only", False)]
         self._bus = Bus(heard, self, on_error=on_hook_error, report=lambda incident: self._report(incident))
@@ -228,12 +232,21 @@ class Trainer:
         apply = build_apply(optimizer, clip_norm=clip_norm, device=self.device, defer=defer)
         known_at_once = isinstance(apply, HostApply) or data.num_batches(0, seed=seed) is None
         self._ema = ema
+        if fit_memory and (isinstance(model, Staged) or not strategy.cuts_alone):
+            raise ArgumentError(
+                "`fit_memory` cuts each rank's micro-batches by themselves, which ranks that share a model can't; give "
+                "the micro-batch size as a number."
+            )
+        names = parameter_names(model, optimizer)
+        self._execution = build_execution(model, strategy, optimizer, self.device)
+        by_name = dict(unwrapped(model).named_parameters())
         self._loop = Loop(
             update=Update(
                 model=model,
                 optimizer=optimizer,
+                parameters=[by_name[name] for group in names for name in group],
                 way=self._way,
-                strategy=self._strategy,
+                execution=self._execution,
                 apply=apply,
                 ema=ema,
                 learning_rates=learning_rates,
@@ -243,7 +256,7 @@ class Trainer:
             ),
             model=model,
             data=data,
-            strategy=self._strategy,
+            execution=self._execution,
             precision=precision,
             bus=self._bus,
             storage=self.storage,
@@ -268,17 +281,25 @@ class Trainer:
             bus=self._bus,
             writers=self._writers,
             files=IncidentFiles(self.folder, makes_folder=self.is_first_rank),
-            group=self._strategy.group,
+            group=self._group,
             cuts=self._cuts,
             busy_s=self._loop.take_busy_s,
         )
         # After the strategy has made replicas equal: the average begins as a copy of the parameters.
-        self._saved = Saved(model=unwrapped(model), optimizer=optimizer, ema=ema, precision=precision)
+        self._portion = build_portion(model, self._execution.stages)
+        self._saved = Saved(
+            model=unwrapped(model),
+            optimizer=optimizer,
+            names=names,
+            strategy=self._execution.strategy,
+            ema=ema,
+            precision=precision,
+        )
 
     @property
     def is_first_rank(self) -> bool:
         """Whether this process is the one that writes files and speaks for all."""
-        return self._strategy.rank == 0
+        return self._group.rank == 0
 
     @property
     def progress(self) -> Progress:
@@ -321,7 +342,8 @@ class Trainer:
 
     def _train(self) -> Result:
         reason = ""
-        check_same_on_all_ranks(self._strategy.group, self._described())
+        check_same_on_all_ranks(self._group, self._described())
+        check_same_on_all_ranks(self._execution.strategy.group, self._described_model())
         if not self.model.training:
             self.model.train()
 
@@ -356,7 +378,6 @@ class Trainer:
 
     def _described(self) -> dict[str, object]:
         """What must be the same on all ranks for their updates to be one update."""
-        shapes = {name: list(value.shape) for name, value in unwrapped(self.model).state_dict().items()}
         return {
             "evenstep": __version__,
             "torch": torch.__version__,
@@ -364,11 +385,15 @@ class Trainer:
             "precision": self._way.precision.name,
             "update": self.progress.update,
             "updates": self.updates,
-            "model": shapes,
             "data": self._data.fingerprint(),
             "evaluations": {name: data.fingerprint() for name, data in self.evaluations.items()},
             "config": self._config,
         }
+
+    def _described_model(self) -> dict[str, object]:
+        """What must be the same on all ranks that hold the same part of the model."""
+        shapes = {name: list(value.shape) for name, value in unwrapped(self.model).state_dict().items()}
+        return {"model": shapes}
 
     def _clean(self) -> None:
         """Delete what killed processes have left half written, and say so."""
@@ -381,10 +406,10 @@ class Trainer:
         """Go back to the last committed update and write what is known of it; never hide `error`."""
         try:
             if not isinstance(error, LostRankError):
-                self._strategy.group.fail(f"{type(error).__name__}: {error}")
+                self._group.fail(f"{type(error).__name__}: {error}")
             self._loop.abandon()
-            self._report(failed(error, self._strategy.group, self.progress.update))
-            if self._strategy.ranks == 1:  # the others may not be there to sum with
+            self._report(failed(error, self._group, self.progress.update))
+            if self._group.ranks == 1:  # the others may not be there to sum with
                 self._write()
             self._writers.event("train_end", end(error))
         except Exception as second:  # noqa: BLE001 - nothing is lost: it is attached to the error in flight
@@ -431,7 +456,7 @@ class Trainer:
             data=self.evaluations[name],
             model=self.model,
             way=self._way,
-            strategy=self._strategy,
+            execution=self._execution,
             cuts=self._evaluation_cuts[name],
             report=self._report,
         )
@@ -460,14 +485,15 @@ class Trainer:
         self._write()
         update, path = self.progress.update, None
         with self._bus.span("save", lambda: SaveBegin(update=update), lambda error: SaveEnd(update=update, path=path)):
-            path = self._strategy.group.first_rank_does(lambda: self._write_checkpoint(update))
+            state = self.state_dict()
+            path = self._group.first_rank_does(lambda: self._write_checkpoint(update, state))
             self._saved_at = update
-        self._strategy.group.first_rank_does(self._retain)
+        self._group.first_rank_does(self._retain)
         return path
 
-    def _write_checkpoint(self, update: int) -> Path:
+    def _write_checkpoint(self, update: int, state: Tree) -> Path:
         assert self.folder is not None
-        return write_checkpoint(self.folder / "checkpoints", update, self.state_dict())
+        return write_checkpoint(self.folder / "checkpoints", update, state)
 
     def _retain(self) -> None:
         assert self.folder is not None
@@ -486,7 +512,7 @@ class Trainer:
         Raises:
             CheckpointError: it is not there, damaged, or of another run. Nothing has been changed then.
         """
-        path = Path(source) if source != "auto" else self._strategy.group.first_rank_does(self._newest)
+        path = Path(source) if source != "auto" else self._group.first_rank_does(self._newest)
         if path is None:
             return None
         checkpoint = read_checkpoint(path)
@@ -503,9 +529,12 @@ class Trainer:
         return None if checkpoint is None else checkpoint.path
 
     def state_dict(self) -> Tree:
-        """Everything that the run needs to go on exactly, as a tree."""
+        """Everything that the run needs to go on exactly, as a tree.
+
+        All ranks call it together. Of a model in stages the first rank gets the whole, the others what they hold.
+        """
         return {
-            **self._saved.state_dict(),
+            **self._portion.gathered(self._saved.state_dict()),
             "progress": self.progress.state_dict(),
             "data": {"fingerprint": self._data.fingerprint(), "state": self._data.state_dict()},
             "hooks": self._bus.state_dict(),
@@ -529,6 +558,7 @@ class Trainer:
             {**state["run"], "data": state["data"]["fingerprint"]},
             {"seed": self._way.seed, "precision": self._way.precision.name, "data": self._data.fingerprint()},
         )
+        state = self._portion.own(state)
         self._saved.check(state)
         self._bus.load_state_dict(state["hooks"])
         self._data.load_state_dict(state["data"]["state"])
@@ -542,13 +572,15 @@ class Trainer:
 
     def _load_cuts(self, limits: list[int | None]) -> None:
         """Cut as finely as this rank did; on another number of ranks, as the one that did so most."""
+        if not self._execution.strategy.cuts_alone:
+            return
         known = [limit for limit in limits if limit is not None]
-        same = len(limits) == self._strategy.ranks
-        self._cuts.limit = limits[self._strategy.rank] if same else min(known, default=None)
+        same = len(limits) == self._group.ranks
+        self._cuts.limit = limits[self._group.rank] if same else min(known, default=None)
 
     def _rewind(self, update: int) -> None:
         """Go back, in place, to the newest checkpoint of fewer than `update` updates."""
-        group, folder = self._strategy.group, self.folder
+        group, folder = self._group, self.folder
         assert folder is not None, "checked when built"
         cut = self._cuts.limit  # what did not fit then would not fit now
         # Where going back did not help, the checkpoint itself may be spoiled: the next time goes further.

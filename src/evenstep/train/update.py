@@ -7,9 +7,9 @@ into memory is cut, and the accumulation begins anew, before anything of it has 
 """
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import final
 
 import torch
@@ -20,13 +20,13 @@ from evenstep.data import GlobalBatch, Microbatch
 from evenstep.errors import OutOfMemoryError
 from evenstep.events import Incident
 from evenstep.memory import give_back, is_out_of_memory
-from evenstep.optim.apply import Apply, gradients, squared_norm
+from evenstep.optim.apply import Apply, gradients
 from evenstep.optim.ema import Ema
 from evenstep.optim.learning_rate import LearningRates
-from evenstep.parallel import Spoiled, Strategy
-from evenstep.pipeline import Plan, Runner, Stage, check, sequential
+from evenstep.parallel import Spoiled
 from evenstep.train.buffers import Buffers
 from evenstep.train.cuts import Cuts, described
+from evenstep.train.execution import Execution
 from evenstep.train.failures import Answer, FailurePolicy
 from evenstep.train.fit import fitting, state_allocated
 from evenstep.train.passage import Passage, Way
@@ -49,22 +49,16 @@ class Outcome:
     skipped_samples: int = 0
 
 
-@lru_cache(maxsize=1024)
-def _plan(microbatches: tuple[int, ...]) -> Plan:
-    plan = sequential(microbatches)
-    check(plan, stages=[0], microbatches=microbatches)
-    return plan
-
-
 @final
 class Update:
     """Executes updates of one model.
 
     Args:
-        model: what the first and only stage computes.
-        optimizer: of its parameters; they are clipped and stepped together.
+        model: what is trained.
+        optimizer: of the parameters.
+        parameters: those of the model that are clipped and stepped together, on whichever rank.
         way: task, precision, device and recording; see `Passage`.
-        strategy: how gradients are shared between ranks.
+        execution: how forwards and backwards are run, and gradients shared.
         apply: how a gradient is applied.
         ema: the average that follows the parameters, or None.
         learning_rates: sets the optimizer's for each update.
@@ -78,8 +72,9 @@ class Update:
         *,
         model: nn.Module,
         optimizer: Optimizer,
+        parameters: Sequence[nn.Parameter],
         way: Way,
-        strategy: Strategy,
+        execution: Execution,
         apply: Apply,
         ema: Ema | None,
         learning_rates: LearningRates,
@@ -87,17 +82,12 @@ class Update:
         on_out_of_memory: FailurePolicy,
         report: Callable[[Incident], None],
     ) -> None:
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self._parameters = parameters
         self._with_grad = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._sparse = any(getattr(module, "sparse", False) is True for module in model.modules())
-        dtypes = {parameter.dtype for parameter in parameters}
-        self._norm_dtype = None if len(dtypes) == 1 and dtypes <= {torch.float32, torch.float64} else torch.float32
         self._way = way
         self._optimizer = optimizer
-        self._strategy = strategy
-        self._stage = Stage(0, strategy.wrap(model))
-        self._runner = Runner([self._stage], strategy)
+        self._execution = execution
         self._cuts = cuts
         self._on_out_of_memory = on_out_of_memory
         self._report = report
@@ -114,8 +104,8 @@ class Update:
         `Apply`.
         """
         self.begin()
-        self._strategy.group.update = update
-        weights = weigh(self._way.task, batch, self._strategy.group)
+        self._execution.group.at(update)
+        weights = weigh(self._way.task, batch, self._execution.strategy.group)
         if weights.total == 0:
             return Outcome(aborted=1.0, total=0.0, skipped_samples=weights.skipped_samples)
         late_weight = self._accumulate(weights, update)
@@ -123,8 +113,9 @@ class Update:
         scale = self._way.precision.scale
         lr = self._learning_rates(update)
         grads = gradients(self._parameters, sparse=self._sparse)
-        squared = squared_norm(grads, self._norm_dtype)
+        squared = self._execution.squared_norm(grads)
         applied = self._apply(grads, squared, scale if late_weight is None else scale * total)
+        self._execution.strategy.after_step()
         self._buffers.restore(applied.aborted)
         if self._ema is not None and applied.aborted != 1.0:
             self._ema.after_update(update, applied.aborted)
@@ -159,7 +150,7 @@ class Update:
         fits = True
         try:
             with passage:
-                passage.backward(passage.forward(self._stage, 0), 0)
+                self._execution.try_one(passage)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -172,11 +163,12 @@ class Update:
     def abandon(self) -> None:
         """Undo what an update that has raised in the middle did to the buffers, and be ready for another."""
         self._buffers.restore(1.0)
+        self._execution.strategy.abandon()
         self.resume()
 
     def rerun(self, batch: GlobalBatch, update: int) -> None:
         """Compute the gradients of an aborted update once more, to look at them; nothing is applied."""
-        self._accumulate(weigh(self._way.task, batch, self._strategy.group), update)
+        self._accumulate(weigh(self._way.task, batch, self._execution.strategy.group), update)
         self._buffers.restore(1.0)
 
     def resume(self) -> None:
@@ -217,17 +209,18 @@ class Update:
         self._way.storage.drop_after(mark)
         for parameter in self._with_grad:
             parameter.grad = None
-        self._strategy.begin(self._stage.module)
+        self._execution.begin()
 
     def _try(self, passage: Passage, weights: Weights) -> str | None:
         """Run the micro-batches; gives None, or why it must be done again: a traceback, or "" if a peer wants it.
 
         The error itself does not leave: its traceback refers to all that must be freed.
         """
-        plan = _plan(tuple(microbatch.index for microbatch in weights.work))
+        self._execution.match([microbatch.data for microbatch in weights.work], self._unseen, backward=True)
+        work = tuple(microbatch.index for microbatch in weights.work)
         try:
             with passage:
-                self._runner.run(plan, passage, weights.num_microbatches)
+                self._execution.train(work, passage, weights.num_microbatches)
         except Spoiled:
             return ""
         except (MemoryError, RuntimeError) as error:
@@ -241,18 +234,23 @@ class Update:
         for parameter in self._with_grad:
             parameter.grad = None
         give_back()
-        assert passage.doing is not None, "memory is taken by micro-batches"
+        if not self._execution.strategy.cuts_alone or passage.doing is None:
+            raise OutOfMemoryError(
+                f"rank {self._execution.group.rank} ran out of memory in update {update}. Where ranks share the "
+                f"model, a micro-batch can't be cut on one of them alone: make the micro-batches smaller "
+                f"(`data.micro_batch_size`), and go on from the last checkpoint."
+            )
         phase, microbatch, piece = passage.doing
         where = f"the {phase} of {described(piece)} of micro-batch {microbatch} in update {update}"
-        message = f"rank {self._strategy.rank} ran out of memory in {where}"
+        message = f"rank {self._execution.strategy.rank} ran out of memory in {where}"
         incident = Incident(
             kind="out_of_memory",
             update=update,
             message=f"{message}; it is cut in two from now on, and the update is done again.",
             details={"phase": phase, "part": list(piece.path)},
-            rank=self._strategy.rank,
+            rank=self._execution.strategy.rank,
             microbatch=microbatch,
-            stage=self._stage.index,
+            stage=0,
             samples=tuple(next(m.samples for m in weights.work if m.index == microbatch)),
             traceback=fault,
         )
@@ -269,8 +267,15 @@ class Update:
                 f"optimizer that needs less memory, or a device with more; if the batch holds several samples, "
                 f"`{type(self._way.task).__name__}.split` must say how it is cut."
             )
-        if not self._strategy.retries_alone:
-            self._strategy.spoil(self._stage.module, weights.num_microbatches, error)
+        if not self._execution.strategy.retries_alone:
+            self._execution.spoil(weights.num_microbatches, error)
+
+    @contextmanager
+    def _unseen(self, batch: object) -> Generator[Passage]:
+        """The passage of a batch that counts nowhere, after which buffers are as before."""
+        with Passage.unseen(self._way, batch) as passage:
+            yield passage
+        self._buffers.restore(1.0)
 
     def _late_total(self, late: dict[int, Tensor], weights: Weights) -> Tensor:
         """Σw_m over all ranks, in the order of the micro-batches' numbers whoever ran them."""
@@ -278,5 +283,5 @@ class Update:
         each = torch.zeros(weights.num_microbatches, dtype=dtype, device=self._way.device)
         for microbatch, weight in late.items():
             each[microbatch] = weight
-        self._strategy.group.sum(each)()
+        self._execution.group.sum(each)()
         return each.sum()

@@ -79,7 +79,10 @@ PUBLIC_KEYS = {
         *("hook", "loader", "loader_retries", "loss_spike", "max_rewinds", "max_skipped_samples", "non_finite"),
         *("out_of_memory", "spike_threshold", "spike_window_updates"),
     ],
-    "Parallel": ["reduction", "strategy", "timeout_s"],
+    "Parallel": [
+        *("compression", "gather_dtype", "offload", "pipeline", "pipeline_schedule", "reduction", "shard_ranks"),
+        *("split_at", "stages_per_rank", "strategy", "timeout_s"),
+    ],
     "Best": ["metric", "mode"],
     "Checkpoint": ["best", "every_epochs", "every_minutes", "every_updates", "keep_last"],
     "Constant": ["kind", "warmup_updates"],

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import reduce
 from queue import Queue
 from typing import Any
 
@@ -21,6 +22,7 @@ class Meeting:
     def __init__(self, ranks: int) -> None:
         self.barrier = threading.Barrier(ranks)
         self.values: list[Any] = [None] * ranks
+        self.words: list[str] = []  # of those who have given up
         self.mail: dict[tuple[int, int], Queue[Tensor]] = {(a, b): Queue() for a in range(ranks) for b in range(ranks)}
 
 
@@ -48,7 +50,7 @@ class Threads(Group):
 
     def sum(self, tensor: Tensor) -> Callable[[], None]:
         self.said.append(f"sum {tensor.numel()}")
-        total = torch.stack(self._meet(tensor.clone())).sum(0)
+        total = reduce(torch.add, self._meet(tensor.clone()))  # one after another, in the tensor's own format
 
         def wait() -> None:
             tensor.copy_(total)
@@ -60,6 +62,24 @@ class Threads(Group):
 
     def receive(self, tensor: Tensor, rank: int) -> None:
         tensor.copy_(self._meeting.mail[rank, self.rank].get(timeout=TIMEOUT_S))
+
+    def begin_send(self, tensor: Tensor, rank: int) -> Callable[[], None]:
+        self.send(tensor, rank)
+        return lambda: None
+
+    def split(self, parts: Sequence[Sequence[int]]) -> Group:
+        made = [Meeting(len(part)) for part in parts] if self.rank == 0 else []
+        for part, meeting in zip(parts, self._meet(made)[0], strict=True):
+            meeting.words = self._meeting.words
+            if self.rank in part:
+                mine = Threads(meeting, list(part).index(self.rank), len(part))
+        return mine
+
+    def abort(self, reason: str) -> None:
+        self._meeting.words.append(reason)
+
+    def abort_reason(self) -> str:
+        return self._meeting.words[0] if self._meeting.words else ""
 
     def broadcast(self, tensors: Sequence[Tensor], rank: int = 0) -> None:
         for tensor in tensors:
