@@ -151,6 +151,15 @@ def policy_stop() -> None:
     failed(train(None, [fault], on_out_of_memory=evenstep.Stop()), OutOfMemoryError, "ran out of memory")
 
 
+@case("out of memory: one rank of two that share the optimizer's state: both stop, and say why")
+def shared_stops() -> None:
+    fault = Fault(act=out_of_memory, phase="backward", update=3, rank=1)
+    first, second = on_ranks(2, lambda group: train(group, [fault], strategy="zero1"))
+    failed(second, OutOfMemoryError, "can't be cut on one of them alone")
+    failed(first, LostRankError, "rank 1 failed")
+    assert first.update == second.update == 2
+
+
 @case("out of memory: BatchNorm's statistics are those of the try that counted")
 def statistics() -> None:
     fault = Fault(act=out_of_memory, phase="backward", update=3, times=1)
@@ -665,6 +674,19 @@ stuck = partial(process_lost, "deadlock", 1, words="rank 1", timeout_s=6, watch_
 CASES.append(Case("deadlock, rank 1 of 2", stuck, slow=True))
 held = partial(process_lost, "hold", 1, words="rank 1", timeout_s=6, watch_s=14)
 CASES.append(Case("Python's lock held for ever, rank 1 of 2", held, slow=True))
+
+
+def process_stops(kind: str, rank: int, ranks: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        ends = run(ranks, folder=folder, strategy="ordered", fault=kind, at=[rank, 3, "before_update"])
+        assert [(end.code, end.said["update"]) for end in ends] == [(0, 3)] * ranks, ends
+        again = run(ranks, folder=folder, strategy="ordered", resume=True)
+        assert again[0].said["sha256"] == undisturbed_processes(ranks)
+
+
+CASES.append(Case("SIGTERM, one process", partial(process_stops, "terminate", 0, 1), slow=True))
+CASES.append(Case("SIGTERM, rank 1 of 2: both stop", partial(process_stops, "terminate", 1, 2), slow=True))
+CASES.append(Case("SIGUSR1, rank 0 of 2: both stop", partial(process_stops, "user1", 0, 2), slow=True))
 
 
 @case("a slow rank is named, and the run ends as it would", slow=True)

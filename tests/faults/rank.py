@@ -36,6 +36,8 @@ KINDS: dict[str, Any] = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "freeze": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "segfault": lambda: ctypes.string_at(0),
+    "terminate": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "user1": lambda: os.kill(os.getpid(), signal.SIGUSR1),
     "exit": lambda: os._exit(0),
     "sys_exit": lambda: sys.exit(3),
     "raise": lambda: (_ for _ in ()).throw(ValueError("a bug of the user's")),
@@ -66,6 +68,7 @@ def main(what: dict[str, Any]) -> None:
         folder=Path(what["folder"]),
         hooks=hooks,
         resume=what.get("resume", False),
+        stoppable=True,
     )
     error = "" if ended.error is None else f"{type(ended.error).__name__}: {ended.error}"
     digest = hashlib.sha256(ended.parameters.numpy().tobytes()).hexdigest()

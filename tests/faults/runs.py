@@ -1,6 +1,7 @@
 """One small run, with faults in it, on one or several ranks; and what it ends at."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,15 @@ from injector import Fault, LastPlace, Net, Points, Square, Where
 from torch import Tensor, nn
 
 import evenstep
+from evenstep.cli.signals import stopping
 from evenstep.events import Incident
-from evenstep.parallel import Ddp, Group, Ordered, Single, Strategy
+from evenstep.parallel import Ddp, Group, Ordered, Single, Strategy, Zero1
 
 STRATEGIES: dict[str, Callable[[Group], Strategy]] = {
     "single": Single,
     "ordered": Ordered,
     "ddp": Ddp,
+    "zero1": lambda group: Zero1(Ddp(group)),
     "ddp-buckets": lambda group: Ddp(group, bucket_bytes=64),  # one parameter each: some are away when a fault strikes
 }
 UPDATES = 6
@@ -66,6 +69,7 @@ def train(
     optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer] | None = None,
     clip_norm: float | None = 1.0,
     resume: bool = False,
+    stoppable: bool = False,
     **more: Any,
 ) -> Ended:
     """Train one rank to the end, or to its error."""
@@ -99,7 +103,8 @@ def train(
     try:
         if resume:
             trainer.resume("auto")
-        trainer.train()
+        with stopping(trainer.ask_stop) if stoppable else nullcontext():
+            trainer.train()
     except Exception as raised:  # noqa: BLE001 - what it was is looked at by the test
         error = raised
         getattr(group, "fail", lambda message: None)(f"{type(raised).__name__}: {raised}")

@@ -284,7 +284,7 @@ class Loop:
                 update=self.progress.update + 1,
                 message=fault.message,
                 details={"skipped_samples": fault.num_skipped},
-                rank=self.execution.strategy.rank,
+                rank=self.execution.group.rank,
                 samples=tuple(fault.samples),
                 traceback=fault.details,
             )
