@@ -6,6 +6,7 @@ seconds of the word (`abort`) that a rank leaves when it gives up. The default i
 to be said; it does no arithmetic of its own.
 """
 
+import logging
 import os
 import pickle
 from collections.abc import Callable, Sequence
@@ -29,6 +30,7 @@ from evenstep.parallel.rendezvous import meet
 
 T = TypeVar("T")
 _A_WHILE = timedelta(seconds=1)
+_UNUSED_TAG = 2**30  # of a message that nobody sends
 
 
 class Group:
@@ -106,9 +108,12 @@ class Group:
         return ""
 
     def fail(self, message: str) -> None:
-        """Leave word that this rank fails, and why."""
+        """Leave word that this rank fails, and why; what the ranks share stays as it is."""
+        self.abort(self._failed(message))
+
+    def _failed(self, message: str) -> str:
         line = message.splitlines()[0] if message else "no word"
-        self.abort(f"rank {self.rank} failed{self.where()}: {line}")
+        return f"rank {self.rank} failed{self.where()}: {line}"
 
     def at(self, update: int) -> None:
         """Note which update is being computed, for messages."""
@@ -234,6 +239,18 @@ class Processes(Group):
 
     def abort(self, reason: str) -> None:
         self._notices.post(reason)
+        if self.ranks == 1 or self._devices is not self._hosts:
+            return
+        try:
+            # gloo closes all connections of the group when a wait times out: whoever waits on either side is woken
+            other = (self.rank + 1) % self.ranks
+            work = dist.irecv(torch.empty(1), group=self._hosts, group_src=other, tag=_UNUSED_TAG)
+            cast("dist.Work", work).wait(timedelta(milliseconds=1))
+        except RuntimeError as error:
+            logging.getLogger(__name__).debug("the connections are closed: %s", error)
+
+    def fail(self, message: str) -> None:
+        self._notices.post(self._failed(message))
 
     def abort_reason(self) -> str:
         return self._notices.failure()

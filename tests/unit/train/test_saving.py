@@ -158,7 +158,7 @@ def test_a_place_that_is_no_folder_is_an_incident_at_first_and_an_error_in_the_e
     trainer = trainer_of(tmp_path, hooks=[Save(every_updates=4), log])
     with pytest.raises(CheckpointError, match="the checkpoint of update 9 could not be written"):
         trainer.train()
-    assert [(incident.kind, incident.update) for incident in log.incidents] == [("save_failed", 4), ("save_failed", 8)]
+    assert [(i.kind, i.update) for i in log.incidents] == [("save_failed", 4), ("save_failed", 8), ("failed", 9)]
     assert trainer.progress.update == 9
 
 
