@@ -159,6 +159,7 @@ class Pipelined(Execution):
         self._run = stages.run
         self._rank, self._pipeline = model.mesh.pipeline.rank, model.mesh.pipeline
         self._plan = lru_cache(maxsize=256)(self._planned)
+        self._forwards = lru_cache(maxsize=256)(self._planned_forwards)
         trained = {id(parameter) for parameter in _of(optimizer)}
         slots = {name: slot for slot, name in enumerate(model.parameter_names)}
         counted = [(slots[n], p) for n, p in model.named_parameters() if n in slots and id(p) in trained]
@@ -173,8 +174,7 @@ class Pipelined(Execution):
         self._run(self._plan(microbatches), passage, num_microbatches)
 
     def evaluate(self, microbatches: tuple[int, ...], passage: Passage) -> None:
-        plan = forwards(self._model.layout, microbatches)[self._rank]
-        self._run(plan, passage, len(microbatches))
+        self._run(self._forwards(microbatches), passage, len(microbatches))
 
     def begin(self) -> None: ...
 
@@ -193,6 +193,9 @@ class Pipelined(Execution):
             each[places] = torch.stack(foreach_norms([g for _, g in present], self._norm_dtype))
         self._pipeline.sum(each)()
         return each.dot(each)
+
+    def _planned_forwards(self, microbatches: tuple[int, ...]) -> Plan:
+        return forwards(self._model.layout, microbatches)[self._rank]
 
     def _planned(self, microbatches: tuple[int, ...]) -> Plan:
         return self._model.schedule.plans(self._model.layout, microbatches)[self._rank]
