@@ -5,13 +5,14 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEV_READY := $(VENV)/.ready-dev
 
-.PHONY: help train test test-all check prove bench docs clean
+.PHONY: help train test test-all check prove faults bench docs clean
 
 help:
 	@echo "make train      train the demo, a byte-level GPT, to its end (about 3 minutes on 2 cores)"
 	@echo "make test       all tests but the slow ones;  make test-all: all"
 	@echo "make check      ruff, pyright, and the direction of imports"
 	@echo "make prove      the promise, one row per way of cutting or stopping a run (ROWS=pattern for some)"
+	@echo "make faults     inject every fault of the battery, one line each (FAULTS=pattern for some)"
 	@echo "make bench      against plain loops and other trainers (NAME=overhead for one)"
 
 $(READY): pyproject.toml constraints.txt
@@ -41,6 +42,9 @@ check: $(DEV_READY)
 
 prove: $(DEV_READY)
 	$(BIN)/python proofs/prove.py --rows '$(ROWS)'
+
+faults: $(DEV_READY)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/faults/run.py --faults '$(FAULTS)'
 
 bench: $(DEV_READY)
 	$(BIN)/python benchmarks/run.py $(NAME)

@@ -17,10 +17,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from rows import cutting, pipeline, ranks, resume, walk
+from rows import cutting, faults, pipeline, ranks, resume, walk
 from rows.row import Row
 
-ROWS: list[Row] = [*cutting.ROWS, *resume.ROWS, *ranks.ROWS, *pipeline.ROWS, *walk.ROWS]
+ROWS: list[Row] = [*cutting.ROWS, *resume.ROWS, *ranks.ROWS, *pipeline.ROWS, *walk.ROWS, *faults.ROWS]
 
 
 def prove(rows: list[Row]) -> list[dict[str, object]]:

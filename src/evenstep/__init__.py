@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from evenstep.events import Hook, Writer
     from evenstep.optim.ema import Ema
     from evenstep.precision import Bf16Mixed, Fp16Mixed, Full, Precision
-    from evenstep.train import Loss, Result, Skip, Stop, Task, Trainer
+    from evenstep.train import Loss, LossSpikes, Result, Retry, Rewind, Skip, Stop, Task, Trainer
 
 __all__ = [
     "Bf16Mixed",
@@ -29,9 +29,12 @@ __all__ = [
     "Full",
     "Hook",
     "Loss",
+    "LossSpikes",
     "MapData",
     "Precision",
     "Result",
+    "Retry",
+    "Rewind",
     "Skip",
     "Stop",
     "StreamData",
@@ -56,7 +59,7 @@ _HOMES = {
     "events": ("Hook", "Writer"),
     "optim.ema": ("Ema",),
     "precision": ("Bf16Mixed", "Fp16Mixed", "Full", "Precision"),
-    "train": ("Loss", "Result", "Skip", "Stop", "Task", "Trainer"),
+    "train": ("Loss", "LossSpikes", "Result", "Retry", "Rewind", "Skip", "Stop", "Task", "Trainer"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -9,9 +9,11 @@ invariants, which are `assert`s, nor for faults that training survives, which ar
     ├── DataError                          a dataset, sampler or loader that fails
     ├── TaskError                          a task or model that does not do what an update needs
     ├── NonFiniteError (also ArithmeticError)  a loss or gradient that is inf or NaN, or a loss scale at its floor
+    ├── OutOfMemoryError (also MemoryError)  what does not fit into memory, however finely it is cut
     ├── PlanError                          a plan that is not a complete, ordered update
     ├── CheckpointError                    a checkpoint that cannot be written, found, trusted or fitted
     ├── ReplicaError                       ranks that should hold the same and do not
+    ├── LostRankError                      another rank that failed, froze or never came
     ├── HookError                          a hook or writer that is not one
     └── MissingExtraError (also ImportError)   an optional dependency that is not installed
 """
@@ -23,8 +25,10 @@ __all__ = [
     "DataError",
     "EvenstepError",
     "HookError",
+    "LostRankError",
     "MissingExtraError",
     "NonFiniteError",
+    "OutOfMemoryError",
     "PlanError",
     "ReplicaError",
     "TaskError",
@@ -63,6 +67,10 @@ class NonFiniteError(EvenstepError, ArithmeticError):
     """A loss or gradient that is inf or NaN and that the run's policy does not let pass."""
 
 
+class OutOfMemoryError(EvenstepError, MemoryError):
+    """Something that does not fit into memory, however finely it is cut."""
+
+
 class PlanError(EvenstepError):
     """A plan that is not a complete, ordered update; raised before anything runs."""
 
@@ -73,6 +81,10 @@ class CheckpointError(EvenstepError):
 
 class ReplicaError(EvenstepError):
     """Ranks that should hold the same and do not: parameters, configurations, data; the message names the ranks."""
+
+
+class LostRankError(EvenstepError):
+    """Another rank failed, froze or never came: the message names it, and what was waited for."""
 
 
 class HookError(EvenstepError):

@@ -3,6 +3,7 @@
 What is wrong with a dataset is said with the key that it stands at. It reads no sample.
 """
 
+import os
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from typing import Any, cast
@@ -10,19 +11,24 @@ from typing import Any, cast
 import torch
 
 from evenstep.config.arguments import Call
+from evenstep.config.schema import Config, Evaluation
 from evenstep.config.schema import Data as DataConfig
-from evenstep.config.schema import Evaluation
 from evenstep.data import Data, MapData, StreamData
 from evenstep.errors import ConfigError, DataError, EvenstepError
 
 
-def build_data(config: DataConfig, dataset: object, collate: Call | None) -> Data:
+def build_data(run: Config, dataset: object, collate: Call | None) -> Data:
     """The training set, as a map-style dataset or, where it has no length, as a stream.
+
+    With `micro_batch_size = "auto"` each rank gets one micro-batch of an update, which it cuts as finely as it must.
 
     Raises:
         ConfigError: a setting that the dataset can't follow.
         ArgumentError: it is empty, or nothing that can be trained on.
     """
+    config = run.data
+    if config.micro_batch_size == "auto":
+        config = config.model_copy(update={"micro_batch_size": _share(config)})
     with _about("data.train"):
         if _is_stream(dataset):
             return _stream_data(config, cast("Iterable[Any]", dataset), collate)
@@ -30,6 +36,8 @@ def build_data(config: DataConfig, dataset: object, collate: Call | None) -> Dat
             cast("Any", dataset),
             **config.model_dump(exclude={"train", "evaluations", "collate"}),
             lengths=_lengths(dataset, config),
+            retries=run.failures.loader_retries,
+            skip_failing=run.failures.loader == "skip",
             **_collate(collate),
         )
 
@@ -43,7 +51,8 @@ def build_evaluation(
         ConfigError: a stream without a micro-batch size.
         ArgumentError: it is empty, or nothing that can be evaluated on.
     """
-    size = evaluation.micro_batch_size or config.micro_batch_size
+    given = None if config.micro_batch_size == "auto" else config.micro_batch_size
+    size = evaluation.micro_batch_size or given
     if size is None and config.micro_batch_tokens is None:
         size = config.global_batch_size
     tokens = None if size is not None else config.micro_batch_tokens or config.global_batch_tokens
@@ -64,6 +73,13 @@ def build_evaluation(
             **config.model_dump(include={"num_workers", "prefetch_batches", "timeout_s"}),
             **_collate(collate),
         )
+
+
+def _share(config: DataConfig) -> int | None:
+    """One rank's share of a global batch, in samples."""
+    if config.global_batch_size is None:
+        return None
+    return -(-config.global_batch_size // int(os.environ.get("WORLD_SIZE", "1")))
 
 
 def _is_stream(dataset: object) -> bool:
@@ -88,7 +104,7 @@ def _stream_data(config: DataConfig, stream: Iterable[Any], collate: Call | None
     data = StreamData(
         stream,
         global_batch_size=config.global_batch_size,
-        micro_batch_size=config.micro_batch_size,
+        micro_batch_size=None if config.micro_batch_size == "auto" else config.micro_batch_size,
         **_collate(collate),
     )
     if not data.resumable:

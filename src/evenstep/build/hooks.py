@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from evenstep.build.tables import WRITERS
 from evenstep.config.schema import Config
-from evenstep.events import Best, Console, EarlyStop, Evaluate, Hook, Save, Status, Timer, Writer
+from evenstep.events import Best, Console, EarlyStop, Evaluate, Hook, Save, Status, StopFile, TimeBudget, Timer, Writer
 
 
 def build_hooks(config: Config, own: Sequence[Hook]) -> list[Hook]:
@@ -28,7 +28,9 @@ def build_hooks(config: Config, own: Sequence[Hook]) -> list[Hook]:
     hooks.extend(own)
     if "console" in config.log.writers:
         hooks.append(Console())
-    return [*hooks, Status()]
+    if config.train.max_minutes is not None:
+        hooks.append(TimeBudget(max_minutes=config.train.max_minutes))
+    return [*hooks, StopFile(), Status()]
 
 
 def build_writers(config: Config) -> list[Writer]:

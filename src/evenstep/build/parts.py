@@ -15,10 +15,11 @@ import torch
 from torch import nn
 
 from evenstep.build.data import build_data, build_evaluation
+from evenstep.build.failures import build_failures
 from evenstep.build.optimizer import build_optimizer
 from evenstep.build.pipeline import build_model
 from evenstep.build.ranks import rank_device
-from evenstep.build.tables import FAILURE_POLICIES, LR_SCHEDULES, PRECISIONS
+from evenstep.build.tables import LR_SCHEDULES, PRECISIONS
 from evenstep.config.load import Run
 from evenstep.config.schema import Config
 from evenstep.data import Data
@@ -90,11 +91,11 @@ class Parts:
             hooks=hooks,
             writers=writers,
             log_every_updates=config.log.every_updates,
-            on_non_finite=FAILURE_POLICIES[config.train.on_non_finite](),
             keep_checkpoints=config.checkpoint.keep_last,
             keep_every_updates=config.checkpoint.keep_every_updates,
             asynchronous_saves=config.checkpoint.asynchronous,
             settle_every_updates=config.train.settle_every_updates,
+            **build_failures(config),
             **more,
         )
 
@@ -135,7 +136,7 @@ def build_parts(run: Run, mesh: Mesh | None = None) -> Parts:
         model=model,
         task=make("task", Task),
         optimizer=build_optimizer(calls["optimizer"], model, config.optimizer.lr, fuse=fuse),
-        data=build_data(config.data, make("data.train", object), collate),
+        data=build_data(config, make("data.train", object), collate),
         evaluations={
             name: build_evaluation(name, evaluation, config.data, make(f"data.evaluations.{name}", object), collate)
             for name, evaluation in config.data.evaluations.items()

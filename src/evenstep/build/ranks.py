@@ -33,6 +33,9 @@ def joined(config: Config) -> Generator[Group]:
     group = Processes(rank_device(config), timeout_s=config.parallel.timeout_s) if ranks > 1 else Group()
     try:
         yield group
+    except BaseException as error:
+        group.fail(f"{type(error).__name__}: {error}")
+        raise
     finally:
         group.close()
 

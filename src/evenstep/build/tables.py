@@ -5,12 +5,12 @@ A new precision mode, LR schedule, failure policy or writer is added here and in
 
 from collections.abc import Callable, Mapping
 
-from evenstep.config.schema import Config, WriterName
+from evenstep.config.schema import Config, Failures, WriterName
 from evenstep.events import ConsoleWriter, CsvWriter, JsonlWriter, TensorBoardWriter, Writer
 from evenstep.optim.schedules import Constant, Cosine, InverseSqrt, Linear, LrSchedule, Polynomial, Wsd
 from evenstep.parallel import Bf16, Compression, Fp16
 from evenstep.precision import Bf16Mixed, Fp16Mixed, Full, Precision
-from evenstep.train import FailurePolicy, Skip, Stop
+from evenstep.train import FailurePolicy, Retry, Rewind, Skip, Stop
 
 PRECISIONS: Mapping[str, Callable[..., Precision]] = {
     "32-true": Full,
@@ -26,7 +26,13 @@ LR_SCHEDULES: Mapping[str, Callable[..., LrSchedule]] = {
     "polynomial": Polynomial,
 }
 COMPRESSIONS: Mapping[str, Callable[[], Compression]] = {"none": Compression, "bf16": Bf16, "fp16": Fp16}
-FAILURE_POLICIES: Mapping[str, Callable[[], FailurePolicy]] = {"stop": Stop, "skip": Skip}
+FAILURE_POLICIES: Mapping[str, Callable[[Failures], FailurePolicy]] = {
+    "stop": lambda _: Stop(),
+    "skip": lambda _: Skip(),
+    "retry": lambda _: Retry(limit=1),
+    "rewind": lambda failures: Rewind(limit=failures.max_rewinds),
+    "rewind_past": lambda failures: Rewind(past_data=True, limit=failures.max_rewinds),
+}
 WRITERS: Mapping[WriterName, Callable[[Config], Writer]] = {
     "console": lambda config: ConsoleWriter(every_updates=config.log.every_updates),
     "jsonl": lambda _: JsonlWriter(),

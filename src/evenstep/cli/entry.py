@@ -127,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         except KeyboardInterrupt as error:
             code = EXIT_REQUEUE if isinstance(error, Terminated) else EXIT_INTERRUPTED
-            what = "terminated before training" if code == EXIT_REQUEUE else "interrupted"
+            what = "terminated" if code == EXIT_REQUEUE else "interrupted"
             print(" ".join([f"evenstep: {what}.", *getattr(error, "__notes__", [])]), file=sys.stderr)
         except Exception as error:  # noqa: BLE001 - the outermost place: everything becomes a message and a code
             if traceback:

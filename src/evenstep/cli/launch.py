@@ -1,7 +1,9 @@
 """Starts the ranks of a run on this machine, through torch's own elastic launcher, and gives their exit code.
 
-Rank 0 speaks on this console; what the others say goes to files that are named if one of them fails first. Across
-machines, start `evenstep train` with torchrun instead; a rank does not know which of the two has started it.
+Ranks that fail are started again together, as often as the run allows: from their newest checkpoint, with a rendezvous
+of their own, so that nothing of the failed attempt is in the way. Rank 0 speaks on this console; what the others say
+goes to files that are named if one of them fails first. Across machines, start `evenstep train` with torchrun instead;
+a rank does not know which of the two has started it.
 """
 
 import logging
@@ -9,10 +11,16 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from signal import SIGINT, SIGTERM
+from signal import SIGINT
+from time import sleep
 
-from evenstep.cli.exits import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
+from evenstep.cli.exits import EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
+from evenstep.cli.signals import REQUEUE
 from evenstep.parallel import place_of
+
+_ATTEMPT = "_EVENSTEP_ATTEMPT"
+_LONGEST_PAUSE_S = 30.0
+_GRACE_S = 300  # for the update and the save between a signal and the end
 
 
 def is_rank() -> bool:
@@ -20,12 +28,34 @@ def is_rank() -> bool:
     return place_of(os.environ) is not None
 
 
-def launch(ranks: int, arguments: list[str]) -> int:
+def is_restarted() -> bool:
+    """Whether this rank was started again after a failure, by this launcher or by torchrun."""
+    return int(os.environ.get(_ATTEMPT, "0")) > 0 or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def launch(ranks: int, arguments: list[str], *, max_restarts: int = 0) -> int:
     """Run `evenstep` with `arguments` as `ranks` processes.
+
+    Args:
+        ranks: how many.
+        arguments: of each.
+        max_restarts: how many times all are started again after one has failed.
 
     Returns:
         The exit code of the first rank that failed, as the others only fail because of it.
     """
+    final = (EXIT_DONE, EXIT_CONFIG, EXIT_REQUEUE, EXIT_INTERRUPTED)
+    for attempt in range(max_restarts + 1):
+        os.environ[_ATTEMPT] = str(attempt)
+        code = _attempt(ranks, arguments)
+        if code in final or attempt == max_restarts:
+            return code
+        print(f"restart     {attempt + 1} of {max_restarts}, from the newest checkpoint", flush=True)
+        sleep(min(2.0**attempt, _LONGEST_PAUSE_S))  # what fails at once should not be tried without pause
+    raise AssertionError("the last attempt returns")
+
+
+def _attempt(ranks: int, arguments: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -42,6 +72,8 @@ def launch(ranks: int, arguments: list[str]) -> int:
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
         max_restarts=0,
+        signals_to_handle="SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2",
+        shutdown_timeout=_GRACE_S,
         logs_specs=DefaultLogsSpecs(log_dir=str(logs), redirects=others),
     )
     print(f"ranks       {ranks} on this machine; what all but the first say is in {logs}", flush=True)
@@ -53,7 +85,7 @@ def launch(ranks: int, arguments: list[str]) -> int:
             print(f"evenstep: rank {rank} failed first: {_last_words(logs, rank)}", file=sys.stderr)
         return failure.exitcode if failure.exitcode > 0 else EXIT_ERROR
     except SignalException as error:
-        return {SIGTERM: EXIT_REQUEUE, SIGINT: EXIT_INTERRUPTED}.get(error.sigval, EXIT_ERROR)
+        return EXIT_INTERRUPTED if error.sigval == SIGINT else EXIT_REQUEUE if error.sigval in REQUEUE else EXIT_ERROR
     return EXIT_DONE
 
 

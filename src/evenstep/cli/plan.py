@@ -10,11 +10,11 @@ from contextlib import closing
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 from evenstep.cli.exits import EXIT_DONE
 from evenstep.cli.plan_costs import GIB, MIB, Layered, costs_of, read_costs
-from evenstep.cli.plan_options import Options, parse
+from evenstep.cli.plan_options import SHARE_KEYS, Options, parse
 from evenstep.errors import ArgumentError, ConfigError, PlanError
 from evenstep.pipeline import SCHEDULES, Layout, Plan, Schedule
 from evenstep.pipeline.draw import draw_svg, draw_text, draw_trace
@@ -44,6 +44,9 @@ class Row:
 def run(path: str, settings: list[str]) -> int:
     """Print the table, then draw."""
     given, more = parse(settings)
+    chosen = _chosen(given.get("schedule", ""))
+    if given.get("draw") in ("svg", "trace") and "out" not in given:
+        raise ConfigError([f"`--draw {given['draw']}` is a file's content; name the file: `--out FILE`."])
     layered = None
     if path and "costs" in given:
         raise ConfigError(["`--costs` can't be given with a run file, whose costs are measured; leave one out."])
@@ -54,12 +57,14 @@ def run(path: str, settings: list[str]) -> int:
         raise ConfigError([f"`{more[0]}` sets a key of a run file, but none is given: `evenstep plan RUN.toml ...`."])
     if path:
         layered, of_run = _measured(path, more)
-        given = {**of_run, **given}
+        given = of_run | given
+    useless = [f"--{key.replace('_', '-')}" for key in SHARE_KEYS if key in given and layered is not None]
+    if useless:
+        raise ConfigError([f"`{useless[0]}` can't be given with the costs of layers, which say it; leave one out."])
     options = Options(**given)
     missing = [f"`--{name}` is missing; give it." for name in ("ranks", "microbatches") if not getattr(options, name)]
     if missing:
         raise ConfigError(missing)
-    chosen = _chosen(options.schedule)
     rows, left_out = _simulated(options, layered, chosen)
     best = _best(rows, options.memory_gib * GIB)
     _print_table(rows, left_out, best, options)
@@ -78,7 +83,7 @@ def run(path: str, settings: list[str]) -> int:
     return EXIT_DONE
 
 
-def _measured(path: str, settings: Sequence[str]) -> tuple[Layered, dict[str, int]]:
+def _measured(path: str, settings: Sequence[str]) -> tuple[Layered, dict[str, Any]]:
     """The layers of a run's model, measured with its first micro-batch, and the run's own micro-batches and ranks."""
     import torch
 
@@ -104,7 +109,7 @@ def _measured(path: str, settings: Sequence[str]) -> tuple[Layered, dict[str, in
             data = build_transfer(device)(batch.microbatches[0].data)
             precision = build_precision(opened.config)
             costs = measure(layers, parts.task.inputs(data), device=device, context=lambda: precision.forward(device))
-        of_run = {"microbatches": batch.num_microbatches}
+        of_run: dict[str, Any] = {"microbatches": batch.num_microbatches}
         if opened.config.parallel.pipeline > 1:
             of_run["ranks"] = opened.config.parallel.pipeline
     return Layered(layers=tuple(costs), flows=lambda cuts: flows(layers, cuts)), of_run
@@ -137,7 +142,7 @@ def _simulated(options: Options, layered: Layered | None, chosen: Schedule | Non
         most = schedule.max_stages_per_rank
         several = schedule.min_stages_per_rank > 1 and most is None
         try:
-            layout = schedule.layout(options.ranks, max(options.stages_per_rank, 2) if several else None)
+            layout = schedule.layout(options.ranks, options.stages_per_rank if several else None)
             layout, costs = costs_of(options, layered, layout)
             written = schedule.name not in SCHEDULES
             plans = schedule.plans(layout, microbatches) if written else schedule.order(layout, microbatches)

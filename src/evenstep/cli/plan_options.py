@@ -45,7 +45,7 @@ class Options:
 
 
 _FIELDS: Mapping[str, "Field[Any]"] = {f"--{each.name.replace('_', '-')}": each for each in fields(Options)}
-COST_KEYS = (
+SHARE_KEYS = (
     "forward_ms",
     "input_backward_ms",
     "weight_backward_ms",
@@ -53,9 +53,8 @@ COST_KEYS = (
     "deferred_mib",
     "state_mib",
     "message_mib",
-    "latency_us",
-    "gib_per_s",
 )
+COST_KEYS = (*SHARE_KEYS, "latency_us", "gib_per_s")
 
 
 def help_text() -> str:

@@ -11,6 +11,7 @@ from typing import Any, cast
 from evenstep.build import joined
 from evenstep.cli.folder import find_config
 from evenstep.cli.launch import is_rank, launch
+from evenstep.cli.orphans import end_with_parent
 from evenstep.cli.slurm import submit
 from evenstep.cli.training import train_in
 from evenstep.config.load import open_run
@@ -21,7 +22,7 @@ from evenstep.errors import ConfigError
 SAFE = (
     *("train.updates", "train.epochs", "evaluate", "checkpoint", "early_stop", "log", "device", "threads"),
     *("parallel", "launch", "data.micro_batch_size", "data.micro_batch_tokens"),
-    *("data.num_workers", "data.prefetch_batches", "data.timeout_s"),
+    *("data.num_workers", "data.prefetch_batches", "data.timeout_s", "failures", "train.max_minutes"),
 )
 
 
@@ -44,7 +45,9 @@ def run(path: str, settings: list[str]) -> int:
             return submit(slurm, again, name=opened.config.name, folder=folder.parent / f"{folder.name}-slurm")
         ranks = max(opened.config.launch.ranks, opened.config.parallel.pipeline)
         if ranks > 1 and not is_rank():
-            return launch(ranks, ["resume", path, *settings])
+            return launch(ranks, ["resume", path, *settings], max_restarts=opened.config.launch.max_restarts)
+        if is_rank():
+            end_with_parent()
         with joined(opened.config) as group:
             return train_in(opened, folder, "auto", group)
 

@@ -1,7 +1,9 @@
-"""What SIGTERM and Ctrl-C do: before a run trains they end the command; then they stop the run where it can be saved.
+"""What signals do: before a run trains they end the command; then they stop the run where it can be saved.
 
-A second Ctrl-C leaves at once. Handlers are the process's only inside the `with`, and are given back as they were.
-How a run stops is not known here.
+SIGTERM, SIGUSR1 and SIGUSR2 (which schedulers send before they end a job) ask for the end and for another run, Ctrl-C
+for the end alone. A second one leaves at once; copies of the first, which reach a process by way of its launcher and of
+its process group, are not a second one. Handlers are the process's only inside the `with`, and are given back as they
+were. How a run stops is not known here.
 """
 
 import os
@@ -9,13 +11,17 @@ import signal
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from time import monotonic
 from types import FrameType
 from typing import final
+
+REQUEUE = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+COPIES_S = 2.0
 
 
 @final
 class Terminated(KeyboardInterrupt):
-    """SIGTERM came while nothing was being trained."""
+    """SIGTERM came while nothing was being trained, or twice."""
 
 
 @contextmanager
@@ -46,32 +52,38 @@ class Caught:
 
 @contextmanager
 def stopping(ask_stop: Callable[[str], None]) -> Generator[Caught]:
-    """Pass SIGTERM and SIGINT on to `ask_stop` inside the `with`.
+    """Pass signals on to `ask_stop` inside the `with`.
 
     Args:
         ask_stop: takes the reason; called from a signal handler, so it may only note it.
 
     Raises:
-        KeyboardInterrupt: at the second Ctrl-C, wherever the program is.
+        KeyboardInterrupt: at the second signal, wherever the program is.
     """
     caught, owner = Caught(), os.getpid()
+    first_at = 0.0
 
     def handle(number: int, _frame: FrameType | None) -> None:
+        nonlocal first_at
         # a data worker that was forked from this process has inherited the handler, but not the run
         if os.getpid() != owner:
             if number == signal.SIGTERM:
                 os._exit(128 + number)
             return
-        if number == signal.SIGINT and caught.number == signal.SIGINT:
+        if number == signal.SIGINT == caught.number:
             raise KeyboardInterrupt
-        caught.number = signal.Signals(number)
+        if caught.number is not None:
+            if monotonic() - first_at > COPIES_S:
+                raise Terminated
+            return
+        caught.number, first_at = signal.Signals(number), monotonic()
         ask_stop(caught.number.name)
-        again = "; Ctrl-C again leaves at once" if number == signal.SIGINT else ""
         with suppress(OSError):  # nobody reads our messages any more, which is no reason not to save
             # not print, because a print may be what was interrupted
-            os.write(2, f"\nevenstep: {caught.number.name}: stopping after this update{again}.\n".encode())
+            what = f"{caught.number.name}: stopping after this update; another one leaves at once"
+            os.write(2, f"\nevenstep: {what}.\n".encode())
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, handle) for number in (*REQUEUE, signal.SIGINT)}
     try:
         yield caught
     finally:

@@ -50,6 +50,8 @@ def _global_batch(data: Data) -> str:
     size, tokens = data.global_batch_size, data.global_batch_tokens
     whole = f"{size:,} samples" if tokens is None else f"at most {tokens:,} tokens"
     part_size, part_tokens = data.micro_batch_size, data.micro_batch_tokens
+    if part_size == "auto":
+        return f"{whole}, in micro-batches as large as fit into memory"
     if size is not None and part_tokens is None:
         part = min(part_size or size, size)
         count = -(-size // part)

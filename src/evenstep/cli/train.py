@@ -4,8 +4,10 @@ import os
 from pathlib import Path
 
 from evenstep.build import joined
+from evenstep.checkpoint import complete_checkpoints
 from evenstep.cli.folder import check_free
-from evenstep.cli.launch import is_rank, launch
+from evenstep.cli.launch import is_rank, is_restarted, launch
+from evenstep.cli.orphans import end_with_parent
 from evenstep.cli.slurm import submit
 from evenstep.cli.training import train_in
 from evenstep.config.load import open_run
@@ -26,8 +28,18 @@ def run(path: str, settings: list[str]) -> int:
             return submit(config.launch.slurm, ["train", path, *settings, *again], name=config.name, folder=logs)
         ranks = max(config.launch.ranks, config.parallel.pipeline)
         if ranks > 1 and not is_rank():
-            return launch(ranks, ["train", path, *settings])
+            return launch(ranks, ["train", path, *settings], max_restarts=config.launch.max_restarts)
+        if is_rank():
+            end_with_parent()
         with joined(config) as group:
-            if config.resume != "auto":
-                group.first_rank_does(lambda: check_free(folder))
-            return train_in(opened, folder, config.resume, group)
+            source = group.first_rank_does(lambda: _source(config.resume, folder))
+            return train_in(opened, folder, source, group)
+
+
+def _source(resume: str, folder: Path) -> str:
+    """What to begin from: for ranks that are started again, what they have saved before, if anything."""
+    if is_restarted():
+        return "auto" if resume == "never" or complete_checkpoints(folder / "checkpoints") else resume
+    if resume != "auto":
+        check_free(folder)
+    return resume

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Generator
 from contextlib import closing, contextmanager, redirect_stdout
 from pathlib import Path
-from signal import SIGTERM
 from typing import Literal
 
 import torch
@@ -20,10 +19,10 @@ from evenstep.checkpoint import LOCK, complete_checkpoints
 from evenstep.cli.exits import EXIT_DONE, EXIT_INTERRUPTED, EXIT_REQUEUE
 from evenstep.cli.folder import RECIPE, publish
 from evenstep.cli.screen import Screen
-from evenstep.cli.signals import stopping
+from evenstep.cli.signals import REQUEUE, stopping
 from evenstep.cli.summary import describe
 from evenstep.config.load import Run
-from evenstep.errors import DataError
+from evenstep.events import Hook, Watchdog
 from evenstep.parallel import Group
 from evenstep.report import write_report
 from evenstep.train import Trainer
@@ -56,7 +55,7 @@ def _train_in(run: Run, folder: Path, source: str, group: Group) -> int:
     with closing(parts):
         trainer = parts.trainer(
             folder=folder,
-            hooks=build_hooks(run.config, parts.hooks),
+            hooks=[*build_hooks(run.config, parts.hooks), *_watching(run, group)],
             writers=build_writers(run.config),
             evaluations=parts.evaluations,
             strategy=build_strategy(run.config, mesh.data),
@@ -74,24 +73,22 @@ def _train_in(run: Run, folder: Path, source: str, group: Group) -> int:
     return code
 
 
+def _watching(run: Run, group: Group) -> list[Hook]:
+    """What ends a rank that is stuck, some time after the others have given it up."""
+    return [Watchdog(timeout_s=2 * run.config.parallel.timeout_s)] if group.ranks > 1 else []
+
+
 def _train(trainer: Trainer, group: Group, *, shows_end: bool) -> int:
     with stopping(trainer.ask_stop) as caught:
-        try:
-            result = trainer.train()
-        except DataError as error:
-            if caught.number != SIGTERM:
-                raise
-            # a SIGTERM for the whole process group also ends torch's data workers, whatever they do about it
-            print(
-                f"stopped: SIGTERM has ended the data workers as well ({error}); saved in {trainer.save()}", flush=True
-            )
-            return EXIT_REQUEUE
+        result = trainer.train()
     if shows_end:
         print(f"{result.outcome}: {result.reason}")
     signals = [number for number in group.gather(caught.number) if number is not None]  # one rank's is enough
-    if result.outcome == "done" or not signals:
+    if result.outcome == "done":
         return EXIT_DONE
-    return EXIT_REQUEUE if signals[0] == SIGTERM else EXIT_INTERRUPTED
+    if signals:
+        return EXIT_REQUEUE if signals[0] in REQUEUE else EXIT_INTERRUPTED
+    return EXIT_REQUEUE if result.requeue else EXIT_DONE
 
 
 def _begin(trainer: Trainer, source: str) -> None:

@@ -18,6 +18,7 @@ from evenstep.config.schema import (
     EarlyStop,
     Ema,
     Evaluate,
+    Failures,
     Launch,
     Log,
     LossScale,
@@ -80,11 +81,30 @@ def _batches(data: Data) -> Iterator[Fault]:
         ("size", data.global_batch_size, data.micro_batch_size),
         ("tokens", data.global_batch_tokens, data.micro_batch_tokens),
     ):
-        if whole is not None and part is not None and part > whole:
+        if whole is not None and isinstance(part, int) and part > whole:
             yield Fault(
                 about=(f"data.micro_batch_{unit}", f"data.global_batch_{unit}"),
                 text=f"`data.micro_batch_{unit}` must be at most the `data.global_batch_{unit}` of {whole}, but is "
                 f"{part}; lower it.",
+            )
+
+
+def _auto_micro_batch(data: Data) -> Iterator[Fault]:
+    if data.micro_batch_size == "auto" and (data.global_batch_size is None or data.micro_batch_tokens is not None):
+        yield Fault(
+            about=("data.micro_batch_size", "data.global_batch_size", "data.micro_batch_tokens"),
+            text='`data.micro_batch_size` is "auto", which cuts the samples of `data.global_batch_size`, but the '
+            "batches are by tokens; set `data.micro_batch_tokens` instead, which is cut finer where it does not fit.",
+        )
+
+
+def _rewinds(failures: Failures, checkpoint: Checkpoint) -> Iterator[Fault]:
+    for name, policy in (("non_finite", failures.non_finite), ("loss_spike", failures.loss_spike)):
+        if policy.startswith("rewind") and checkpoint.keep_last < 2:
+            yield Fault(
+                about=(f"failures.{name}", "checkpoint.keep_last"),
+                text=f'`failures.{name}` is "{policy}", which goes back to a checkpoint from before the fault, but '
+                f"`checkpoint.keep_last` is {checkpoint.keep_last}: the only one may be from after it; keep 2 or more.",
             )
 
 
@@ -282,7 +302,9 @@ RULES: tuple[Rule, ...] = (
     _resume,
     _pipeline,
     _batches,
+    _auto_micro_batch,
     _batch_options,
+    _rewinds,
     _evaluations,
     _length,
     _loss_scale,

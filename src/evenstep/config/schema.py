@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from evenstep.config.schema_lr import Constant, LrSchedule
-from evenstep.config.section import Args, Count, Natural, NonNegative, Positive, Section, TargetName
+from evenstep.config.section import Args, Count, CountOrAuto, Natural, NonNegative, Positive, Section, TargetName
 
 
 class Target(Section):
@@ -39,8 +39,9 @@ class Data(Section):
     """Samples of one update, over all ranks. Give either this or `global_batch_tokens`."""
     global_batch_tokens: Count | None = None
     """Token budget of one update: its longest sample's tokens times its samples stay within it."""
-    micro_batch_size: Count | None = None
-    """Samples that go through forward and backward at once; the whole global batch by default."""
+    micro_batch_size: CountOrAuto | None = None
+    """Samples that go through forward and backward at once; the whole global batch by default. auto finds at the
+    start, by trying, how many fit into memory."""
     micro_batch_tokens: Count | None = None
     """Token budget of a micro-batch: its longest sample's tokens times its samples stay within it."""
     batch_size_multiple: Count = 1
@@ -74,10 +75,10 @@ class Train(Section):
     """In which number formats the model computes."""
     clip_norm: Positive | None = None
     """Gradients with a larger global 2-norm are scaled down to it; not clipped by default."""
-    on_non_finite: Literal["stop", "skip"] = "stop"
-    """What to do when a loss or gradient is inf or NaN; it is never applied."""
     settle_every_updates: Count | None = None
     """How often, in updates, the host waits for the device's verdicts; decided by the device by default."""
+    max_minutes: Positive | None = None
+    """Save and stop with exit code 75 after so many minutes, to be run again; never by default."""
 
 
 class LossScale(Section):
@@ -168,6 +169,34 @@ class Launch(Section):
     """Processes on this machine, one accelerator each where there are any; at least one per pipeline rank."""
     slurm: Slurm | None = None
     """Submit the run as a job of SLURM instead of starting it here; never by default."""
+    max_restarts: Natural = 0
+    """How many times all ranks are started again, from the newest checkpoint, after one of them has failed."""
+
+
+class Failures(Section):
+    """What to do about what goes wrong; `docs/failures.md` says what each does exactly."""
+
+    non_finite: Literal["stop", "skip", "retry", "rewind", "rewind_past"] = "stop"
+    """A loss or gradient that is inf or NaN; it is never applied. skip gives the global batch up, retry tries it once
+    more, rewind goes back to the last checkpoint, rewind_past also leaves out the data from there to here."""
+    out_of_memory: Literal["retry", "stop"] = "retry"
+    """A micro-batch that does not fit into memory: retry cuts it in two, which gives the same gradient."""
+    loss_spike: Literal["ignore", "report", "stop", "rewind", "rewind_past"] = "report"
+    """A loss far above those before."""
+    spike_window_updates: Annotated[int, Field(ge=8)] = 128
+    """A loss is compared with those of so many updates before."""
+    spike_threshold: Positive = 10.0
+    """How many robust standard deviations above their median is a spike."""
+    max_rewinds: Count = 3
+    """How many times a run may go back before it stops."""
+    loader: Literal["stop", "skip"] = "stop"
+    """A sample that still can't be read after `loader_retries`: skip leaves it out, with its weight."""
+    loader_retries: Natural = 2
+    """How many times a sample is read again, and data workers that die or hang are started anew."""
+    max_skipped_samples: Natural = 100
+    """How many samples may be left out before the run stops."""
+    hook: Literal["stop", "continue"] = "stop"
+    """A hook that raises: continue goes on without what it was about to do."""
 
 
 class Ema(Section):
@@ -281,6 +310,8 @@ class Config(Section):
     """How the ranks of a run share the model and its gradients."""
     launch: Launch = Launch()
     """How many processes to start."""
+    failures: Failures = Failures()
+    """What to do about what goes wrong."""
     ema: Ema | None = None
     """An exponential moving average of the parameters; none by default."""
     evaluate: Evaluate = Evaluate()

@@ -3,9 +3,10 @@
 A table knows its keys, their types and their documentation; it has no behaviour.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
 Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
@@ -14,6 +15,20 @@ NonNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Args = dict[str, Any]
 TargetName = Annotated[str, Field(pattern=r"^[^:]+:[A-Za-z_][A-Za-z0-9_.]*$")]
+
+
+def _count_or_auto(value: object) -> object:
+    if value == "auto" or (type(value) is int and value >= 1):
+        return value
+    raise PydanticCustomError("count_or_auto", "it must be a whole number of at least 1, or auto")
+
+
+# Not a plain union: pydantic would report a wrong value once for each of its members.
+CountOrAuto = Annotated[
+    int | Literal["auto"],
+    PlainValidator(_count_or_auto),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}]}),
+]
 
 
 class Section(BaseModel):

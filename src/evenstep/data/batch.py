@@ -5,20 +5,20 @@ here reads a dataset; `MapData` and `StreamData` do.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from evenstep.errors import DataError
 
-__all__ = ["JSON", "Data", "GlobalBatch", "Microbatch", "Position"]
+__all__ = ["JSON", "Data", "DataFault", "GlobalBatch", "Microbatch", "Position"]
 
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Position:
-    """The global batch that is taken next: number `batch` of epoch `epoch`, both from 0.
+    """The global batch that is taken next: number `batch` of epoch `epoch`, both from 0. Earlier ones are smaller.
 
     >>> Position(epoch=2, batch=7)
     Position(epoch=2, batch=7)
@@ -35,6 +35,23 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DataFault:
+    """Something that went wrong while a batch was fetched, and that the run survives.
+
+    Args:
+        message: what, and what was done about it.
+        samples: the dataset's numbers of the samples that it is about.
+        num_skipped: how many of them are left out.
+        details: the traceback, or "".
+    """
+
+    message: str
+    samples: Sequence[int] = ()
+    num_skipped: int = 0
+    details: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Microbatch:
     """What goes through forward and backward at once.
 
@@ -42,11 +59,13 @@ class Microbatch:
         index: its number 0..n-1 in the global batch, counted over all ranks.
         data: the collated samples, on the CPU (in pinned memory if that was asked for).
         num_samples: how many samples it holds.
+        samples: their numbers in the dataset, where they have some.
     """
 
     index: int
     data: object
     num_samples: int
+    samples: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +77,9 @@ class GlobalBatch:
         following: the position after it; what a checkpoint taken now resumes at.
         microbatches: this rank's, in order; may be none.
         num_microbatches: over all ranks.
-        num_samples: over all ranks.
+        num_samples: over all ranks, those counted that a rank had to leave out.
         ends_epoch: whether `following` is in the next epoch.
+        faults: what went wrong on this rank while it was fetched.
     """
 
     position: Position
@@ -68,6 +88,7 @@ class GlobalBatch:
     num_microbatches: int
     num_samples: int
     ends_epoch: bool
+    faults: tuple[DataFault, ...] = ()
 
 
 class Data(ABC):

@@ -1,11 +1,12 @@
 """Fetching one micro-batch: samples are read, each under its own key, and collated.
 
 It runs in the training process or in a worker, with the same result. A failure comes back as a value, so that it
-reads the same from both. Which samples to fetch, and when, is decided elsewhere.
+reads the same from both. What fails may be tried again, and what still fails be left out: then the micro-batch is made
+of the other samples, and its weight is theirs. Which samples to fetch, and when, is decided elsewhere.
 """
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, NamedTuple, cast, final
 
@@ -14,6 +15,7 @@ from torch.utils.data import (
     default_collate,  # pyright: ignore[reportUnknownVariableType] - torch leaves the type of its list open
 )
 
+from evenstep.data.batch import DataFault
 from evenstep.data.dataset import MapDataset, Rows, draws_nothing, epoch_setters, fetches_many
 from evenstep.data.pin import pin
 from evenstep.data.seeding import seed_generators
@@ -60,6 +62,7 @@ class Failure(NamedTuple):
 
     message: str
     details: str
+    doing: int | str = ""  # the number of the sample, or what was done with all of them
 
     def error(self) -> DataError:
         """The error to raise, with the traceback as its note."""
@@ -69,14 +72,15 @@ class Failure(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """A fetched micro-batch, or why there is none."""
+    """A fetched micro-batch, or why there is none; and the faults that it survived."""
 
     data: object
     failure: Failure | None
+    faults: tuple[DataFault, ...] = ()
 
     def pin_memory(self) -> "Reply":
         """Called by torch's pinning thread; keeps the types that the collate function chose."""
-        return Reply(pin(self.data), self.failure)
+        return Reply(pin(self.data), self.failure, self.faults)
 
 
 @final
@@ -87,12 +91,18 @@ class Fetcher(Dataset[Reply]):
         dataset: gives samples by number.
         collate: makes a batch of a list of samples.
         seeding: what the generators are seeded for.
+        retries: how many times what fails is tried again.
+        skips: whether samples that still fail are left out; else they are a failure of the whole request.
     """
 
-    def __init__(self, dataset: MapDataset, collate: Collate, seeding: Seeding) -> None:
+    def __init__(
+        self, dataset: MapDataset, collate: Collate, seeding: Seeding, *, retries: int = 0, skips: bool = False
+    ) -> None:
         self._dataset = dataset
         self._collate = collate
         self.seeding = seeding
+        self._retries = retries
+        self._skips = skips
         self._set_epoch = epoch_setters(dataset)
         self._rows = Rows.of(dataset) if collate is DEFAULT_COLLATE else None
         self._many = (
@@ -103,6 +113,20 @@ class Fetcher(Dataset[Reply]):
         self._epoch: int | None = None
 
     def __getitem__(self, request: Request) -> Reply:
+        faults: list[DataFault] = []
+        reply = self._tried(request)
+        tries = 0
+        while reply.failure is not None and tries < self._retries:
+            tries += 1
+            failure = reply.failure
+            reply = self._tried(request)
+            if reply.failure is None:
+                faults.append(_survived(failure, f"it was read at try {tries + 1}"))
+        if reply.failure is not None and self._skips and reply.failure.doing != "set_epoch":
+            reply = self._without_failing(request, reply.failure, faults)
+        return reply._replace(faults=tuple(faults)) if faults else reply
+
+    def _tried(self, request: Request) -> Reply:
         if not request.samples:
             return Reply(None, None)
         doing: int | str = "set_epoch"
@@ -126,6 +150,18 @@ class Fetcher(Dataset[Reply]):
             return Reply(self._collate(samples), None)
         except Exception as error:  # noqa: BLE001 - carried as a value, out of the worker; the receiver raises it
             return Reply(None, _failure(request, doing, error))
+
+    def _without_failing(self, request: Request, failure: Failure, faults: list[DataFault]) -> Reply:
+        """Leave out one failing sample after the other; all of them where it can't be said which one it is."""
+        while True:
+            doing = failure.doing
+            left_out = [doing] if isinstance(doing, int) else request.samples
+            faults.append(_survived(failure, "left out", samples=left_out, num_skipped=len(left_out)))
+            request = request._replace(samples=[sample for sample in request.samples if sample not in left_out])
+            reply = self._tried(request)
+            if reply.failure is None:
+                return reply
+            failure = reply.failure
 
     def _enter(self, request: Request) -> None:
         for set_epoch in self._set_epoch:
@@ -156,4 +192,14 @@ def _failure(request: Request, doing: int | str, error: Exception) -> Failure:
             "correct or remove that sample."
         )
     details = "".join(traceback.format_exception(error)).rstrip()
-    return Failure(message, details)
+    return Failure(message, details, doing)
+
+
+def _survived(
+    failure: Failure, outcome: str, *, samples: Sequence[int] | None = None, num_skipped: int = 0
+) -> DataFault:
+    if samples is None:
+        samples = [failure.doing] if isinstance(failure.doing, int) else []
+    which = f" (samples {', '.join(map(str, samples))})" if len(samples) > 1 else ""
+    what = f"{outcome}{which}: {failure.message}"
+    return DataFault(message=what, samples=samples, num_skipped=num_skipped, details=failure.details)

@@ -1,19 +1,25 @@
 """Two ways to have requests answered: here, when asked, or by worker processes, ahead of time.
 
 The workers are one torch `DataLoader` over requests without end: the requests cross the ends of epochs, so
-prefetching does too, and a new run of requests goes to the same processes. What the requests are is not known here.
+prefetching does too, and a new run of requests goes to the same processes. Workers that die or hang are started anew,
+with the requests that they have not answered. What the requests are is not known here.
 """
 
+import signal
+import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from itertools import chain, islice
 from pickle import PicklingError
+from types import FrameType
 from typing import Any, cast, final
 
 import torch
 from torch.utils.data import DataLoader
 
+from evenstep.data.batch import DataFault
 from evenstep.data.fetch import Fetcher, Reply, Request, Seeding
 from evenstep.data.seeding import undisturbed
 from evenstep.errors import DataError
@@ -31,6 +37,10 @@ class Loader(ABC):
     @abstractmethod
     def take(self, count: int) -> list[Reply]:
         """The replies to the next `count` requests."""
+
+    def take_faults(self) -> list[DataFault]:
+        """What went wrong with the loader itself since this was last asked, and was mended."""
+        return []
 
 
 @final
@@ -90,31 +100,47 @@ class Workers(Loader):
         prefetch: micro-batches that each fetches ahead, at least 1.
         timeout_s: longest wait for a reply, in seconds.
         pin_memory: whether replies are put in pinned memory.
+        restarts: how many times in a row, without an answer in between, they may be started anew.
     """
 
     def __init__(
-        self, fetcher: Fetcher, *, num_workers: int, prefetch: int, timeout_s: float, pin_memory: bool
+        self,
+        fetcher: Fetcher,
+        *,
+        num_workers: int,
+        prefetch: int,
+        timeout_s: float,
+        pin_memory: bool,
+        restarts: int = 0,
     ) -> None:
         self.pins = pin_memory
         self.lost = False
+        self._fetcher = fetcher
         self._num_workers = num_workers
+        self._prefetch = prefetch
         self._timeout_s = timeout_s
+        self._restarts = restarts
+        self._restarted = 0
+        self._faults: list[DataFault] = []
         self._requests = _Requests()
-        self._loader: DataLoader[Reply] | None = DataLoader(
-            fetcher,
-            batch_size=None,
-            sampler=self._requests,
-            num_workers=num_workers,
-            collate_fn=cast(Any, _as_it_is),
-            pin_memory=pin_memory,
-            timeout=timeout_s,
-            # Of its own, or the loader would draw its first number from the user's generator.
-            generator=torch.Generator(),
-            prefetch_factor=prefetch,
-            persistent_workers=True,
-        )
+        self._loader: DataLoader[Reply] | None = self._new_loader()
         self._replies: Iterator[Reply] | None = None
         self._num_taken = 0
+
+    def _new_loader(self) -> DataLoader[Reply]:
+        return DataLoader(
+            self._fetcher,
+            batch_size=None,
+            sampler=self._requests,
+            num_workers=self._num_workers,
+            collate_fn=cast(Any, _as_it_is),
+            pin_memory=self.pins,
+            timeout=self._timeout_s,
+            # Of its own, or the loader would draw its first number from the user's generator.
+            generator=torch.Generator(),
+            prefetch_factor=self._prefetch,
+            persistent_workers=True,
+        )
 
     def start(self, requests: Iterator[Request]) -> None:
         """Send the first requests to the processes, which are started if they are not running.
@@ -126,7 +152,8 @@ class Workers(Loader):
         self._requests.source = requests
         self._num_taken = 0
         try:
-            self._replies = iter(self._loader)
+            with _deaths_are_heard():
+                self._replies = iter(self._loader)
         except (TypeError, AttributeError, PicklingError) as error:
             self.lost = True
             raise DataError(
@@ -136,6 +163,7 @@ class Workers(Loader):
             ) from error
         except (RuntimeError, OSError, EOFError) as error:
             raise self._loss(error, "what they had begun") from error
+        _hear_deaths_only_while_waiting()
 
     def take(self, count: int) -> list[Reply]:
         """Wait for them.
@@ -158,14 +186,36 @@ class Workers(Loader):
         if self._replies is None:
             raise DataError("the data were closed while they were read; call `batches` again to go on.")
         try:
-            reply = next(self._replies)
+            with _deaths_are_heard():
+                reply = next(self._replies)
         except (RuntimeError, OSError, EOFError) as error:
             # The loader hands requests to its workers in turn, so the number of the request tells whose it is.
             worker = self._num_taken % self._num_workers
-            raise self._loss(error, f"{self._requests.unanswered[0]}, the task of worker {worker}") from error
+            loss = self._loss(error, f"{self._requests.unanswered[0]}, the task of worker {worker}")
+            if self._restarted >= self._restarts:
+                raise loss from error
+            self._start_anew(loss)
+            return self._take_one()
+        self._restarted = 0
         self._num_taken += 1
         self._requests.unanswered.popleft()
         return reply
+
+    def take_faults(self) -> list[DataFault]:
+        faults, self._faults = self._faults, []
+        return faults
+
+    def _start_anew(self, loss: DataError) -> None:
+        """End all workers, whatever they do, and have others answer what these have not."""
+        self._restarted += 1
+        self._faults.append(DataFault(message=f"{loss} They were started anew, at the same place."))
+        for worker in getattr(self._replies, "_workers", ()):
+            worker.kill()  # one that hangs would not hear a request to end
+        requests = chain(list(self._requests.unanswered), self._requests.source)
+        self.close()
+        self._loader = self._new_loader()
+        self.lost = False
+        self.start(requests)
 
     def _loss(self, error: Exception, waiting_for: str) -> DataError:
         self.lost = True
@@ -175,3 +225,39 @@ class Workers(Loader):
             "file, a lock or the network, or made a batch that cannot be pickled: look at the dataset with "
             f"`num_workers=0`. If fetching may take longer than {self._timeout_s:g} s, raise `timeout_s`."
         )
+
+
+_waiting = threading.local()
+
+
+@contextmanager
+def _deaths_are_heard() -> Generator[None]:
+    """Let the death of a worker be raised inside the `with`, also one that has come before it."""
+    _waiting.now = True
+    try:
+        cast(Any, torch)._C._error_if_any_worker_fails()
+        yield
+    finally:
+        _waiting.now = False
+
+
+def _hear_deaths_only_while_waiting() -> None:
+    """Keep torch's SIGCHLD handler, which raises wherever the program is, from doing so in the midst of an update."""
+    if threading.current_thread() is not threading.main_thread():
+        return  # where torch sets no handler either
+    torchs = signal.getsignal(signal.SIGCHLD)
+    if not callable(torchs) or isinstance(torchs, _OnlyWhileWaiting):
+        return
+    signal.signal(signal.SIGCHLD, _OnlyWhileWaiting(torchs))
+
+
+@final
+class _OnlyWhileWaiting:
+    """A signal handler that passes on to another only while somebody waits for a worker."""
+
+    def __init__(self, handler: Any) -> None:
+        self._handler = handler
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if getattr(_waiting, "now", False):
+            self._handler(number, frame)

@@ -67,6 +67,9 @@ class MapData(Data):
         prefetch_batches: global batches that the workers fetch ahead, all together.
         timeout_s: longest wait for a worker, in seconds.
         num_epochs: where `batches` ends; None for never.
+        retries: how many times a sample that fails is read again, and workers that die or hang are started anew.
+        skip_failing: whether a sample that still fails is left out, as an incident, with its weight; if it fails in
+            `collate` or `__getitems__`, with all of its micro-batch. Else it is an error.
         seed_samples: False leaves the generators alone, for datasets that draw no random numbers.
 
     Raises:
@@ -97,6 +100,8 @@ class MapData(Data):
         prefetch_batches: int = 2,
         timeout_s: float = 300.0,
         num_epochs: int | None = None,
+        retries: int = 0,
+        skip_failing: bool = False,
         seed_samples: bool = True,
     ) -> None:
         if not timeout_s > 0:
@@ -119,11 +124,13 @@ class MapData(Data):
         self._num_epochs = None if num_epochs is None else require_count("num_epochs", num_epochs)
         self._epochs: dict[tuple[int, int], EpochBatches] = {}
         seeding = Seeding.of(dataset, collate, seed_samples=seed_samples)
+        require_count("retries", retries, at_least=0)
         self._pool = Pool(
-            lambda: Fetcher(dataset, collate, seeding),
+            lambda: Fetcher(dataset, collate, seeding, retries=retries, skips=skip_failing),
             num_workers=require_count("num_workers", num_workers, at_least=0),
             prefetch_batches=require_count("prefetch_batches", prefetch_batches),
             timeout_s=timeout_s,
+            restarts=retries,
         )
 
     @property
@@ -207,6 +214,7 @@ class MapData(Data):
             for planned in plan:
                 replies = loader.take(len(planned.requests))
                 microbatches = [_microbatch(*pair) for pair in zip(planned.requests, replies, strict=True)]
+                faults = [fault for reply in replies for fault in reply.faults] + loader.take_faults()
                 yield GlobalBatch(
                     position=planned.position,
                     following=planned.following,
@@ -214,6 +222,7 @@ class MapData(Data):
                     num_microbatches=planned.num_microbatches,
                     num_samples=planned.num_samples,
                     ends_epoch=planned.following.batch == 0,
+                    faults=tuple(faults),
                 )
 
     def _plan(self, start: Position, *, seed: int, rank: int, ranks: int) -> Iterator[_Planned]:
@@ -246,4 +255,6 @@ class MapData(Data):
 def _microbatch(request: Request, reply: Reply) -> Microbatch:
     if reply.failure is not None:
         raise reply.failure.error()
-    return Microbatch(index=request.microbatch, data=reply.data, num_samples=len(request.samples))
+    left_out = {sample for fault in reply.faults if fault.num_skipped for sample in fault.samples}
+    samples = [sample for sample in request.samples if sample not in left_out] if left_out else request.samples
+    return Microbatch(index=request.microbatch, data=reply.data, num_samples=len(samples), samples=samples)

@@ -23,6 +23,7 @@ class Pool:
         num_workers: processes per loader; 0 for none: reading in this process.
         prefetch_batches: global batches that they fetch ahead, all together.
         timeout_s: longest wait for a worker, in seconds.
+        restarts: how many times in a row workers that die or hang are started anew.
     """
 
     def __init__(
@@ -32,11 +33,13 @@ class Pool:
         num_workers: int,
         prefetch_batches: int,
         timeout_s: float,
+        restarts: int = 0,
     ) -> None:
         self._new_fetcher = new_fetcher
         self._num_workers = num_workers
         self._prefetch_batches = prefetch_batches
         self._timeout_s = timeout_s
+        self._restarts = restarts
         self._idle: Workers | None = None
         self._lent: set[Workers] = set()
 
@@ -81,6 +84,7 @@ class Pool:
             prefetch=max(1, ceil(self._prefetch_batches * microbatches_per_batch / self._num_workers)),
             timeout_s=self._timeout_s,
             pin_memory=pin_memory,
+            restarts=self._restarts,
         )
 
     def _keep(self, workers: Workers) -> None:

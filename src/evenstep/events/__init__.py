@@ -22,7 +22,20 @@ from evenstep.events.event import (
     UpdateEnd,
 )
 from evenstep.events.hook import Hook, HookTrainer
-from evenstep.events.hooks import Best, Console, EarlyStop, Evaluate, Save, Statistics, Status, Timer
+from evenstep.events.hooks import (
+    Best,
+    Console,
+    EarlyStop,
+    Evaluate,
+    Save,
+    Statistics,
+    Status,
+    StopFile,
+    TimeBudget,
+    Timer,
+    Watchdog,
+)
+from evenstep.events.incidents import IncidentFiles
 from evenstep.events.series import Record
 from evenstep.events.storage import Storage
 from evenstep.events.writers import ConsoleWriter, CsvWriter, JsonlWriter, TensorBoardWriter, Writer, Writers
@@ -45,6 +58,7 @@ __all__ = [
     "Hook",
     "HookTrainer",
     "Incident",
+    "IncidentFiles",
     "Json",
     "JsonlWriter",
     "MicrobatchBegin",
@@ -56,13 +70,16 @@ __all__ = [
     "SaveEnd",
     "Statistics",
     "Status",
+    "StopFile",
     "Storage",
     "TensorBoardWriter",
+    "TimeBudget",
     "Timer",
     "TrainBegin",
     "TrainEnd",
     "UpdateBegin",
     "UpdateEnd",
+    "Watchdog",
     "Writer",
     "Writers",
 ]

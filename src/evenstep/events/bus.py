@@ -2,10 +2,12 @@
 
 Which hooks override which method is found out once, so an event that nobody listens to is not even built. A span
 pairs before and after: whoever was reached by the one gets the other, and the first error is the one that leaves.
-The bus never refers to the trainer; it only introduces the hooks to it.
+A hook whose failure shall not end the run is heard again at the next event, and its error is an incident. The bus
+never refers to the trainer; it only introduces the hooks to it.
 """
 
 import inspect
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from difflib import get_close_matches
@@ -14,7 +16,7 @@ from typing import Any, Literal, TypeAlias, final
 
 from evenstep.errors import HookError
 from evenstep.events.deliver import Receiver, deliver
-from evenstep.events.event import Event
+from evenstep.events.event import Event, Incident
 from evenstep.events.hook import Hook, HookTrainer
 
 SpanName = Literal["train", "epoch", "update", "microbatch", "backward", "evaluate", "save"]
@@ -32,6 +34,9 @@ class Bus:
     Args:
         hooks: None is left out; ordered by `priority`, then as given.
         trainer: what the hooks see as `self.trainer`, referred to weakly.
+        on_error: what becomes of the error of a hook that does not say so itself: "stop" lets it out, "continue" makes
+            an incident of it.
+        report: takes those incidents.
 
     Raises:
         HookError: for something that is not a hook, a hook given twice, or a method that no event calls.
@@ -47,7 +52,14 @@ class Bus:
     disk full
     """
 
-    def __init__(self, hooks: Iterable[Hook | None], trainer: HookTrainer) -> None:
+    def __init__(
+        self,
+        hooks: Iterable[Hook | None],
+        trainer: HookTrainer,
+        *,
+        on_error: Literal["stop", "continue"] = "stop",
+        report: Callable[[Incident], None] | None = None,
+    ) -> None:
         given: list[Hook] = []
         for hook in hooks:
             if hook is None:
@@ -57,6 +69,14 @@ class Bus:
             given.append(_checked(hook))
         self.hooks: tuple[Hook, ...] = tuple(sorted(given, key=lambda hook: hook.priority))
         heard = {name: [_heard(hook, name) for hook in self.hooks] for name in _METHODS}
+        if report is not None:
+            survived = [(hook.on_error or on_error) == "continue" for hook in self.hooks]
+            for name, column in heard.items():
+                told = None if name == "on_incident" else report  # or the incident would be told to whom it is about
+                heard[name] = [
+                    _Survived(one, told).receiver if one is not None and survives else one
+                    for one, survives in zip(column, survived, strict=True)
+                ]
         self._listeners = {name: tuple(one for one in column if one is not None) for name, column in heard.items()}
         self._spans = {
             name.removeprefix("before_"): _pairs(column, heard[name.replace("before_", "after_")])
@@ -156,13 +176,42 @@ class _Span(AbstractContextManager[None]):
             raise
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         _raise(self._finish(error), unless=error)
 
     def _finish(self, error: BaseException | None) -> BaseException | None:
         afters = [after for _, after in self._pairs[: self._reached] if after is not None]
         return deliver(afters, self._end(error), error=error) if afters else error
+
+
+@final
+class _Survived:
+    """Calls a hook whose failure the run survives: an incident the first time, and when it has worked in between."""
+
+    def __init__(self, one: Receiver, report: Callable[[Incident], None] | None) -> None:
+        self._name, self._receive = one
+        self._report = report
+        self._failing = False
+
+    @property
+    def receiver(self) -> Receiver:
+        return self._name, self
+
+    def __call__(self, event: Event) -> None:
+        try:
+            self._receive(event)
+        except HookError:
+            raise  # it is no hook for this run at all
+        except Exception as error:  # noqa: BLE001 - not lost: it is an incident
+            failing, self._failing = self._failing, True
+            if not failing and self._report is not None:
+                message = f"{self._name} raised {type(error).__name__}: {error}; the run goes on, as it was told to."
+                self._report(
+                    Incident(kind="hook", update=event.update, message=message, traceback=traceback.format_exc())
+                )
+        else:
+            self._failing = False
 
 
 @final

@@ -141,10 +141,38 @@ class SaveEnd(Event):
 class Incident(Event):
     """Anything that went wrong, as a value: its `kind` (`out_of_memory`, `non_finite`, …), a sentence, and facts.
 
+    Args:
+        kind: what policies and readers go by.
+        message: for the person who reads it.
+        details: further facts.
+        rank: on which it happened; None when all ranks agreed that it did.
+        microbatch: in which, by its number in the global batch.
+        stage: of the model, in which.
+        samples: the dataset's numbers of the samples that it is about, where they are known.
+        tensors: the names of those that it is about.
+        traceback: of what was raised, or "".
+
     >>> Incident(kind="overflow", update=7, message="the loss scale was halved", details={"scale": 32768.0}).kind
     'overflow'
     """
 
     kind: str
     message: str
-    details: Mapping[str, Json]
+    details: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    rank: int | None = None
+    microbatch: int | None = None
+    stage: int | None = None
+    samples: tuple[int, ...] = ()
+    tensors: tuple[str, ...] = ()
+    traceback: str = ""
+
+    def facts(self) -> dict[str, Json]:
+        """All that is known but kind, message and traceback, as JSON.
+
+        >>> Incident(kind="x", update=7, message="", details={"scale": 2.0}, rank=1, samples=(4,)).facts()
+        {'update': 7, 'rank': 1, 'samples': [4], 'scale': 2.0}
+        """
+        places: dict[str, Json] = {"rank": self.rank, "microbatch": self.microbatch, "stage": self.stage}
+        lists: dict[str, Json] = {"samples": list(self.samples), "tensors": list(self.tensors)}
+        known = {name: value for name, value in (places | lists).items() if value is not None and value != []}
+        return {"update": self.update, **known, **self.details}

@@ -7,7 +7,7 @@ may ask it to stop, save or evaluate, and may keep state that checkpoints carry.
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from torch import nn, optim
 
@@ -58,7 +58,7 @@ class HookTrainer(Protocol):
     def is_first_rank(self) -> bool: ...
     @property
     def evaluations(self) -> Mapping[str, object]: ...
-    def ask_stop(self, reason: str) -> None: ...
+    def ask_stop(self, reason: str, *, requeue: bool = False) -> None: ...
     def ask_save(self) -> None: ...
     def ask_evaluate(self) -> None: ...
 
@@ -69,6 +69,8 @@ class Hook:
     `priority` orders hooks (lower first); hooks of equal priority keep the order they were given in. An `after_`
     method runs whenever the hook's own `before_` was reached and did not raise, also on failure. On several ranks each
     has its own instance, but a hook that is `first_rank_only` (one that speaks or writes for the run) only the first.
+    `on_error` says what becomes of what it raises: "stop" ends the run, "continue" reports it as an incident; None
+    leaves it to the run.
 
     >>> class StopAt(Hook):
     ...     def after_update(self, event: UpdateEnd) -> None:
@@ -80,6 +82,7 @@ class Hook:
 
     priority: int = 0
     first_rank_only: bool = False
+    on_error: Literal["stop", "continue"] | None = None
     _trainer: "weakref.ref[HookTrainer] | None" = None
 
     @property

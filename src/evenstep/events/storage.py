@@ -80,6 +80,14 @@ class Storage:
         """Forget what is pending for `update` and later: those updates were given up."""
         self._pending[:] = [entry for entry in self._pending if entry[0] < update]
 
+    def mark(self) -> int:
+        """Where the pending values end now, for `drop_after`."""
+        return len(self._pending)
+
+    def drop_after(self, mark: int) -> None:
+        """Forget what was put since `mark`: it is about to be computed again."""
+        del self._pending[mark:]
+
     def settle(self, gather: Callable[[Pairs], list[Pairs]] = _alone) -> list[Record]:
         """Read everything pending and remember it; the records come by update, then in the order first put.
 
@@ -128,6 +136,11 @@ class Storage:
         """The last value of metric `name`, or None when it never came."""
         series = self._series.get(name)
         return None if series is None else series.records(name, start=-1)[0]
+
+    def last(self, name: str, count: int) -> list[Record]:
+        """The last `count` values of metric `name`, or as many as there are, by update."""
+        series = self._series.get(name)
+        return [] if series is None or count < 1 else series.records(name, start=-count)
 
     def smoothed(self, name: str, window_updates: int) -> float | None:
         """Σ value·weight / Σ weight of metric `name` over its last `window_updates` updates; None without any.

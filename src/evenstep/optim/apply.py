@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from evenstep.optim.foreach import foreach_divide, foreach_multiply, foreach_norms, shard
+from evenstep.optim.step import step
 
 CLIP_EPSILON = 1e-6
 
@@ -112,14 +113,14 @@ class HostApply(Apply):
         if self._clip_norm is not None:
             divisor *= max(1.0, (norm + CLIP_EPSILON) / self._clip_norm)
         if divisor == 1.0:
-            self._optimizer.step()
+            step(self._optimizer)
         elif self._in_kernel:
             self._optimizer.grad_scale = torch.full((), divisor, device=squared.device)
-            self._optimizer.step()
+            step(self._optimizer)
             del self._optimizer.grad_scale
         else:
             foreach_multiply(grads, 1 / divisor)
-            self._optimizer.step()
+            step(self._optimizer)
         return Applied(norm=norm, aborted=0.0)
 
 
@@ -152,7 +153,7 @@ class DeviceApply(Apply):
         else:
             foreach_divide(grads, scale)
         self._optimizer.found_inf = aborted
-        self._optimizer.step()
+        step(self._optimizer)
         del self._optimizer.found_inf
         if self._in_kernel:
             del self._optimizer.grad_scale

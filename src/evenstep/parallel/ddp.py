@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from evenstep.parallel.compression import Compression
 from evenstep.parallel.group import Group
 from evenstep.parallel.replicas import Replicas
-from evenstep.parallel.strategy import Strategy
+from evenstep.parallel.strategy import Spoiled, Strategy
 
 BUCKET_BYTES = 25 * 2**20  # as torch's DDP has it
 
@@ -43,6 +43,8 @@ class Ddp(Strategy):
         compression: how they travel; as they are by default.
     """
 
+    cuts_alone = True
+
     def __init__(
         self, group: Group, *, bucket_bytes: int = BUCKET_BYTES, compression: Compression | None = None
     ) -> None:
@@ -65,6 +67,14 @@ class Ddp(Strategy):
                 parameter.register_post_accumulate_grad_hook(self._hook_of(bucket))
         return module
 
+    @property
+    def retries_alone(self) -> bool:
+        return self._next == 0  # no bucket is on its way
+
+    def begin(self, module: Callable[..., Any]) -> None:
+        self._armed = False
+        self._forget()
+
     def arm(self, module: Callable[..., Any]) -> None:
         self._armed = True
         self._next = 0
@@ -72,11 +82,20 @@ class Ddp(Strategy):
             bucket.missing = len(bucket.parameters)
 
     def reduce(self, module: Callable[..., Any], num_microbatches: int) -> None:
+        if self._sum(spoiled=False):
+            raise Spoiled
+
+    def spoil(self, module: Callable[..., Any], num_microbatches: int, error: Exception) -> None:
+        self._sum(spoiled=True)
+
+    def _sum(self, *, spoiled: bool) -> bool:
+        """Sum what is not on its way yet, and say whether any rank's gradients must not be used."""
         self._armed = False
         self._launch_until(len(self._buckets))
         # Which gradients exist on any rank: others must stay None, or an idle head's optimizer state would move.
         present = [float(has) for bucket in self._buckets for has in bucket.present]
-        anywhere = iter(self.group.sum_floats(present))
+        *counts, bad = self.group.sum_floats([*present, float(spoiled)])
+        anywhere = iter(counts)
         for bucket in self._buckets:
             assert bucket.flat is not None and bucket.wait is not None
             bucket.wait()
@@ -84,6 +103,12 @@ class Ddp(Strategy):
             sizes = [parameter.numel() for parameter in bucket.parameters]
             for parameter, gradient in zip(bucket.parameters, total.split(sizes), strict=True):
                 parameter.grad = gradient.view_as(parameter) if next(anywhere) else None
+        self._forget()
+        return bad > 0
+
+    def _forget(self) -> None:
+        self._next = 0
+        for bucket in self._buckets:
             bucket.flat = bucket.wait = None
 
     def after_update(self, update: int) -> None:

@@ -1,31 +1,34 @@
 """The processes that train one model together, and what they say to each other.
 
 Two kinds of words: small numbers between hosts, by which ranks agree before they act (`sum_floats`, `gather`), and
-tensors on the device (`sum`, `send`, `receive`, `broadcast`). Every wait ends within the group's timeout; who gives up
-may leave word (`abort`) for those who look for it while they wait. The default
-is a group of one, for which nothing has to be said; it does no arithmetic of its own.
+tensors on the device (`sum`, `send`, `receive`, `broadcast`). Every wait ends within the group's timeout, and within
+seconds of the word (`abort`) that a rank leaves when it gives up. The default is a group of one, for which nothing has
+to be said; it does no arithmetic of its own.
 """
 
-import logging
 import os
+import pickle
 from collections.abc import Callable, Sequence
 from copy import copy
 from datetime import timedelta
 from functools import partial
+from time import monotonic, perf_counter
 from typing import Any, TypeVar, cast, final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import PrefixStore
 
-from evenstep.errors import ArgumentError, EvenstepError
+from evenstep.errors import ArgumentError, EvenstepError, LostRankError
+from evenstep.parallel.flight import Entry, Flight
+from evenstep.parallel.notices import Notices
 from evenstep.parallel.place import place_of
 from evenstep.parallel.rendezvous import meet
 
 T = TypeVar("T")
-_ABORTED = "evenstep/aborted"  # key of the store
-_UNUSED_TAG = 2**30  # of a message that nobody sends
+_A_WHILE = timedelta(seconds=1)
 
 
 class Group:
@@ -37,6 +40,7 @@ class Group:
 
     rank: int = 0
     ranks: int = 1
+    waited_s: float = 0.0  # for other ranks, in all
     device: torch.device = torch.device("cpu")  # where the tensors of its words are
 
     def sum_floats(self, values: Sequence[float]) -> list[float]:
@@ -101,6 +105,22 @@ class Group:
         """The first word that any rank has left by `abort`, or ""."""
         return ""
 
+    def fail(self, message: str) -> None:
+        """Leave word that this rank fails, and why."""
+        line = message.splitlines()[0] if message else "no word"
+        self.abort(f"rank {self.rank} failed{self.where()}: {line}")
+
+    def at(self, update: int) -> None:
+        """Note which update is being computed, for messages."""
+
+    def where(self) -> str:
+        """In which update this rank is, as the middle of a sentence; "" where that is not noted."""
+        return ""
+
+    def recorded(self) -> list[str]:
+        """The last things that were said or waited for, in words."""
+        return []
+
     def close(self) -> None:
         """Leave the group."""
 
@@ -148,35 +168,57 @@ class Processes(Group):
         self._devices = self._hosts
         if device.type == "cuda":
             self._devices = cast("dist.ProcessGroup", dist.new_group(backend="nccl", timeout=timeout))
-        self._store = cast("Any", dist.distributed_c10d)._get_default_store()
+        self._notices = Notices(PrefixStore("notices", store), self.rank, self.ranks)
+        self._flight = Flight()
+
+    @property
+    def waited_s(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride] - shared with its parts
+        return self._flight.waited_s
+
+    def at(self, update: int) -> None:
+        self._flight.update = update
+
+    def where(self) -> str:
+        return f" in update {self._flight.update}"
 
     def sum_floats(self, values: Sequence[float]) -> list[float]:
         total = torch.tensor(values, dtype=torch.float64)
-        self._wait("sum numbers", partial(dist.all_reduce, total, group=self._hosts))
+        self._do("sum numbers", total, partial(dist.all_reduce, total, group=self._hosts, async_op=True))
         return cast("list[float]", total.tolist())
 
     def gather(self, value: T) -> list[T]:
-        everybody: list[Any] = [None] * self.ranks
-        self._wait("gather values", partial(dist.all_gather_object, everybody, value, group=self._hosts))
-        return everybody
+        mine = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.ranks)]
+        size = torch.tensor([mine.numel()])
+        self._do("gather values", size, partial(dist.all_gather, sizes, size, group=self._hosts, async_op=True))
+        room = max(int(one) for one in sizes)
+        padded = torch.cat([mine, mine.new_zeros(room - mine.numel())])
+        every = [torch.empty(room, dtype=torch.uint8) for _ in range(self.ranks)]
+        self._do("gather values", padded, partial(dist.all_gather, every, padded, group=self._hosts, async_op=True))
+        return [pickle.loads(one[: int(size)].numpy().tobytes()) for one, size in zip(every, sizes, strict=True)]
 
     def sum(self, tensor: Tensor) -> Callable[[], None]:
-        work = cast("dist.Work", dist.all_reduce(tensor, group=self._devices, async_op=True))
-        return partial(self._wait, "sum gradients", work.wait)
+        act = partial(dist.all_reduce, tensor, group=self._devices, async_op=True)
+        return self._begin("sum gradients", tensor, act)
 
     def send(self, tensor: Tensor, rank: int) -> None:
-        self._wait(f"send to rank {rank}", partial(dist.send, tensor, group=self._devices, group_dst=rank))
+        self._do(f"send to rank {rank}", tensor, partial(dist.isend, tensor, group=self._devices, group_dst=rank))
 
     def receive(self, tensor: Tensor, rank: int) -> None:
-        self._wait(f"receive from rank {rank}", partial(dist.recv, tensor, group=self._devices, group_src=rank))
+        self._do(f"receive from rank {rank}", tensor, partial(dist.irecv, tensor, group=self._devices, group_src=rank))
 
     def begin_send(self, tensor: Tensor, rank: int) -> Callable[[], None]:
-        work = cast("dist.Work", dist.isend(tensor, group=self._devices, group_dst=rank))
-        return partial(self._wait, f"send to rank {rank}", work.wait)
+        return self._begin(
+            f"send to rank {rank}", tensor, partial(dist.isend, tensor, group=self._devices, group_dst=rank)
+        )
 
     def broadcast(self, tensors: Sequence[Tensor], rank: int = 0) -> None:
         for tensor in tensors:
-            self._wait("broadcast", partial(dist.broadcast, tensor, group=self._devices, group_src=rank))
+            self._do(
+                "broadcast",
+                tensor,
+                partial(dist.broadcast, tensor, group=self._devices, group_src=rank, async_op=True),
+            )
 
     def split(self, parts: Sequence[Sequence[int]]) -> Group:
         mine = copy(self)
@@ -191,25 +233,13 @@ class Processes(Group):
         return mine
 
     def abort(self, reason: str) -> None:
-        try:
-            self._store.compare_set(_ABORTED, "", reason)
-        except RuntimeError as error:  # the rank that holds the store has gone, and the others see that by themselves
-            logging.getLogger(__name__).debug("no word could be left: %s", error)
-        if self.ranks == 1 or self._devices is not self._hosts:
-            return
-        try:
-            # gloo closes all connections of the group when a wait times out: whoever waits on either side is woken
-            other = (self.rank + 1) % self.ranks
-            work = dist.irecv(torch.empty(1), group=self._hosts, group_src=other, tag=_UNUSED_TAG)
-            cast("dist.Work", work).wait(timedelta(milliseconds=1))
-        except RuntimeError as error:
-            logging.getLogger(__name__).debug("the connections are closed: %s", error)
+        self._notices.post(reason)
 
     def abort_reason(self) -> str:
-        try:
-            return self._store.get(_ABORTED).decode() if self._store.check([_ABORTED]) else ""
-        except RuntimeError as error:
-            return f"the rank that keeps the run's store has gone ({str(error).splitlines()[0]})"
+        return self._notices.failure()
+
+    def recorded(self) -> list[str]:
+        return self._flight.last()
 
     def mesh(self, shard_ranks: int) -> DeviceMesh:
         if shard_ranks == self.ranks:
@@ -231,11 +261,62 @@ class Processes(Group):
         if dist.is_initialized():
             dist.destroy_process_group()
 
-    def _wait(self, what: str, act: Callable[[], object]) -> None:
+    def _do(self, what: str, tensor: Tensor, act: Callable[[], object]) -> None:
+        self._begin(what, tensor, act)()
+
+    def _begin(self, what: str, tensor: Tensor, act: Callable[[], object]) -> Callable[[], None]:
+        """Begin `act`; call the result to wait for it."""
+        entry = self._flight.begin(what, tensor.nbytes)
         try:
-            act()
+            work = act()
         except RuntimeError as error:
-            raise EvenstepError(
-                f"rank {self.rank} of {self.ranks} could not {what}: {str(error).splitlines()[0]} Another rank has "
-                f"failed, or did not come within {self._timeout_s:g} s; look at the first error of the others."
-            ) from error
+            raise self._lost(what, error) from error
+        return partial(self._finish, entry, work)
+
+    def _finish(self, entry: Entry, work: Any) -> None:
+        began = perf_counter()
+        try:
+            # What runs on a device, and messages between two, can't be waited for a little at a time.
+            if self._devices is self._hosts and not entry.what.startswith(("send", "receive")):
+                self._wait_by_and_by(work)
+            else:
+                work.wait()
+        except RuntimeError as error:
+            raise self._lost(entry.what, error) from error
+        self._flight.end(entry, waited_s=perf_counter() - began)
+
+    def _wait_by_and_by(self, work: Any) -> None:
+        """Wait, and look now and then whether a rank has said that it failed, or asks who is there."""
+        until = monotonic() + self._timeout_s
+        while True:
+            try:
+                work.wait(_A_WHILE)
+            except RuntimeError:
+                if work.is_completed():
+                    work.wait()  # raises, unless it came to its end in this moment
+                    return
+                if monotonic() > until or self._notices.failure():
+                    raise
+                self._notices.answer()
+            else:
+                return
+
+    def _lost(self, what: str, error: RuntimeError) -> LostRankError:
+        """Who is missing, as far as it can be found out within seconds."""
+        timed_out = any(word in str(error).lower() for word in ("timed out", "timeout"))
+        failure = self._notices.failure()
+        missing = None if failure else self._notices.missing()
+        failure = failure or self._notices.failure()
+        if failure:
+            cause = f"{failure}."
+        elif missing is None:
+            cause = "rank 0, through which ranks find each other, is gone or frozen."
+        elif missing:
+            ranks = ", ".join(map(str, missing))
+            cause = f"rank {ranks} did not come within {self._timeout_s:g} s" if timed_out else f"rank {ranks} is gone"
+            cause += "; look at what it said last, and at its machine."
+        else:
+            cause = f"{str(error).splitlines()[0]} All ranks are there: the network between them may be broken."
+        if not failure:
+            self._notices.post(f"rank {self.rank} could not {what}{self.where()}: {cause}")
+        return LostRankError(f"rank {self.rank} of {self.ranks} could not {what}{self.where()}: {cause}")

@@ -27,11 +27,18 @@ class Ordered(Strategy):
     1
     """
 
+    cuts_alone = True
+
     def __init__(self, group: Group | None = None) -> None:
         super().__init__(group)
         self._replicas = Replicas(nn.Module(), self.group)
         self._parameters: list[nn.Parameter] = []
         self._tree = Tree([])
+        self._reducing = False
+
+    @property
+    def retries_alone(self) -> bool:
+        return not self._reducing
 
     def wrap(self, module: nn.Module) -> nn.Module:
         self._replicas = Replicas(module, self.group)
@@ -39,15 +46,24 @@ class Ordered(Strategy):
         self._tree = Tree(self._parameters)
         return module
 
+    def begin(self, module: Callable[..., Any]) -> None:
+        self._tree = Tree(self._parameters)
+        self._reducing = False
+
     def collect(self, module: Callable[..., Any], microbatch: int) -> None:
         self._tree.add(microbatch, [parameter.grad for parameter in self._parameters])
         for parameter in self._parameters:
             parameter.grad = None
 
     def reduce(self, module: Callable[..., Any], num_microbatches: int) -> None:
+        self._reducing = True
         total = self._tree.total(self.group, num_microbatches=num_microbatches)
         for parameter, gradient in zip(self._parameters, total, strict=True):
             parameter.grad = gradient
+        self._tree = Tree(self._parameters)
+        self._reducing = False
+
+    def abandon(self) -> None:
         self._tree = Tree(self._parameters)
 
     def after_update(self, update: int) -> None:

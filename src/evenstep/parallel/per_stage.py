@@ -64,6 +64,10 @@ class PerStage(Strategy):
         for own in dict.fromkeys(self._of.values()):
             own.after_update(update)
 
+    def abandon(self) -> None:
+        for own in dict.fromkeys(self._of.values()):
+            own.abandon()
+
     @contextmanager
     def uncompressed(self) -> Generator[str]:
         with ExitStack() as stack:

@@ -15,3 +15,5 @@ class Single(Strategy):
     >>> Single().ranks
     1
     """
+
+    cuts_alone = True

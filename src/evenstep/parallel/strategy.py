@@ -8,7 +8,7 @@ the training loop: the update calls the verbs, and asks nothing about which stra
 from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,10 @@ T = TypeVar("T")
 States = Mapping[str, Mapping[str, Any]]
 
 
+class Spoiled(Exception):
+    """A peer could not give its gradients to a reduction: the sum must not be used, and all begin the update again."""
+
+
 class Strategy(ABC):
     """The verbs between an update and its data-parallel ranks.
 
@@ -27,9 +31,12 @@ class Strategy(ABC):
 
     Attributes:
         holds_all: whether each rank has all that a checkpoint holds, without asking the others.
+        cuts_alone: whether a rank may run its micro-batches in more pieces than its peers do: they share no model, so
+            no forward or backward waits for another rank's.
     """
 
     holds_all: bool = True
+    cuts_alone: ClassVar[bool] = False
 
     def __init__(self, group: Group | None = None) -> None:
         self.group = group or Group()
@@ -44,9 +51,29 @@ class Strategy(ABC):
         """How many data-parallel ranks there are."""
         return self.group.ranks
 
+    @property
+    def retries_alone(self) -> bool:
+        """Whether this rank may now begin its accumulation anew without its peers: nothing was given to them yet."""
+        return self.cuts_alone
+
     def wrap(self, module: nn.Module) -> nn.Module:
         """The module to call in place of `module`; its parameters keep their names."""
         return module
+
+    def begin(self, module: Callable[..., Any]) -> None:
+        """The accumulation of an update begins, perhaps anew after a failed try: forget what was collected."""
+
+    def spoil(self, module: Callable[..., Any], num_microbatches: int, error: Exception) -> None:
+        """Take part in the reduction that the peers are in, so that they raise `Spoiled` and begin anew as well.
+
+        Called, with `.grad` empty, when this rank has failed where it does not retry alone.
+
+        Args:
+            module: whose.
+            num_microbatches: of the update, over all ranks.
+            error: what to raise where the peers can't be told, as when they are in the midst of other collectives.
+        """
+        raise error
 
     def adopt(self, optimizer: torch.optim.Optimizer) -> None:
         """After `wrap`: let `optimizer` hold the parameters that this rank steps."""
@@ -73,6 +100,9 @@ class Strategy(ABC):
         Args:
             module: whose.
             num_microbatches: of the update, over all ranks.
+
+        Raises:
+            Spoiled: a peer has failed; nothing of the sum may be used.
         """
 
     def squared_norm(self, gradients: list[Tensor], norms: Callable[[list[Tensor]], Tensor]) -> Tensor:

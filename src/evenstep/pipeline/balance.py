@@ -54,7 +54,7 @@ def balance(seconds: Sequence[float], stages: int) -> tuple[range, ...]:
         ArgumentError: more stages than layers.
 
     >>> balance([3, 1, 1, 1, 2], 3)
-    (range(0, 1), range(1, 4), range(4, 5))
+    (range(0, 1), range(1, 3), range(3, 5))
     """
     count = len(seconds)
     if not 1 <= stages <= count:

@@ -6,6 +6,7 @@ model, so that optimizers, averages and checkpoints need not know of stages.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any, final
 
@@ -74,6 +75,9 @@ class Staged(nn.Module):
         built = self._build(seed)
         _separate(built.values())
         _check_dense(built.values())
+        # what other ranks hold must not stay here because this refers to it
+        kept = tuple(replace(layer, build=nn.Identity) for layer in self.layers.layers)
+        self.layers = Layers(kept, self.layers.ties)
         self.sections = {stage: self._section(stage, built) for stage in self.own}
         for place, module in built.items():
             register(self, self.layers.layers[place].name, module)

@@ -105,6 +105,7 @@ class Stages:
                     sum_over_owners(self.model.ties, self._parameters, self._group)
                 self.wire.flush()
             except BaseException as error:
+                self.deferral.end()
                 self._tell(error, action)
                 raise
 

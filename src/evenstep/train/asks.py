@@ -19,18 +19,20 @@ class Asks:
         stop: the reason to stop, or "".
         save: whether a checkpoint is wanted.
         evaluate: whether an evaluation is wanted.
+        requeue: whether a run that stops wants to be run again.
     """
 
     stop: str = ""
     save: bool = False
     evaluate: bool = False
+    requeue: bool = False
 
     def agree(self, group: Group) -> None:
         """Make the wish of any rank the wish of all: whoever acts, acts together."""
         if group.ranks == 1:
             return
-        stop, save, evaluate = group.sum_floats([bool(self.stop), self.save, self.evaluate])
-        self.save, self.evaluate = save > 0, evaluate > 0
+        stop, save, evaluate, requeue = group.sum_floats([bool(self.stop), self.save, self.evaluate, self.requeue])
+        self.save, self.evaluate, self.requeue = save > 0, evaluate > 0, requeue > 0
         if stop:
             self.stop = next(reason for reason in group.gather(self.stop) if reason)
 

@@ -5,6 +5,8 @@ its losses and metrics are summed as (sum, weight) pairs. The model's training m
 when something raises. It does not choose when.
 """
 
+import traceback
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from typing import Any, cast, final
@@ -12,13 +14,15 @@ from typing import Any, cast, final
 import torch
 from torch import nn
 
-from evenstep.data import Data, Position
-from evenstep.errors import DataError
-from evenstep.events import Record
+from evenstep.data import Data, GlobalBatch, Position
+from evenstep.errors import DataError, OutOfMemoryError
+from evenstep.events import Incident, Record
+from evenstep.memory import give_back, is_out_of_memory
+from evenstep.train.cuts import Cuts, described
 from evenstep.train.execution import Execution
 from evenstep.train.passage import Passage, Way
 from evenstep.train.randomness import undisturbed
-from evenstep.train.weigh import weigh
+from evenstep.train.weigh import Weights, weigh
 
 
 @final
@@ -31,14 +35,28 @@ class Evaluation:
         model: what is evaluated.
         way: task, precision, device and recording; see `Passage`.
         execution: how forwards are run, and on which ranks.
+        cuts: how finely micro-batches are cut to fit into this rank's memory.
+        report: told of incidents.
     """
 
-    def __init__(self, *, name: str, data: Data, model: nn.Module, way: Way, execution: Execution) -> None:
+    def __init__(
+        self,
+        *,
+        name: str,
+        data: Data,
+        model: nn.Module,
+        way: Way,
+        execution: Execution,
+        cuts: Cuts,
+        report: Callable[[Incident], None],
+    ) -> None:
         self._name = name
         self._data = data
         self._model = model
         self._way = way
         self._execution = execution
+        self._cuts = cuts
+        self._report = report
 
     def __call__(self, update: int) -> list[Record]:
         """Evaluate the parameters after `update`. Nothing else may be pending in the storage.
@@ -69,18 +87,55 @@ class Evaluation:
         with closing(cast("Any", batches)):
             for batch in batches:
                 weights = weigh(way.task, batch, strategy.group)
-                passage = Passage(
-                    way,
-                    weights.work,
-                    weights.each,
-                    path=("evaluate", self._name, batch.position.batch),
-                    update=update,
-                    factor=1.0,
-                    prefix=prefix,
-                )
-                unseen = partial(Passage.unseen, way)
-                self._execution.match([microbatch.data for microbatch in weights.work], unseen, backward=False)
-                with passage:
-                    self._execution.evaluate(tuple(microbatch.index for microbatch in weights.work), passage)
+                while not self._through(batch, weights, update, prefix):
+                    give_back()
                 if batch.ends_epoch:
                     break
+
+    def _through(self, batch: GlobalBatch, weights: Weights, update: int, prefix: str) -> bool:
+        """Take one global batch through the model; False if a micro-batch must be cut finer first."""
+        way, mark = self._way, self._way.storage.mark()
+        passage = Passage(
+            way,
+            weights.work,
+            weights.each,
+            path=("evaluate", self._name, batch.position.batch),
+            update=update,
+            factor=1.0,
+            prefix=prefix,
+            cuts=self._cuts,
+        )
+        unseen = partial(Passage.unseen, way)
+        self._execution.match([microbatch.data for microbatch in weights.work], unseen, backward=False)
+        try:
+            with passage:
+                self._execution.evaluate(tuple(microbatch.index for microbatch in weights.work), passage)
+        except (MemoryError, RuntimeError) as error:
+            if not (is_out_of_memory(error) and self._execution.strategy.retries_alone):
+                raise
+            way.storage.drop_after(mark)
+            self._cut(passage, update, traceback.format_exc())
+            return False
+        return True
+
+    def _cut(self, passage: Passage, update: int, fault: str) -> None:
+        assert passage.doing is not None, "memory is taken by micro-batches"
+        phase, microbatch, piece = passage.doing
+        what = f"rank {self._execution.strategy.rank} ran out of memory in the {phase} of {described(piece)}"
+        message = f"{what} of evaluation '{self._name}'"
+        if not self._cuts.finer(self._way.task, piece):
+            raise OutOfMemoryError(
+                f"{message}, and that can't be cut any finer. The parameters are those after update {update}; "
+                f"evaluate smaller samples, or on a device with more memory."
+            )
+        self._report(
+            Incident(
+                kind="out_of_memory",
+                update=update,
+                message=f"{message}; it is cut in two from now on, and the batch is evaluated again.",
+                details={"phase": phase, "evaluation": self._name},
+                rank=self._execution.strategy.rank,
+                microbatch=microbatch,
+                traceback=fault,
+            )
+        )

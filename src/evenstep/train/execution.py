@@ -57,6 +57,18 @@ class Execution(ABC):
         """
 
     @abstractmethod
+    def begin(self) -> None:
+        """The accumulation of an update begins, perhaps anew after a failed try."""
+
+    @abstractmethod
+    def spoil(self, num_microbatches: int, error: Exception) -> None:
+        """See `Strategy.spoil`."""
+
+    @abstractmethod
+    def try_one(self, passage: Passage) -> None:
+        """Run micro-batch 0 of `passage` forward and backward on this rank alone."""
+
+    @abstractmethod
     def squared_norm(self, grads: list[Tensor]) -> Tensor:
         """‖g‖₂² over all that is trained.
 
@@ -89,6 +101,7 @@ class OneStage(Execution):
         self._evaluator = Runner([Stage(0, model)], strategy)
         self._trainer = Runner([Stage(0, wrapped)], strategy)
         self._alone = Runner([Stage(0, wrapped)], Single())
+        self._wrapped = wrapped
 
     def train(self, microbatches: tuple[int, ...], passage: Passage, num_microbatches: int) -> None:
         self._trainer.run(_one_stage(microbatches), passage, num_microbatches)
@@ -106,6 +119,15 @@ class OneStage(Execution):
                 self._alone.run(plan, passage, 1)
 
         self.strategy.match(work, run, backward=backward)
+
+    def begin(self) -> None:
+        self.strategy.begin(self._wrapped)
+
+    def spoil(self, num_microbatches: int, error: Exception) -> None:
+        self.strategy.spoil(self._wrapped, num_microbatches, error)
+
+    def try_one(self, passage: Passage) -> None:
+        self._alone.run(_one_stage((0,)), passage, 1)
 
     def squared_norm(self, grads: list[Tensor]) -> Tensor:
         return self.strategy.squared_norm(grads, self._norms)
@@ -153,6 +175,14 @@ class Pipelined(Execution):
     def evaluate(self, microbatches: tuple[int, ...], passage: Passage) -> None:
         plan = forwards(self._model.layout, microbatches)[self._rank]
         self._run(plan, passage, len(microbatches))
+
+    def begin(self) -> None: ...
+
+    def spoil(self, num_microbatches: int, error: Exception) -> None:
+        raise error
+
+    def try_one(self, passage: Passage) -> None:
+        raise AssertionError("refused when the trainer is built")
 
     def squared_norm(self, grads: list[Tensor]) -> Tensor:
         """Each parameter's norm has its place in one vector, which all ranks get: the same sum in the same order."""

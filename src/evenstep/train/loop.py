@@ -9,8 +9,9 @@
 To settle is to learn which of the dispatched updates were committed. On a CPU that is known at once. Where the
 verdict stays on the device it is read every `settle_every_updates`, and always before anything that must not be undone
 (an evaluation, a checkpoint, the end of an epoch). If an update was aborted the loop goes back to it: the device has
-applied nothing since, so only counters move, and the batches taken since are taken again. It does not open files,
-build objects or know what comes before and after training; that is the trainer's.
+applied nothing since, so only counters move, and the batches taken since are taken again. To rewind is to go back
+further, to a checkpoint, and to begin from there with a new pass over the data. It does not open files, build objects
+or know what comes before and after training; that is the trainer's.
 """
 
 from collections import deque
@@ -22,7 +23,7 @@ from typing import Any, cast, final
 
 from torch import nn
 
-from evenstep.data import Data, GlobalBatch
+from evenstep.data import Data, GlobalBatch, Position
 from evenstep.errors import DataError, NonFiniteError, TaskError
 from evenstep.events import Bus, EpochBegin, EpochEnd, Incident, Storage, UpdateBegin, UpdateEnd
 from evenstep.precision import Precision
@@ -46,6 +47,7 @@ class Actions:
         save: write a checkpoint of the state as of now.
         report: tell hooks and writers about an incident.
         poll: take note of a save that goes on in the background.
+        rewind: go back, in place, to the newest checkpoint of fewer updates than given.
     """
 
     write: Callable[[], None]
@@ -53,6 +55,21 @@ class Actions:
     save: Callable[[], object]
     report: Callable[[Incident], None]
     poll: Callable[[], None]
+    rewind: Callable[[int], None]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rewinding:
+    """A rewind that was decided on.
+
+    Args:
+        update: the one that must not have happened.
+        past: the end of the data to be given up; None: the data are taken again.
+    """
+
+    update: int
+    past: Position | None
 
 
 @final
@@ -76,6 +93,8 @@ class Loop:
         pin_memory: whether batches are put in pinned memory.
         log_every_updates: how often metrics are written.
         settle_every_updates: how many updates may be dispatched before their verdicts are read.
+        max_skipped_samples: how many samples that can't be read may be left out before the run stops.
+        fit_memory: whether to find out, at the first global batch, how finely micro-batches must be cut.
         asks: what was asked for.
         progress: what is committed, and for a while what is believed to be.
         failed: the batch and the number of the update that is under way, or that ended the run.
@@ -96,6 +115,8 @@ class Loop:
     pin_memory: bool
     log_every_updates: int
     settle_every_updates: int
+    max_skipped_samples: int
+    fit_memory: bool
     asks: Asks = field(default_factory=Asks)
     progress: Progress = field(default_factory=Progress)
     _ledger: list[Entry] = field(default_factory=list[Entry])
@@ -103,9 +124,23 @@ class Loop:
     _on_no_weight: FailurePolicy = field(default_factory=lambda: Skip(limit=100))
     _data_ended: bool = False
     failed: tuple[GlobalBatch, int] | None = None
+    _rewinding: _Rewinding | None = None
+    _given_up: list[tuple[Position, Position]] = field(default_factory=list[tuple[Position, Position]])
+    _positions: deque[tuple[int, Position]] = field(default_factory=lambda: deque[tuple[int, Position]](maxlen=10_000))
+    _busy_s: float = 0.0
+    _busy_updates: int = 0
+    _skipped_samples: int = 0
 
     def run(self) -> None:
         """Execute updates until the run is over or asked to stop, from where `progress` is."""
+        while True:
+            self._pass()
+            if self._rewinding is None:
+                return
+            self._go_far_back(self._rewinding)
+
+    def _pass(self) -> None:
+        """Execute updates until the run is over, or has to be rewound."""
         self._ledger.clear()
         self._again.clear()
         self._data_ended = False
@@ -119,10 +154,41 @@ class Loop:
             pin_memory=self.pin_memory,
         )
         with closing(cast("Any", batches)):
+            if self.fit_memory and not self._over():
+                self._fit(batches)
             while not self._over():
                 self._epoch(batches)
                 self._act()
-        self.actions.write()
+            if self._rewinding is None:
+                self.actions.write()
+
+    def _fit(self, batches: Iterator[GlobalBatch]) -> None:
+        batch = next(batches, None)
+        if batch is not None:
+            self._again.append(batch)
+            self.update.fit(batch)
+        self.fit_memory = False
+
+    def rewind(self, incident: Incident, answer: Answer) -> None:
+        """Go back, as soon as nothing is half done, to the newest checkpoint before `incident`."""
+        past = None
+        if answer is Answer.REWIND_PAST:
+            taken = [position for update, position in self._positions if update == incident.update]
+            past = taken[-1] if taken else self.progress.position
+        self._rewinding = _Rewinding(update=incident.update, past=past)
+
+    def _go_far_back(self, rewinding: _Rewinding) -> None:
+        self._rewinding = None
+        self.actions.rewind(rewinding.update)
+        self.asks.forget_actions()
+        if rewinding.past is not None:
+            self._given_up.append((self.progress.position, rewinding.past))
+
+    def take_busy_s(self) -> float:
+        """Seconds per update that this rank was busy since it was last asked; 0 without an update."""
+        busy_s = self._busy_s / self._busy_updates if self._busy_updates else 0.0
+        self._busy_s, self._busy_updates = 0.0, 0
+        return busy_s
 
     def abandon(self) -> None:
         """Forget what was not committed, after something has raised in the middle of it."""
@@ -146,10 +212,12 @@ class Loop:
         return f"the data ended after {self.progress.update} updates" if self._data_ended else ""
 
     def _over(self) -> bool:
+        if self._rewinding is not None:
+            return True
         if not self.why_over():
             return False
         self.settle()  # may find that an update must be done again
-        return bool(self.why_over())
+        return bool(self.why_over() or self._rewinding)
 
     def _epoch(self, batches: Iterator[GlobalBatch]) -> None:
         epoch = self.progress.position.epoch
@@ -166,7 +234,13 @@ class Loop:
                 if batch is None:
                     self._end_of_data()
                     continue
-                self._one(batch, data_s=perf_counter() - began)
+                if any(begin <= batch.position < end for begin, end in self._given_up):
+                    self.settle()
+                    self.progress = self.progress.without(batch)
+                    continue
+                self._one(batch, began=began)
+                if self._rewinding is not None:
+                    break
                 if batch.ends_epoch:
                     self.settle()
                 if self.progress.update % self.log_every_updates == 0:
@@ -179,33 +253,66 @@ class Loop:
             raise DataError("the training data gave no global batch at all; look at its length and filters.")
         self._data_ended = True
 
-    def _one(self, batch: GlobalBatch, *, data_s: float) -> None:
-        number = self.progress.update + 1
+    def _one(self, batch: GlobalBatch, *, began: float) -> None:
+        number, data_s = self.progress.update + 1, perf_counter() - began
         self.failed = batch, number
+        waited_s, skipped = self.execution.strategy.group.waited_s, 0
+        self._hear(batch)
         with self.bus.span(
             "update",
             lambda: UpdateBegin(update=number, num_microbatches=batch.num_microbatches, data_s=data_s),
             lambda error: UpdateEnd(
                 update=number,
                 committed=error is None and self.progress.update >= number,
-                num_samples=batch.num_samples,
+                num_samples=batch.num_samples - skipped,
             ),
         ):
             before, precision = self.progress, self.precision.state
             outcome = self.update(batch, number)
+            skipped = outcome.skipped_samples
             self._ledger.append(Entry(batch=batch, before=before, precision=precision, outcome=outcome))
-            self.progress = before.committed(batch)
+            self.progress = before.committed(batch, skipped_samples=skipped)
+            self._positions.append((number, batch.following))
             self.precision.committed()
+            self._count(skipped)
             if len(self._ledger) >= self.settle_every_updates:
                 self.settle()
         self.failed = None
         if self.progress.update >= number:
             self.execution.strategy.after_update(number)
+        self._busy_s += perf_counter() - began - (self.execution.strategy.group.waited_s - waited_s)
+        self._busy_updates += 1
+
+    def _hear(self, batch: GlobalBatch) -> None:
+        """Report what went wrong on this rank while `batch` was fetched."""
+        for fault in batch.faults:
+            incident = Incident(
+                kind="loader",
+                update=self.progress.update + 1,
+                message=fault.message,
+                details={"skipped_samples": fault.num_skipped},
+                rank=self.execution.group.rank,
+                samples=tuple(fault.samples),
+                traceback=fault.details,
+            )
+            self.actions.report(incident)
+
+    def _count(self, skipped_samples: int) -> None:
+        """Stop, on all ranks at the same update, a run that can't read too much of its data."""
+        self._skipped_samples += skipped_samples
+        if self._skipped_samples > self.max_skipped_samples:
+            raise DataError(
+                f"{self._skipped_samples} samples could not be read and were left out, more than the "
+                f"{self.max_skipped_samples} of `max_skipped_samples`; the folder `incidents` of the run names them. "
+                f"Correct the data, or raise `failures.max_skipped_samples`."
+            )
 
     def _act(self) -> None:
         """Evaluate, then save: what an evaluation asks for is done at the same update."""
         asks, group = self.asks, self.execution.group
         self.actions.poll()
+        if self._rewinding is not None:
+            return
         asks.agree(group)
         if asks.evaluate or asks.save:
             self.settle()
@@ -235,6 +342,10 @@ class Loop:
         self.actions.report(incident)
         if answer is Answer.STOP:
             self._stop(incident, first)
+        elif answer in (Answer.REWIND, Answer.REWIND_PAST):
+            self._positions.append((number, first.batch.following))
+            self.rewind(incident, answer)
+            return
         elif answer is Answer.SKIP:
             self.progress = first.before.without(first.batch)
         else:

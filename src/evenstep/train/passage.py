@@ -2,7 +2,8 @@
 
 For each micro-batch: move it to the device, seed its generators from (seed, path, k), apply the stage and the task's
 loss in the precision's context, record loss and metrics, and hand the runner the loss. Training and evaluation take the
-same way; only training comes back by `backward`, which multiplies by `factor`. It does not know plans or optimizers.
+same way; only training comes back by `backward`, which multiplies by `factor`. A micro-batch that is too large for the
+memory goes in pieces, one after the other. It does not know plans or optimizers.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,8 +22,10 @@ from evenstep.events import BackwardBegin, BackwardEnd, Bus, MicrobatchBegin, Mi
 from evenstep.keys import branch, key_below
 from evenstep.pipeline import Section, Stage
 from evenstep.precision import Precision
+from evenstep.train.cuts import Cuts, Piece
 from evenstep.train.randomness import seed_generators
 from evenstep.train.task import Loss, Task
+from evenstep.train.weigh import weight_of
 
 
 @final
@@ -55,6 +58,11 @@ class Passage:
         update: number of the update that metrics are recorded under.
         factor: what the gradient of each summed loss is multiplied by.
         prefix: of the metrics' names.
+        cuts: how finely micro-batches must be cut to fit into memory.
+
+    Attributes:
+        doing: what it does now, or did when something was raised: the phase ("transfer", "forward", "backward"), the
+            micro-batch's number, and the piece.
     """
 
     def __init__(
@@ -67,8 +75,12 @@ class Passage:
         update: int,
         factor: float,
         prefix: str,
+        cuts: Cuts,
     ) -> None:
         self._way = way
+        self._cuts = cuts
+        self._pieces: dict[int, Piece] = {}  # the last one of each micro-batch that waits for its backward
+        self.doing: tuple[str, int, Piece] | None = None
         self._microbatches = {microbatch.index: microbatch.data for microbatch in microbatches}
         self._weights = weights
         self._branch = branch(way.seed, *path)
@@ -85,15 +97,29 @@ class Passage:
     def unseen(cls, way: Way, batch: object) -> Self:
         """A passage of one batch, micro-batch 0, that counts nowhere: other ranks need its calls beside theirs."""
         batches = [Microbatch(index=0, data=batch, num_samples=0)]
-        return cls(way.silently(), batches, {0: 0.0}, path=("unseen",), update=0, factor=0.0, prefix="")
+        return cls(way.silently(), batches, {0: 0.0}, path=("unseen",), update=0, factor=0.0, prefix="", cuts=Cuts())
 
     def forward(self, stage: Stage, microbatch: int) -> Tensor:
+        """The loss of a micro-batch, or of its last piece after the others went forward and backward."""
+        whole = self._microbatches[microbatch]
+        if self._cuts.limit is None:
+            return self._forward(stage, microbatch, Piece(whole))
+        *early, last = self._cuts.pieces(self._way.task, whole)
+        for piece in early:
+            loss = self._forward(stage, microbatch, piece)
+            if loss.requires_grad:
+                self.backward(loss, microbatch)
+        return self._forward(stage, microbatch, last)
+
+    def _forward(self, stage: Stage, microbatch: int, piece: Piece) -> Tensor:
         way = self._way
-        batch = self._microbatches[microbatch]
+        self.doing = "transfer", microbatch, piece
+        self._pieces[microbatch] = piece
         if self._heard:
-            self._begin(microbatch, batch)
-        batch = way.transfer(batch)
-        seed_generators(way.device, key_below(self._branch, microbatch))
+            self._begin(microbatch, piece.data)
+        batch = way.transfer(piece.data)
+        self.doing = "forward", microbatch, piece
+        seed_generators(way.device, key_below(self._branch, microbatch, *piece.path))
         with way.precision.forward(way.device):
             output = stage(way.task.inputs(batch))
             loss = way.task.loss(output, batch)
@@ -103,6 +129,7 @@ class Passage:
         return total
 
     def backward(self, loss: Tensor, microbatch: int) -> None:
+        self.doing = "backward", microbatch, self._pieces.pop(microbatch)
         self.descend(loss, microbatch)
         if self._heard:
             self._end(microbatch)
@@ -219,11 +246,15 @@ class Passage:
 
     def _record(self, loss: Loss, total: Tensor, microbatch: int) -> None:
         put = self._way.storage.put
-        if loss.weight is None:
-            weight = self._weights[microbatch]
-        else:
+        piece = self._pieces.get(microbatch)
+        if loss.weight is not None:
             weight = torch.as_tensor(loss.weight, device=total.device).detach()
-            self.late_weights[microbatch] = weight
+            earlier = self.late_weights.get(microbatch)
+            self.late_weights[microbatch] = weight if earlier is None else earlier + weight
+        elif piece is not None and piece.path:
+            weight = weight_of(self._way.task, piece.data, f"a part of micro-batch {microbatch}")
+        else:
+            weight = self._weights[microbatch]
         put(self._prefix + "loss", total.detach(), weight, update=self._update)
         for name, (metric_sum, metric_weight) in loss.metrics.items():
             if isinstance(metric_sum, Tensor):

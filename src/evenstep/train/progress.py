@@ -30,12 +30,12 @@ class Progress:
     samples: int = 0
     skipped: int = 0
 
-    def committed(self, batch: GlobalBatch) -> Self:
-        """The progress after an update of `batch`."""
+    def committed(self, batch: GlobalBatch, *, skipped_samples: int = 0) -> Self:
+        """The progress after an update of `batch`, without samples that could not be read."""
         return type(self)(
             update=self.update + 1,
             position=batch.following,
-            samples=self.samples + batch.num_samples,
+            samples=self.samples + batch.num_samples - skipped_samples,
             skipped=self.skipped,
         )
 

@@ -7,11 +7,12 @@ them. It does not divide: the update divides by the weight of all its micro-batc
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast, final
+from typing import Any, final
 
 from torch import Tensor
 
 from evenstep.errors import TaskError
+from evenstep.train.split import halves, num_samples
 
 
 @final
@@ -66,7 +67,7 @@ class Task(ABC):
         Called before the forward, with the batch as the loader gave it (on the CPU). By default its number of
         samples, dim 0 of its first tensor. A micro-batch of weight 0 contributes nothing and is not run.
         """
-        samples = _num_samples(batch)
+        samples = num_samples(batch)
         if samples is None:
             raise TaskError(
                 f"the default `weight` of {type(self).__name__} counts dim 0 of the first tensor of a batch, but this "
@@ -75,21 +76,15 @@ class Task(ABC):
             )
         return samples
 
+    def split(self, batch: Any) -> list[Any]:
+        """`batch` in two, because it did not fit into memory; in one, if it can't be cut.
+
+        The weights, and the summed losses, of the parts must add up to those of the whole. By default every tensor as
+        long as the first one is cut along its first dimension, and what is no tensor goes to both parts. Override it
+        where samples are not along the first dimension: packed sequences, graphs.
+        """
+        return halves(batch)
+
     @abstractmethod
     def loss(self, output: Any, batch: Any) -> Loss | Tensor:
         """The loss of the model's output, SUMMED over the batch's units, on the model's device."""
-
-
-def _num_samples(batch: Any) -> int | None:
-    if isinstance(batch, Tensor):
-        return batch.shape[0] if batch.ndim else None
-    items: Any = ()
-    if isinstance(batch, tuple | list):
-        items = cast("list[Any]", batch)
-    elif isinstance(batch, Mapping):
-        items = cast("Mapping[Any, Any]", batch).values()
-    for item in items:
-        count = _num_samples(item)
-        if count is not None:
-            return count
-    return None

@@ -16,13 +16,15 @@ from torch.optim import Optimizer
 
 from evenstep.checkpoint import newest_valid, read_checkpoint, step_name
 from evenstep.data import Data
-from evenstep.errors import ArgumentError
+from evenstep.errors import ArgumentError, LostRankError, NonFiniteError
 from evenstep.events import (
     Bus,
     EvaluateBegin,
     EvaluateEnd,
     Hook,
     Incident,
+    IncidentFiles,
+    Record,
     Storage,
     TrainBegin,
     TrainEnd,
@@ -38,22 +40,27 @@ from evenstep.pipeline import Staged
 from evenstep.precision import Full, Precision
 from evenstep.train.arguments import (
     check_counts,
+    check_failures,
     check_model,
     check_optimizer,
     check_resumable,
     check_same_on_all_ranks,
     choose_device,
 )
+from evenstep.train.cuts import Cuts
 from evenstep.train.evaluate import Evaluation
 from evenstep.train.execution import build_execution
-from evenstep.train.failures import FailurePolicy, Stop
+from evenstep.train.failures import Answer, FailurePolicy, Retry, Rewind, Stop
 from evenstep.train.loop import Actions, Loop
 from evenstep.train.passage import Way
 from evenstep.train.portion import build_portion
 from evenstep.train.progress import Progress
 from evenstep.train.randomness import undisturbed
 from evenstep.train.replay import failed_batch, replay
+from evenstep.train.reports import Reports, failed
+from evenstep.train.rewinding import forget_after, newest_before
 from evenstep.train.saving import Saving, describe_failure
+from evenstep.train.spikes import LOSS, LossSpikes
 from evenstep.train.state import Saved, Tree, check_fits, check_same_run, parameter_names, unwrapped
 from evenstep.train.task import Task
 from evenstep.train.transfer import build_transfer
@@ -71,12 +78,14 @@ class Result:
         outcome: "done" when all that was planned is done, "stopped" when something asked for it.
         reason: in words.
         metrics: the last value of every metric.
+        requeue: whether it was stopped by something that wants it to be run again.
     """
 
     update: int
     outcome: Literal["done", "stopped"]
     reason: str
     metrics: dict[str, float]
+    requeue: bool = False
 
 
 @final
@@ -104,6 +113,12 @@ class Trainer:
         folder: of the run, for checkpoints and writers; None keeps nothing.
         log_every_updates: how often metrics are handed to the writers.
         on_non_finite: what to do about gradients that are inf or NaN; stops by default.
+        on_out_of_memory: what to do about a micro-batch that does not fit: cut it in two and try again, by default,
+            or stop.
+        loss_spikes: looks for losses far above those before, and says what to do about them; None does not look.
+        on_hook_error: what to do about a hook that raises and does not say so itself (`Hook.on_error`).
+        max_skipped_samples: how many samples that can't be read may be left out (see `MapData`) before it stops.
+        fit_memory: whether to find out at the start, by trying, how finely micro-batches must be cut to fit.
         keep_checkpoints: how many of the newest to keep; None keeps all, 0 writes none.
         keep_every_updates: also keep the checkpoints of every so many updates.
         asynchronous_saves: whether training waits only until the state is copied, and the copy is written meanwhile;
@@ -150,6 +165,11 @@ class Trainer:
         folder: Path | str | None = None,
         log_every_updates: int = 10,
         on_non_finite: FailurePolicy | None = None,
+        on_out_of_memory: FailurePolicy | None = None,
+        loss_spikes: LossSpikes | None = None,
+        on_hook_error: Literal["stop", "continue"] = "stop",
+        max_skipped_samples: int = 100,
+        fit_memory: bool = False,
         keep_checkpoints: int | None = 3,
         keep_every_updates: int | None = None,
         asynchronous_saves: bool = True,
@@ -167,6 +187,10 @@ class Trainer:
         )
         check_model(model)
         check_optimizer(optimizer)
+        rewinds = [
+            policy for policy in (on_non_finite, loss_spikes and loss_spikes.policy) if isinstance(policy, Rewind)
+        ]
+        check_failures(rewinds=bool(rewinds), folder=folder, keep_checkpoints=keep_checkpoints)
         if folder is not None and keep_checkpoints != 0:
             check_resumable(data)
         precision = precision or Full()
@@ -182,9 +206,9 @@ class Trainer:
         self._config = dict(config or {})
         strategy = strategy or Single()
         self._group = model.mesh.world if isinstance(model, Staged) else strategy.group
-        self._writers = Writers(writers if self.is_first_rank else ())
+        self._writers = Writers(writers if self.is_first_rank else (), report=lambda incident: self._report(incident))
         heard = [hook for hook in hooks if self.is_first_rank or not getattr(hook, "first_rank_only", False)]
-        self._bus = Bus(heard, self)
+        self._bus = Bus(heard, self, on_error=on_hook_error, report=lambda incident: self._report(incident))
         self._evaluated_at = -1
         self._saving = Saving(
             folder=self.folder,
@@ -196,6 +220,11 @@ class Trainer:
             asynchronous=asynchronous_saves,
         )
         self._resumed = False
+        self._can_rewind = bool(rewinds)
+        self._rewound: tuple[int, int] | None = None  # the update of the last rewind's fault, and where it went back to
+        self._spikes = loss_spikes
+        self._cuts = Cuts()
+        self._evaluation_cuts = {name: Cuts() for name in self.evaluations}
         self._way = Way(
             task=task,
             precision=precision,
@@ -210,18 +239,27 @@ class Trainer:
         apply = build_apply(optimizer, clip_norm=clip_norm, device=self.device, defer=defer)
         known_at_once = isinstance(apply, HostApply) or data.num_batches(0, seed=seed) is None
         self._ema = ema
+        if fit_memory and (isinstance(model, Staged) or not strategy.cuts_alone):
+            raise ArgumentError(
+                "`fit_memory` cuts each rank's micro-batches by themselves, which ranks that share a model can't; give "
+                "the micro-batch size as a number."
+            )
         names = parameter_names(model, optimizer)
         self._execution = build_execution(model, strategy, optimizer, self.device)
         by_name = dict(unwrapped(model).named_parameters())
         self._loop = Loop(
             update=Update(
                 model=model,
+                optimizer=optimizer,
                 parameters=[by_name[name] for group in names for name in group],
                 way=self._way,
                 execution=self._execution,
                 apply=apply,
                 ema=ema,
                 learning_rates=learning_rates,
+                cuts=self._cuts,
+                on_out_of_memory=on_out_of_memory or Retry(),
+                report=self._report,
             ),
             model=model,
             data=data,
@@ -235,6 +273,7 @@ class Trainer:
                 save=self._begin_save,
                 report=self._report,
                 poll=self._poll_saves,
+                rewind=self._rewind,
             ),
             on_non_finite=on_non_finite or Stop(),
             updates=updates,
@@ -243,6 +282,16 @@ class Trainer:
             pin_memory=self.device.type == "cuda",
             log_every_updates=log_every_updates,
             settle_every_updates=1 if known_at_once else settle_every_updates or log_every_updates,
+            max_skipped_samples=max_skipped_samples,
+            fit_memory=fit_memory,
+        )
+        self._reports = Reports(
+            bus=self._bus,
+            writers=self._writers,
+            files=IncidentFiles(self.folder, makes_folder=self.is_first_rank),
+            group=self._group,
+            cuts=self._cuts,
+            busy_s=self._loop.take_busy_s,
         )
         # After the strategy has made replicas equal: the average begins as a copy of the parameters.
         self._portion = build_portion(model, self._execution.stages)
@@ -265,9 +314,15 @@ class Trainer:
         """The counters of committed work."""
         return self._loop.progress
 
-    def ask_stop(self, reason: str) -> None:
-        """Stop at the end of this update; `reason` is what the result and the logs will say."""
+    def ask_stop(self, reason: str, *, requeue: bool = False) -> None:
+        """Stop at the end of this update.
+
+        Args:
+            reason: what the result and the logs will say.
+            requeue: whether the run wants to be run again, to go on from there.
+        """
         self._loop.asks.stop = reason or "asked to stop"
+        self._loop.asks.requeue = requeue
 
     def ask_save(self) -> None:
         """Save at the end of this update."""
@@ -288,7 +343,10 @@ class Trainer:
         try:
             return self._train()
         finally:
-            self._loop.asks.stop = ""  # not at the beginning: a signal may have asked before
+            self._loop.asks.stop, self._loop.asks.requeue = (
+                "",
+                False,
+            )  # not at the beginning: a signal may have asked before
 
     def _train(self) -> Result:
         reason = ""
@@ -313,6 +371,8 @@ class Trainer:
             self._saving.clean(self.progress.update)
             with self._bus.span("train", lambda: begin, end):
                 try:
+                    if self._can_rewind and self._saving.saved_at < 0:
+                        self.save()  # something to go back to
                     self._loop.run()
                     reason = self._loop.why_over()
                     self._finish()
@@ -325,6 +385,7 @@ class Trainer:
             update=self.progress.update,
             outcome="stopped" if self._loop.asks.stop else "done",
             reason=reason,
+            requeue=self._loop.asks.requeue,
             metrics={name: record.value for name in self.storage.names() if (record := self.storage.latest(name))},
         )
 
@@ -358,11 +419,16 @@ class Trainer:
     def _salvage(self, error: BaseException, end: Callable[[BaseException], TrainEnd]) -> None:
         """Go back to the last committed update, save it and write what is known of it; never hide `error`."""
         try:
-            failed, is_whole = self._loop.failed, self._loop.update.is_whole
+            if not isinstance(error, LostRankError):
+                self._group.fail(f"{type(error).__name__}: {error}")
+            under_way, is_whole = self._loop.failed, self._loop.update.is_whole
             self._loop.abandon()
+            self._report(failed(error, self._group, self.progress.update))
             strategy = self._execution.strategy
             failure = (
-                {} if failed is None else describe_failure(error, *failed, rank=strategy.rank, ranks=strategy.ranks)
+                {}
+                if under_way is None
+                else describe_failure(error, *under_way, rank=strategy.rank, ranks=strategy.ranks)
             )
             alone = is_whole and strategy.holds_all and self._execution.stages is None
             self._saving.rescue(error, self.progress.update, self.state_dict if alone else None, failure)
@@ -409,7 +475,13 @@ class Trainer:
         update = self.progress.update
         values: dict[str, float] = {}
         evaluation = Evaluation(
-            name=name, data=self.evaluations[name], model=self.model, way=self._way, execution=self._execution
+            name=name,
+            data=self.evaluations[name],
+            model=self.model,
+            way=self._way,
+            execution=self._execution,
+            cuts=self._evaluation_cuts[name],
+            report=self._report,
         )
         with self._bus.span(
             "evaluate",
@@ -485,6 +557,7 @@ class Trainer:
                 "seed": self._way.seed,
                 "precision": self._way.precision.name,
                 "evaluated_at": self._evaluated_at,
+                "cuts": self._reports.limits,
                 "config": self._config,
             },
         }
@@ -507,6 +580,7 @@ class Trainer:
         self.storage.load_state_dict(state["storage"])
         self._loop.progress = Progress.from_state_dict(state["progress"])
         self._evaluated_at = state["run"]["evaluated_at"]
+        self._load_cuts(state["run"].get("cuts", []))
         self._resumed = True
 
     def replay(self, state: Tree, failure: Tree) -> str:
@@ -532,12 +606,62 @@ class Trainer:
         with undisturbed(self.device), closing(self._data):
             return replay(self.model, lambda: update.rerun(batch, failure["update"]))
 
+    def _load_cuts(self, limits: list[int | None]) -> None:
+        """Cut as finely as this rank did; on another number of ranks, as the one that did so most."""
+        if not self._execution.strategy.cuts_alone:
+            return
+        known = [limit for limit in limits if limit is not None]
+        same = len(limits) == self._group.ranks
+        self._cuts.limit = limits[self._group.rank] if same else min(known, default=None)
+
+    def _rewind(self, update: int) -> None:
+        """Go back, in place, to the newest checkpoint of fewer than `update` updates."""
+        group, folder = self._group, self.folder
+        assert folder is not None, "checked when built"
+        cut = self._cuts.limit  # what did not fit then would not fit now
+        # Where going back did not help, the checkpoint itself may be spoiled: the next time goes further.
+        helped = self._rewound is None or update > self._rewound[0]
+        before = update if self._rewound is None or helped else self._rewound[1]
+        self._saving.settle()
+        path = group.first_rank_does(lambda: newest_before(folder, before, self._report))
+        self.load_state_dict(read_checkpoint(path).state)
+        self._saving.resumed(self.progress.update, path)
+        self._cuts.limit = cut
+        self._rewound = update, self.progress.update
+        self._writers.close()
+        self._writers.open(folder, self.progress.update)
+        group.first_rank_does(lambda: forget_after(folder, self.progress.update))
+        if self._spikes is not None:
+            self._spikes.forget()
+        message = f"the run went back to {path.name}, since update {update} must not have happened."
+        self._report(Incident(kind="rewind", update=self.progress.update, message=message))
+
     def _write(self) -> None:
-        self._writers.write(self.storage.settle(self._group.gather))
+        self._reports.update = self.progress.update
+        records = self.storage.settle(self._reports.gather)
+        self._writers.write(records)
+        if self._spikes is not None:
+            self._look_for_spikes(self._spikes, [record for record in records if record.name == LOSS])
+
+    def _look_for_spikes(self, spikes: LossSpikes, losses: list[Record]) -> None:
+        window = self.storage.last(LOSS, spikes.window_updates + len(losses))
+        before = [record for record in window if not losses or record.update < losses[0].update]
+        incident = spikes.first(before, losses)
+        if incident is None:
+            return
+        answer = None if spikes.policy is None else spikes.policy(incident)
+        self._report(incident)
+        if answer is Answer.STOP:
+            raise NonFiniteError(
+                f"{incident.message} The parameters are those after update {self.progress.update}; go on from a "
+                f"checkpoint before the spike with a lower learning rate or clipped gradients, or let "
+                f"`failures.loss_spike` be rewind_past, which leaves the data that caused it out."
+            )
+        if answer in (Answer.REWIND, Answer.REWIND_PAST):
+            self._loop.rewind(incident, answer)
 
     def _report(self, incident: Incident) -> None:
-        self._bus.emit("on_incident", incident)
-        self._writers.event("incident", incident)
+        self._reports.report(incident)
 
 
 def _updates_of(data: Data, epochs: int, seed: int) -> int | None:

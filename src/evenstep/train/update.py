@@ -2,23 +2,33 @@
 
 Everything that depends on how the run is set up is an object that was chosen when it was built: the strategy, the
 precision, the way of applying. The update asks nothing about modes. It does not count, log, save or decide what to do
-about an abort; that is the loop's.
+about an abort; that is the loop's. Only what this rank can mend by itself it mends: a micro-batch that does not fit
+into memory is cut, and the accumulation begins anew, before anything of it has been given to other ranks.
 """
 
-from collections.abc import Generator, Sequence
+import traceback
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import final
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from evenstep.data import GlobalBatch
+from evenstep.data import GlobalBatch, Microbatch
+from evenstep.errors import OutOfMemoryError
+from evenstep.events import Incident
+from evenstep.memory import give_back, is_out_of_memory
 from evenstep.optim.apply import Apply, gradients
 from evenstep.optim.ema import Ema
 from evenstep.optim.learning_rate import LearningRates
+from evenstep.parallel import Spoiled
 from evenstep.train.buffers import Buffers
+from evenstep.train.cuts import Cuts, described
 from evenstep.train.execution import Execution
+from evenstep.train.failures import Answer, FailurePolicy
+from evenstep.train.fit import fitting, state_allocated
 from evenstep.train.passage import Passage, Way
 from evenstep.train.weigh import Weights, weigh
 
@@ -31,10 +41,12 @@ class Outcome:
     Args:
         aborted: 0.0 when it was applied, 1.0 when not; a tensor while only the device knows.
         total: Σw of the update; a tensor where the weight is late.
+        skipped_samples: how many samples all ranks had to leave out.
     """
 
     aborted: float | Tensor
     total: float | Tensor
+    skipped_samples: int = 0
 
 
 @final
@@ -43,12 +55,16 @@ class Update:
 
     Args:
         model: what is trained.
+        optimizer: of the parameters.
         parameters: those of the model that are clipped and stepped together, on whichever rank.
         way: task, precision, device and recording; see `Passage`.
         execution: how forwards and backwards are run, and gradients shared.
         apply: how a gradient is applied.
         ema: the average that follows the parameters, or None.
         learning_rates: sets the optimizer's for each update.
+        cuts: how finely micro-batches are cut to fit into this rank's memory.
+        on_out_of_memory: the policy for micro-batches that don't fit: retry, cut in two, or stop.
+        report: told of incidents.
 
     Attributes:
         is_whole: False if an error came while parameters were changed, so that they are those of no update.
@@ -58,18 +74,26 @@ class Update:
         self,
         *,
         model: nn.Module,
+        optimizer: Optimizer,
         parameters: Sequence[nn.Parameter],
         way: Way,
         execution: Execution,
         apply: Apply,
         ema: Ema | None,
         learning_rates: LearningRates,
+        cuts: Cuts,
+        on_out_of_memory: FailurePolicy,
+        report: Callable[[Incident], None],
     ) -> None:
         self._parameters = parameters
         self._with_grad = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._sparse = any(getattr(module, "sparse", False) is True for module in model.modules())
         self._way = way
+        self._optimizer = optimizer
         self._execution = execution
+        self._cuts = cuts
+        self._on_out_of_memory = on_out_of_memory
+        self._report = report
         self._apply = apply
         self._ema = ema
         self._learning_rates = learning_rates
@@ -84,9 +108,10 @@ class Update:
         `Apply`.
         """
         self.begin()
+        self._execution.group.at(update)
         weights = weigh(self._way.task, batch, self._execution.strategy.group)
         if weights.total == 0:
-            return Outcome(aborted=1.0, total=0.0)
+            return Outcome(aborted=1.0, total=0.0, skipped_samples=weights.skipped_samples)
         late_weight = self._accumulate(weights, update)
         total = weights.total if late_weight is None else late_weight
         scale = self._way.precision.scale
@@ -103,11 +128,43 @@ class Update:
         put = self._way.storage.put
         put("train/grad_norm", applied.norm, update=update)
         put("train/lr", lr, update=update)
-        return Outcome(aborted=applied.aborted, total=total)
+        return Outcome(aborted=applied.aborted, total=total, skipped_samples=weights.skipped_samples)
 
     def begin(self) -> None:
         """Take the buffers as they are: whatever the user did to them since the last update stays."""
         self._buffers.restore(0.0)
+
+    def fit(self, batch: GlobalBatch) -> None:
+        """Find out how much fits: try ever larger parts of this rank's first micro-batch, forward and backward.
+
+        The optimizer's state is there while trying, so that it has its place in memory; nothing of it all remains.
+        The cut of the largest part that fits is kept, or one cut finer where the device was nearly full.
+        """
+        if not batch.microbatches or self._cuts.limit is not None:
+            return
+        with state_allocated(self._optimizer):
+            self._cuts.limit = fitting(self._way.task, batch.microbatches[0].data, self._fits)
+        self._discard(self._way.storage.mark())
+
+    def _fits(self, data: object) -> bool:
+        """Whether the gradient of `data` can be computed in the memory that there is."""
+        microbatch = Microbatch(index=0, data=data, num_samples=1)
+        weights = Weights(total=1.0, num_microbatches=1, each={0: 1.0}, work=(microbatch,), skipped_samples=0)
+        mark = self._way.storage.mark()
+        self._discard(mark)
+        passage = self._passage(weights, path=("fit",), update=0)
+        fits = True
+        try:
+            with passage:
+                self._execution.try_one(passage)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            fits = False
+        self._discard(mark)
+        self._buffers.restore(1.0)
+        give_back()
+        return fits
 
     def abandon(self) -> None:
         """Undo what an update that has raised in the middle did to the buffers, and be ready for another."""
@@ -125,23 +182,99 @@ class Update:
         self._apply.resume()
 
     def _accumulate(self, weights: Weights, update: int) -> Tensor | None:
-        """Leave the update's gradients in `.grad`; gives Σw_m where the weight is late."""
-        for parameter in self._with_grad:
-            parameter.grad = None
-        passage = Passage(
+        """Leave the update's gradients in `.grad`; gives Σw_m where the weight is late.
+
+        Raises:
+            OutOfMemoryError: a micro-batch does not fit and can't, or must not, be cut.
+        """
+        mark = self._way.storage.mark()
+        while True:
+            self._discard(mark)
+            passage = self._passage(weights, path=(update,), update=update)
+            fault = self._try(passage, weights)
+            if fault is None:
+                return self._late_total(passage.late_weights, weights) if self._way.task.late_weight else None
+            if fault:
+                self._make_room(passage, weights, update, fault)
+            self._buffers.restore(1.0)
+
+    def _passage(self, weights: Weights, *, path: tuple[int | str, ...], update: int) -> Passage:
+        return Passage(
             self._way,
             weights.work,
             weights.each,
-            path=(update,),
+            path=path,
             update=update,
             factor=self._way.precision.scale / weights.total,
             prefix="train/",
+            cuts=self._cuts,
         )
+
+    def _discard(self, mark: int) -> None:
+        """Forget what a failed try has left."""
+        self._way.storage.drop_after(mark)
+        for parameter in self._with_grad:
+            parameter.grad = None
+        self._execution.begin()
+
+    def _try(self, passage: Passage, weights: Weights) -> str | None:
+        """Run the micro-batches; gives None, or why it must be done again: a traceback, or "" if a peer wants it.
+
+        The error itself does not leave: its traceback refers to all that must be freed.
+        """
         self._execution.match([microbatch.data for microbatch in weights.work], self._unseen, backward=True)
-        with passage:
-            work = tuple(microbatch.index for microbatch in weights.work)
-            self._execution.train(work, passage, weights.num_microbatches)
-        return self._late_total(passage.late_weights, weights) if self._way.task.late_weight else None
+        work = tuple(microbatch.index for microbatch in weights.work)
+        try:
+            with passage:
+                self._execution.train(work, passage, weights.num_microbatches)
+        except Spoiled:
+            return ""
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return traceback.format_exc()
+        return None
+
+    def _make_room(self, passage: Passage, weights: Weights, update: int, fault: str) -> None:
+        """Answer an out-of-memory error: cut the micro-batch finer, and let the peers know if they must begin anew."""
+        for parameter in self._with_grad:
+            parameter.grad = None
+        give_back()
+        if not self._execution.strategy.cuts_alone or passage.doing is None:
+            raise OutOfMemoryError(
+                f"rank {self._execution.group.rank} ran out of memory in update {update}. Where ranks share the "
+                f"model, a micro-batch can't be cut on one of them alone: make the micro-batches smaller "
+                f"(`data.micro_batch_size`), and go on from the last checkpoint."
+            )
+        phase, microbatch, piece = passage.doing
+        where = f"the {phase} of {described(piece)} of micro-batch {microbatch} in update {update}"
+        message = f"rank {self._execution.strategy.rank} ran out of memory in {where}"
+        incident = Incident(
+            kind="out_of_memory",
+            update=update,
+            message=f"{message}; it is cut in two from now on, and the update is done again.",
+            details={"phase": phase, "part": list(piece.path)},
+            rank=self._execution.strategy.rank,
+            microbatch=microbatch,
+            stage=0,
+            samples=tuple(next(m.samples for m in weights.work if m.index == microbatch)),
+            traceback=fault,
+        )
+        self._report(incident)
+        error = OutOfMemoryError(
+            f"{message}. Make the micro-batches smaller, or let `failures.out_of_memory` be retry; the parameters are "
+            f"those after update {update - 1}."
+        )
+        if self._on_out_of_memory(incident) is Answer.STOP:
+            raise error
+        if not self._cuts.finer(self._way.task, piece):
+            raise OutOfMemoryError(
+                f"{message}, and that can't be cut any finer. Use a smaller model, shorter samples, a precision or "
+                f"optimizer that needs less memory, or a device with more; if the batch holds several samples, "
+                f"`{type(self._way.task).__name__}.split` must say how it is cut."
+            )
+        if not self._execution.strategy.retries_alone:
+            self._execution.spoil(weights.num_microbatches, error)
 
     @contextmanager
     def _unseen(self, batch: object) -> Generator[Passage]:

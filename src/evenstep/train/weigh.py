@@ -24,12 +24,14 @@ class Weights:
         num_microbatches: of the update, over all ranks.
         each: w_m of this rank's micro-batches, by their global number; empty while late.
         work: this rank's micro-batches that have a weight above 0, or a late one.
+        skipped_samples: how many samples all ranks had to leave out because they could not be read.
     """
 
     total: float
     num_microbatches: int
     each: dict[int, float]
     work: tuple[Microbatch, ...]
+    skipped_samples: int
 
 
 def weigh(task: Task, batch: GlobalBatch, group: Group) -> Weights:
@@ -41,26 +43,38 @@ def weigh(task: Task, batch: GlobalBatch, group: Group) -> Weights:
         TaskError: a weight is negative, not finite, or not a number.
     """
     count = batch.num_microbatches
+    skipped = float(sum(fault.num_skipped for fault in batch.faults))
     if task.late_weight:
-        return Weights(total=1.0, num_microbatches=count, each={}, work=batch.microbatches)
-    each = {microbatch.index: _weight(task, microbatch) for microbatch in batch.microbatches}
+        (skipped,) = group.sum_floats([skipped])
+        return Weights(
+            total=1.0, num_microbatches=count, each={}, work=batch.microbatches, skipped_samples=int(skipped)
+        )
+    each = {
+        microbatch.index: weight_of(task, microbatch.data, f"micro-batch {microbatch.index}")
+        for microbatch in batch.microbatches
+    }
     work = tuple(microbatch for microbatch in batch.microbatches if each[microbatch.index] > 0)
-    total = math.fsum(group.sum_floats([each.get(index, 0.0) for index in range(count)]))
-    return Weights(total=total, num_microbatches=count, each=each, work=work)
+    *weights, skipped = group.sum_floats([*(each.get(index, 0.0) for index in range(count)), skipped])
+    return Weights(total=math.fsum(weights), num_microbatches=count, each=each, work=work, skipped_samples=int(skipped))
 
 
-def _weight(task: Task, microbatch: Microbatch) -> float:
-    given = task.weight(microbatch.data)
+def weight_of(task: Task, data: object, what: str) -> float:
+    """The weight that `task` gives a batch, which messages call `what`.
+
+    Raises:
+        TaskError: it is negative, not finite, or not a number.
+    """
+    given = task.weight(data)
     try:
         weight = float(given)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TaskError(
             f"`{type(task).__name__}.weight` must give a number or a 0-dim tensor, but gave {type(given).__name__} for "
-            f"micro-batch {microbatch.index}: {error}"
+            f"{what}: {error}"
         ) from error
     if not 0 <= weight < math.inf:
         raise TaskError(
             f"`{type(task).__name__}.weight` must give a finite number of at least 0, but gave {weight} for "
-            f"micro-batch {microbatch.index}; it is the number of units that the summed loss covers."
+            f"{what}; it is the number of units that the summed loss covers."
         )
     return weight

@@ -9,7 +9,7 @@ from evenstep.build import Parts, build_hooks, build_parts, build_writers
 from evenstep.build.tables import FAILURE_POLICIES, LR_SCHEDULES, PRECISIONS, WRITERS
 from evenstep.config.keys import kind_of
 from evenstep.config.load import open_run
-from evenstep.config.schema import Config, Train, WriterName
+from evenstep.config.schema import Config, Failures, Train, WriterName
 from evenstep.config.schema_lr import AnySchedule
 from evenstep.config.sources import from_arguments
 from evenstep.data import MapData, StreamData
@@ -85,7 +85,7 @@ def build(tmp_path: Path) -> Build:
 
 def test_every_name_of_the_schema_is_in_its_table() -> None:
     assert set(PRECISIONS) == set(get_args(Train.model_fields["precision"].annotation))
-    assert set(FAILURE_POLICIES) == set(get_args(Train.model_fields["on_non_finite"].annotation))
+    assert set(FAILURE_POLICIES) == set(get_args(Failures.model_fields["non_finite"].annotation))
     assert set(LR_SCHEDULES) == {kind_of(schedule) for schedule in get_args(AnySchedule)}
     assert set(WRITERS) == set(get_args(WriterName))
 
@@ -175,7 +175,7 @@ def test_hooks_come_in_a_fixed_order_around_the_recipes_own(build: Build) -> Non
     valid = ["--data.evaluations.valid.target", "parts.py:samples", "--evaluate.every_updates", "1"]
     parts = build(*settings, *valid, "--early_stop.metric", "valid/loss")
     names = [type(hook).__name__ for hook in build_hooks(parts.config, parts.hooks)]
-    assert names == ["Timer", "Evaluate", "Best", "EarlyStop", "Save", "Noted", "Console", "Status"]
+    assert names == ["Timer", "Evaluate", "Best", "EarlyStop", "Save", "Noted", "Console", "StopFile", "Status"]
 
 
 def test_writers_are_those_that_are_named(build: Build) -> None:

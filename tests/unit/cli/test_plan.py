@@ -121,6 +121,8 @@ def test_the_layers_of_a_run_are_measured(evenstep: Run, recipe: Path) -> None:
         ([*SIZE, "--costs", "none.toml"], "there is no file none.toml"),
         ([*SIZE, "--train.updates", "3"], "`--train.updates` sets a key of a run file, but none is given"),
         ([*SIZE, "--out", "no/such/folder.svg"], "`--out` can't be written: no/such/folder.svg"),
+        ([*SIZE, "--draw", "svg"], "`--draw svg` is a file's content; name the file: `--out FILE`."),
+        ([*SIZE, "--costs", "layers.toml", "--forward-ms", "3"], "`--forward-ms` can't be given with the costs of la"),
         ([*SIZE, "--width"], "`--width` has no value"),
         (["run.toml", *SIZE, "--costs", "costs.toml"], "`--costs` can't be given with a run file"),
         ([*SIZE, "--costs", "costs.toml"], "`forward_s` in costs.toml is not a cost; did you mean `forward_ms`?"),
@@ -129,6 +131,7 @@ def test_the_layers_of_a_run_are_measured(evenstep: Run, recipe: Path) -> None:
 )
 def test_what_cannot_be_is_said(evenstep: Run, recipe: Path, arguments: list[str], says: str) -> None:
     (recipe / "costs.toml").write_text("forward_s = 3\n")
+    (recipe / "layers.toml").write_text("[[layers]]\nforward_ms = 3\n")
     (recipe / "bad.txt").write_text("0F0\n0F1 0Q0\n")
     done = evenstep("plan", *arguments)
     assert done.code == 2

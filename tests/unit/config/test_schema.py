@@ -39,7 +39,20 @@ def test_every_key_is_documented_in_a_sentence() -> None:
 def test_the_public_keys_are_these() -> None:
     schema = Config.model_json_schema()
     assert sorted(schema["properties"]) == [
-        *("checkpoint", "data", "device", "early_stop", "ema", "evaluate", "hooks", "launch", "log", "loss_scale"),
+        *(
+            "checkpoint",
+            "data",
+            "device",
+            "early_stop",
+            "ema",
+            "evaluate",
+            "failures",
+            "failures",
+            "hooks",
+            "launch",
+            "log",
+            "loss_scale",
+        ),
         *(
             "lr_schedule",
             "model",
@@ -61,10 +74,14 @@ def test_the_public_keys_are_these() -> None:
 
 
 PUBLIC_KEYS = {
-    "Launch": ["ranks", "slurm"],
+    "Launch": ["max_restarts", "ranks", "slurm"],
     "Slurm": [
         *("account", "additional", "cpus_per_rank", "gpus_per_rank", "memory_gb", "nodes", "partition", "qos"),
         *("ranks_per_node", "timeout_minutes"),
+    ],
+    "Failures": [
+        *("hook", "loader", "loader_retries", "loss_spike", "max_rewinds", "max_skipped_samples", "non_finite"),
+        *("out_of_memory", "spike_threshold", "spike_window_updates"),
     ],
     "Parallel": [
         *("compression", "gather_dtype", "offload", "pipeline", "pipeline_schedule", "reduction", "shard_ranks"),
@@ -92,7 +109,7 @@ PUBLIC_KEYS = {
     "Optimizer": ["args", "lr", "name", "target"],
     "Polynomial": ["end_factor", "kind", "power", "warmup_updates"],
     "Target": ["args", "target"],
-    "Train": ["clip_norm", "epochs", "on_non_finite", "precision", "settle_every_updates", "updates"],
+    "Train": ["clip_norm", "epochs", "max_minutes", "precision", "settle_every_updates", "updates"],
     "Wsd": ["decay_updates", "end_factor", "kind", "shape", "warmup_updates"],
 }
 

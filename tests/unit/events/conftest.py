@@ -28,8 +28,8 @@ class FakeTrainer:
         self.model = torch.nn.Linear(3, 2)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.5)
 
-    def ask_stop(self, reason: str) -> None:
-        self.asked.append(f"stop: {reason}")
+    def ask_stop(self, reason: str, *, requeue: bool = False) -> None:
+        self.asked.append(f"stop: {reason}{' (requeue)' if requeue else ''}")
 
     def ask_save(self) -> None:
         self.asked.append("save")

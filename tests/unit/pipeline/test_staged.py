@@ -1,3 +1,5 @@
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -42,6 +44,19 @@ def test_a_rank_builds_its_own_layers_only(on_ranks: Callable[..., list[Any]]) -
         return built
 
     assert on_ranks(2, act) == [[0, 1], [2, 3]]
+
+
+def test_what_other_ranks_hold_is_let_go(on_ranks: Callable[..., list[Any]]) -> None:
+    def act(group: Any) -> list[bool]:
+        whole = linears()
+        left = [weakref.ref(layer) for layer in whole]
+        staged = Staged(whole, mesh=Mesh.of(group, pipeline=2))
+        del whole
+        gc.collect()
+        assert staged.sections
+        return [layer() is None for layer in left]
+
+    assert on_ranks(2, act) == [[False, False, True, True], [True, True, False, False]]
 
 
 def test_a_builder_is_seeded_by_its_place_not_by_what_was_built_before() -> None:

@@ -1,6 +1,7 @@
 """A model in stages on several ranks, as threads, against the same on one process: the same bits."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from evenstep.errors import ArgumentError, EvenstepError
 from evenstep.events import Hook, UpdateEnd
 from evenstep.parallel import Ddp, Mesh, Ordered, Single
 from evenstep.parallel.zero1 import Zero1
-from evenstep.pipeline import SCHEDULES, Layer, Layers, Staged
+from evenstep.pipeline import SCHEDULES, Layer, Layers, Layout, Op, Plan, Staged
 
 OnRanks = Callable[..., list[Any]]
 State = dict[str, Any]
@@ -350,6 +351,52 @@ def test_a_strategy_that_is_not_for_stages_or_not_for_these_ranks_is_refused(on_
             trained(Staged(deep(), mesh=mesh), Single())
 
     on_ranks(4, act)
+
+
+@pytest.mark.parametrize("kind", ["stages", "stages, half backwards", "whole"])
+def test_an_update_that_raised_leaves_nothing_behind(kind: str) -> None:
+    class Once(Hook):
+        left = 1
+
+        def before_backward(self, event: Any) -> None:
+            if (event.update, event.microbatch) == (2, 3) and self.left:
+                self.left = 0
+                raise RuntimeError("once")
+
+    def model() -> Any:
+        if kind == "whole":
+            return nn.Sequential(*(layer.build() for layer in deep().layers))  # type: ignore[operator]
+        staged = Staged(deep(), stages_per_rank=3)
+        if "half" in kind:
+            staged.schedule = replace(SCHEDULES["zb_v"], order=halves)
+        return staged
+
+    wanted = trained(model(), Ordered())[1]
+    again = model()
+    trainer = Trainer(
+        model=again,
+        task=Square(),
+        optimizer=torch.optim.AdamW(again.parameters(), lr=0.01, fused=True),
+        data=MapData(points(), global_batch_size=10, micro_batch_size=2),
+        updates=5,
+        device="cpu",
+        strategy=Ordered(),
+        clip_norm=0.5,
+        hooks=[Once()],
+    )
+    with pytest.raises(RuntimeError, match="once"):
+        trainer.train()
+    trainer.train()
+    check_same(trainer.state_dict(), wanted)
+
+
+def halves(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
+    """The sequential order, each backward in two halves."""
+    split = {Op.BACKWARD: (Op.INPUT_BACKWARD, Op.WEIGHT_BACKWARD)}
+    return tuple(
+        tuple(replace(action, op=op) for action in plan for op in split.get(action.op, (action.op,)))
+        for plan in SCHEDULES["sequential"].order(layout, microbatches)
+    )
 
 
 def test_hooks_hear_of_each_micro_batch_on_each_rank_once(on_ranks: OnRanks) -> None:

@@ -7,6 +7,21 @@ from evenstep.events.hooks.evaluate import Evaluate
 from evenstep.events.hooks.save import Save
 from evenstep.events.hooks.statistics import Statistics
 from evenstep.events.hooks.status import Status
+from evenstep.events.hooks.stop_file import StopFile
+from evenstep.events.hooks.time_budget import TimeBudget
 from evenstep.events.hooks.timer import Timer
+from evenstep.events.hooks.watchdog import Watchdog
 
-__all__ = ["Best", "Console", "EarlyStop", "Evaluate", "Save", "Statistics", "Status", "Timer"]
+__all__ = [
+    "Best",
+    "Console",
+    "EarlyStop",
+    "Evaluate",
+    "Save",
+    "Statistics",
+    "Status",
+    "StopFile",
+    "TimeBudget",
+    "Timer",
+    "Watchdog",
+]

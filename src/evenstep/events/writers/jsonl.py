@@ -57,10 +57,11 @@ class JsonlWriter(Writer):
         self._file.flush()
 
     def event(self, name: str, event: Event) -> None:
-        """Append an incident to incidents.jsonl: {"update", "kind", "message", "details"}."""
+        """Append an incident to incidents.jsonl: {"update", "kind", "message", "details"}, and where it happened."""
         if isinstance(event, Incident):
             assert self._path is not None, "opened before"
             line = {"update": event.update, "kind": event.kind, "message": event.message, "details": event.details}
+            line |= {name: value for name, value in event.facts().items() if name not in event.details}
             with self._path.with_name("incidents.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
 

@@ -1,10 +1,11 @@
 """All writers of a run as one: each gets everything, and a fault of one does not keep it from the others.
 
 What comes while they are closed (an evaluation before training, an incident while resuming) waits for the next
-opening. A writer's `OSError` leaves here as an error that names writer, file and cause. It holds no period.
+opening. A fault leaves here as an error, an `OSError` as one that names writer, file and cause; or, once all are open,
+as an incident, if somebody takes those. It holds no period.
 """
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -12,14 +13,19 @@ from typing import Any, final
 
 from evenstep.errors import EvenstepError, HookError
 from evenstep.events.deliver import Receiver, deliver
-from evenstep.events.event import Event
+from evenstep.events.event import Event, Incident
 from evenstep.events.series import Record
+from evenstep.events.writers.outlet import Outlet
 from evenstep.events.writers.writer import Writer
 
 
 @final
 class Writers:
     """Gives everything to each of `writers`, in order.
+
+    Args:
+        writers: in the order in which they are given things.
+        report: takes the faults of open writers as incidents; None raises them.
 
     Raises:
         HookError: for something that is not a writer.
@@ -33,8 +39,10 @@ class Writers:
     Record(update=1, name='loss', value=0.5, weight=8.0)
     """
 
-    def __init__(self, writers: Iterable[Writer]) -> None:
+    def __init__(self, writers: Iterable[Writer], report: Callable[[Incident], None] | None = None) -> None:
         self._writers = tuple(_checked(writer) for writer in writers)
+        self._report = report
+        self._outlets: list[Outlet] | None = None
         self._opened: list[Writer] = []
         self._is_open = False
         self._waiting_records: list[Record] = []
@@ -59,6 +67,8 @@ class Writers:
                 self._opened.append(writer)
                 self._each("open", folder, update, writers=[writer])
             self._is_open = True
+            if self._report is not None:
+                self._outlets = [Outlet(writer, folder, update, self._report) for writer in self._writers]
             events, self._waiting_events = self._waiting_events, []
             records, self._waiting_records = self._waiting_records, []
             for name, event in events:
@@ -72,21 +82,31 @@ class Writers:
         """Give `records` to every writer."""
         if not records or not self._writers:
             return
-        if self._is_open:
+        if self._outlets is not None:
+            for outlet in self._outlets:
+                outlet.write(records)
+        elif self._is_open:
             self._each("write", records)
         else:
             self._waiting_records += records
 
     def event(self, name: str, event: Event) -> None:
         """Tell every writer about an event of the run."""
-        if self._is_open:
+        if self._outlets is not None:
+            for outlet in self._outlets:
+                outlet.event(name, event)
+        elif self._is_open:
             self._each("event", name, event)
         elif self._writers:
             self._waiting_events.append((name, event))
 
     def flush(self) -> None:
         """Flush every writer that is open."""
-        self._each("flush", writers=self._opened)
+        if self._outlets is not None:
+            for outlet in self._outlets:
+                outlet.flush()
+        else:
+            self._each("flush", writers=self._opened)
 
     def close(self) -> None:
         """Close every writer, also after one of them has failed to."""
@@ -94,6 +114,11 @@ class Writers:
 
     def _close(self, error: BaseException | None) -> None:
         opened, self._opened, self._is_open = self._opened, [], False
+        outlets, self._outlets = self._outlets, None
+        if outlets is not None:
+            for outlet in outlets:
+                outlet.close()
+            return
         self._each("close", writers=opened, error=error)
 
     def _each(

@@ -12,11 +12,13 @@ from evenstep.events import Incident
 
 @final
 class Answer(Enum):
-    """What the loop does about an aborted update."""
+    """What is done about an incident."""
 
     STOP = "stop"  # end the run with an error; everything before the update is kept
     SKIP = "skip"  # give its global batch up and go on with the next one; the update count does not move
     RETRY = "retry"  # try the same update again
+    REWIND = "rewind"  # go back to the last checkpoint before it, in place
+    REWIND_PAST = "rewind_past"  # go back, and give up the global batches from there to the offending one
 
 
 class FailurePolicy(ABC):

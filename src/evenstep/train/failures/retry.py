@@ -1,21 +1,36 @@
-"""Try the same update again: for incidents that change what the next try does, as a lowered loss scale does.
+"""Try the same update again: for what changes with the next try (a finer cut, a lower loss scale), or has passed.
 
-It has no limit of its own; what it retries must end by itself, as the loss scale does at its floor.
+Without a limit, what it retries must end by itself, as cutting does at one sample and the loss scale at its floor.
 """
 
 from typing import final
 
+from evenstep.errors import ArgumentError
 from evenstep.events import Incident
 from evenstep.train.failures.policy import Answer, FailurePolicy
 
 
 @final
 class Retry(FailurePolicy):
-    """Always retries.
+    """Retries, and stops when the same update has failed more than `limit` times; None for no limit.
 
-    >>> Retry()(Incident(kind="overflow", update=3, message="", details={}))
-    <Answer.RETRY: 'retry'>
+    Args:
+        limit: how many times in a row.
+
+    >>> retry = Retry(limit=1)
+    >>> incident = Incident(kind="non_finite", update=3, message="")
+    >>> retry(incident), retry(incident)
+    (<Answer.RETRY: 'retry'>, <Answer.STOP: 'stop'>)
     """
 
+    def __init__(self, *, limit: int | None = None) -> None:
+        if limit is not None and limit < 1:
+            raise ArgumentError(f"`limit` must be at least 1, but is {limit}; use `Stop()` to retry nothing.")
+        self._limit = limit
+        self._update = -1
+        self._in_a_row = 0
+
     def __call__(self, incident: Incident) -> Answer:
-        return Answer.RETRY
+        self._in_a_row = self._in_a_row + 1 if incident.update == self._update else 1
+        self._update = incident.update
+        return Answer.RETRY if self._limit is None or self._in_a_row <= self._limit else Answer.STOP

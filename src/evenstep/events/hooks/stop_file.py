@@ -1,0 +1,37 @@
+"""Stop when a file named `stop` appears in the run folder: for people and scripts that can't send a signal.
+
+The file is removed when it is noticed, so that the run can go on later. It is looked for about once a second.
+"""
+
+from time import monotonic
+from typing import final
+
+from evenstep.events.event import UpdateEnd
+from evenstep.events.hook import Hook
+
+NAME = "stop"
+EVERY_S = 1.0
+
+
+@final
+class StopFile(Hook):
+    """Ask to stop, and to be run again, when the run folder holds a file `stop`.
+
+    >>> StopFile().name
+    'StopFile'
+    """
+
+    first_rank_only = True
+
+    def __init__(self) -> None:
+        self._looked_at = 0.0
+
+    def after_update(self, event: UpdateEnd) -> None:
+        now, folder = monotonic(), self.trainer.folder
+        if folder is None or now - self._looked_at < EVERY_S:
+            return
+        self._looked_at = now
+        file = folder / NAME
+        if file.exists():
+            file.unlink(missing_ok=True)
+            self.trainer.ask_stop(f"the file `{file}` asked for it", requeue=True)

@@ -1,0 +1,77 @@
+"""One readable file per incident, in the folder `incidents` of the run: what went wrong, where, and the traceback.
+
+They are for the person who looks into a run, on whichever rank it happened. A run in which the same thing goes wrong
+again and again keeps the first files of each kind; how often it happened stands in incidents.jsonl.
+"""
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import final
+
+from evenstep.events.event import Incident
+
+FILES_PER_KIND = 50
+
+
+@final
+class IncidentFiles:
+    """Writes the incidents of one rank.
+
+    Args:
+        folder: of the run; None keeps nothing.
+        makes_folder: whether the run's folder is made if it is not there.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     path = IncidentFiles(Path(folder)).write(Incident(kind="overflow", update=7, message="It overflowed."))
+    ...     path.name, path.read_text().splitlines()[0]
+    ('00000007-overflow.txt', 'overflow at update 7')
+    """
+
+    def __init__(self, folder: Path | None, *, makes_folder: bool = True) -> None:
+        self._makes_folder = makes_folder
+        self._folder = None if folder is None else folder / "incidents"
+        self._written: Counter[str] = Counter()
+        self._said = False
+
+    def write(self, incident: Incident) -> Path | None:
+        """Write one; gives its file, or None where there is none.
+
+        A disk that takes no file is no reason to stop: it is said once on standard error.
+        """
+        if self._folder is None or self._written[incident.kind] >= FILES_PER_KIND:
+            return None
+        self._written[incident.kind] += 1
+        try:
+            if not self._makes_folder and not self._folder.parent.exists():
+                return None  # its first rank has taken it away again
+            self._folder.mkdir(parents=True, exist_ok=True)
+            path = self._free_path(self._folder, incident)
+            path.write_text(_text(incident), encoding="utf-8")
+        except OSError as error:
+            if not self._said:
+                self._said = True
+                print(f"evenstep: incidents can't be written to {self._folder}: {error}", file=sys.stderr, flush=True)
+            return None
+        return path
+
+    @staticmethod
+    def _free_path(folder: Path, incident: Incident) -> Path:
+        rank = "" if incident.rank is None else f"-rank-{incident.rank}"
+        stem = f"{incident.update:08d}-{incident.kind}{rank}"
+        number, path = 1, folder / f"{stem}.txt"
+        while path.exists():
+            number += 1
+            path = folder / f"{stem}-{number}.txt"
+        return path
+
+
+def _text(incident: Incident) -> str:
+    rank = "" if incident.rank is None else f" on rank {incident.rank}"
+    lines = [f"{incident.kind} at update {incident.update}{rank}", "", incident.message, ""]
+    lines += [f"{name}: {json.dumps(value)}" for name, value in incident.facts().items()]
+    if incident.traceback:
+        lines += ["", incident.traceback.rstrip()]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,70 @@
+"""Takes an optimizer's step, once more if memory ran out before it had changed anything.
+
+An optimizer makes its state, and temporary tensors, inside its step; when there is no memory for them it mostly has
+written nothing yet, which the tensors' version counters tell. Then what nobody uses is freed and the step is taken
+again. A step that broke off half-way can't be repeated, and is an error. It neither scales nor clips.
+"""
+
+from typing import Any
+
+from torch import Tensor
+
+from evenstep.errors import OutOfMemoryError
+from evenstep.memory import give_back, is_out_of_memory
+
+
+def step(optimizer: Any) -> None:
+    """Take the step.
+
+    Args:
+        optimizer: any of torch.optim, or with its interface; its kernels' `grad_scale` and `found_inf` are set.
+
+    Raises:
+        OutOfMemoryError: there is no room for the step, or it broke off half-way; the message says which.
+    """
+    if optimizer.state and getattr(optimizer, "_step_supports_amp_scaling", False):
+        optimizer.step()  # one kernel, which allocates nothing: no need to look at every tensor before
+        return
+    before = _versions(optimizer)
+    fault = _tried(optimizer)
+    if not fault:
+        return
+    give_back()
+    if not _untouched(optimizer, before):
+        raise OutOfMemoryError(
+            f"memory ran out in the midst of the optimizer's step ({fault}), when some parameters had been changed and "
+            f"others not. Go on from the last checkpoint, with smaller micro-batches or a fused optimizer, which needs "
+            f"no memory for its step."
+        )
+    fault = _tried(optimizer)
+    if fault:
+        raise OutOfMemoryError(
+            f"there is no memory for the optimizer's step, even after freeing all that is not used ({fault}); nothing "
+            f"was changed by it. Use smaller micro-batches, a fused optimizer, or one with less state."
+        )
+
+
+def _tried(optimizer: Any) -> str:
+    """Step; gives why there was no memory, or "". The error stays here: its traceback holds the step's tensors."""
+    try:
+        optimizer.step()
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return str(error).splitlines()[0] if str(error) else type(error).__name__
+    return ""
+
+
+def _tensors(optimizer: Any) -> list[Tensor]:
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    state = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+    return parameters + state
+
+
+def _versions(optimizer: Any) -> dict[int, int]:
+    return {id(tensor): tensor._version for tensor in _tensors(optimizer)}
+
+
+def _untouched(optimizer: Any, before: dict[int, int]) -> bool:
+    """Whether all tensors are as they were, and new ones as they were made."""
+    return all(tensor._version == before.get(id(tensor), 0) for tensor in _tensors(optimizer))

@@ -1,0 +1,77 @@
+"""The last things that a rank said to the others or waited for: what one looks at when ranks wait for each other.
+
+Each entry costs a few hundred nanoseconds and nothing is written until somebody asks. It judges nothing.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from datetime import datetime
+from time import time
+from typing import final
+
+KEPT = 64
+
+
+@final
+@dataclass(slots=True)
+class Entry:
+    """One collective, or one message.
+
+    Args:
+        number: counted from 1; the same on all ranks for the same collective, as long as they say the same.
+        what: in words.
+        num_bytes: of this rank's part.
+        update: during which.
+        began: in seconds since the epoch.
+        ended: likewise; None while it waits.
+    """
+
+    number: int
+    what: str
+    num_bytes: int
+    update: int
+    began: float
+    ended: float | None = None
+
+    def __str__(self) -> str:
+        began = datetime.fromtimestamp(self.began).isoformat(sep=" ", timespec="milliseconds")
+        took = "has not ended" if self.ended is None else f"took {self.ended - self.began:.4f} s"
+        return f"{self.number} {self.what}, {self.num_bytes} bytes, update {self.update}, began {began}, {took}"
+
+
+@final
+class Flight:
+    """Records what one rank says.
+
+    Attributes:
+        update: that is being computed.
+        waited_s: for other ranks, in all.
+
+    >>> flight = Flight()
+    >>> flight.update = 3
+    >>> entry = flight.begin("sum numbers", 16)
+    >>> "1 sum numbers, 16 bytes, update 3" in str(flight.last()[0]), "has not ended" in flight.last()[0]
+    (True, True)
+    """
+
+    def __init__(self) -> None:
+        self.update = 0
+        self.waited_s = 0.0
+        self._entries: deque[Entry] = deque(maxlen=KEPT)
+        self._count = 0
+
+    def begin(self, what: str, num_bytes: int) -> Entry:
+        """Record that something begins; `end` it with the entry."""
+        self._count += 1
+        entry = Entry(self._count, what, num_bytes, self.update, time())
+        self._entries.append(entry)
+        return entry
+
+    def end(self, entry: Entry, *, waited_s: float) -> None:
+        """It has come to its end, for which this rank has waited so long."""
+        entry.ended = time()
+        self.waited_s += waited_s
+
+    def last(self) -> list[str]:
+        """The last entries, the oldest first."""
+        return [str(entry) for entry in self._entries]

@@ -1,0 +1,80 @@
+"""Finds out at the start how finely micro-batches must be cut to fit into memory: by trying.
+
+Parts of a micro-batch are tried from one sample upwards, each twice the one before, with the optimizer's state in its
+place, until one does not fit. Which cut is found decides nothing but memory and speed: the updates are the same, up to
+rounding and the randomness that is keyed by the part. It is no estimate from shapes.
+"""
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from evenstep.train.split import num_elements
+from evenstep.train.task import Task
+
+HEADROOM = 0.9  # of an accelerator's memory that a part may take: sizes vary, and caches fragment
+
+
+def fitting(task: Task, data: Any, fits: Callable[[Any], bool]) -> int | None:
+    """The most numbers that a piece may hold, for `Cuts`; None if the whole of `data` fits.
+
+    Args:
+        task: says how `data` is cut.
+        data: a micro-batch.
+        fits: tries one part.
+    """
+    parts = [data]
+    while len(halves := task.split(parts[-1])) > 1:
+        parts.append(halves[0])
+    largest = num_elements(parts[-1])
+    for part in reversed(parts):
+        if not _tried(part, fits):
+            return largest
+        largest = num_elements(part)
+    return None
+
+
+def _tried(part: Any, fits: Callable[[Any], bool]) -> bool:
+    if not torch.cuda.is_available():
+        return fits(part)
+    torch.cuda.reset_peak_memory_stats()
+    total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    return fits(part) and torch.cuda.max_memory_reserved() <= HEADROOM * total
+
+
+@contextmanager
+def state_allocated(optimizer: Optimizer) -> Generator[None]:
+    """Inside the `with` the optimizer holds the state that its first step makes; afterwards all is as it was.
+
+    >>> weight = torch.ones(2, requires_grad=True)
+    >>> optimizer = torch.optim.AdamW([weight], lr=0.1)
+    >>> with state_allocated(optimizer):
+    ...     len(optimizer.state)
+    1
+    >>> len(optimizer.state), weight
+    (0, tensor([1., 1.], requires_grad=True))
+    """
+    if optimizer.state:
+        yield
+        return
+    parameters: list[Tensor] = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    kept = [parameter.detach().to("cpu", copy=True) for parameter in trained]
+    options = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    for parameter in trained:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    for parameter, value in zip(trained, kept, strict=True):
+        parameter.grad = None
+        with torch.no_grad():
+            parameter.copy_(value)
+    for group, before in zip(optimizer.param_groups, options, strict=True):
+        group.update(before)
+    try:
+        yield
+    finally:
+        optimizer.state.clear()

@@ -1,0 +1,82 @@
+"""One rank, or the only process, of a run that goes wrong: `python rank.py JSON`; RANK as torchrun sets it.
+
+The JSON says what: {"folder", "strategy", "updates", "timeout_s", "fault": KIND, "at": [RANK, UPDATE, PHASE], "resume"}
+It prints a line of JSON: the update that it ended at, a sha256 of its parameters, and the error, if any.
+"""
+
+import ctypes
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import torch
+from injector import Fault, out_of_memory
+from runs import train
+
+from evenstep.events import Save, Watchdog
+from evenstep.parallel import Group, Processes
+
+
+def deadlock() -> None:
+    import threading
+
+    lock = threading.Lock()
+    with lock, lock:
+        pass
+
+
+KINDS: dict[str, Any] = {
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "freeze": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "segfault": lambda: ctypes.string_at(0),
+    "terminate": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "user1": lambda: os.kill(os.getpid(), signal.SIGUSR1),
+    "exit": lambda: os._exit(0),
+    "sys_exit": lambda: sys.exit(3),
+    "raise": lambda: (_ for _ in ()).throw(ValueError("a bug of the user's")),
+    "out_of_memory": out_of_memory,
+    "slow": lambda: time.sleep(0.15),
+    "hold": lambda: ctypes.PyDLL(None).sleep(600),  # holds Python's lock: no thread of it runs
+    "deadlock": deadlock,
+}
+
+
+def main(what: dict[str, Any]) -> None:
+    torch.set_num_threads(1)
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    group = Processes(torch.device("cpu"), timeout_s=what.get("timeout_s", 20)) if several else Group()
+    rank, update, phase = what.get("at", [0, None, "forward"])
+    faults = []
+    if what.get("fault") and what["fault"] in KINDS:
+        times = None if what["fault"] == "slow" else 1
+        faults.append(Fault(act=KINDS[what["fault"]], phase=phase, rank=rank, update=update, times=times))
+    hooks = [Save(every_updates=2)]
+    if what.get("watch_s"):
+        hooks.append(Watchdog(timeout_s=what["watch_s"]))
+    ended = train(
+        group,
+        faults,
+        strategy=what.get("strategy", "single"),
+        updates=what.get("updates", 8),
+        folder=Path(what["folder"]),
+        hooks=hooks,
+        resume=what.get("resume", False),
+        stoppable=True,
+    )
+    error = "" if ended.error is None else f"{type(ended.error).__name__}: {ended.error}"
+    digest = hashlib.sha256(ended.parameters.numpy().tobytes()).hexdigest()
+    said = {"update": ended.update, "sha256": digest, "error": error, "kinds": ended.kinds}
+    print(json.dumps(said), flush=True)
+    group.close()
+    os._exit(1 if error else 0)  # without waiting for threads that hang
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,112 @@
+"""One small run, with faults in it, on one or several ranks; and what it ends at."""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from injector import Fault, LastPlace, Net, Points, Square, Where
+from torch import Tensor, nn
+
+import evenstep
+from evenstep.cli.signals import stopping
+from evenstep.events import Incident
+from evenstep.parallel import Ddp, Group, Ordered, Single, Strategy, Zero1
+
+STRATEGIES: dict[str, Callable[[Group], Strategy]] = {
+    "single": Single,
+    "ordered": Ordered,
+    "ddp": Ddp,
+    "zero1": lambda group: Zero1(Ddp(group)),
+    "ddp-buckets": lambda group: Ddp(group, bucket_bytes=64),  # one parameter each: some are away when a fault strikes
+}
+UPDATES = 6
+
+
+class Hear(evenstep.Hook):
+    """Notes the incidents that this rank hears of."""
+
+    def __init__(self) -> None:
+        self.incidents: list[Incident] = []
+
+    def on_incident(self, event: Incident) -> None:
+        self.incidents.append(event)
+
+
+@dataclass(slots=True)
+class Ended:
+    """How one rank of a run ended."""
+
+    parameters: Tensor
+    buffers: list[Tensor]
+    incidents: list[Incident]
+    error: Exception | None
+    trainer: evenstep.Trainer
+    update: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.update = self.trainer.progress.update
+
+    @property
+    def kinds(self) -> list[str]:
+        return [incident.kind for incident in self.incidents]
+
+
+def train(
+    group: Group | None = None,
+    faults: Sequence[Fault] = (),
+    *,
+    strategy: str = "single",
+    updates: int = UPDATES,
+    micro: int = 4,
+    norm: bool = False,
+    folder: Path | None = None,
+    data: dict[str, Any] | None = None,
+    fail: Callable[[int], None] | None = None,
+    hooks: Sequence[evenstep.Hook] = (),
+    optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer] | None = None,
+    clip_norm: float | None = 1.0,
+    resume: bool = False,
+    stoppable: bool = False,
+    **more: Any,
+) -> Ended:
+    """Train one rank to the end, or to its error."""
+    group = group or Group()
+    place = LastPlace(group.rank, faults=list(faults))
+    model = Net(place, norm=norm)
+    made = optimizer or (lambda parameters: torch.optim.AdamW(parameters, lr=0.05))
+    hear = Hear()
+    trainer = evenstep.Trainer(
+        model=model,
+        task=Square(place),
+        optimizer=made(list(model.parameters())),
+        data=evenstep.MapData(Points(fail=fail), global_batch_size=16, micro_batch_size=micro, **(data or {})),
+        updates=updates,
+        device="cpu",
+        strategy=STRATEGIES[strategy](group),
+        hooks=[Where(place, group.ranks), *hooks, hear],
+        clip_norm=clip_norm,
+        folder=folder,
+        log_every_updates=1,
+        **more,
+    )
+
+    def transfer(batch: Any) -> Any:
+        if model.training:
+            place.strike("transfer", len(batch[0]))
+        return batch
+
+    object.__setattr__(trainer._way, "transfer", transfer)  # on a CPU there is nothing to move
+    error = None
+    try:
+        if resume:
+            trainer.resume("auto")
+        with stopping(trainer.ask_stop) if stoppable else nullcontext():
+            trainer.train()
+    except Exception as raised:  # noqa: BLE001 - what it was is looked at by the test
+        error = raised
+        getattr(group, "fail", lambda message: None)(f"{type(raised).__name__}: {raised}")
+    parameters = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    return Ended(parameters, [buffer.clone() for buffer in model.buffers()], hear.incidents, error, trainer)

@@ -1,0 +1,17 @@
+"""Every fault of the battery comes out as it must."""
+
+import pytest
+import torch
+from battery import CASES, Case, limited
+
+torch.set_num_threads(1)
+PARAMETERS = [pytest.param(case, id=case.name, marks=[pytest.mark.slow] if case.slow else []) for case in CASES]
+
+
+@pytest.mark.parametrize("case", PARAMETERS)
+def test_a_fault_comes_out_as_it_must(case: Case) -> None:
+    limited(case.check, 240 if case.slow else 60)
+
+
+def test_the_battery_holds_sixty_faults_of_different_names() -> None:
+    assert len({case.name for case in CASES}) == len(CASES) >= 60

@@ -1,0 +1,97 @@
+"""Ranks as threads of one process, whose group ends when one of them fails, as that of processes does."""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from queue import Empty, Queue
+from time import monotonic
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from evenstep.errors import LostRankError
+from evenstep.parallel import Group
+
+TIMEOUT_S = 20.0
+
+
+class Meeting:
+    """Where the threads of one group meet: everybody's value, by rank; and who has failed."""
+
+    def __init__(self, ranks: int) -> None:
+        self.barrier = threading.Barrier(ranks)
+        self.values: list[Any] = [None] * ranks
+        self.mail: dict[tuple[int, int], Queue[Tensor]] = {(a, b): Queue() for a in range(ranks) for b in range(ranks)}
+        self.failed: str = ""
+
+
+class Threads(Group):
+    """One thread's view of the group."""
+
+    def __init__(self, meeting: Meeting, rank: int, ranks: int) -> None:
+        self.rank, self.ranks, self._meeting = rank, ranks, meeting
+
+    def fail(self, message: str) -> None:
+        if not self._meeting.failed:
+            self._meeting.failed = f"rank {self.rank} failed: {message}"
+        self._meeting.barrier.abort()
+
+    def gather(self, value: Any) -> list[Any]:
+        return self._meet(value)
+
+    def _meet(self, value: Any) -> list[Any]:
+        self._meeting.values[self.rank] = value
+        try:
+            self._meeting.barrier.wait(TIMEOUT_S)
+            values = list(self._meeting.values)
+            self._meeting.barrier.wait(TIMEOUT_S)
+        except threading.BrokenBarrierError as error:
+            raise LostRankError(self._meeting.failed or f"a rank did not come within {TIMEOUT_S:g} s") from error
+        return values
+
+    def sum_floats(self, values: Sequence[float]) -> list[float]:
+        return [sum(column) for column in zip(*self._meet(list(values)), strict=True)]
+
+    def sum(self, tensor: Tensor) -> Callable[[], None]:
+        total = torch.stack(self._meet(tensor.clone())).sum(0)
+
+        def wait() -> None:
+            tensor.copy_(total)
+
+        return wait
+
+    def send(self, tensor: Tensor, rank: int) -> None:
+        self._meeting.mail[self.rank, rank].put(tensor.clone())
+
+    def receive(self, tensor: Tensor, rank: int) -> None:
+        until = monotonic() + TIMEOUT_S
+        while monotonic() < until and not self._meeting.failed:
+            try:
+                tensor.copy_(self._meeting.mail[rank, self.rank].get(timeout=0.1))
+                return
+            except Empty:
+                continue
+        raise LostRankError(self._meeting.failed or f"rank {rank} did not send within {TIMEOUT_S:g} s")
+
+    def broadcast(self, tensors: Sequence[Tensor], rank: int = 0) -> None:
+        for tensor in tensors:
+            tensor.copy_(self._meet(tensor.detach().clone())[rank])
+
+
+def on_ranks(ranks: int, act: Callable[[Group], Any]) -> list[Any]:
+    """Run `act` once per rank, each with its group; gives results, or exceptions, by rank."""
+    if ranks == 1:
+        return [_caught(lambda: act(Group()))]
+    meeting = Meeting(ranks)
+    with ThreadPoolExecutor(ranks) as pool:
+        groups = [Threads(meeting, rank, ranks) for rank in range(ranks)]
+        futures = [pool.submit(_caught, lambda group=group: act(group)) for group in groups]
+        return [future.result(timeout=4 * TIMEOUT_S) for future in futures]
+
+
+def _caught(act: Callable[[], Any]) -> Any:
+    try:
+        return act()
+    except Exception as error:  # noqa: BLE001 - what it was is looked at by the test
+        return error
