@@ -187,6 +187,7 @@ class Walk:
             hooks=[Script(group), Evaluate(every_updates=2)],
             on_non_finite=evenstep.Skip(),
             folder=folder,
+            asynchronous_saves=False,  # how often a rank asks whether its thread is done would differ
         )
 
     def different(self, ranks: Iterable[int]) -> list[int]:

@@ -10,12 +10,12 @@ a failure means for the run is not decided here.
 """
 
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
-from time import perf_counter
-from typing import TypeVar, final
+from time import monotonic, perf_counter
+from typing import Any, TypeVar, final
 
 from evenstep.checkpoint.leaves import Leaves
 from evenstep.checkpoint.ranks import ALONE, Ranks, together
@@ -26,6 +26,7 @@ from evenstep.checkpoint.storage import LOCAL_DISK, Disk
 from evenstep.errors import CheckpointError
 
 T = TypeVar("T")
+_TALK_EVERY_S = 1.0
 
 
 @final
@@ -61,8 +62,10 @@ class _Flight:
     writing: "Future[Receipt] | None"
     publishing: "Future[Published] | None"
 
-    def done(self) -> bool:
-        return all(job is None or job.done() for job in (self.writing, self.publishing))
+    def done(self, within_s: float = 0.0) -> bool:
+        """Whether this rank's job is done, or is within so many seconds."""
+        jobs: list[Future[Any]] = [job for job in (self.writing, self.publishing) if job is not None]
+        return not wait(jobs, within_s).not_done
 
 
 @final
@@ -157,8 +160,19 @@ class Saver:
         """Wait until nothing is in flight; gives how it ended, or None if nothing was."""
         saved = None
         while self._flight is not None:
+            self._wait_for(self._flight)
             saved = self._go_on(self._flight)
         return saved
+
+    def _wait_for(self, flight: _Flight) -> None:
+        """Until all ranks are done with their jobs, or the time is over for any of them."""
+        deadline = monotonic() + self._timeout_s
+        step_s = min(_TALK_EVERY_S, self._timeout_s)
+        # ranks that have little to write talk to the others all the while, so that nobody takes them for lost
+        while True:
+            told = self._group.gather((flight.done(within_s=step_s), monotonic() > deadline))
+            if all(done for done, _ in told) or any(over for _, over in told):
+                return
 
     def end_alone(self) -> Saved | None:
         """Bring what is in flight to an end without the other ranks, which may be gone; gives how it ended."""
@@ -183,13 +197,13 @@ class Saver:
         try:
             if flight.writing is not None:
                 writing = flight.writing
-                receipts = together(self._group, lambda: _result(writing, self._timeout_s))
+                receipts = together(self._group, lambda: _result(writing, self._timeout_s, within_s=0))
                 flight.writing = None
                 flight.publishing = _in_background(lambda: self._publish(flight.save, receipts, flight.protect))
                 return None
             publishing = flight.publishing
             assert publishing is not None, "a flight writes or publishes"
-            path, error = together(self._group, lambda: _result(publishing, self._timeout_s))[0]
+            path, error = together(self._group, lambda: _result(publishing, self._timeout_s, within_s=0))[0]
         except Exception as error:  # noqa: BLE001 - told to whoever asked for the save
             if leftover := flight.save.abandon():
                 error.add_note(leftover)
@@ -230,9 +244,9 @@ def _in_background(act: Callable[[], T]) -> "Future[T]":
     return future
 
 
-def _result(job: "Future[T]", timeout_s: float) -> T:
+def _result(job: "Future[T]", timeout_s: float, *, within_s: float | None = None) -> T:
     try:
-        return job.result(timeout_s)
+        return job.result(timeout_s if within_s is None else within_s)
     except TimeoutError as error:
         raise CheckpointError(
             f"a checkpoint was not written within {timeout_s:g} s, so it is given up; look at the disk."

@@ -129,6 +129,27 @@ def test_a_save_in_flight_is_brought_to_an_end_without_the_others(folder: Path, 
     assert newest_valid(folder)[0] == saved.path
 
 
+def test_ranks_that_wait_for_a_slow_one_talk_to_it_all_the_while(
+    folder: Path, state: State, failing_disk: type[Any]
+) -> None:
+    class Counting:
+        rank, ranks, said = 0, 2, 0
+
+        def gather(self, value: Any) -> list[Any]:
+            self.said += 1
+            return [value, value]
+
+    gate, group = threading.Event(), Counting()
+    saver = Saver(folder, group=group, disk=gated(failing_disk, gate))
+    saver.begin(1, state(1))
+    threading.Timer(2.5, gate.set).start()
+    before = group.said
+    saved = saver.wait()
+    assert saved is not None
+    assert saved.path == folder / "step-00000001"
+    assert group.said - before >= 2 + 4  # two while waiting, beside those that every save needs
+
+
 def test_without_a_background_nothing_is_copied(folder: Path, state: State) -> None:
     saver = Saver(folder, asynchronous=False, disk=LocalDisk())
     saver.prepare(state(1))
