@@ -95,7 +95,11 @@ def test_an_output_goes_directly_to_every_stage_that_takes_it() -> None:
         )
     )
     assert flows(layers, cut(layers, stages=5)) == {
-        (0, 2): (0,), (0, 3): (0,), (0, 4): (0,), (1, 2): (1,),
-        (2, 3): (2,), (3, 4): (3,),
+        (0, 2): (0,),
+        (0, 3): (0,),
+        (0, 4): (0,),
+        (1, 2): (1,),
+        (2, 3): (2,),
+        (3, 4): (3,),
     }
     assert flows(layers, cut(layers, stages=2)) == {(0, 1): (0, 1)}  # once, though three layers take it
