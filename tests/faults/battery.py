@@ -473,7 +473,7 @@ class Bad(evenstep.Hook):
             if event.update == 3 or method in ("before_train", "after_train", "before_save", "before_evaluate"):
                 raise ValueError(f"a bug in {method}")
 
-        self.on_error = on_error
+        self.failure_policy = on_error
         self._fail = fail
         self._method = method
 
