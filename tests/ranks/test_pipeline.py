@@ -99,7 +99,7 @@ def test_a_killed_rank_ends_the_others_within_seconds_with_the_action_they_were_
     assert lived_on_s < 15
     for rank in {0, 1, 2} - {failing}:
         code, errors = ended[rank]
-        assert code == 1
+        assert code == 1, errors
         assert f"pipeline rank {rank} of 3 stopped at action" in errors
         assert "micro-batch" in errors
 
@@ -113,7 +113,7 @@ def test_an_error_of_one_rank_is_told_to_all(tmp_path: Path, case: str, said: st
     assert lived_on_s < 15
     stopped = "pipeline rank 1 of 3 stopped at action 1F1 (forward, stage 1, micro-batch 1)"
     for rank, (code, errors) in enumerate(ended):
-        assert code == 1
+        assert code == 1, errors
         assert said in errors
         assert (f"({stopped})" if rank == 1 else f"{stopped}: {said}") in errors
 

@@ -92,6 +92,8 @@ class Parts:
             writers=writers,
             log_every_updates=config.log.every_updates,
             keep_checkpoints=config.checkpoint.keep_last,
+            keep_every_updates=config.checkpoint.keep_every_updates,
+            asynchronous_saves=config.checkpoint.asynchronous,
             settle_every_updates=config.train.settle_every_updates,
             **build_failures(config),
             **more,

@@ -1,7 +1,7 @@
 """The model of a run: whole on each rank, or in stages where the configuration asks for a pipeline.
 
-Without the other ranks (`evenstep check`) one process runs all stages, one after the other, so that what cannot be cut or
-scheduled is found before any rank starts.
+Without the other ranks (`evenstep check`) one process runs all stages, one after the other, so that what cannot be cut
+or scheduled is found before any rank starts.
 """
 
 from difflib import get_close_matches
@@ -21,12 +21,11 @@ def build_mesh(config: Config, group: Group) -> Mesh:
         ConfigError: they can't be divided into pipelines.
     """
     if group.ranks % config.parallel.pipeline:
-        raise ConfigError(
-            [
-                f"`parallel.pipeline` is {config.parallel.pipeline}, but {group.ranks} rank(s) were started; start a "
-                f"multiple of it, or change it."
-            ]
+        fault = (
+            f"`parallel.pipeline` is {config.parallel.pipeline}, but {group.ranks} rank(s) were started; start a "
+            f"multiple of it, or change it."
         )
+        raise ConfigError([fault])
     return Mesh.of(group, pipeline=config.parallel.pipeline)
 
 

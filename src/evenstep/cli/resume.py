@@ -12,6 +12,7 @@ from evenstep.build import joined
 from evenstep.cli.folder import find_config
 from evenstep.cli.launch import is_rank, launch
 from evenstep.cli.orphans import end_with_parent
+from evenstep.cli.slurm import submit
 from evenstep.cli.training import train_in
 from evenstep.config.load import open_run
 from evenstep.config.schema import Config
@@ -38,6 +39,10 @@ def run(path: str, settings: list[str]) -> int:
         unsafe = [key for key in changed if not any(key == safe or key.startswith(f"{safe}.") for safe in SAFE)]
         if unsafe:
             raise ConfigError([_refusal(unsafe, file)])
+        slurm = opened.config.launch.slurm
+        if slurm is not None and not is_rank():
+            again = ["resume", path, *settings, "--launch.slurm", "none"]
+            return submit(slurm, again, name=opened.config.name, folder=folder.parent / f"{folder.name}-slurm")
         ranks = max(opened.config.launch.ranks, opened.config.parallel.pipeline)
         if ranks > 1 and not is_rank():
             return launch(ranks, ["resume", path, *settings], max_restarts=opened.config.launch.max_restarts)

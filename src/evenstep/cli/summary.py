@@ -6,6 +6,7 @@ It computes nothing that the run itself doesn't use.
 from evenstep.build import Parts
 from evenstep.config.schema import Data
 from evenstep.data import MapData
+from evenstep.pipeline import Staged
 from evenstep.train import Trainer
 
 
@@ -18,10 +19,20 @@ def describe(parts: Parts, trainer: Trainer) -> list[str]:
     length = "until the data end" if trainer.updates is None else f"{trainer.updates:,} updates"
     return [
         f"model       {type(parts.model).__name__}, {sum(parameters):,} parameters{some}, on {trainer.device}",
+        *_stages(parts),
         f"data        {_samples(parts)}",
         f"update      {_global_batch(config.data)}",
         f"run         {length}{_epochs(parts, trainer)}, precision {config.train.precision}, seed {config.seed}",
     ]
+
+
+def _stages(parts: Parts) -> list[str]:
+    if not isinstance(parts.model, Staged):
+        return []
+    layout = parts.model.layout
+    ranks = "this process holds all" if layout.ranks == 1 else f"the first of {layout.ranks} ranks holds these"
+    own = " | ".join(f"{stage}: {layers}" for stage, layers in parts.model.described().items())
+    return [f"stages      {layout.stages}, {ranks}: {own}"]
 
 
 def _samples(parts: Parts) -> str:

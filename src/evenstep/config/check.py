@@ -156,7 +156,8 @@ def _followed(checkpoint: Checkpoint, early_stop: EarlyStop | None, data: Data) 
         if section is None:
             continue
         evaluation = section.metric.partition("/")[0]
-        if "/" in section.metric and evaluation in data.evaluations:
+        of_training = section is checkpoint.best and evaluation == "train"
+        if "/" in section.metric and (of_training or evaluation in data.evaluations):
             continue
         if data.evaluations:
             close = get_close_matches(evaluation, data.evaluations, n=1)
@@ -238,6 +239,21 @@ def _compression(parallel: Parallel) -> Iterator[Fault]:
         )
 
 
+def _slurm(launch: Launch, resume: str) -> Iterator[Fault]:
+    if launch.slurm is not None and resume not in ("never", "auto"):
+        yield Fault(
+            about=("launch.slurm", "resume"),
+            text=f"`launch.slurm` submits a job that goes on by itself when it was stopped, but `resume` is "
+            f'"{resume}", from which it would begin again each time; leave one out, or set `resume` to "auto".',
+        )
+    if launch.slurm is not None and launch.ranks > 1:
+        yield Fault(
+            about=("launch.slurm", "launch.ranks"),
+            text=f"`launch.ranks` starts {launch.ranks} processes here, but `launch.slurm` submits a job; leave one "
+            f"out. The ranks of a job are `launch.slurm.ranks_per_node` on each of its `nodes`.",
+        )
+
+
 def _writers(log: Log) -> Iterator[Fault]:
     twice = {name for name in log.writers if log.writers.count(name) > 1}
     if twice:
@@ -300,5 +316,6 @@ RULES: tuple[Rule, ...] = (
     _followed,
     _early_stop_needs_evaluations,
     _compression,
+    _slurm,
     _writers,
 )

@@ -137,11 +137,38 @@ class Parallel(Section):
     """Names of the layers that begin the second and later stages; equal numbers of layers by default."""
 
 
+class Slurm(Section):
+    """A job of SLURM that trains the run, one task per rank; needs the extra `slurm`."""
+
+    nodes: Count = 1
+    """How many machines."""
+    ranks_per_node: Count = 1
+    """Processes on each machine, one accelerator each where there are any."""
+    timeout_minutes: Count = 60
+    """Time limit of the job; 90 s before it the run saves itself and the job is queued again."""
+    partition: str | None = None
+    """The partition; the cluster's default if left out."""
+    account: str | None = None
+    """Whom the time is charged to."""
+    qos: str | None = None
+    """Quality of service."""
+    cpus_per_rank: Count | None = None
+    """Processor cores of each rank."""
+    gpus_per_rank: Count | None = None
+    """Accelerators of each rank; asked for as `gpus_per_node`."""
+    memory_gb: Positive | None = None
+    """Memory of each machine, in GB."""
+    additional: Args = Field(default_factory=dict)
+    """Further options of `sbatch`, such as `constraint`."""
+
+
 class Launch(Section):
-    """How many processes `evenstep train` starts; across machines use torchrun instead."""
+    """How many processes `evenstep train` starts; across machines use torchrun, or `slurm`, instead."""
 
     ranks: Count = 1
     """Processes on this machine, one accelerator each where there are any; at least one per pipeline rank."""
+    slurm: Slurm | None = None
+    """Submit the run as a job of SLURM instead of starting it here; never by default."""
     max_restarts: Natural = 0
     """How many times all ranks are started again, from the newest checkpoint, after one of them has failed."""
 
@@ -193,12 +220,14 @@ class Evaluate(Section):
 
 
 class Best(Section):
-    """Which checkpoint to keep as the best."""
+    """Which checkpoints to keep as the best."""
 
     metric: str
-    """A metric of an evaluation, such as `valid/loss`."""
+    """A metric, of an evaluation, such as `valid/loss`, or of training, such as `train/loss`."""
     mode: Literal["min", "max"] = "min"
     """Whether smaller or larger is better."""
+    keep: Count = 1
+    """How many of the best to keep."""
 
 
 class Checkpoint(Section):
@@ -212,8 +241,12 @@ class Checkpoint(Section):
     """Save when this many minutes have gone by since the last save."""
     keep_last: Count = 3
     """How many of the newest checkpoints to keep."""
+    keep_every_updates: Count | None = None
+    """Also keep, for good, the checkpoints of every so many updates."""
     best: Best | None = None
-    """Also keep the checkpoint with the best value of a metric."""
+    """Also keep the checkpoints with the best values of a metric."""
+    asynchronous: bool = True
+    """Whether training waits only until its state is copied in memory, which is then written in the background."""
 
 
 class EarlyStop(Section):

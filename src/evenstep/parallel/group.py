@@ -99,7 +99,7 @@ class Group:
         return Group()
 
     def abort(self, reason: str) -> None:
-        """Leave word for all who wait for this rank that they need not: the first word is kept."""
+        """Leave the group for good and wake all who wait in it; of the reasons that ranks give the first is kept."""
 
     def abort_reason(self) -> str:
         """The first word that any rank has left by `abort`, or ""."""

@@ -63,5 +63,8 @@ class Ordered(Strategy):
         self._tree = Tree(self._parameters)
         self._reducing = False
 
+    def abandon(self) -> None:
+        self._tree = Tree(self._parameters)
+
     def after_update(self, update: int) -> None:
         self._replicas.after_update(update)

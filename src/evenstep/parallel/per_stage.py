@@ -12,6 +12,10 @@ from typing import Any, final
 
 from torch import nn
 
+from evenstep.errors import ArgumentError
+from evenstep.parallel.ddp import Ddp
+from evenstep.parallel.ordered import Ordered
+from evenstep.parallel.single import Single
 from evenstep.parallel.strategy import Strategy
 
 
@@ -22,12 +26,19 @@ class PerStage(Strategy):
     Args:
         like: the strategy to copy, which has wrapped nothing yet.
 
-    >>> from evenstep.parallel.single import Single
+    Raises:
+        ArgumentError: a strategy that can't be copied per stage.
+
     >>> PerStage(Single()).ranks
     1
     """
 
     def __init__(self, like: Strategy) -> None:
+        if not isinstance(like, Single | Ddp | Ordered):
+            raise ArgumentError(
+                f"a model in stages must be shared by Single, Ddp or Ordered, but the strategy is "
+                f"{type(like).__name__}, which shards what a stage holds; take one of those, or train without stages."
+            )
         super().__init__(like.group)
         self._like = like
         self._of: dict[int, Strategy] = {}
@@ -52,6 +63,10 @@ class PerStage(Strategy):
     def after_update(self, update: int) -> None:
         for own in dict.fromkeys(self._of.values()):
             own.after_update(update)
+
+    def abandon(self) -> None:
+        for own in dict.fromkeys(self._of.values()):
+            own.abandon()
 
     @contextmanager
     def uncompressed(self) -> Generator[str]:

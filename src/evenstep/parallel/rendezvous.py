@@ -86,18 +86,18 @@ def _announce(store: Store, place: Place) -> str:
     first = json.loads(store.compare_set(_TERMS, "", mine))
     for name, value in terms.items():
         if first["terms"].get(name) != value:
-            return _say(
-                store,
+            fault = (
                 f"all ranks must be started alike, but {name} is {value} for rank {place.rank} ({this_process()}) and "
-                f"{first['terms'].get(name)} for rank {first['rank']} ({first['who']}).",
+                f"{first['terms'].get(name)} for rank {first['rank']} ({first['who']})."
             )
+            return _say(store, fault) or fault  # the others may have gone on: then it is this rank's alone
     before = store.compare_set(_of(place.rank), "", this_process()).decode()
     if store.add(_TWICE.format(place.rank), 1) > 1:
-        return _say(
-            store,
+        fault = (
             f"two processes say that they are rank {place.rank}: {before}, and {this_process()}; give each process a "
-            f"RANK of its own.",
+            f"RANK of its own."
         )
+        return _say(store, fault) or fault
     if store.add("came", 1) == place.ranks:
         return _say(store, "")
     return ""

@@ -30,10 +30,12 @@ class Strategy(ABC):
         group: the ranks, through which they also agree; a group of one by default.
 
     Attributes:
+        holds_all: whether each rank has all that a checkpoint holds, without asking the others.
         cuts_alone: whether a rank may run its micro-batches in more pieces than its peers do: they share no model, so
             no forward or backward waits for another rank's.
     """
 
+    holds_all: bool = True
     cuts_alone: ClassVar[bool] = False
 
     def __init__(self, group: Group | None = None) -> None:

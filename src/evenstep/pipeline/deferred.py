@@ -1,8 +1,8 @@
 """Linear layers whose weight gradients can wait: what divides a backward into INPUT_BACKWARD and WEIGHT_BACKWARD.
 
-For y = x Wᵀ + b with gradient g: the first half gives g W, the second gᵀ x and Σg, by the very products that torch's own
-backward makes, so the bits are the same. Other modules give their weight gradients in the first half, which is right
-and fills less of the bubble; so do linear layers inside compiled ones, whose backward is one piece.
+For y = x Wᵀ + b with gradient g: the first half gives g W, the second gᵀ x and Σg, by the very products that torch's
+own backward makes, so the bits are the same. Other modules give their weight gradients in the first half, which is
+right and fills less of the bubble; so do linear layers inside compiled ones, whose backward is one piece.
 """
 
 from typing import Any, final

@@ -7,7 +7,8 @@ cut. It builds nothing: a layer may be a module, or a function that builds it on
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, TypeAlias, cast, final, runtime_checkable
+from inspect import ismethod
+from typing import Any, Protocol, Self, TypeAlias, cast, final
 
 from torch import nn
 
@@ -38,7 +39,6 @@ class Layer:
     inputs: bool | tuple[str, ...] | None = None
 
 
-@runtime_checkable
 class Cuttable(Protocol):
     """A model that says what its layers are."""
 
@@ -113,8 +113,8 @@ class Layers:
         """
         if isinstance(model, cls):
             return model
-        if isinstance(model, Cuttable):
-            return cls(tuple(model.layers()))
+        if ismethod(getattr(model, "layers", None)):  # in many models it is no method but a container
+            return cls(tuple(cast("Cuttable", model).layers()))
         if isinstance(model, nn.Sequential):
             return cls(tuple(_opened(model, "")))
         if isinstance(model, nn.Module):

@@ -84,11 +84,9 @@ def register(root: nn.Module, name: str, module: nn.Module) -> None:
     """
     *above, last = name.split(".")
     for part in above:
-        below = root._modules.get(part)
-        if below is None:
-            below = nn.Module()
-            root.add_module(part, below)
-        root = below
-    if last in root._modules or hasattr(root, last):
+        if part not in dict(root.named_children()):
+            root.add_module(part, nn.Module())
+        root = root.get_submodule(part)
+    if hasattr(root, last):
         raise ArgumentError(f"a layer can't be called '{name}', since a module has '{last}' already; rename it.")
     root.add_module(last, original(module))

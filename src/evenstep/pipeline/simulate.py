@@ -7,6 +7,7 @@ it is not told: congestion, received copies, and reductions over data-parallel r
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import final
 
 from evenstep.errors import ArgumentError
@@ -128,6 +129,7 @@ class Simulation:
         busy_s: seconds that each rank computes.
         window_s: seconds from each rank's own first start to its last end.
         peak_bytes: the most memory that each rank holds at once.
+        peak_live: the most (stage, micro-batch) activations that each rank holds at once.
         bytes_sent: that each rank sends to others.
     """
 
@@ -136,6 +138,7 @@ class Simulation:
     busy_s: tuple[float, ...]
     window_s: tuple[float, ...]
     peak_bytes: tuple[float, ...]
+    peak_live: tuple[int, ...]
     bytes_sent: tuple[float, ...]
 
     @property
@@ -188,6 +191,7 @@ def simulate(plans: Sequence[Plan], layout: Layout, costs: Costs) -> Simulation:
         busy_s=tuple(busy),
         window_s=tuple(last.get(rank, 0) - first.get(rank, 0) for rank in range(layout.ranks)),
         peak_bytes=tuple(_peak_bytes(plan, layout.stages_of(rank), costs) for rank, plan in enumerate(plans)),
+        peak_live=tuple(map(_peak_live, plans)),
         bytes_sent=_bytes_sent(found, layout, costs),
     )
 
@@ -206,6 +210,11 @@ def _peak_bytes(plan: Plan, stages: Sequence[int], costs: Costs) -> float:
         elif action.op is Op.WEIGHT_BACKWARD:
             held -= costs.deferred_bytes[stage]
     return peak
+
+
+def _peak_live(plan: Plan) -> int:
+    changes = ((action.op is Op.FORWARD) - (action.op in (Op.BACKWARD, Op.WEIGHT_BACKWARD)) for action in plan)
+    return max(accumulate(changes), default=0)
 
 
 def _bytes_sent(found: Sequence[Span], layout: Layout, costs: Costs) -> tuple[float, ...]:

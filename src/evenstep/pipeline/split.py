@@ -5,6 +5,7 @@ arithmetic on places: no module is looked at.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from evenstep.errors import ArgumentError
 from evenstep.pipeline.layers import Layers
@@ -41,7 +42,7 @@ def cut(layers: Layers, *, stages: int, split_at: Sequence[str] | None = None) -
                 f"`split_at` must name the first layers of stages 1 to {stages - 1}, in order, but names "
                 f"{', '.join(split_at) or 'none'}; the layers are {', '.join(names)}."
             )
-    return tuple(range(begin, end) for begin, end in zip(edges[:-1], edges[1:], strict=True))
+    return tuple(range(begin, end) for begin, end in pairwise(edges))
 
 
 def _begin(names: list[str], wanted: str) -> int:

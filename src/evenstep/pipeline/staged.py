@@ -6,6 +6,7 @@ model, so that optimizers, averages and checkpoints need not know of stages.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any, final
 
@@ -74,6 +75,9 @@ class Staged(nn.Module):
         built = self._build(seed)
         _separate(built.values())
         _check_dense(built.values())
+        # what other ranks hold must not stay here because this refers to it
+        kept = tuple(replace(layer, build=nn.Identity) for layer in self.layers.layers)
+        self.layers = Layers(kept, self.layers.ties)
         self.sections = {stage: self._section(stage, built) for stage in self.own}
         for place, module in built.items():
             register(self, self.layers.layers[place].name, module)
@@ -89,6 +93,16 @@ class Staged(nn.Module):
     def aliases(self) -> dict[str, str]:
         """For each copy of a tied parameter its name in checkpoints."""
         return {name: tie.names[0] for tie in self.ties for name in tie.names[1:]}
+
+    def described(self) -> dict[int, str]:
+        """The names of the first and last layer of each stage that this rank holds.
+
+        >>> Staged([nn.ReLU(), nn.ReLU(), nn.ReLU()], stages_per_rank=2).described()
+        {0: '0', 1: '1 … 2'}
+        """
+        names = [layer.name for layer in self.layers.layers]
+        ends = {stage: (names[self._places[stage][0]], names[self._places[stage][-1]]) for stage in self.own}
+        return {stage: first if first == last else f"{first} … {last}" for stage, (first, last) in ends.items()}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The whole model's output, where this process holds all of its stages.

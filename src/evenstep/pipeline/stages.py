@@ -105,6 +105,7 @@ class Stages:
                     sum_over_owners(self.model.ties, self._parameters, self._group)
                 self.wire.flush()
             except BaseException as error:
+                self.deferral.end()
                 self._tell(error, action)
                 raise
 
@@ -112,7 +113,9 @@ class Stages:
         place = "before its first action" if action is None else f"at {described(action)}"
         where = f"pipeline rank {self._group.rank} of {self._group.ranks} stopped {place}"
         error.add_note(f"({where})")
-        self._group.abort(f"{where}: {type(error).__name__}: {error}")
+        mesh = self.model.mesh
+        for group in (mesh.pipeline, mesh.data, mesh.world):
+            group.abort(f"{where}: {type(error).__name__}: {error}")
 
 
 def described(action: Action) -> str:

@@ -2,8 +2,8 @@
 
 A message is a header of a few numbers, its form (structure, shapes, dtypes) if that differs from the last one on the
 same edge, and the tensors. So nobody has to know shapes beforehand, they may change with every micro-batch, and what
-comes is always what was announced. One thread per peer receives, as far ahead as the plan allows; sends do not wait, and
-few are on their way at once. It knows neither modules nor gradients.
+comes is always what was announced. One thread per peer receives, as far ahead as the plan allows; sends do not wait,
+and few are on their way at once. It knows neither modules nor gradients.
 """
 
 import pickle
@@ -27,6 +27,7 @@ AHEAD = 2  # messages received before the plan has come to their place
 SENDING = 4  # messages to one rank that are on their way at once
 _LOOK_EVERY_S = 0.5
 _GRACE_S = 2.0  # a rank that fails leaves word and then its connections break; the word may come a little later
+_Sending = tuple[list[Callable[[], None]], list[Tensor]]  # how to wait for a message, and what must stay until then
 _KINDS = ("output", "gradient", "state")
 
 
@@ -70,7 +71,7 @@ class Wire:
         self._device = device
         self._sent_forms: dict[tuple[str, int, int], bytes] = {}
         self._known_forms: dict[tuple[str, int, int], Any] = {}
-        self._sending: dict[int, deque[tuple[Callable[[], None], object]]] = {}
+        self._sending: dict[int, deque[_Sending]] = {}
 
     def send(self, address: Address, tree: Any, rank: int) -> None:
         """Begin to send `tree`, whose tensors must not change any more."""
@@ -86,15 +87,15 @@ class Wire:
             parts.insert(1, torch.frombuffer(bytearray(form), dtype=torch.uint8).to(self._device))
         waits = [self._group.begin_send(part, rank) for part in parts]
         queue = self._sending.setdefault(rank, deque())
-        queue.append((lambda: [wait() for wait in waits] and None, parts))
+        queue.append((waits, parts))
         while len(queue) > SENDING:
-            queue.popleft()[0]()
+            _finish(queue.popleft())
 
     def flush(self) -> None:
         """Wait until all that was sent has left."""
         for queue in self._sending.values():
             while queue:
-                queue.popleft()[0]()
+                _finish(queue.popleft())
 
     def receive(self, rank: int) -> tuple[Address, Any]:
         """Wait for the next message of `rank`."""
@@ -123,6 +124,11 @@ class _Tensor:
     shape: tuple[int, ...]
     dtype: torch.dtype
     requires_grad: bool
+
+
+def _finish(sending: _Sending) -> None:
+    for wait in sending[0]:
+        wait()
 
 
 def _mark(leaf: Any) -> Any:
@@ -168,9 +174,8 @@ class Inbox:
         with self._changed:
             self._over = True
             self._changed.notify_all()
-        if error is None:
-            for thread in self._threads:
-                thread.join()
+        for thread in self._threads:  # after an error the runner has aborted the group, which ends their waiting
+            thread.join(None if error is None else _GRACE_S)
 
     def allow(self, rank: int) -> None:
         """The plan has come to the next message of `rank`."""

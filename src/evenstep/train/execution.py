@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from evenstep.errors import ArgumentError
 from evenstep.optim.apply import norms
 from evenstep.optim.foreach import foreach_norms
 from evenstep.parallel import Group, PerStage, Single, Strategy
@@ -141,12 +142,21 @@ class Pipelined(Execution):
         strategy: each stage gets a copy of it.
         optimizer: of this rank's parameters.
         device: of the model.
+
+    Raises:
+        ArgumentError: the strategy is not for these ranks, or not for stages.
     """
 
     def __init__(self, model: Staged, strategy: Strategy, optimizer: Optimizer, device: torch.device) -> None:
+        if strategy.group.ranks != model.mesh.data.ranks:
+            raise ArgumentError(
+                f"the strategy must share gradients between the {model.mesh.data.ranks} data-parallel ranks of the "
+                f"model's mesh, but has a group of {strategy.group.ranks}; build it from `mesh.data`."
+            )
         self.group, self.strategy = model.mesh.world, PerStage(strategy)
         self._model = model
-        self.stages = Stages(model, self.strategy, device)
+        self.stages = stages = Stages(model, self.strategy, device)
+        self._run = stages.run
         self._rank, self._pipeline = model.mesh.pipeline.rank, model.mesh.pipeline
         self._plan = lru_cache(maxsize=256)(self._planned)
         trained = {id(parameter) for parameter in _of(optimizer)}
@@ -160,11 +170,11 @@ class Pipelined(Execution):
         )
 
     def train(self, microbatches: tuple[int, ...], passage: Passage, num_microbatches: int) -> None:
-        self.stages.run(self._plan(microbatches), passage, num_microbatches)
+        self._run(self._plan(microbatches), passage, num_microbatches)
 
     def evaluate(self, microbatches: tuple[int, ...], passage: Passage) -> None:
         plan = forwards(self._model.layout, microbatches)[self._rank]
-        self.stages.run(plan, passage, len(microbatches))
+        self._run(plan, passage, len(microbatches))
 
     def begin(self) -> None: ...
 

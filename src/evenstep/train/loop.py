@@ -46,6 +46,7 @@ class Actions:
         evaluate: evaluate the parameters as of now.
         save: write a checkpoint of the state as of now.
         report: tell hooks and writers about an incident.
+        poll: take note of a save that goes on in the background.
         rewind: go back, in place, to the newest checkpoint of fewer updates than given.
     """
 
@@ -53,6 +54,7 @@ class Actions:
     evaluate: Callable[[], object]
     save: Callable[[], object]
     report: Callable[[Incident], None]
+    poll: Callable[[], None]
     rewind: Callable[[int], None]
 
 
@@ -95,6 +97,7 @@ class Loop:
         fit_memory: whether to find out, at the first global batch, how finely micro-batches must be cut.
         asks: what was asked for.
         progress: what is committed, and for a while what is believed to be.
+        failed: the batch and the number of the update that is under way, or that ended the run.
     """
 
     update: Update
@@ -120,6 +123,7 @@ class Loop:
     _again: deque[GlobalBatch] = field(default_factory=deque[GlobalBatch])
     _on_no_weight: FailurePolicy = field(default_factory=lambda: Skip(limit=100))
     _data_ended: bool = False
+    failed: tuple[GlobalBatch, int] | None = None
     _rewinding: _Rewinding | None = None
     _given_up: list[tuple[Position, Position]] = field(default_factory=list[tuple[Position, Position]])
     _positions: deque[tuple[int, Position]] = field(default_factory=lambda: deque[tuple[int, Position]](maxlen=10_000))
@@ -140,6 +144,7 @@ class Loop:
         self._ledger.clear()
         self._again.clear()
         self._data_ended = False
+        self.failed = None
         self.update.begin()
         batches = self.data.batches(
             self.progress.position,
@@ -250,6 +255,7 @@ class Loop:
 
     def _one(self, batch: GlobalBatch, *, began: float) -> None:
         number, data_s = self.progress.update + 1, perf_counter() - began
+        self.failed = batch, number
         waited_s, skipped = self.execution.strategy.group.waited_s, 0
         self._hear(batch)
         with self.bus.span(
@@ -271,6 +277,7 @@ class Loop:
             self._count(skipped)
             if len(self._ledger) >= self.settle_every_updates:
                 self.settle()
+        self.failed = None
         if self.progress.update >= number:
             self.execution.strategy.after_update(number)
         self._busy_s += perf_counter() - began - (self.execution.strategy.group.waited_s - waited_s)
@@ -303,6 +310,7 @@ class Loop:
     def _act(self) -> None:
         """Evaluate, then save: what an evaluation asks for is done at the same update."""
         asks, group = self.asks, self.execution.group
+        self.actions.poll()
         if self._rewinding is not None:
             return
         asks.agree(group)
@@ -363,6 +371,7 @@ class Loop:
 
     def _stop(self, incident: Incident, entry: Entry) -> None:
         kept = f"The parameters are those after update {incident.update - 1}."
+        self.failed = entry.batch, incident.update
         if incident.kind == "no_weight":
             raise TaskError(
                 f"{incident.message} The same held for the global batches before it; look at the data, and at "

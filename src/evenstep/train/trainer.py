@@ -5,7 +5,7 @@ How an update goes is told in `update`, how updates follow each other in `loop`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast, final
@@ -14,13 +14,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from evenstep.checkpoint import (
-    clean_leftovers,
-    newest_checkpoint,
-    read_checkpoint,
-    retain,
-    write_checkpoint,
-)
+from evenstep.checkpoint import newest_valid, read_checkpoint, step_name
 from evenstep.data import Data
 from evenstep.errors import ArgumentError, LostRankError, NonFiniteError
 from evenstep.events import (
@@ -31,8 +25,6 @@ from evenstep.events import (
     Incident,
     IncidentFiles,
     Record,
-    SaveBegin,
-    SaveEnd,
     Storage,
     TrainBegin,
     TrainEnd,
@@ -64,10 +56,12 @@ from evenstep.train.passage import Way
 from evenstep.train.portion import build_portion
 from evenstep.train.progress import Progress
 from evenstep.train.randomness import undisturbed
+from evenstep.train.replay import failed_batch, replay
 from evenstep.train.reports import Reports, failed
 from evenstep.train.rewinding import forget_after, newest_before
+from evenstep.train.saving import Saving, describe_failure
 from evenstep.train.spikes import LOSS, LossSpikes
-from evenstep.train.state import Saved, Tree, check_same_run, parameter_names, unwrapped
+from evenstep.train.state import Saved, Tree, check_fits, check_same_run, parameter_names, unwrapped
 from evenstep.train.task import Task
 from evenstep.train.transfer import build_transfer
 from evenstep.train.update import Update
@@ -126,6 +120,9 @@ class Trainer:
         max_skipped_samples: how many samples that can't be read may be left out (see `MapData`) before it stops.
         fit_memory: whether to find out at the start, by trying, how finely micro-batches must be cut to fit.
         keep_checkpoints: how many of the newest to keep; None keeps all, 0 writes none.
+        keep_every_updates: also keep the checkpoints of every so many updates.
+        asynchronous_saves: whether training waits only until the state is copied, and the copy is written meanwhile;
+            it takes as much memory again as the state.
         settle_every_updates: how many updates an accelerator may run ahead of the host's knowledge whether they were
             committed; `log_every_updates` by default. A CPU, an optimizer that is not fused, or a stream: always 1.
         config: anything to be kept with checkpoints, such as the resolved configuration.
@@ -174,6 +171,8 @@ class Trainer:
         max_skipped_samples: int = 100,
         fit_memory: bool = False,
         keep_checkpoints: int | None = 3,
+        keep_every_updates: int | None = None,
+        asynchronous_saves: bool = True,
         settle_every_updates: int | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
@@ -183,6 +182,7 @@ class Trainer:
             log_every_updates=log_every_updates,
             settle_every_updates=settle_every_updates,
             keep_checkpoints=keep_checkpoints,
+            keep_every_updates=keep_every_updates,
             clip_norm=clip_norm,
         )
         check_model(model)
@@ -204,14 +204,21 @@ class Trainer:
         self.updates = updates if updates is not None else _updates_of(data, cast("int", epochs), seed)
         self._data = data
         self._config = dict(config or {})
-        self._keep_checkpoints = keep_checkpoints
         strategy = strategy or Single()
         self._group = model.mesh.world if isinstance(model, Staged) else strategy.group
         self._writers = Writers(writers if self.is_first_rank else (), report=lambda incident: self._report(incident))
         heard = [hook for hook in hooks if self.is_first_rank or not getattr(hook, "first_rank_only", False)]
         self._bus = Bus(heard, self, on_error=on_hook_error, report=lambda incident: self._report(incident))
         self._evaluated_at = -1
-        self._saved_at = -1
+        self._saving = Saving(
+            folder=self.folder,
+            group=self._group,
+            bus=self._bus,
+            report=self._report,
+            keep=keep_checkpoints,
+            keep_every_updates=keep_every_updates,
+            asynchronous=asynchronous_saves,
+        )
         self._resumed = False
         self._can_rewind = bool(rewinds)
         self._rewound: tuple[int, int] | None = None  # the update of the last rewind's fault, and where it went back to
@@ -263,8 +270,9 @@ class Trainer:
             actions=Actions(
                 write=self._write,
                 evaluate=self._evaluate_all,
-                save=self.save,
+                save=self._begin_save,
                 report=self._report,
+                poll=self._poll_saves,
                 rewind=self._rewind,
             ),
             on_non_finite=on_non_finite or Stop(),
@@ -353,12 +361,17 @@ class Trainer:
             return TrainEnd(update=self.progress.update, outcome=outcome, reason=reason, error=error)
 
         begin = TrainBegin(update=self.progress.update, updates=self.updates, resumed=self._resumed)
-        with self._writers.opened(self.folder, self.progress.update), closing(self._data), undisturbed(self.device):
+        with (
+            self.holding_folder(),
+            self._writers.opened(self.folder, self.progress.update),
+            closing(self._data),
+            undisturbed(self.device),
+        ):
             self._writers.event("train_begin", begin)
-            self._clean()
+            self._saving.clean(self.progress.update)
             with self._bus.span("train", lambda: begin, end):
                 try:
-                    if self._can_rewind and self._saved_at < 0:
+                    if self._can_rewind and self._saving.saved_at < 0:
                         self.save()  # something to go back to
                     self._loop.run()
                     reason = self._loop.why_over()
@@ -375,6 +388,14 @@ class Trainer:
             requeue=self._loop.asks.requeue,
             metrics={name: record.value for name in self.storage.names() if (record := self.storage.latest(name))},
         )
+
+    def holding_folder(self) -> AbstractContextManager[None]:
+        """Keep other runs out of the run folder inside the `with`; `train` does it by itself.
+
+        Raises:
+            CheckpointError: on entering, when another run is in it.
+        """
+        return self._saving.holding_folder()
 
     def _described(self) -> dict[str, object]:
         """What must be the same on all ranks for their updates to be one update."""
@@ -395,20 +416,22 @@ class Trainer:
         shapes = {name: list(value.shape) for name, value in unwrapped(self.model).state_dict().items()}
         return {"model": shapes}
 
-    def _clean(self) -> None:
-        """Delete what killed processes have left half written, and say so."""
-        folder = self.folder if self.is_first_rank else None
-        leftovers = [] if folder is None else clean_leftovers(folder / "checkpoints")
-        for message in leftovers:
-            self._report(Incident(kind="leftover", update=self.progress.update, message=message, details={}))
-
     def _salvage(self, error: BaseException, end: Callable[[BaseException], TrainEnd]) -> None:
-        """Go back to the last committed update and write what is known of it; never hide `error`."""
+        """Go back to the last committed update, save it and write what is known of it; never hide `error`."""
         try:
             if not isinstance(error, LostRankError):
                 self._group.fail(f"{type(error).__name__}: {error}")
+            under_way, is_whole = self._loop.failed, self._loop.update.is_whole
             self._loop.abandon()
             self._report(failed(error, self._group, self.progress.update))
+            strategy = self._execution.strategy
+            failure = (
+                {}
+                if under_way is None
+                else describe_failure(error, *under_way, rank=strategy.rank, ranks=strategy.ranks)
+            )
+            alone = is_whole and strategy.holds_all and self._execution.stages is None
+            self._saving.rescue(error, self.progress.update, self.state_dict if alone else None, failure)
             if self._group.ranks == 1:  # the others may not be there to sum with
                 self._write()
             self._writers.event("train_end", end(error))
@@ -419,9 +442,9 @@ class Trainer:
         # A run that was stopped goes on later, and whoever stopped it is waiting: it is saved, not evaluated.
         if not self._loop.asks.stop and self._evaluated_at != self.progress.update:
             self._evaluate_all()
-        saves = self.folder is not None and self._keep_checkpoints != 0
         wanted = self._loop.asks.take_save()  # by what has heard of the evaluation
-        if saves and (wanted or self._saved_at != self.progress.update):
+        self._saving.settle()
+        if self._saving.enabled and (wanted or self._saving.saved_at != self.progress.update):
             self.save()
 
     def evaluate(self, name: str | None = None) -> dict[str, dict[str, float]]:
@@ -471,33 +494,23 @@ class Trainer:
         return {key.removeprefix(f"{name}/"): value for key, value in values.items()}
 
     def save(self) -> Path:
-        """Write a checkpoint of the state as of the last committed update; gives its folder.
+        """Write a checkpoint of the state as of the last committed update; gives its folder once it is published.
 
         Raises:
             ArgumentError: the trainer has no folder.
             CheckpointError: it could not be written; earlier checkpoints are untouched.
         """
-        if self.folder is None:
-            raise ArgumentError("this trainer keeps nothing: give it a `folder` to save checkpoints in.")
-        if self._keep_checkpoints == 0:
-            raise ArgumentError("a checkpoint was asked for, but `keep_checkpoints` is 0; set how many to keep.")
+        self._begin_save(must=True)
+        self._saving.finish()
+        return cast("Path", self.folder) / "checkpoints" / step_name(self.progress.update)
+
+    def _begin_save(self, *, must: bool = False) -> None:
         self._loop.settle()
         self._write()
-        update, path = self.progress.update, None
-        with self._bus.span("save", lambda: SaveBegin(update=update), lambda error: SaveEnd(update=update, path=path)):
-            state = self.state_dict()
-            path = self._group.first_rank_does(lambda: self._write_checkpoint(update, state))
-            self._saved_at = update
-        self._group.first_rank_does(self._retain)
-        return path
+        self._saving.begin(self.progress.update, self.state_dict, must=must)
 
-    def _write_checkpoint(self, update: int, state: Tree) -> Path:
-        assert self.folder is not None
-        return write_checkpoint(self.folder / "checkpoints", update, state)
-
-    def _retain(self) -> None:
-        assert self.folder is not None
-        retain(self.folder / "checkpoints", keep_last=self._keep_checkpoints, protect=self._bus.kept_checkpoints())
+    def _poll_saves(self) -> None:
+        self._saving.poll(self.progress.update, self.state_dict)
 
     def resume(self, source: Path | str = "auto") -> Path | None:
         """Go on from a checkpoint.
@@ -517,16 +530,17 @@ class Trainer:
             return None
         checkpoint = read_checkpoint(path)
         self.load_state_dict(checkpoint.state)
+        self._saving.resumed(self.progress.update, checkpoint.path)
         return checkpoint.path
 
     def _newest(self) -> Path | None:
         if self.folder is None:
             raise ArgumentError("`resume` must be a path, since this trainer has no `folder` to look into.")
-        checkpoint, rejected = newest_checkpoint(self.folder)
-        for path, why in rejected:
-            message = f"{path.name} was passed over: {why}"
+        path, rejected = newest_valid(self.folder)
+        for name, why in rejected:
+            message = f"{name.name} was passed over: {why}"
             self._report(Incident(kind="checkpoint", update=0, message=message, details={}))
-        return None if checkpoint is None else checkpoint.path
+        return path
 
     def state_dict(self) -> Tree:
         """Everything that the run needs to go on exactly, as a tree.
@@ -565,10 +579,32 @@ class Trainer:
         self._saved.load_state_dict(state)
         self.storage.load_state_dict(state["storage"])
         self._loop.progress = Progress.from_state_dict(state["progress"])
-        self._saved_at = self.progress.update
         self._evaluated_at = state["run"]["evaluated_at"]
         self._load_cuts(state["run"].get("cuts", []))
         self._resumed = True
+
+    def replay(self, state: Tree, failure: Tree) -> str:
+        """Run the update of a failure again, up to its gradients; says what is not finite in it, or "".
+
+        Args:
+            state: of the update before, as `state_dict` gave it; only the model is taken, and a loss scale.
+            failure: what a failing run has kept of it.
+
+        Raises:
+            CheckpointError: the state is of another model.
+            Exception: what the update raises.
+        """
+        model = unwrapped(self.model)
+        check_fits(state["model"], model.state_dict(), "model")
+        model.load_state_dict(state["model"])
+        if state["run"]["precision"] == self._way.precision.name:
+            self._way.precision.state = state["precision"]
+        batch = failed_batch(failure, self._data, seed=self._way.seed)
+        self.model.train()
+        update = self._loop.update
+        update.begin()
+        with undisturbed(self.device), closing(self._data):
+            return replay(self.model, lambda: update.rerun(batch, failure["update"]))
 
     def _load_cuts(self, limits: list[int | None]) -> None:
         """Cut as finely as this rank did; on another number of ranks, as the one that did so most."""
@@ -586,8 +622,10 @@ class Trainer:
         # Where going back did not help, the checkpoint itself may be spoiled: the next time goes further.
         helped = self._rewound is None or update > self._rewound[0]
         before = update if self._rewound is None or helped else self._rewound[1]
+        self._saving.settle()
         path = group.first_rank_does(lambda: newest_before(folder, before, self._report))
         self.load_state_dict(read_checkpoint(path).state)
+        self._saving.resumed(self.progress.update, path)
         self._cuts.limit = cut
         self._rewound = update, self.progress.update
         self._writers.close()

@@ -65,6 +65,9 @@ class Update:
         cuts: how finely micro-batches are cut to fit into this rank's memory.
         on_out_of_memory: the policy for micro-batches that don't fit: retry, cut in two, or stop.
         report: told of incidents.
+
+    Attributes:
+        is_whole: False if an error came while parameters were changed, so that they are those of no update.
     """
 
     def __init__(
@@ -95,6 +98,7 @@ class Update:
         self._ema = ema
         self._learning_rates = learning_rates
         self._buffers = Buffers(model)
+        self.is_whole = True
 
     def __call__(self, batch: GlobalBatch, update: int) -> Outcome:
         """Execute update number `update` with `batch`.
@@ -114,11 +118,13 @@ class Update:
         lr = self._learning_rates(update)
         grads = gradients(self._parameters, sparse=self._sparse)
         squared = self._execution.squared_norm(grads)
+        self.is_whole = False  # until all that follows has been applied
         applied = self._apply(grads, squared, scale if late_weight is None else scale * total)
         self._execution.strategy.after_step()
         self._buffers.restore(applied.aborted)
         if self._ema is not None and applied.aborted != 1.0:
             self._ema.after_update(update, applied.aborted)
+        self.is_whole = True
         put = self._way.storage.put
         put("train/grad_norm", applied.norm, update=update)
         put("train/lr", lr, update=update)

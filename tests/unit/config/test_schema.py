@@ -73,7 +73,11 @@ def test_the_public_keys_are_these() -> None:
 
 
 PUBLIC_KEYS = {
-    "Launch": ["max_restarts", "ranks"],
+    "Launch": ["max_restarts", "ranks", "slurm"],
+    "Slurm": [
+        *("account", "additional", "cpus_per_rank", "gpus_per_rank", "memory_gb", "nodes", "partition", "qos"),
+        *("ranks_per_node", "timeout_minutes"),
+    ],
     "Failures": [
         *("hook", "loader", "loader_retries", "loss_spike", "max_rewinds", "max_skipped_samples", "non_finite"),
         *("out_of_memory", "spike_threshold", "spike_window_updates"),
@@ -82,8 +86,10 @@ PUBLIC_KEYS = {
         *("compression", "gather_dtype", "offload", "pipeline", "pipeline_schedule", "reduction", "shard_ranks"),
         *("split_at", "stages_per_rank", "strategy", "timeout_s"),
     ],
-    "Best": ["metric", "mode"],
-    "Checkpoint": ["best", "every_epochs", "every_minutes", "every_updates", "keep_last"],
+    "Best": ["keep", "metric", "mode"],
+    "Checkpoint": [
+        *("asynchronous", "best", "every_epochs", "every_minutes", "every_updates", "keep_every_updates", "keep_last"),
+    ],
     "Constant": ["kind", "warmup_updates"],
     "Cosine": ["end_factor", "kind", "warmup_updates"],
     "Data": [

@@ -94,12 +94,17 @@ def test_an_output_goes_directly_to_every_stage_that_takes_it() -> None:
             ),
         )
     )
-    assert flows(layers, cut(layers, stages=5)) == {
-        (0, 2): (0,),
-        (0, 3): (0,),
-        (0, 4): (0,),
-        (1, 2): (1,),
-        (2, 3): (2,),
-        (3, 4): (3,),
-    }
+    encoder, others = (0,), {(1, 2): (1,), (2, 3): (2,), (3, 4): (3,)}
+    wanted = {(0, stage): encoder for stage in (2, 3, 4)} | others
+    assert flows(layers, cut(layers, stages=5)) == wanted
     assert flows(layers, cut(layers, stages=2)) == {(0, 1): (0, 1)}  # once, though three layers take it
+
+
+def test_a_container_called_layers_is_no_method_that_says_them() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.ReLU())
+
+    with pytest.raises(ArgumentError, match="Net can't be cut into stages: give it a method"):
+        Layers.of(Net())

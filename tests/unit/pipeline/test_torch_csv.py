@@ -74,6 +74,32 @@ def test_torchs_dualpipe_v_becomes_ours() -> None:
     }
 
 
+def single(kind: Any, ranks: int, count: int) -> str:
+    """The table of a schedule of one stage per rank."""
+    table = kind.__new__(kind)
+    table._num_stages, table._n_microbatches = ranks, count
+    rows = table._get_pipeline_order()
+    return "\n".join(",".join("" if a is None else str(a) for a in rows[rank]) for rank in range(ranks))
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_torchs_gpipe_is_ours(ranks: int) -> None:
+    theirs = from_torch_csv(single(torchs.ScheduleGPipe, ranks, 10))
+    assert theirs == SCHEDULES["gpipe"].order(SCHEDULES["gpipe"].layout(ranks), range(10))
+
+
+def test_torchs_1f1b_is_ours_but_for_its_last_rank_which_is_refused() -> None:
+    # torch 2.13 gives a table whose last rank begins with micro-batch 1; its runtime doesn't use it
+    layout = SCHEDULES["1f1b"].layout(4)
+    theirs, ours = (
+        from_torch_csv(single(torchs.Schedule1F1B, 4, 8)),
+        SCHEDULES["1f1b"].order(layout, range(8)),
+    )
+    assert theirs[:3] == ours[:3]
+    with pytest.raises(PlanError, match="rank 3 at 3B0 cannot begin"):
+        lower(theirs, layout)
+
+
 def test_a_cell_that_is_no_action_is_named() -> None:
     with pytest.raises(PlanError, match="row 2, column 3: `0Q0` is no action of torch's"):
         from_torch_csv("0F0\n0F0,,0Q0\n")

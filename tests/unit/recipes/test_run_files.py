@@ -19,9 +19,11 @@ def threads_as_they_were() -> Iterator[None]:
 
 @pytest.mark.parametrize("path", RUN_FILES, ids=lambda path: path.parent.name)
 def test_a_recipe_makes_its_first_update(path: Path, capsys: pytest.CaptureFixture[str]):
+    if path.parent.name == "translation" and not any(Path("/usr/share/locale/de/LC_MESSAGES").glob("*.mo")):
+        pytest.skip("this machine's programs have no translations")
     assert check.run(str(path), []) == 0
     assert "checked     1 update" in capsys.readouterr().out
 
 
-def test_both_recipes_are_found():
-    assert [path.parent.name for path in RUN_FILES] == ["digits", "gpt_bytes"]
+def test_all_recipes_are_found():
+    assert [path.parent.name for path in RUN_FILES] == ["digits", "gpt_bytes", "translation"]

@@ -1,6 +1,7 @@
 """A model in stages on several ranks, as threads, against the same on one process: the same bits."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from evenstep import Ema, Fp16Mixed, MapData, Task, Trainer
-from evenstep.errors import EvenstepError
+from evenstep.errors import ArgumentError, EvenstepError
 from evenstep.events import Hook, UpdateEnd
 from evenstep.parallel import Ddp, Mesh, Ordered, Single
-from evenstep.pipeline import SCHEDULES, Layer, Layers, Staged
+from evenstep.parallel.zero1 import Zero1
+from evenstep.pipeline import SCHEDULES, Layer, Layers, Layout, Op, Plan, Staged
 
 OnRanks = Callable[..., list[Any]]
 State = dict[str, Any]
@@ -287,7 +289,8 @@ def test_a_run_goes_on_with_other_stages_on_other_ranks(on_ranks: OnRanks) -> No
     state: State = {}
     for place, (ranks, schedule) in enumerate(LAYOUTS):
 
-        def act(group: Any, ranks: int = ranks, schedule: str = schedule, end: int = 2 * place + 2) -> State:
+        def act(group: Any, where: Any = (ranks, schedule, 2 * place + 2), begin: State = state) -> State:
+            ranks, schedule, end = where
             mesh = Mesh.of(group, pipeline=ranks)
             model = Staged(tied(), mesh=mesh, schedule=schedule)
             trainer = Trainer(
@@ -300,8 +303,8 @@ def test_a_run_goes_on_with_other_stages_on_other_ranks(on_ranks: OnRanks) -> No
                 strategy=Ordered(mesh.data),
                 ema=Ema(decay=0.9),
             )
-            if state:
-                trainer.load_state_dict(state)
+            if begin:
+                trainer.load_state_dict(begin)
             trainer.train()
             return trainer.state_dict()
 
@@ -337,6 +340,63 @@ def test_an_error_in_one_stage_wakes_the_others_with_rank_action_and_micro_batch
     stopped = f"pipeline rank {failed} of 2 stopped at action {failed}F2 (forward, stage {failed}, micro-batch 2)"
     assert stopped in said[failed]
     assert f"{stopped}: ValueError: no such thing" in said[1 - failed]
+
+
+def test_a_strategy_that_is_not_for_stages_or_not_for_these_ranks_is_refused(on_ranks: OnRanks) -> None:
+    def act(group: Any) -> None:
+        mesh = Mesh.of(group, pipeline=2)
+        with pytest.raises(ArgumentError, match="must be shared by Single, Ddp or Ordered, but the strategy is Zero1"):
+            trained(Staged(deep(), mesh=mesh), Zero1(Ddp(mesh.data)))
+        with pytest.raises(ArgumentError, match="between the 2 data-parallel ranks"):
+            trained(Staged(deep(), mesh=mesh), Single())
+
+    on_ranks(4, act)
+
+
+@pytest.mark.parametrize("kind", ["stages", "stages, half backwards", "whole"])
+def test_an_update_that_raised_leaves_nothing_behind(kind: str) -> None:
+    class Once(Hook):
+        left = 1
+
+        def before_backward(self, event: Any) -> None:
+            if (event.update, event.microbatch) == (2, 3) and self.left:
+                self.left = 0
+                raise RuntimeError("once")
+
+    def model() -> Any:
+        if kind == "whole":
+            return nn.Sequential(*(layer.build() for layer in deep().layers))  # type: ignore[operator]
+        staged = Staged(deep(), stages_per_rank=3)
+        if "half" in kind:
+            staged.schedule = replace(SCHEDULES["zb_v"], order=halves)
+        return staged
+
+    wanted = trained(model(), Ordered())[1]
+    again = model()
+    trainer = Trainer(
+        model=again,
+        task=Square(),
+        optimizer=torch.optim.AdamW(again.parameters(), lr=0.01, fused=True),
+        data=MapData(points(), global_batch_size=10, micro_batch_size=2),
+        updates=5,
+        device="cpu",
+        strategy=Ordered(),
+        clip_norm=0.5,
+        hooks=[Once()],
+    )
+    with pytest.raises(RuntimeError, match="once"):
+        trainer.train()
+    trainer.train()
+    check_same(trainer.state_dict(), wanted)
+
+
+def halves(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
+    """The sequential order, each backward in two halves."""
+    split = {Op.BACKWARD: (Op.INPUT_BACKWARD, Op.WEIGHT_BACKWARD)}
+    return tuple(
+        tuple(replace(action, op=op) for action in plan for op in split.get(action.op, (action.op,)))
+        for plan in SCHEDULES["sequential"].order(layout, microbatches)
+    )
 
 
 def test_hooks_hear_of_each_micro_batch_on_each_rank_once(on_ranks: OnRanks) -> None:

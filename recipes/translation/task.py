@@ -1,0 +1,93 @@
+"""Predict the next byte of the translation; and, at the end, show some and score them all.
+
+What is shown comes from the checkpoint that was just saved, so it is the same whether the model was trained whole or in
+stages, of which no rank holds all.
+"""
+
+import tomllib
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, cast
+
+import torch.nn.functional as F
+from corpus import PAD, Pairs, padded
+from model import Translator
+from torch import Tensor
+
+from evenstep import Hook, Loss, Task
+from evenstep.checkpoint import newest_checkpoint
+from evenstep.errors import MissingExtraError
+from evenstep.events import TrainBegin, TrainEnd
+
+Batch = dict[str, Tensor]
+BATCH = 64
+
+
+class Translate(Task):
+    """Summed cross-entropy of the next byte, in nats."""
+
+    def inputs(self, batch: Batch) -> Batch:
+        """The source, and the target without its last token."""
+        return {"source": batch["source"], "tokens": batch["target"][:, :-1]}
+
+    def weight(self, batch: Batch) -> Tensor:
+        """The number of bytes that are predicted, ends included."""
+        return (batch["target"][:, 1:] != PAD).sum()
+
+    def loss(self, output: Tensor, batch: Batch) -> Loss:
+        """−Σ log p(target), with the share of bytes whose likeliest guess is right."""
+        target = batch["target"][:, 1:]
+        nats = F.cross_entropy(output.flatten(0, 1), target.flatten(), ignore_index=PAD, reduction="sum")
+        valid = target != PAD
+        right = ((output.argmax(-1) == target) & valid).sum()
+        return Loss(nats, metrics={"accuracy": (right, valid.sum())})
+
+
+class Translations(Hook):
+    """At the end, show some translations of the evaluation's messages, and the chrF of all.
+
+    Args:
+        show: how many.
+        limit: how many messages are translated for the score.
+        language: of the pairs.
+        max_bytes: of the pairs.
+
+    Reference: Popović, "chrF: character n-gram F-score for automatic MT evaluation", WMT 2015, as sacrebleu has it.
+    """
+
+    first_rank_only = True
+
+    def __init__(self, *, show: int = 8, limit: int = 256, language: str = "de", max_bytes: int = 48) -> None:
+        self.show, self.max_bytes = show, max_bytes
+        self.pairs = Pairs(split="valid", language=language, max_bytes=max_bytes, limit=limit)
+
+    def before_train(self, event: TrainBegin) -> None:
+        if find_spec("sacrebleu") is None:
+            raise MissingExtraError("sacrebleu", "translation")
+
+    def after_train(self, event: TrainEnd) -> None:
+        folder = self.trainer.folder
+        if event.outcome == "failed" or folder is None:
+            return
+        found = list(self.translated(folder))
+        score = import_module("sacrebleu").corpus_chrf([mine for _, _, mine in found], [[ref for _, ref, _ in found]])
+        print(f"\nchrF of {len(found)} valid messages, after update {event.update}: {score.score:.1f}")
+        for english, reference, mine in found[:: max(1, len(found) // self.show)][: self.show]:
+            print(f"  {english}\n    reference  {reference}\n    model      {mine}")
+        print(flush=True)
+
+    def translated(self, folder: Path) -> Iterator[tuple[str, str, str]]:
+        """English, reference and translation of each pair, by the newest checkpoint in the run's folder."""
+        arguments: dict[str, Any] = tomllib.loads((folder / "config.toml").read_text())["model"]["args"]
+        model = Translator(**arguments)
+        checkpoint, _ = newest_checkpoint(folder)
+        assert checkpoint is not None
+        model.load_state_dict(cast("dict[str, Tensor]", checkpoint.state["model"]))
+        for begin in range(0, len(self.pairs), BATCH):
+            pairs = self.pairs.pairs[begin : begin + BATCH]
+            batch = padded([self.pairs[number] for number in range(begin, begin + len(pairs))])
+            translations = model.translate(batch["source"], max_bytes=self.max_bytes)
+            for (english, reference), mine in zip(pairs, translations, strict=True):
+                yield english.decode(), reference.decode(), mine.decode(errors="replace")

@@ -1,0 +1,60 @@
+"""A real disk that is full or read-only, where this user may mount one."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+import torch
+
+from evenstep.checkpoint import Saver, newest_valid, read_checkpoint
+from evenstep.errors import CheckpointError
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Generator[Path]:
+    """A disk of one megabyte."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    if shutil.which("mount") is None or os.geteuid() != 0:
+        pytest.skip("only root may mount a small disk")
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)], capture_output=True, text=True, timeout=20
+    )
+    if done.returncode:
+        pytest.skip(f"a small disk cannot be mounted here: {done.stderr.strip()}")
+    yield path
+    subprocess.run(["umount", str(path)], check=True, timeout=20)
+
+
+def state(update: int, size: int) -> dict[str, object]:
+    return {"model": {"w": torch.full((size,), float(update))}}
+
+
+def test_a_full_disk_keeps_the_old_checkpoint_and_takes_the_next_that_fits(disk: Path) -> None:
+    saver = Saver(disk / "checkpoints", keep_last=1)
+    for update, size, fits in ((1, 100_000, True), (2, 100_000, True), (3, 200_000, False), (4, 100_000, True)):
+        saver.begin(update, state(update, size))
+        saved = saver.wait()
+        assert saved is not None
+        assert (saved.path is not None) is fits
+        if not fits:
+            assert isinstance(saved.error, CheckpointError)
+            assert "No space left on device (ENOSPC)" in str(saved.error)
+        path, rejected = newest_valid(disk)
+        assert (path is not None, rejected) == (True, [])
+    assert [path.name for path in (disk / "checkpoints").iterdir()] == ["step-00000004"]
+
+
+def test_a_disk_that_becomes_read_only_is_told_and_stays_readable(disk: Path) -> None:
+    saver = Saver(disk / "checkpoints")
+    saver.begin(1, state(1, 1000))
+    saver.wait()
+    done = subprocess.run(["mount", "-o", "remount,ro", str(disk)], capture_output=True, text=True, timeout=20)
+    if done.returncode:
+        pytest.skip(f"the disk cannot be made read-only here: {done.stderr.strip()}")
+    with pytest.raises(CheckpointError, match=r"Read-only file system \(EROFS\)"):
+        saver.begin(2, state(2, 1000))
+    assert read_checkpoint(disk).update == 1

@@ -1,0 +1,138 @@
+import struct
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from evenstep.errors import DataError
+from evenstep.pipeline import Staged
+
+
+@pytest.fixture(scope="module")
+def corpus(recipe_file: Callable[[str], ModuleType]) -> ModuleType:
+    return recipe_file("translation/corpus.py")
+
+
+@pytest.fixture(scope="module")
+def model_file(recipe_file: Callable[[str], ModuleType]) -> ModuleType:
+    return recipe_file("translation/model.py")
+
+
+@pytest.fixture
+def task_file(
+    recipe_file: Callable[[str], ModuleType],
+    corpus: ModuleType,
+    model_file: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[ModuleType]:
+    monkeypatch.setitem(sys.modules, "corpus", corpus)  # as a run finds them, by name
+    monkeypatch.setitem(sys.modules, "model", model_file)
+    yield recipe_file("translation/task.py")
+
+
+def write_catalogue(path: Path, pairs: Mapping[str, str], charset: str = "UTF-8") -> None:
+    """A .mo file, as GNU gettext documents its format."""
+    entries = sorted({"": f"Content-Type: text/plain; charset={charset}\n", **pairs}.items())
+    texts = [text.encode() for english, translated in entries for text in (english, translated)]
+    begin = 28 + 16 * len(entries)
+    places: list[tuple[int, int]] = []
+    for text in texts:
+        places.append((len(text), begin))
+        begin += len(text) + 1
+    tables = [number for side in (0, 1) for place in places[side::2] for number in place]
+    header = [0x950412DE, 0, len(entries), 28, 28 + 8 * len(entries), 0, 0]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(struct.pack(f"<{7 + len(tables)}I", *header, *tables) + b"".join(text + b"\0" for text in texts))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "de/LC_MESSAGES"
+    write_catalogue(
+        folder / "b.mo", {"yes": "jawohl", "two\nlines": "zwei\nZeilen", **{f"n{n}": f"Nr {n}" for n in range(60)}}
+    )
+    write_catalogue(folder / "a.mo", {"yes": "ja", "same": "same", "menu\x04no": "nein", "long" * 20: "lang"})
+    return tmp_path
+
+
+def test_catalogues_are_merged_and_contexts_left_out(corpus: ModuleType, root: Path) -> None:
+    found = corpus.messages("de", root)
+    assert (found["yes"], found["no"], found["n7"]) == ("ja", "nein", "Nr 7")
+
+
+def test_a_language_that_is_not_there_is_an_error_that_says_which_are(corpus: ModuleType, root: Path) -> None:
+    with pytest.raises(DataError, match="no message catalogue of language 'fr'; there are de"):
+        corpus.messages("fr", root)
+
+
+def test_pairs_are_short_lines_that_differ_and_each_is_in_one_split(corpus: ModuleType, root: Path) -> None:
+    train, valid = (corpus.Pairs(split=split, root=root) for split in ("train", "valid"))
+    english = [pair[0].decode() for data in (train, valid) for pair in data.pairs]
+    assert sorted(english) == sorted(["yes", "no", *(f"n{n}" for n in range(60))])
+    assert valid.pairs
+    assert train.fingerprint != valid.fingerprint
+    assert len(corpus.Pairs(split="train", root=root, limit=5)) == 5
+
+
+def test_a_batch_is_as_long_as_its_longest_message(corpus: ModuleType, root: Path) -> None:
+    data = corpus.Pairs(split="train", root=root)
+    places = [next(place for place, pair in enumerate(data.pairs) if pair[0] == word) for word in (b"yes", b"n7")]
+    batch = corpus.padded([data[place] for place in places])
+    assert bytes(batch["source"][0].tolist()) == b"yes"
+    assert batch["source"][1].tolist() == [*b"n7", corpus.PAD]
+    assert batch["target"][0].tolist() == [corpus.BEGIN, *b"ja", corpus.END, corpus.PAD, corpus.PAD]
+
+
+def made(model_file: ModuleType, blocks: int = 2) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return model_file.Translator(blocks=blocks, width=16, heads=2, context=12)
+
+
+def test_the_tokens_of_model_and_corpus_are_the_same(model_file: ModuleType, corpus: ModuleType) -> None:
+    names = ("NUM_TOKENS", "PAD", "BEGIN", "END")
+    assert [vars(model_file)[name] for name in names] == [vars(corpus)[name] for name in names]
+
+
+@pytest.mark.parametrize("stages", [1, 2, 5])
+def test_stages_compute_what_the_whole_model_does(model_file: ModuleType, stages: int) -> None:
+    whole = made(model_file)
+    source, tokens = torch.randint(256, (3, 7)), torch.randint(256, (3, 5))
+    source[0, 4:] = 256
+    wanted = whole(source, tokens)
+    staged = Staged(whole, stages_per_rank=stages)
+    assert torch.equal(staged(source=source, tokens=tokens), wanted)
+    assert list(staged.state_dict()) != []
+    assert set(staged.state_dict()) == set(whole.state_dict())
+
+
+def test_padding_of_the_source_changes_nothing(model_file: ModuleType) -> None:
+    whole, source, tokens = made(model_file), torch.randint(256, (2, 5)), torch.randint(256, (2, 4))
+    longer = torch.cat([source, torch.full((2, 3), 256)], 1)
+    torch.testing.assert_close(whole(longer, tokens), whole(source, tokens))
+
+
+def test_no_output_depends_on_what_comes_after_it(model_file: ModuleType) -> None:
+    whole, source, tokens = made(model_file), torch.randint(256, (1, 5)), torch.randint(256, (1, 6))
+    other = tokens.clone()
+    other[0, 3] = (other[0, 3] + 1) % 256
+    before, after = whole(source, tokens), whole(source, other)
+    torch.testing.assert_close(before[:, :3], after[:, :3])
+    assert not torch.allclose(before[:, 3], after[:, 3])
+
+
+def test_what_was_learnt_by_heart_is_translated(
+    model_file: ModuleType, corpus: ModuleType, task_file: ModuleType
+) -> None:
+    pairs = [(torch.tensor(list(a)), torch.tensor([257, *b, 258])) for a, b in [(b"yes", b"ja"), (b"no", b"nein")]]
+    batch, whole, task = corpus.padded(pairs), made(model_file, blocks=1), task_file.Translate()
+    optimizer = torch.optim.Adam(whole.parameters(), lr=0.02)
+    for _ in range(60):
+        loss = task.loss(whole(**task.inputs(batch)), batch)
+        optimizer.zero_grad()
+        (loss.sum / task.weight(batch)).backward()
+        optimizer.step()
+    assert int(task.weight(batch)) == 8
+    assert whole.translate(batch["source"], max_bytes=9) == [b"ja", b"nein"]
