@@ -41,7 +41,9 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "Evaluate": {"every_updates": 1, "every_epochs": 1},
     "Save": {"every_updates": 1, "every_epochs": 1},
     "Statistics": {"every_updates": 1, "update_ratio": True},
+    "TimeBudget": {"max_minutes": 60.0},
     "Timer": {"every_updates": 1},
+    "Watchdog": {"timeout_s": 600.0},
 }
 
 

@@ -42,15 +42,14 @@ def build_data(run: Config, dataset: object, collate: Call | None) -> Data:
         )
 
 
-def build_evaluation(
-    name: str, evaluation: Evaluation, config: DataConfig, dataset: object, collate: Call | None
-) -> Data:
-    """An evaluation set: in its own order, a micro-batch at a time, read as the training set is.
+def build_evaluation(name: str, evaluation: Evaluation, run: Config, dataset: object, collate: Call | None) -> Data:
+    """An evaluation set: in its own order, a micro-batch at a time, read as the training set is; nothing is left out.
 
     Raises:
         ConfigError: a stream without a micro-batch size.
         ArgumentError: it is empty, or nothing that can be evaluated on.
     """
+    config = run.data
     given = None if config.micro_batch_size == "auto" else config.micro_batch_size
     size = evaluation.micro_batch_size or given
     if size is None and config.micro_batch_tokens is None:
@@ -69,6 +68,7 @@ def build_evaluation(
             global_batch_tokens=tokens,
             lengths=None if tokens is None else _lengths(dataset, config),
             oversized="error" if tokens is None else config.oversized,
+            retries=run.failures.loader_retries,
             shuffle=False,
             **config.model_dump(include={"num_workers", "prefetch_batches", "timeout_s"}),
             **_collate(collate),

@@ -138,7 +138,7 @@ def build_parts(run: Run, mesh: Mesh | None = None) -> Parts:
         optimizer=build_optimizer(calls["optimizer"], model, config.optimizer.lr, fuse=fuse),
         data=build_data(config, make("data.train", object), collate),
         evaluations={
-            name: build_evaluation(name, evaluation, config.data, make(f"data.evaluations.{name}", object), collate)
+            name: build_evaluation(name, evaluation, config, make(f"data.evaluations.{name}", object), collate)
             for name, evaluation in config.data.evaluations.items()
         },
         hooks=[make(f"hooks.{index}", Hook) for index in range(len(config.hooks))],

@@ -80,7 +80,8 @@ def stopping(ask_stop: Callable[[str], None]) -> Generator[Caught]:
         ask_stop(caught.number.name)
         with suppress(OSError):  # nobody reads our messages any more, which is no reason not to save
             # not print, because a print may be what was interrupted
-            what = f"{caught.number.name}: stopping after this update; another one leaves at once"
+            again = "Ctrl-C again" if number == signal.SIGINT else "another one"
+            what = f"{caught.number.name}: stopping after this update; {again} leaves at once"
             os.write(2, f"\nevenstep: {what}.\n".encode())
 
     before = {number: signal.signal(number, handle) for number in (*REQUEUE, signal.SIGINT)}

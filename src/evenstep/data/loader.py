@@ -187,6 +187,9 @@ class Workers(Loader):
             raise DataError("the data were closed while they were read; call `batches` again to go on.")
         try:
             with _deaths_are_heard():
+                for worker in getattr(self._replies, "_workers", ()):
+                    if not worker.is_alive():  # it ended while nobody waited for it
+                        raise RuntimeError(f"data worker {worker.pid} has ended with exit code {worker.exitcode}.")
                 reply = next(self._replies)
         except (RuntimeError, OSError, EOFError) as error:
             # The loader hands requests to its workers in turn, so the number of the request tells whose it is.
@@ -232,10 +235,9 @@ _waiting = threading.local()
 
 @contextmanager
 def _deaths_are_heard() -> Generator[None]:
-    """Let the death of a worker be raised inside the `with`, also one that has come before it."""
+    """Let the death of a worker be raised inside the `with`."""
     _waiting.now = True
     try:
-        cast(Any, torch)._C._error_if_any_worker_fails()
         yield
     finally:
         _waiting.now = False

@@ -70,7 +70,7 @@ class Bus:
         self.hooks: tuple[Hook, ...] = tuple(sorted(given, key=lambda hook: hook.priority))
         heard = {name: [_heard(hook, name) for hook in self.hooks] for name in _METHODS}
         if report is not None:
-            survived = [(hook.on_error or on_error) == "continue" for hook in self.hooks]
+            survived = [(hook.failure_policy or on_error) == "continue" for hook in self.hooks]
             for name, column in heard.items():
                 told = None if name == "on_incident" else report  # or the incident would be told to whom it is about
                 heard[name] = [

@@ -69,8 +69,8 @@ class Hook:
     `priority` orders hooks (lower first); hooks of equal priority keep the order they were given in. An `after_`
     method runs whenever the hook's own `before_` was reached and did not raise, also on failure. On several ranks each
     has its own instance, but a hook that is `first_rank_only` (one that speaks or writes for the run) only the first.
-    `on_error` says what becomes of what it raises: "stop" ends the run, "continue" reports it as an incident; None
-    leaves it to the run.
+    `failure_policy` says what becomes of what it raises: "stop" ends the run, "continue" reports it as an incident;
+    None leaves it to the run.
 
     >>> class StopAt(Hook):
     ...     def after_update(self, event: UpdateEnd) -> None:
@@ -82,7 +82,7 @@ class Hook:
 
     priority: int = 0
     first_rank_only: bool = False
-    on_error: Literal["stop", "continue"] | None = None
+    failure_policy: Literal["stop", "continue"] | None = None
     _trainer: "weakref.ref[HookTrainer] | None" = None
 
     @property

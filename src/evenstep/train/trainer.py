@@ -116,7 +116,7 @@ class Trainer:
         on_out_of_memory: what to do about a micro-batch that does not fit: cut it in two and try again, by default,
             or stop.
         loss_spikes: looks for losses far above those before, and says what to do about them; None does not look.
-        on_hook_error: what to do about a hook that raises and does not say so itself (`Hook.on_error`).
+        on_hook_error: what to do about a hook that raises and does not say so itself (`Hook.failure_policy`).
         max_skipped_samples: how many samples that can't be read may be left out (see `MapData`) before it stops.
         fit_memory: whether to find out at the start, by trying, how finely micro-batches must be cut to fit.
         keep_checkpoints: how many of the newest to keep; None keeps all, 0 writes none.

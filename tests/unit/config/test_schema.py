@@ -47,7 +47,6 @@ def test_the_public_keys_are_these() -> None:
             "ema",
             "evaluate",
             "failures",
-            "failures",
             "hooks",
             "launch",
             "log",

@@ -36,7 +36,7 @@ class Status(Hook):
     """
 
     first_rank_only = True
-    on_error = "continue"  # a full disk is no reason to stop training
+    failure_policy = "continue"  # a full disk is no reason to stop training
 
     def __init__(self, *, every_s: float = 10.0) -> None:
         require_positive("every_s", every_s)

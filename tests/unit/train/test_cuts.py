@@ -1,0 +1,86 @@
+from collections import namedtuple
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenstep import Task
+from evenstep.errors import TaskError
+from evenstep.train.cuts import Cuts, Piece
+from evenstep.train.fit import fitting
+from evenstep.train.split import halves, num_elements
+
+Pair = namedtuple("Pair", "x y")
+
+
+class Count(Task):
+    def loss(self, output: Any, batch: Any) -> torch.Tensor:
+        raise AssertionError("not called")
+
+
+@given(samples=st.integers(1, 40), width=st.integers(1, 5), limit=st.integers(1, 250))
+def test_pieces_are_the_samples_in_order_and_within_the_limit_or_single(samples: int, width: int, limit: int) -> None:
+    batch = {"x": torch.arange(samples * width).view(samples, width), "names": [str(n) for n in range(samples)]}
+    pieces = Cuts(limit).pieces(Count(), batch)
+    assert torch.equal(torch.cat([piece.data["x"] for piece in pieces]), batch["x"])
+    assert [name for piece in pieces for name in piece.data["names"]] == batch["names"]
+    assert all(num_elements(piece.data) <= limit or len(piece.data["x"]) == 1 for piece in pieces)
+    assert len({piece.path for piece in pieces}) == len(pieces)
+
+
+@given(samples=st.integers(2, 40), width=st.integers(1, 5))
+def test_a_failed_piece_is_never_tried_at_its_size_again(samples: int, width: int) -> None:
+    cuts, batch = Cuts(), torch.zeros(samples, width)
+    while cuts.finer(Count(), max(cuts.pieces(Count(), batch), key=lambda piece: num_elements(piece.data))):
+        assert all(num_elements(piece.data) <= (cuts.limit or 0) for piece in cuts.pieces(Count(), batch))
+    assert [len(piece.data) for piece in cuts.pieces(Count(), batch)] == [1] * samples
+
+
+def test_named_tuples_lists_and_shared_values_are_cut_as_their_kind() -> None:
+    shared = torch.zeros(3, 3)
+    first, second = halves(Pair([torch.arange(4), torch.tensor(7.0)], {"mask": torch.ones(4), "table": shared}))
+    assert isinstance(first, Pair)
+    assert first.x[0].tolist() == [0, 1]
+    assert second.x[0].tolist() == [2, 3]
+    assert first.x[1] == second.x[1] == 7.0
+    assert first.y["table"] is shared
+
+
+def test_parts_that_do_not_weigh_what_the_whole_does_are_refused() -> None:
+    class Once(Count):
+        def weight(self, batch: Any) -> float:
+            return 1.0
+
+    with pytest.raises(TaskError, match=r"of weight 1 had to be cut .* override `Once\.split`"):
+        Cuts(2).pieces(Once(), torch.zeros(4))
+
+
+def test_a_late_weight_is_not_asked_for() -> None:
+    class Late(Count):
+        late_weight = True
+
+        def weight(self, batch: Any) -> float:
+            raise AssertionError("not called")
+
+    assert len(Cuts(2).pieces(Late(), torch.zeros(4))) == 2
+
+
+def test_what_can_not_be_cut_is_said() -> None:
+    assert not Cuts().finer(Count(), Piece(torch.zeros(1, 9)))
+
+
+@given(samples=st.integers(1, 40), fits=st.integers(0, 40))
+def test_the_largest_part_that_fits_is_found(samples: int, fits: int) -> None:
+    tried: list[int] = []
+
+    def fit(part: torch.Tensor) -> bool:
+        tried.append(len(part))
+        return len(part) <= fits
+
+    limit = fitting(Count(), torch.zeros(samples), fit)
+    assert tried == sorted(tried)
+    assert (limit is None) == (samples <= fits)
+    if limit is not None:
+        assert limit <= max(fits, 1)
