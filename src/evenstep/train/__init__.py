@@ -1,8 +1,33 @@
 """Training: the trainer, its loop, and the update."""
 
-from evenstep.train.failures import Answer, FailurePolicy, Skip, Stop
+from evenstep.train.coefficients import Coefficients, Fixed, Scheduled, Uncertainty
+from evenstep.train.collect import Collected, Trained
+from evenstep.train.combine import AlignedMtl, Combine, GradNorm, PcGrad, Separate
+from evenstep.train.failures import Answer, DropTask, FailurePolicy, Skip, Stop
 from evenstep.train.progress import Progress
 from evenstep.train.task import Loss, Task
 from evenstep.train.trainer import Result, Trainer
 
-__all__ = ["Answer", "FailurePolicy", "Loss", "Progress", "Result", "Skip", "Stop", "Task", "Trainer"]
+__all__ = [
+    "AlignedMtl",
+    "Answer",
+    "Coefficients",
+    "Collected",
+    "Combine",
+    "DropTask",
+    "FailurePolicy",
+    "Fixed",
+    "GradNorm",
+    "Loss",
+    "PcGrad",
+    "Progress",
+    "Result",
+    "Scheduled",
+    "Separate",
+    "Skip",
+    "Stop",
+    "Task",
+    "Trained",
+    "Trainer",
+    "Uncertainty",
+]

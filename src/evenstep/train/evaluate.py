@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from evenstep.data import Data, Position
-from evenstep.errors import DataError
+from evenstep.errors import DataError, TaskError
 from evenstep.events import Record
 from evenstep.parallel import Strategy
 from evenstep.pipeline import Runner, Stage, forwards
@@ -57,10 +57,11 @@ class Evaluation:
             for module, training in modes.items():
                 module.training = training
         records = self._way.storage.settle(self._strategy.group.gather)
-        if not any(record.name == prefix + "loss" for record in records):
+        if not any(record.name.startswith(prefix) for record in records):
+            kinds = ", ".join(f"`{type(task).__name__}.weight`" for task in self._way.tasks.values())
             raise DataError(
                 f"the evaluation '{self._name}' holds nothing to evaluate: the weights of all its batches are 0; "
-                f"look at its data and at `{type(self._way.task).__name__}.weight`."
+                f"look at its data and at {kinds}."
             )
         return records
 
@@ -69,11 +70,15 @@ class Evaluation:
         batches = self._data.batches(Position(), seed=way.seed, rank=strategy.rank, ranks=strategy.ranks)
         with closing(cast("Any", batches)):
             for batch in batches:
-                weights = weigh(way.task, batch, strategy.group)
+                if self._model.training:
+                    raise TaskError(
+                        f"the evaluation '{self._name}' found the model in training mode; something has called "
+                        f"`train()` on it meanwhile."
+                    )
+                weights = weigh(way.tasks, batch, strategy.group)
                 passage = Passage(
                     way,
-                    weights.work,
-                    weights.each,
+                    weights,
                     path=("evaluate", self._name, batch.position.batch),
                     update=update,
                     factor=1.0,

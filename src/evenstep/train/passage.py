@@ -1,41 +1,94 @@
 """One set of micro-batches on its way through the model.
 
-For each micro-batch: move it to the device, seed its generators from (seed, path, k), apply the stage and the task's
-loss in the precision's context, record loss and metrics, and hand the runner the loss. Training and evaluation take the
-same way; only training comes back by `backward`, which multiplies by `factor`. It does not know plans or optimizers.
+For each micro-batch: move it to the device, seed its generators from (seed, path, k), apply its task's transforms, the
+stage and the task's loss in the precision's context, record loss and metrics, and hand the runner the loss. Training
+and evaluation take the same way; only training comes back by `backward`, which multiplies by the micro-batch's factor.
+It does not know plans or optimizers.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self, cast, final
 
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 
 from evenstep.data import Microbatch
 from evenstep.errors import TaskError
-from evenstep.events import BackwardBegin, BackwardEnd, Bus, MicrobatchBegin, MicrobatchEnd, Storage
+from evenstep.events import (
+    BackwardBegin,
+    BackwardEnd,
+    Bus,
+    ForwardBegin,
+    ForwardEnd,
+    MicrobatchBegin,
+    MicrobatchEnd,
+    Storage,
+)
 from evenstep.keys import branch, key_below
 from evenstep.pipeline import Stage
 from evenstep.precision import Precision
+from evenstep.train.coefficients import Coefficients, Fixed
+from evenstep.train.norms import Norms
 from evenstep.train.randomness import seed_generators
 from evenstep.train.task import Loss, Task
+from evenstep.train.weigh import Weights
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """What is the same for all passages of a run."""
+    """What is the same for all passages of a run.
 
-    task: Task
+    Args:
+        tasks: by name; "" is that of a run with one task without a name.
+        precision: the number formats.
+        device: of the model.
+        transfer: moves a batch there.
+        storage: takes losses and metrics.
+        bus: told of what happens.
+        seed: of the run.
+        reorder: puts a batch that is on the device, after transforms, into the model's memory format.
+        coefficients: of the tasks.
+        norms: whose statistics the model's normalisation layers use.
+        poison: gives a loss whose gradient is not finite, in place of one that could not be computed, so that all
+            ranks come to the end of the update and abort it together; None raises at once.
+    """
+
+    tasks: Mapping[str, Task]
     precision: Precision
     device: torch.device
     transfer: Callable[[Any], Any]
     storage: Storage
     bus: Bus
     seed: int
+    reorder: Callable[[Any], Any] = _as_it_is
+    coefficients: Coefficients = field(default_factory=Fixed)
+    norms: Norms = field(default_factory=Norms)
+    poison: Callable[[], Tensor] | None = None
+
+
+@final
+@dataclass(slots=True)
+class Gathered:
+    """What is known of an update's micro-batches on this rank after they have run.
+
+    Args:
+        late_total: Σw_m over all ranks where the weights are late, to divide by; else None.
+        losses: the summed losses with the names of their tasks, by the micro-batches' numbers.
+        failures: what tasks have raised, with their names, where it is to be agreed on later.
+    """
+
+    late_total: Tensor | None = None
+    losses: dict[int, tuple[str, Tensor]] = field(default_factory=dict[int, tuple[str, Tensor]])
+    failures: dict[int, tuple[str, Exception]] = field(default_factory=dict[int, tuple[str, Exception]])
 
 
 @final
@@ -44,84 +97,120 @@ class Passage:
 
     Args:
         way: what is the same for all passages of the run.
-        microbatches: those that have work.
-        weights: w_m by the micro-batches' global numbers; empty where the task's weights are late.
+        weights: of the micro-batches that have work.
         path: the key of the randomness, to which the micro-batch's number is added.
         update: number of the update that metrics are recorded under.
-        factor: what the gradient of each summed loss is multiplied by.
+        factor: what the gradient of each loss is multiplied by, beside its coefficient and after its divisor.
         prefix: of the metrics' names.
     """
 
     def __init__(
-        self,
-        way: Way,
-        microbatches: Sequence[Microbatch],
-        weights: dict[int, float],
-        *,
-        path: tuple[int | str, ...],
-        update: int,
-        factor: float,
-        prefix: str,
+        self, way: Way, weights: Weights, *, path: tuple[int | str, ...], update: int, factor: float, prefix: str
     ) -> None:
         self._way = way
-        self._microbatches = {microbatch.index: microbatch.data for microbatch in microbatches}
         self._weights = weights
+        self._microbatches = {microbatch.index: microbatch for microbatch in weights.work}
         self._branch = branch(way.seed, *path)
         self._update = update
         self._factor = factor
         self._prefix = prefix
         self._heard = way.bus.listens("before_microbatch") or way.bus.listens("after_microbatch")
+        self._profiled = bool(cast("Any", torch.autograd)._profiler_enabled())
+        listens = way.bus.listens("before_forward") or way.bus.listens("after_forward")
+        self._apply = self._observed if listens or self._profiled or way.norms.by_task else self._plain
         self._open: dict[int, AbstractContextManager[None]] = {}
-        self._seen: dict[int, tuple[Any, Tensor]] = {}  # output and loss of the open ones, for the end event
-        self._seeds: dict[torch.dtype, Tensor] = {}
+        self._seen: dict[int, tuple[Any, Tensor | None]] = {}  # output and loss of the open ones, for the end event
+        self._seeds: dict[tuple[torch.dtype, float], Tensor] = {}
         self.late_weights: dict[int, Tensor] = {}
+        self.gathered = Gathered()
 
-    def forward(self, stage: Stage, microbatch: int) -> Tensor:
-        way = self._way
-        batch = self._microbatches[microbatch]
+    def forward(self, stage: Stage, microbatch: int) -> Tensor | None:
+        way, one = self._way, self._microbatches[microbatch]
         if self._heard:
-            self._begin(microbatch, batch)
-        batch = way.transfer(batch)
-        seed_generators(way.device, key_below(self._branch, microbatch))
-        with way.precision.forward(way.device):
-            output = stage(way.task.inputs(batch))
-            loss = way.task.loss(output, batch)
-        if not isinstance(loss, Loss):
-            loss = Loss(cast("Any", loss))
-        total = self._checked(loss, microbatch)
-        self._record(loss, total, microbatch)
+            self._begin(one)
+        try:
+            output, total = self._computed(stage, one)
+        except Exception as error:
+            if way.poison is None or not torch.is_grad_enabled():
+                raise
+            self.gathered.failures[microbatch] = one.task, error
+            if self._heard:
+                self._open.pop(microbatch).__exit__(type(error), error, error.__traceback__)
+            return way.poison()
         if self._heard:
-            self._seen[microbatch] = output, total.detach()
+            self._seen[microbatch] = output, None if total is None else total.detach()
             if not torch.is_grad_enabled():
                 self._end(microbatch)
         return total
 
-    def backward(self, loss: Tensor, microbatch: int) -> None:
-        update = self._update
-        with self._way.bus.span(
-            "backward",
-            lambda: BackwardBegin(update=update, microbatch=microbatch),
-            lambda error: BackwardEnd(update=update, microbatch=microbatch),
-        ):
-            torch.autograd.backward((loss,), (self._seed_of(loss),))
-        if self._heard:
+    def _computed(self, stage: Stage, one: Microbatch) -> tuple[Any, Tensor | None]:
+        way = self._way
+        if one.index in self._weights.failures:
+            raise self._weights.failures[one.index]
+        task = way.tasks[one.task]
+        batch = way.transfer(one.data)
+        seed_generators(way.device, key_below(self._branch, one.index))
+        batch = way.reorder(task.transform(batch))
+        with way.precision.forward(way.device):
+            output = self._apply(stage, task, one, batch)
+            loss: Any = task.loss(output, batch)
+        if not isinstance(loss, Loss):
+            loss = Loss(loss)
+        total = self._checked(task, loss, one.index)
+        return output, self._record(one, loss, total)
+
+    def _plain(self, stage: Stage, task: Task, one: Microbatch, batch: Any) -> Any:
+        return task.inverse(stage(task.inputs(batch)), batch)
+
+    def _observed(self, stage: Stage, task: Task, one: Microbatch, batch: Any) -> Any:
+        """The same, with what hooks, a profiler and layers with statistics of each task need around it."""
+        update, output = self._update, None
+        span = self._way.bus.span(
+            "forward",
+            lambda: ForwardBegin(update=update, microbatch=one.index, batch=batch, task=one.task),
+            lambda error: ForwardEnd(update=update, microbatch=one.index, output=output, task=one.task),
+        )
+        with span, self._way.norms.of(one.task), self._range("forward", one.task):
+            output = self._plain(stage, task, one, batch)
+        return output
+
+    def backward(self, loss: Tensor | None, microbatch: int) -> None:
+        one, update = self._microbatches[microbatch], self._update
+        if loss is not None:
+            with (
+                self._way.bus.span(
+                    "backward",
+                    lambda: BackwardBegin(update=update, microbatch=microbatch, task=one.task),
+                    lambda error: BackwardEnd(update=update, microbatch=microbatch, task=one.task),
+                ),
+                self._range("backward", one.task),
+            ):
+                torch.autograd.backward((loss,), (self._seed_of(loss, one),))
+        if self._heard and microbatch in self._open:
             self._end(microbatch)
 
-    def _seed_of(self, loss: Tensor) -> Tensor:
-        """`factor` as the gradient that the backward begins with: what multiplying the loss would give, without it."""
-        seed = self._seeds.get(loss.dtype)
+    def _range(self, phase: str, task: str) -> AbstractContextManager[Any]:
+        """A range of the profiler's, if one is watching."""
+        return record_function(f"{phase}/{task}" if task else phase) if self._profiled else _NOTHING
+
+    def _seed_of(self, loss: Tensor, one: Microbatch) -> Tensor:
+        """The factor as the gradient that the backward begins with: what multiplying the loss would give, without it."""
+        factor = self._factor * self._way.coefficients.value(one.task, self._update) / self._weights.divisors[one.index]
+        seed = self._seeds.get((loss.dtype, factor))
         if seed is None:
-            seed = self._seeds[loss.dtype] = loss.new_full((), self._factor)
+            seed = self._seeds[loss.dtype, factor] = loss.new_full((), factor)
         return seed
 
-    def _begin(self, microbatch: int, batch: Any) -> None:
-        update = self._update
+    def _begin(self, one: Microbatch) -> None:
+        update, microbatch = self._update, one.index
 
         def end(error: BaseException | None) -> MicrobatchEnd:
             output, loss = self._seen.pop(microbatch, (None, None))
-            return MicrobatchEnd(update=update, microbatch=microbatch, batch=batch, output=output, loss=loss)
+            return MicrobatchEnd(
+                update=update, microbatch=microbatch, batch=one.data, output=output, loss=loss, task=one.task
+            )
 
-        begin = MicrobatchBegin(update=update, microbatch=microbatch, batch=batch)
+        begin = MicrobatchBegin(update=update, microbatch=microbatch, batch=one.data, task=one.task)
         span = self._way.bus.span("microbatch", lambda: begin, end)
         span.__enter__()
         self._open[microbatch] = span
@@ -129,55 +218,55 @@ class Passage:
     def _end(self, microbatch: int) -> None:
         self._open.pop(microbatch).__exit__(None, None, None)
 
-    def _checked(self, loss: Loss, microbatch: int) -> Tensor:
+    def _checked(self, task: Task, loss: Loss, microbatch: int) -> Tensor | None:
         total = cast("Any", loss.sum)
-        if not (
+        if total is None or (isinstance(total, Tensor) and total.numel() == 0):
+            if loss.weight is not None or not task.late_weight:
+                return None
+        elif (
             isinstance(total, Tensor)
             and total.ndim == 0
             and total.is_floating_point()
             and (total.requires_grad or not torch.is_grad_enabled())
-            and (loss.weight is not None) == self._way.task.late_weight
+            and (loss.weight is not None) == task.late_weight
         ):
-            raise TaskError(f"`{type(self._way.task).__name__}.loss` must give {self._fault(loss, microbatch)}")
-        # A sum over many units outgrows 16 bits long before its terms do.
-        return total.float() if total.dtype in (torch.float16, torch.bfloat16) else total
+            # A sum over many units outgrows 16 bits long before its terms do.
+            return total.float() if total.dtype in (torch.float16, torch.bfloat16) else total
+        raise TaskError(f"`{type(task).__name__}.loss` must give {_fault(task, loss, microbatch)}")
 
-    def _fault(self, loss: Loss, microbatch: int) -> str:
-        """What the loss must be, and is not."""
-        total = cast("Any", loss.sum)
-        here = f"for micro-batch {microbatch}"
-        if not isinstance(total, Tensor):
-            return (
-                f"a 0-dim tensor, or a `Loss` of one, but gave {type(total).__name__} {here}; return the loss summed "
-                f"over the batch's units."
-            )
-        if total.ndim or not total.is_floating_point():
-            return (
-                f"one floating-point number, but gave a tensor of shape {list(total.shape)} and {total.dtype} {here}; "
-                f'sum it, for instance with reduction="sum".'
-            )
-        if torch.is_grad_enabled() and not total.requires_grad:
-            return (
-                f"a loss that can be trained, but gave one that depends on no trainable parameter {here}; compute it "
-                f"from the model's output, without `detach` or `no_grad`, and leave a parameter `requires_grad`."
-            )
-        return (
-            f"a weight if, and only if, the task says `late_weight = True`, but {here} `late_weight` is "
-            f"{self._way.task.late_weight} and the weight it gave is {loss.weight}."
-        )
-
-    def _record(self, loss: Loss, total: Tensor, microbatch: int) -> None:
-        put = self._way.storage.put
+    def _record(self, one: Microbatch, loss: Loss, total: Tensor | None) -> Tensor | None:
+        """Record loss and metrics; gives the loss that is trained on, which has its learned coefficient."""
+        put, update = self._way.storage.put, self._update
+        prefix = f"{self._prefix}{one.task}/" if one.task else self._prefix
         if loss.weight is None:
-            weight = self._weights[microbatch]
+            weight = self._weights.each[one.index]
         else:
-            weight = torch.as_tensor(loss.weight, device=total.device).detach()
-            self.late_weights[microbatch] = weight
-        put(self._prefix + "loss", total.detach(), weight, update=self._update)
+            weight = torch.as_tensor(loss.weight, device=self._way.device).detach()
+            self.late_weights[one.index] = weight
         for name, (metric_sum, metric_weight) in loss.metrics.items():
             if isinstance(metric_sum, Tensor):
                 metric_sum = metric_sum.detach()
-            put(self._prefix + name, metric_sum, metric_weight, update=self._update)
+            put(prefix + name, metric_sum, metric_weight, update=update)
+        if total is None:
+            put(prefix + "loss", 0.0, weight, update=update)
+            put(prefix + "no_loss", 1.0, update=update)
+            return None
+        detached = total.detach()
+        put(prefix + "loss", detached, weight, update=update)
+        self.gathered.losses[one.index] = one.task, detached
+        return self._trained(one, total, weight) if one.task and torch.is_grad_enabled() else total
+
+    def _trained(self, one: Microbatch, total: Tensor, weight: float | Tensor) -> Tensor:
+        """The loss with its learned coefficient; `train/loss` is then what all tasks' losses come to together."""
+        way, weights = self._way, self._weights
+        divisor, late = weights.divisors[one.index], isinstance(weight, Tensor)
+        share = weight if isinstance(weight, Tensor) else divisor * weight / weights.totals[one.task]
+        trained = way.coefficients.weighted(one.task, total, share)
+        if not late:
+            scaled = trained.detach() * (way.coefficients.value(one.task, self._update) / divisor)
+            part = cast("float", weight) / weights.totals[one.task] / weights.num_tasks
+            way.storage.put(f"{self._prefix}loss", scaled, part, update=self._update)
+        return trained
 
     def __enter__(self) -> Self:
         return self
@@ -187,3 +276,34 @@ class Passage:
     ) -> None:
         for microbatch in list(self._open):
             self._open.pop(microbatch).__exit__(kind, error, traceback)
+
+
+_NOTHING = nullcontext()
+
+
+def _fault(task: Task, loss: Loss, microbatch: int) -> str:
+    """What the loss must be, and is not."""
+    total = cast("Any", loss.sum)
+    here = f"for micro-batch {microbatch}"
+    weight = (
+        f"a weight if, and only if, the task says `late_weight = True`, but {here} `late_weight` is "
+        f"{task.late_weight} and the weight it gave is {loss.weight}."
+    )
+    if total is None:
+        return weight
+    if not isinstance(total, Tensor):
+        return (
+            f"a 0-dim tensor, or a `Loss` of one, but gave {type(total).__name__} {here}; return the loss summed "
+            f"over the batch's units."
+        )
+    if total.ndim or not total.is_floating_point():
+        return (
+            f"one floating-point number, but gave a tensor of shape {list(total.shape)} and {total.dtype} {here}; "
+            f'sum it, for instance with reduction="sum".'
+        )
+    if torch.is_grad_enabled() and not total.requires_grad:
+        return (
+            f"a loss that can be trained, but gave one that depends on no trainable parameter {here}; compute it "
+            f"from the model's output, without `detach` or `no_grad`, and leave a parameter `requires_grad`."
+        )
+    return weight

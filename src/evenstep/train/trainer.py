@@ -45,14 +45,20 @@ from evenstep.train.arguments import (
     check_same_on_all_ranks,
     choose_device,
 )
+from evenstep.train.channels_last import as_it_is
+from evenstep.train.channels_last import channels_last as in_channels_last
+from evenstep.train.coefficients import Coefficients
+from evenstep.train.combine import Combine
 from evenstep.train.evaluate import Evaluation
 from evenstep.train.failures import FailurePolicy, Stop
 from evenstep.train.loop import Actions, Loop
+from evenstep.train.norms import build_norms
 from evenstep.train.passage import Way
 from evenstep.train.progress import Progress
 from evenstep.train.randomness import undisturbed
 from evenstep.train.state import Saved, Tree, check_same_run, unwrapped
 from evenstep.train.task import Task
+from evenstep.train.tasks import attach, check_tasks, coefficients_of, named, poison_of
 from evenstep.train.transfer import build_transfer
 from evenstep.train.update import Update
 from evenstep.version import __version__
@@ -82,7 +88,7 @@ class Trainer:
 
     Args:
         model: any module. It is moved to the device.
-        task: what a batch means.
+        task: what a batch means; several by name, as a mapping.
         optimizer: of the model's parameters, any of torch.optim but LBFGS. With `fused=True` the gradient is scaled
             and clipped inside its kernel, and an accelerator never waits for a verdict.
         data: gives the global batches.
@@ -104,6 +110,11 @@ class Trainer:
         keep_checkpoints: how many of the newest to keep; None keeps all, 0 writes none.
         settle_every_updates: how many updates an accelerator may run ahead of the host's knowledge whether they were
             committed; `log_every_updates` by default. A CPU, an optimizer that is not fused, or a stream: always 1.
+        coefficients: how much each task counts: numbers by name, or what changes or learns them; 1 by default.
+        combine: what is made of the tasks' separate gradients; by default they are accumulated into one.
+        norm_statistics: whose running statistics normalisation layers keep: "shared" by all tasks, "per-task", or
+            "frozen".
+        channels_last: whether model and images are in channels-last order.
         config: anything to be kept with checkpoints, such as the resolved configuration.
 
     Raises:
@@ -126,7 +137,7 @@ class Trainer:
         self,
         *,
         model: nn.Module,
-        task: Task,
+        task: Task | Mapping[str, Task],
         optimizer: Optimizer,
         data: Data,
         updates: int | None = None,
@@ -146,6 +157,10 @@ class Trainer:
         on_non_finite: FailurePolicy | None = None,
         keep_checkpoints: int | None = 3,
         settle_every_updates: int | None = None,
+        coefficients: Coefficients | Mapping[str, float] | None = None,
+        combine: Combine | None = None,
+        norm_statistics: Literal["shared", "per-task", "frozen"] = "shared",
+        channels_last: bool = False,
         config: Mapping[str, Any] | None = None,
     ) -> None:
         check_counts(
@@ -160,10 +175,26 @@ class Trainer:
         check_optimizer(optimizer)
         if folder is not None and keep_checkpoints != 0:
             check_resumable(data)
+        tasks, policy, strategy = named(task), on_non_finite or Stop(), strategy or Single()
+        coefficients_ = coefficients_of(coefficients)
+        check_tasks(
+            tasks,
+            data={"`data`": data, **{f"the evaluation '{name}'": one for name, one in (evaluations or {}).items()}},
+            combine=combine,
+            strategy=strategy,
+            model=model,
+            policy=policy,
+            by_task=bool(coefficients) or norm_statistics == "per-task",
+        )
+        attach(model, optimizer, "task_coefficients", coefficients_.build(tuple(tasks)))
+        attach(model, optimizer, "task_balance", None if combine is None else combine.build(tuple(tasks)))
+        self._norms = build_norms(model, tuple(tasks), norm_statistics)
         precision = precision or Full()
         self.device = choose_device(device)
         precision.check(self.device)
         self.model = model.to(self.device)
+        if channels_last:
+            cast("Any", self.model).to(memory_format=torch.channels_last)
         self.optimizer = optimizer
         self.evaluations = dict(evaluations or {})
         self.folder = None if folder is None else Path(folder)
@@ -172,7 +203,7 @@ class Trainer:
         self._data = data
         self._config = dict(config or {})
         self._keep_checkpoints = keep_checkpoints
-        self._strategy = strategy or Single()
+        self._strategy = strategy
         self._writers = Writers(writers if self.is_first_rank else ())
         heard = [hook for hook in hooks if self.is_first_rank or not getattr(hook, "first_rank_only", False)]
         self._bus = Bus(heard, self)
@@ -180,14 +211,19 @@ class Trainer:
         self._saved_at = -1
         self._resumed = False
         self._way = Way(
-            task=task,
+            tasks=tasks,
             precision=precision,
             device=self.device,
             transfer=build_transfer(self.device),
             storage=self.storage,
             bus=self._bus,
             seed=seed,
+            reorder=in_channels_last if channels_last else as_it_is,
+            coefficients=coefficients_,
+            norms=self._norms,
+            poison=poison_of(optimizer) if policy.tolerates_errors else None,
         )
+        coefficients_.check(self.updates)
         learning_rates = LearningRates(optimizer, lr_schedule or Constant(), self.updates)
         defer = None if settle_every_updates is None else settle_every_updates > 1
         apply = build_apply(optimizer, clip_norm=clip_norm, device=self.device, defer=defer)
@@ -202,6 +238,7 @@ class Trainer:
                 apply=apply,
                 ema=ema,
                 learning_rates=learning_rates,
+                combine=combine,
             ),
             model=model,
             data=data,
@@ -210,7 +247,7 @@ class Trainer:
             bus=self._bus,
             storage=self.storage,
             actions=Actions(write=self._write, evaluate=self._evaluate_all, save=self.save, report=self._report),
-            on_non_finite=on_non_finite or Stop(),
+            on_non_finite=policy,
             updates=updates,
             epochs=epochs,
             seed=seed,
@@ -261,6 +298,7 @@ class Trainer:
         check_same_on_all_ranks(self._strategy.group, self._described())
         if not self.model.training:
             self.model.train()
+        self._norms.prepare()
 
         def end(error: BaseException | None) -> TrainEnd:
             done = not self._loop.asks.stop
@@ -299,6 +337,7 @@ class Trainer:
             "update": self.progress.update,
             "updates": self.updates,
             "model": shapes,
+            "tasks": list(self._way.tasks),
             "data": self._data.fingerprint(),
             "evaluations": {name: data.fingerprint() for name, data in self.evaluations.items()},
             "config": self._config,

@@ -5,7 +5,8 @@ precision, the way of applying. The update asks nothing about modes. It does not
 about an abort; that is the loop's.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import final
 
@@ -14,13 +15,18 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from evenstep.data import GlobalBatch
+from evenstep.errors import TaskError
+from evenstep.events import StepBegin, StepEnd
 from evenstep.optim.apply import Apply, gradients, squared_norm
 from evenstep.optim.ema import Ema
 from evenstep.optim.learning_rate import LearningRates
 from evenstep.parallel import Strategy
 from evenstep.pipeline import Plan, Runner, Stage, check, sequential
+from evenstep.train.blame import Blamed, blame
 from evenstep.train.buffers import Buffers
-from evenstep.train.passage import Passage, Way
+from evenstep.train.combine import Combine
+from evenstep.train.passage import Gathered, Passage, Way
+from evenstep.train.separately import Separately
 from evenstep.train.weigh import Weights, weigh
 
 
@@ -32,10 +38,12 @@ class Outcome:
     Args:
         aborted: 0.0 when it was applied, 1.0 when not; a tensor while only the device knows.
         total: Σw of the update; a tensor where the weight is late.
+        gathered: of this rank's micro-batches.
     """
 
     aborted: float | Tensor
     total: float | Tensor
+    gathered: Gathered = field(default_factory=Gathered)
 
 
 @lru_cache(maxsize=1024)
@@ -57,6 +65,7 @@ class Update:
         apply: how a gradient is applied.
         ema: the average that follows the parameters, or None.
         learning_rates: sets the optimizer's for each update.
+        combine: what is made of the tasks' separate gradients; None accumulates them into one.
     """
 
     def __init__(
@@ -69,6 +78,7 @@ class Update:
         apply: Apply,
         ema: Ema | None,
         learning_rates: LearningRates,
+        combine: Combine | None = None,
     ) -> None:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self._parameters = parameters
@@ -76,6 +86,7 @@ class Update:
         self._sparse = any(getattr(module, "sparse", False) is True for module in model.modules())
         dtypes = {parameter.dtype for parameter in parameters}
         self._norm_dtype = None if len(dtypes) == 1 and dtypes <= {torch.float32, torch.float64} else torch.float32
+        self._model = model
         self._way = way
         self._strategy = strategy
         self._runner = Runner([Stage(0, strategy.wrap(model))], strategy)
@@ -83,32 +94,48 @@ class Update:
         self._ema = ema
         self._learning_rates = learning_rates
         self._buffers = Buffers(model)
+        self._gather: Callable[[Weights, int], Gathered] = self._accumulate
+        if combine is not None:
+            trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
+            self._gather = Separately(
+                accumulate=self._accumulate, combine=combine, parameters=trained, way=way, group=strategy.group
+            )
 
     def __call__(self, batch: GlobalBatch, update: int) -> Outcome:
         """Execute update number `update` with `batch`.
 
         With S the loss scale and all sums over micro-batches and ranks, the parameters' gradients become
-        S·Σ∇S_m / Σw_m, or S·Σ∇S_m where the weight is late; what is left of S / Σw_m goes into the divisor of
+        S·Σ_t λ_t·Σ∇S_m / Σw_m, or S·Σ∇S_m where the weight is late; what is left of S / Σw_m goes into the divisor of
         `Apply`.
         """
         self.begin()
-        weights = weigh(self._way.task, batch, self._strategy.group)
+        if not self._model.training:
+            raise TaskError(
+                f"update {update} trains a model that is in evaluation mode; something has called `eval()` on it and "
+                f"not `train()` afterwards. Freeze single layers by calling `eval()` on those."
+            )
+        weights = self._weigh(batch)
         if weights.total == 0:
             return Outcome(aborted=1.0, total=0.0)
-        late_weight = self._accumulate(weights, update)
+        gathered = self._gather(weights, update)
+        late_weight = gathered.late_total
         total = weights.total if late_weight is None else late_weight
         scale = self._way.precision.scale
         lr = self._learning_rates(update)
         grads = gradients(self._parameters, sparse=self._sparse)
+        if not grads:  # on no rank: no task gave a loss
+            self._buffers.restore(1.0)
+            return Outcome(aborted=1.0, total=0.0)
         squared = squared_norm(grads, self._norm_dtype)
-        applied = self._apply(grads, squared, scale if late_weight is None else scale * total)
+        with self._way.bus.span("step", lambda: StepBegin(update=update), lambda error: StepEnd(update=update)):
+            applied = self._apply(grads, squared, scale if late_weight is None else scale * total)
         self._buffers.restore(applied.aborted)
         if self._ema is not None and applied.aborted != 1.0:
             self._ema.after_update(update, applied.aborted)
         put = self._way.storage.put
         put("train/grad_norm", applied.norm, update=update)
         put("train/lr", lr, update=update)
-        return Outcome(aborted=applied.aborted, total=total)
+        return Outcome(aborted=applied.aborted, total=total, gathered=gathered)
 
     def begin(self) -> None:
         """Take the buffers as they are: whatever the user did to them since the last update stays."""
@@ -121,30 +148,48 @@ class Update:
 
     def rerun(self, batch: GlobalBatch, update: int) -> None:
         """Compute the gradients of an aborted update once more, to look at them; nothing is applied."""
-        self._accumulate(weigh(self._way.task, batch, self._strategy.group), update)
+        self._gather(self._weigh(batch), update)
         self._buffers.restore(1.0)
+
+    def blame(self, batch: GlobalBatch, gathered: Gathered, update: int) -> list[Blamed]:
+        """Whose fault it is that an update's gradient is not finite: all ranks ask together, and get the same.
+
+        Where every loss is finite, each task's gradient is computed once more by itself.
+        """
+        blamed = blame(gathered, self._strategy.group)
+        if blamed or len(self._way.tasks) == 1:
+            return blamed
+        weights = self._weigh(batch)
+        for name in weights.totals:
+            self._accumulate(weights.of(name), update)
+            self._buffers.restore(1.0)
+            squared = squared_norm(gradients(self._parameters, sparse=self._sparse), self._norm_dtype)
+            if not bool(squared.isfinite()):
+                blamed.append(Blamed(microbatch=-1, task=name, why="its gradient is not finite, though its losses are"))
+        return blamed
+
+    def _weigh(self, batch: GlobalBatch) -> Weights:
+        way = self._way
+        return weigh(way.tasks, batch, self._strategy.group, tolerant=way.poison is not None)
 
     def resume(self) -> None:
         """Apply updates again after the loop has answered an abort."""
         self._apply.resume()
 
-    def _accumulate(self, weights: Weights, update: int) -> Tensor | None:
-        """Leave the update's gradients in `.grad`; gives Σw_m where the weight is late."""
+    def _accumulate(self, weights: Weights, update: int) -> Gathered:
+        """Leave the gradients of the micro-batches in `.grad`, summed over all ranks."""
         for parameter in self._with_grad:
             parameter.grad = None
         passage = Passage(
-            self._way,
-            weights.work,
-            weights.each,
-            path=(update,),
-            update=update,
-            factor=self._way.precision.scale / weights.total,
-            prefix="train/",
+            self._way, weights, path=(update,), update=update, factor=self._way.precision.scale, prefix="train/"
         )
         with passage:
             plan = _plan(tuple(microbatch.index for microbatch in weights.work))
             self._runner.run(plan, passage, weights.num_microbatches)
-        return self._late_total(passage.late_weights, weights) if self._way.task.late_weight else None
+        gathered = passage.gathered
+        if all(self._way.tasks[name].late_weight for name in weights.totals):
+            gathered.late_total = self._late_total(passage.late_weights, weights)
+        return gathered
 
     def _late_total(self, late: dict[int, Tensor], weights: Weights) -> Tensor:
         """Σw_m over all ranks, in the order of the micro-batches' numbers whoever ran them."""

@@ -17,10 +17,17 @@ class Answer(Enum):
     STOP = "stop"  # end the run with an error; everything before the update is kept
     SKIP = "skip"  # give its global batch up and go on with the next one; the update count does not move
     RETRY = "retry"  # try the same update again
+    DROP = "drop"  # try it again without the tasks that the incident names
 
 
 class FailurePolicy(ABC):
-    """Answers incidents of one kind."""
+    """Answers incidents of one kind.
+
+    Attributes:
+        tolerates_errors: whether what a task raises is an incident for this policy, instead of the end of the run.
+    """
+
+    tolerates_errors: bool = False
 
     @abstractmethod
     def __call__(self, incident: Incident) -> Answer:
