@@ -59,8 +59,13 @@ def stacked(some: list[tuple[Tensor, Tensor, Tensor]]) -> list[Tensor]:
 
 
 def model_of(*names: str, **more: Any) -> Heads:
-    torch.manual_seed(1)
-    return Heads(*names, **more).double()
+    """The same parameters always, whatever other threads draw meanwhile."""
+    model = Heads(*names, **more).double()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.5 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    return model
 
 
 def flat(model: nn.Module) -> Tensor:

@@ -11,7 +11,6 @@ from evenstep import MapData, Mixture, Trainer
 
 
 def trunk() -> nn.Module:
-    torch.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5, momentum=0.5), nn.Tanh())
 
 
