@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from evenstep import StreamData, Task, Trainer
 from evenstep.events.hooks import Statistics, Timer
 from evenstep.events.writers import JsonlWriter
+from evenstep.parallel import Strategy
 from harness.feed import Feed
 from harness.work import CLIP_NORM, LOSS_EVERY_UPDATES, Work, summed_loss
 
@@ -50,15 +51,18 @@ class Stream:
         self._given = state["given"]
 
 
-def train(model: nn.Module, feed: Feed, work: Work) -> list[float]:
+def train(model: nn.Module, feed: Feed, work: Work, strategy: Strategy | None = None) -> list[float]:
+    """Train, on several ranks with a `strategy`: each rank's feed then holds its own micro-batches."""
+    ranks = 1 if strategy is None else strategy.ranks
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
             model=model,
             task=Classify(),
             optimizer=work.optimizer(model),
-            data=StreamData(Stream(feed), batched=True, num_microbatches=work.num_microbatches),
+            data=StreamData(Stream(feed), batched=True, num_microbatches=work.num_microbatches * ranks),
             updates=feed.num_batches // work.num_microbatches,
             device="cpu",
+            strategy=strategy,
             clip_norm=CLIP_NORM,
             hooks=[Timer(every_updates=LOSS_EVERY_UPDATES), Statistics()],
             writers=[JsonlWriter()],

@@ -46,12 +46,14 @@ class Losses(lightning.Callback):
             self.values.append(float(trainer.callback_metrics["loss"]))
 
 
-def train(model: nn.Module, feed: Feed, work: Work) -> list[float]:
+def train(model: nn.Module, feed: Feed, work: Work, ranks: int = 1) -> list[float]:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     losses = Losses(LOSS_EVERY_UPDATES * work.num_microbatches)
     trainer = lightning.Trainer(
         accelerator="cpu",
-        devices=1,
+        devices=ranks,
+        strategy="auto" if ranks == 1 else "ddp",
+        use_distributed_sampler=False,
         max_epochs=1,
         accumulate_grad_batches=work.num_microbatches,
         gradient_clip_val=CLIP_NORM,

@@ -96,10 +96,13 @@ class ByteTransformer(nn.Module):
         return self.head(self.blocks(self.bytes(tokens) + self.places(places)))
 
 
-def transformer() -> Work:
+def transformer(*, num_microbatches: int = 1) -> Work:
     """4 layers of width 128 over bytes, with batches of 16 × 64."""
     torch.manual_seed(0)
     model = ByteTransformer(width=128, layers=4, heads=4, context=64)
     text = torch.randint(0, 256, (16, 16, 65)) // 3
     batches = [(one[:, :-1].contiguous(), one[:, 1:].contiguous()) for one in text]
-    return Work(name="transformer 4 × 128, batch 16 × 64", model=model, batches=batches)
+    name = "transformer 4 × 128, batch 16 × 64"
+    if num_microbatches > 1:
+        name += f", accumulation {num_microbatches}"
+    return Work(name=name, model=model, batches=batches, num_microbatches=num_microbatches)

@@ -56,16 +56,17 @@ def ordered_on_one() -> str:
         return run(Path(folder), "ordered", 1)
 
 
-def ordered(ranks: int) -> tuple[str, str]:
+def ordered(strategy: str, ranks: int) -> tuple[str, str]:
     """sha256 on `ranks` ranks, and on one."""
     with tempfile.TemporaryDirectory() as folder:
-        return run(Path(folder), "ordered", ranks), ordered_on_one()
+        return run(Path(folder), strategy, ranks), ordered_on_one()
 
 
 def parameters(strategy: str, ranks: int) -> torch.Tensor:
     with tempfile.TemporaryDirectory() as folder:
         run(Path(folder), strategy, ranks)
-        return torch.load(Path(folder) / "parameters.pt", weights_only=True).double()
+        state = torch.load(Path(folder) / "parameters.pt", weights_only=True)
+        return torch.cat([tensor.flatten() for tensor in state.values()]).double()
 
 
 @cache
@@ -73,25 +74,42 @@ def single() -> torch.Tensor:
     return parameters("single", 1)
 
 
-def fast(ranks: int) -> tuple[float, float]:
+def fast(strategy: str, ranks: int) -> tuple[float, float]:
     """Relative difference of the parameters to those of one process, and its bound."""
     wanted = single()
-    return float((parameters("ddp", ranks) - wanted).norm() / wanted.norm()), 1e-6
+    return float((parameters(strategy, ranks) - wanted).norm() / wanted.norm()), 1e-6
 
 
-def moved(layouts: Sequence[int]) -> tuple[str, str]:
-    """sha256 of a run that is stopped and resumed on each of `layouts` ranks in turn, and of one rank straight."""
+def moved(layouts: Sequence[tuple[str, int]]) -> tuple[str, str]:
+    """sha256 of a run that is stopped and resumed on each of `layouts` in turn, and of one rank straight."""
     with tempfile.TemporaryDirectory() as folder:
         ends = [UPDATES * (place + 1) // len(layouts) for place in range(len(layouts))]
-        printed = [run(Path(folder), "ordered", ranks, end) for ranks, end in zip(layouts, ends, strict=True)]
+        printed = [run(Path(folder), *layout, end) for layout, end in zip(layouts, ends, strict=True)]
         return printed[-1], ordered_on_one()
 
 
 SHA = "sha256 of all that training changes"
+NEAR = "relative difference to one process"
+MOVES: dict[str, Sequence[tuple[str, int]]] = {
+    "1, 4, 2": [("ordered", 1), ("ordered", 4), ("ordered", 2)],
+    "ddp × 2, fsdp × 4, single": [("ordered", 2), ("fsdp-ordered", 4), ("ordered", 1)],
+    "single, zero1 × 4, fsdp × 2": [("ordered", 1), ("zero1-ordered", 4), ("fsdp-ordered", 2)],
+}
+NAMES = {"ordered": "ddp", "fsdp-ordered": "fsdp", "zero1-ordered": "zero1"}
 ROWS = [
-    Row(name="ranks ordered, 2 × 4", measure=SHA, run=partial(ordered, 2)),
-    Row(name="ranks ordered, 4 × 2, ranks without work", measure=SHA, run=partial(ordered, 4)),
-    Row(name="ranks ordered, resumed on 1, 4, 2", measure=SHA, run=partial(moved, [1, 4, 2])),
-    Row(name="ranks ddp, fast, 2 × 4", measure="relative difference to one process", run=partial(fast, 2)),
-    Row(name="ranks ddp, fast, 4 × 2", measure="relative difference to one process", run=partial(fast, 4)),
+    *(
+        Row(name=f"ranks {name}, ordered, {ranks} × {8 // ranks}", measure=SHA, run=partial(ordered, strategy, ranks))
+        for strategy, name in NAMES.items()
+        for ranks in (2, 4)  # of 4, some have no work in a last, short global batch
+    ),
+    *(
+        Row(name=f"ranks ordered, resumed on {name}", measure=SHA, run=partial(moved, layouts))
+        for name, layouts in MOVES.items()
+    ),
+    *(
+        Row(name=f"ranks {name}, fast, {ranks} × {8 // ranks}", measure=NEAR, run=partial(fast, name, ranks))
+        for name in ("ddp", "fsdp", "zero1")
+        for ranks in (2, 4)
+    ),
+    Row(name="ranks fsdp-hybrid, fast, 4 × 2", measure=NEAR, run=partial(fast, "fsdp-hybrid", 4)),
 ]

@@ -106,6 +106,7 @@ def test_sigterm_saves_on_all_ranks_and_resumes_on_one(file: Path, tmp_path: Pat
     process.send_signal(signal.SIGTERM)
     code, out, err = ended(process)
     assert code == 75, (out, err)
+    assert (tmp_path / "runs/run/latest").exists(), (out, err)
     saved = (tmp_path / "runs/run/latest").read_text()
     assert saved.startswith("step-")
     code, out, err = ended(evenstep("resume", tmp_path / "runs/run", "--launch.ranks", 1))

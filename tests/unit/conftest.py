@@ -75,6 +75,4 @@ def flat(model: nn.Module) -> Tensor:
 @pytest.fixture(scope="session")
 def several() -> Any:
     """A model with a head for each of several tasks: Heads, Regress, samples, stacked, model_of, flat."""
-    return SimpleNamespace(
-        Heads=Heads, Regress=Regress, samples=samples, stacked=stacked, model_of=model_of, flat=flat
-    )
+    return SimpleNamespace(Heads=Heads, Regress=Regress, samples=samples, stacked=stacked, model_of=model_of, flat=flat)

@@ -11,11 +11,17 @@ from evenstep.errors import TaskError
 from evenstep.train.arguments import check_model
 
 
-def build_optimizer(call: Call, model: nn.Module, lr: float) -> torch.optim.Optimizer:
+def build_optimizer(call: Call, model: nn.Module, lr: float, *, fuse: bool = True) -> torch.optim.Optimizer:
     """The optimizer: a class is called with the parameters that are trained, any other callable with the model.
 
     A class of `torch.optim` that can do its work in one fused kernel is told to, unless its arguments say otherwise:
     loss scale, clipping and the check for finite gradients then cost nothing extra.
+
+    Args:
+        call: what the run file names, with its arguments.
+        model: whose parameters.
+        lr: the peak learning rate.
+        fuse: False where the bits of a step must not depend on how tensors are sharded, on a CPU.
 
     Raises:
         TaskError: there is nothing to train, or it is no optimizer.
@@ -23,7 +29,7 @@ def build_optimizer(call: Call, model: nn.Module, lr: float) -> torch.optim.Opti
     check_model(model)
     if isinstance(call.function, type):
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        made: object = call(parameters, lr=lr, **_fused(call, model))
+        made: object = call(parameters, lr=lr, **(_fused(call, model) if fuse else {}))
     else:
         made = call(model, lr=lr)
     if not isinstance(made, torch.optim.Optimizer):

@@ -120,12 +120,13 @@ def build_parts(run: Run) -> Parts:
         return made
 
     model = make("model", nn.Module)
+    fuse = config.parallel.reduction == "fast" or rank_device(config).type != "cpu"
     collate = calls.get("data.collate")
     return Parts(
         config=config,
         model=model,
         task=make("task", Task),
-        optimizer=build_optimizer(calls["optimizer"], model, config.optimizer.lr),
+        optimizer=build_optimizer(calls["optimizer"], model, config.optimizer.lr, fuse=fuse),
         data=build_data(config.data, make("data.train", object), collate),
         evaluations={
             name: build_evaluation(name, evaluation, config.data, make(f"data.evaluations.{name}", object), collate)

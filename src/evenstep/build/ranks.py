@@ -1,7 +1,6 @@
 """The ranks of a run: who else trains it, on which device, and how they share gradients.
 
-Whether there are others is the launcher's word (RANK, WORLD_SIZE, LOCAL_RANK in the environment), how they share is
-the configuration's.
+Whether there are others is the launcher's word (see `parallel.place`), how they share is the configuration's.
 """
 
 import os
@@ -10,9 +9,10 @@ from contextlib import contextmanager
 
 import torch
 
+from evenstep.build.tables import COMPRESSIONS
 from evenstep.config.schema import Config
 from evenstep.errors import ConfigError
-from evenstep.parallel import Ddp, Group, Ordered, Processes, Single, Strategy
+from evenstep.parallel import Ddp, Fsdp, Group, Ordered, OrderedFsdp, Processes, Single, Strategy, Zero1, place_of
 
 
 @contextmanager
@@ -23,11 +23,13 @@ def joined(config: Config) -> Generator[Group]:
         ConfigError: several ranks with a strategy for one.
         EvenstepError: the others did not come in time.
     """
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    place = place_of(os.environ)
+    ranks = 1 if place is None else place.ranks
     if ranks > 1 and config.parallel.strategy == "single":
-        raise ConfigError(
-            [f"`parallel.strategy` is single, but {ranks} ranks were started; set it to ddp, or start one process."]
+        fault = (
+            f"`parallel.strategy` is single, but {ranks} ranks were started; set it to another, or start one process."
         )
+        raise ConfigError([fault])
     group = Processes(rank_device(config), timeout_s=config.parallel.timeout_s) if ranks > 1 else Group()
     try:
         yield group
@@ -38,15 +40,23 @@ def joined(config: Config) -> Generator[Group]:
 def rank_device(config: Config) -> torch.device:
     """The device of this rank: one accelerator each, where a machine has several."""
     name = config.device
-    if name in ("auto", "cuda") and "LOCAL_RANK" in os.environ and torch.cuda.is_available():
-        return torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    place = place_of(os.environ)
+    if name in ("auto", "cuda") and place is not None and torch.cuda.is_available():
+        return torch.device("cuda", place.local_rank % torch.cuda.device_count())
     if name != "auto":
         return torch.device(name)
     return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 
 def build_strategy(config: Config, group: Group) -> Strategy:
-    """How gradients are shared: in a fixed order if asked for, else as fast as the number of ranks allows."""
-    if config.parallel.reduction == "ordered":
-        return Ordered(group)
-    return Ddp(group) if group.ranks > 1 or config.parallel.strategy == "ddp" else Single(group)
+    """How gradients and parameters are shared between the ranks. One rank shares nothing, whatever the strategy."""
+    parallel = config.parallel
+    ordered = parallel.reduction == "ordered"
+    if group.ranks == 1:
+        return Ordered(group) if ordered else Single(group)
+    if parallel.strategy == "fsdp":
+        dtype = None if parallel.gather_dtype is None else torch.bfloat16
+        kind = OrderedFsdp if ordered else Fsdp
+        return kind(group, shard_ranks=parallel.shard_ranks, gather_dtype=dtype, offload=parallel.offload)
+    replicas = Ordered(group) if ordered else Ddp(group, compression=COMPRESSIONS[parallel.compression]())
+    return Zero1(replicas) if parallel.strategy == "zero1" else replicas

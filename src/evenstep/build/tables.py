@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from evenstep.config.schema import Config, WriterName
 from evenstep.events import ConsoleWriter, CsvWriter, JsonlWriter, TensorBoardWriter, Writer
 from evenstep.optim.schedules import Constant, Cosine, InverseSqrt, Linear, LrSchedule, Polynomial, Wsd
+from evenstep.parallel import Bf16, Compression, Fp16
 from evenstep.precision import Bf16Mixed, Fp16Mixed, Full, Precision
 from evenstep.train import FailurePolicy, Skip, Stop
 
@@ -24,6 +25,7 @@ LR_SCHEDULES: Mapping[str, Callable[..., LrSchedule]] = {
     "inverse_sqrt": InverseSqrt,
     "polynomial": Polynomial,
 }
+COMPRESSIONS: Mapping[str, Callable[[], Compression]] = {"none": Compression, "bf16": Bf16, "fp16": Fp16}
 FAILURE_POLICIES: Mapping[str, Callable[[], FailurePolicy]] = {"stop": Stop, "skip": Skip}
 WRITERS: Mapping[WriterName, Callable[[Config], Writer]] = {
     "console": lambda config: ConsoleWriter(every_updates=config.log.every_updates),

@@ -12,11 +12,12 @@ from pathlib import Path
 from signal import SIGINT, SIGTERM
 
 from evenstep.cli.exits import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
+from evenstep.parallel import place_of
 
 
 def is_rank() -> bool:
-    """Whether this process is a rank already, started here or by torchrun."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    """Whether this process is a rank already, started here, by torchrun or by srun."""
+    return place_of(os.environ) is not None
 
 
 def launch(ranks: int, arguments: list[str]) -> int:

@@ -11,7 +11,19 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from evenstep.config.faults import Fault
-from evenstep.config.schema import Checkpoint, Config, Data, EarlyStop, Ema, Evaluate, Log, LossScale, Optimizer, Train
+from evenstep.config.schema import (
+    Checkpoint,
+    Config,
+    Data,
+    EarlyStop,
+    Ema,
+    Evaluate,
+    Log,
+    LossScale,
+    Optimizer,
+    Parallel,
+    Train,
+)
 from evenstep.config.schema_lr import AnySchedule
 
 Rule = Callable[..., Iterator[Fault]]
@@ -43,6 +55,21 @@ def _length(train: Train) -> Iterator[Fault]:
 def _optimizer(optimizer: Optimizer) -> Iterator[Fault]:
     given = {"name": optimizer.name, "target": optimizer.target}
     yield from _one_of_two("optimizer", "name", "target", given)
+
+
+def _parallel(parallel: Parallel) -> Iterator[Fault]:
+    only_sharded = {
+        "shard_ranks": parallel.shard_ranks is not None,
+        "gather_dtype": parallel.gather_dtype is not None,
+        "offload": parallel.offload,
+    }
+    for name, given in only_sharded.items():
+        if given and parallel.strategy != "fsdp":
+            yield Fault(
+                about=(f"parallel.{name}", "parallel.strategy"),
+                text=f"`parallel.{name}` is for `parallel.strategy` fsdp, but that is {parallel.strategy}; leave it "
+                f"out, or set the strategy to fsdp.",
+            )
 
 
 def _batches(data: Data) -> Iterator[Fault]:
@@ -173,6 +200,23 @@ def _ema(ema: Ema | None, train: Train) -> Iterator[Fault]:
         )
 
 
+def _compression(parallel: Parallel) -> Iterator[Fault]:
+    if parallel.compression == "none":
+        return
+    if parallel.reduction == "ordered":
+        yield Fault(
+            about=("parallel.compression", "parallel.reduction"),
+            text=f'`parallel.compression` is "{parallel.compression}", which rounds sums as they are made, but '
+            f'`parallel.reduction` is "ordered", which is for the same bits on any number of ranks; leave one out.',
+        )
+    if parallel.strategy not in ("auto", "ddp"):
+        yield Fault(
+            about=("parallel.compression", "parallel.strategy"),
+            text=f'`parallel.compression` is for `parallel.strategy = "ddp"`, but that is "{parallel.strategy}"; leave '
+            f"one out.",
+        )
+
+
 def _writers(log: Log) -> Iterator[Fault]:
     twice = {name for name in log.writers if log.writers.count(name) > 1}
     if twice:
@@ -201,10 +245,12 @@ RULES: tuple[Rule, ...] = (
     _length,
     _loss_scale,
     _optimizer,
+    _parallel,
     _warmup,
     _ema,
     _evaluate,
     _followed,
     _early_stop_needs_evaluations,
+    _compression,
     _writers,
 )

@@ -109,11 +109,21 @@ class Optimizer(Section):
 class Parallel(Section):
     """How the ranks of a run share their gradients."""
 
-    strategy: Literal["auto", "single", "ddp"] = "auto"
-    """Who holds what: `single` is one process, `ddp` a replica on each rank; auto takes ddp if there are several."""
+    strategy: Literal["auto", "single", "ddp", "fsdp", "zero1"] = "auto"
+    """Who holds what: `single` is one process, `ddp` a replica on each rank, `fsdp` a shard of everything on each,
+    `zero1` a replica whose optimizer state is shared out; auto takes ddp if there are several ranks."""
+    shard_ranks: Count | None = None
+    """With fsdp, how many neighbouring ranks share one copy of the parameters (hybrid sharding); all by default."""
+    gather_dtype: Literal["bf16"] | None = None
+    """With fsdp, the number format in which parameters are gathered and used; their own by default."""
+    offload: bool = False
+    """With fsdp, whether shards wait in the CPU's memory while they are not used; needs an accelerator."""
     reduction: Literal["fast", "ordered"] = "fast"
     """How gradients are summed: `fast` overlaps with the backward; `ordered` gives the same bits on any number of
     ranks."""
+    compression: Literal["none", "bf16", "fp16"] = "none"
+    """How gradients travel between the ranks of ddp: cast to 16 bits, half as many bytes with rounding of 0.4 % (bf16)
+    or 0.05 % and a largest value of 65504 (fp16)."""
     timeout_s: Positive = 60.0
     """Longest wait for another rank, in seconds."""
 

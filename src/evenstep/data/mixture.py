@@ -113,11 +113,11 @@ class Mixture(Data):
 
     Each task's data goes on where it was, epoch after epoch of its own. Where one comes to its end, `end` says when the
     mixture's epoch ends: "min" at once, with whoever ends first; "cycle" when every task has been through its data
-    once, and those that were through earlier have begun again; "max" likewise, but those that were through earlier wait,
-    so every sample is in exactly one batch of each epoch of the mixture.
+    once, and those that were through earlier have begun again; "max" likewise, but those that were through earlier
+    wait, so every sample is in exactly one batch of each epoch of the mixture.
 
-    On several ranks each task's micro-batches are divided as its data divides them, beginning with another rank for each
-    task, so that tasks of a single micro-batch do not all fall to one rank.
+    On several ranks each task's micro-batches are divided as its data divides them, beginning with another rank for
+    each task, so that tasks of a single micro-batch do not all fall to one rank.
 
     Args:
         data: of each task, by its name; data that know how many batches they have.

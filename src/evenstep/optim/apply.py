@@ -18,7 +18,7 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor
 
-from evenstep.optim.foreach import foreach_divide, foreach_multiply, foreach_norms
+from evenstep.optim.foreach import foreach_divide, foreach_multiply, foreach_norms, shard
 
 CLIP_EPSILON = 1e-6
 
@@ -40,11 +40,13 @@ class Applied:
 def gradients(parameters: Sequence[Tensor], *, sparse: bool = False) -> list[Tensor]:
     """The gradients of `parameters` that have one, as dense tensors that may be changed in place.
 
+    Of a sharded gradient this is the shard of this rank.
+
     Args:
         parameters: in any order.
         sparse: whether there may be sparse gradients; they are coalesced and give their values.
     """
-    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    grads = [shard(parameter.grad) for parameter in parameters if parameter.grad is not None]
     if not sparse:
         return grads
     for parameter in parameters:
@@ -57,20 +59,17 @@ def gradients(parameters: Sequence[Tensor], *, sparse: bool = False) -> list[Ten
     ]
 
 
-def squared_norm(grads: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:
-    """Σ‖g‖₂² over `grads`, a 0-dim tensor; 0 where there are none.
+def norms(grads: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:
+    """‖g‖₂ of each of `grads`, shape [len(grads)].
 
     Args:
         grads: dense tensors on one device.
         dtype: in which the norms are computed; None: in that of each gradient, which must then be one for all.
 
-    >>> squared_norm([torch.full((3,), 2.0), torch.full((3,), 2.0)])
-    tensor(24.)
+    >>> norms([torch.full((4,), 2.0), torch.full((9,), 2.0)])
+    tensor([4., 6.])
     """
-    if not grads:
-        return torch.zeros((), dtype=dtype)
-    norms = torch.stack(foreach_norms(grads, dtype))
-    return norms.dot(norms)
+    return torch.stack(foreach_norms(grads, dtype)) if grads else torch.zeros(0, dtype=dtype)
 
 
 class Apply(ABC):

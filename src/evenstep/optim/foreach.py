@@ -31,3 +31,8 @@ def foreach_divide(tensors: Sequence[Tensor], divisor: Tensor) -> None:
 def foreach_move(tensors: Sequence[Tensor], ends: Sequence[Tensor], share: float | Sequence[Tensor]) -> None:
     """t ← t + share · (end - t), in place."""
     _torch._foreach_lerp_(tensors, ends, share)
+
+
+def shard(tensor: Tensor) -> Tensor:
+    """The part of a sharded tensor that this rank holds, sharing its memory; any other tensor itself."""
+    return getattr(tensor, "_local_tensor", tensor)

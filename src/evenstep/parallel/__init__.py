@@ -1,9 +1,30 @@
 """Strategies: how gradients and parameters are shared between data-parallel ranks."""
 
+from evenstep.parallel.compression import Bf16, Compression, Fp16
 from evenstep.parallel.ddp import Ddp
+from evenstep.parallel.fsdp import Fsdp
 from evenstep.parallel.group import Group, Processes
 from evenstep.parallel.ordered import Ordered
+from evenstep.parallel.ordered_fsdp import OrderedFsdp
+from evenstep.parallel.place import Place, place_of
 from evenstep.parallel.single import Single
-from evenstep.parallel.strategy import Strategy
+from evenstep.parallel.strategy import States, Strategy
+from evenstep.parallel.zero1 import Zero1
 
-__all__ = ["Ddp", "Group", "Ordered", "Processes", "Single", "Strategy"]
+__all__ = [
+    "Bf16",
+    "Compression",
+    "Ddp",
+    "Fp16",
+    "Fsdp",
+    "Group",
+    "Ordered",
+    "OrderedFsdp",
+    "Place",
+    "Processes",
+    "Single",
+    "States",
+    "Strategy",
+    "Zero1",
+    "place_of",
+]

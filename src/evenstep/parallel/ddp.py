@@ -6,13 +6,14 @@ work at all. torch's `DistributedDataParallel` is not used: it arms its reductio
 plans whose last backward does not follow their last forward, and divides by the number of ranks.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, final
 
-import torch
 from torch import Tensor, nn
 
+from evenstep.parallel.compression import Compression
 from evenstep.parallel.group import Group
 from evenstep.parallel.replicas import Replicas
 from evenstep.parallel.strategy import Strategy
@@ -39,17 +40,22 @@ class Ddp(Strategy):
     Args:
         group: the ranks.
         bucket_bytes: how many bytes of gradients travel together.
+        compression: how they travel; as they are by default.
     """
 
-    def __init__(self, group: Group, *, bucket_bytes: int = BUCKET_BYTES) -> None:
+    def __init__(
+        self, group: Group, *, bucket_bytes: int = BUCKET_BYTES, compression: Compression | None = None
+    ) -> None:
         super().__init__(group)
         self._bucket_bytes = bucket_bytes
+        self._compression = compression or Compression()
         self._buckets: list[_Bucket] = []
         self._replicas = Replicas(nn.Module(), self.group)
         self._armed = False
         self._next = 0
 
     def wrap(self, module: nn.Module) -> nn.Module:
+        self._compression.check([parameter.dtype for parameter in module.parameters() if parameter.requires_grad])
         self._replicas = Replicas(module, self.group)
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         # A backward reaches the last parameters first.
@@ -74,13 +80,22 @@ class Ddp(Strategy):
         for bucket in self._buckets:
             assert bucket.flat is not None and bucket.wait is not None
             bucket.wait()
+            total = self._compression.unpack(bucket.flat, bucket.parameters[0].dtype)
             sizes = [parameter.numel() for parameter in bucket.parameters]
-            for parameter, gradient in zip(bucket.parameters, bucket.flat.split(sizes), strict=True):
+            for parameter, gradient in zip(bucket.parameters, total.split(sizes), strict=True):
                 parameter.grad = gradient.view_as(parameter) if next(anywhere) else None
             bucket.flat = bucket.wait = None
 
     def after_update(self, update: int) -> None:
         self._replicas.after_update(update)
+
+    @contextmanager
+    def uncompressed(self) -> Generator[str]:
+        compression, self._compression = self._compression, Compression()
+        try:
+            yield compression.advice
+        finally:
+            self._compression = compression
 
     def _hook_of(self, bucket: _Bucket) -> Callable[[Tensor], None]:
         def ready(_: Tensor) -> None:
@@ -100,7 +115,7 @@ class Ddp(Strategy):
     def _launch_until(self, end: int) -> None:
         for bucket in self._buckets[self._next : end]:
             bucket.present = [parameter.grad is not None for parameter in bucket.parameters]
-            bucket.flat = torch.cat([_flat_gradient(parameter) for parameter in bucket.parameters])
+            bucket.flat = self._compression.pack([_flat_gradient(parameter) for parameter in bucket.parameters])
             bucket.wait = self.group.sum(bucket.flat)
         self._next = max(self._next, end)
 

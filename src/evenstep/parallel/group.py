@@ -14,8 +14,11 @@ from typing import Any, TypeVar, cast, final
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from evenstep.errors import ArgumentError, EvenstepError
+from evenstep.parallel.place import place_of
+from evenstep.parallel.rendezvous import meet
 
 T = TypeVar("T")
 
@@ -29,6 +32,7 @@ class Group:
 
     rank: int = 0
     ranks: int = 1
+    device: torch.device = torch.device("cpu")  # where the tensors of its words are
 
     def sum_floats(self, values: Sequence[float]) -> list[float]:
         """The element-wise sum over all ranks, in float64."""
@@ -73,6 +77,10 @@ class Group:
     def broadcast(self, tensors: Sequence[Tensor], rank: int = 0) -> None:
         """Overwrite `tensors` with those of `rank`."""
 
+    def mesh(self, shard_ranks: int) -> DeviceMesh:
+        """The ranks as torch's sharding needs them: copies × neighbouring `shard_ranks` that share one copy."""
+        raise AssertionError("a group of one has nobody to share a copy with")
+
     def close(self) -> None:
         """Leave the group."""
 
@@ -84,8 +92,8 @@ def _nothing() -> None: ...
 class Processes(Group):
     """The processes that torchrun, or `evenstep train --launch.ranks`, has started.
 
-    Reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets them. Hosts talk through gloo, devices
-    through the backend of their kind.
+    Reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets them, or what srun sets. Hosts talk through
+    gloo, devices through the backend of their kind.
 
     Args:
         device: of this rank's tensors.
@@ -97,23 +105,24 @@ class Processes(Group):
     """
 
     def __init__(self, device: torch.device, *, timeout_s: float = 60.0) -> None:
-        missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
-        if missing:
+        place = place_of(os.environ)
+        if place is None:
             raise ArgumentError(
-                f"a rank among several needs {', '.join(missing)} in its environment; start the run with torchrun, or "
-                f"with `--launch.ranks`."
+                "a rank among several needs RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment; start "
+                "the run with torchrun, or with `--launch.ranks`."
             )
-        self.rank, self.ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self.rank, self.ranks = place.rank, place.ranks
         timeout = timedelta(seconds=timeout_s)
-        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        store = meet(place, timeout_s=timeout_s)
         try:
-            dist.init_process_group("gloo", rank=self.rank, world_size=self.ranks, timeout=timeout)
+            dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.ranks, timeout=timeout)
         except (RuntimeError, ValueError) as error:
             raise EvenstepError(
-                f"rank {self.rank} of {self.ranks} did not find the others at {address} within {timeout_s:g} s: "
-                f"{str(error).splitlines()[0]} Check that all ranks were started with the same address and number of "
-                f"ranks, and that a firewall does not stand between them."
+                f"{place} met the others, but could not connect to each of them within {timeout_s:g} s: "
+                f"{str(error).splitlines()[0]} Check that no firewall stands between them, and that gloo takes the "
+                f"right network (GLOO_SOCKET_IFNAME names it)."
             ) from error
+        self.device = device
         self._timeout_s = timeout_s
         self._hosts = cast("dist.ProcessGroup", dist.group.WORLD)
         self._devices = self._hosts
@@ -143,6 +152,22 @@ class Processes(Group):
     def broadcast(self, tensors: Sequence[Tensor], rank: int = 0) -> None:
         for tensor in tensors:
             self._wait("broadcast", partial(dist.broadcast, tensor, rank, group=self._devices))
+
+    def mesh(self, shard_ranks: int) -> DeviceMesh:
+        if shard_ranks == self.ranks:
+            return DeviceMesh.from_group(self._devices, self.device.type)
+        ranks = torch.arange(self.ranks).view(-1, shard_ranks)
+        copies, shards = (self._own_of(lines) for lines in (ranks.T, ranks))
+        names = ("copies", "shards")
+        return DeviceMesh.from_group([copies, shards], self.device.type, mesh=ranks, mesh_dim_names=names)
+
+    def _own_of(self, lines: Tensor) -> dist.ProcessGroup:
+        """A group for each line of ranks, made by all of them in the same order; gives the one this rank is in."""
+        timeout = timedelta(seconds=self._timeout_s)
+        backend = "nccl" if self.device.type == "cuda" else "gloo"
+        made = [dist.new_group(line, backend=backend, timeout=timeout) for line in cast("Any", lines).tolist()]
+        own = next(group for line, group in zip(cast("Any", lines).tolist(), made, strict=True) if self.rank in line)
+        return cast("dist.ProcessGroup", own)
 
     def close(self) -> None:
         if dist.is_initialized():

@@ -75,22 +75,29 @@ class Replicas:
             check_equal(self._module, self._group, update)
 
 
-def check_equal(module: nn.Module, group: Group, update: int) -> None:
+def check_equal(module: nn.Module, group: Group, update: int, *, replica_ranks: int = 1) -> None:
     """Compare all replicas' parameters.
+
+    Args:
+        module: this rank's.
+        group: the ranks.
+        update: number of the last committed update.
+        replica_ranks: how many neighbouring ranks share one replica; those in the same place of theirs are compared.
 
     Raises:
         ReplicaError: they differ; the message names the ranks and the first parameter that does.
     """
-    if group.ranks == 1:
+    if group.ranks <= replica_ranks:
         return
     names = [name for name, _ in module.named_parameters()]
     sums = torch.stack([_bits(parameter) for parameter in module.parameters()]).tolist()
     everybody = group.gather(sums)
     for name, *values in zip(names, *everybody, strict=True):
-        others = [rank for rank, value in enumerate(values) if value != values[0]]
+        others = [rank for rank, value in enumerate(values) if value != values[rank % replica_ranks]]
         if others:
             raise ReplicaError(
-                f"after update {update} rank {', '.join(map(str, others))} differs from rank 0, first in parameter "
+                f"after update {update} rank {', '.join(map(str, others))} differs from rank "
+                f"{others[0] % replica_ranks}, first in parameter "
                 f"`{name}`: something has changed it on one rank only, such as a hook, a task that is not the same "
                 f"everywhere, or a memory fault. Go on from the last checkpoint when it is found."
             )
@@ -98,7 +105,8 @@ def check_equal(module: nn.Module, group: Group, update: int) -> None:
 
 def _bits(parameter: Tensor) -> Tensor:
     """A number that any changed bit changes: the sum of the values' bytes as integers, each times its place."""
-    data = parameter.detach().contiguous().flatten().view(torch.uint8).long()
+    shard: Tensor = getattr(parameter, "_local_tensor", parameter)
+    data = shard.detach().contiguous().flatten().view(torch.uint8).long()
     return (data * (torch.arange(data.numel(), device=data.device) % 65521 + 1)).sum()
 
 

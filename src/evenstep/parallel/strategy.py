@@ -6,12 +6,17 @@ the training loop: the update calls the verbs, and asks nothing about which stra
 """
 
 from abc import ABC
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from evenstep.parallel.group import Group
+
+T = TypeVar("T")
+States = Mapping[str, Mapping[str, Any]]
 
 
 class Strategy(ABC):
@@ -38,6 +43,20 @@ class Strategy(ABC):
         """The module to call in place of `module`; its parameters keep their names."""
         return module
 
+    def adopt(self, optimizer: torch.optim.Optimizer) -> None:
+        """After `wrap`: let `optimizer` hold the parameters that this rank steps."""
+
+    def match(self, work: Sequence[T], run: Callable[[T], None], *, backward: bool, kind: str = "") -> None:
+        """Before an update's or an evaluation's passes: run more, where all ranks must run the same number.
+
+        Args:
+            work: this rank's micro-batches.
+            run: runs a micro-batch without a trace: no metrics, no changed buffers. What it adds to gradients is
+                the strategy's to remove.
+            backward: whether passes come back.
+            kind: of the micro-batches; only those of one kind go through the same parts of a model.
+        """
+
     def arm(self, module: Callable[..., Any]) -> None:
         """The next backward of `module` is its last of this update: gradients may be reduced as they appear."""
 
@@ -52,5 +71,42 @@ class Strategy(ABC):
             num_microbatches: of the update, over all ranks.
         """
 
+    def squared_norm(self, gradients: list[Tensor], norms: Callable[[list[Tensor]], Tensor]) -> Tensor:
+        """‖g‖₂² over all parameters and their shards, the same on every rank.
+
+        Args:
+            gradients: this rank's, complete.
+            norms: gives the norm of each of some tensors, as one tensor.
+        """
+        each = norms(gradients)
+        return each.dot(each)
+
+    def after_step(self) -> None:
+        """The optimizer has made its step on this rank: parameters that others stepped may be fetched."""
+
     def after_update(self, update: int) -> None:
         """Called after `update` was committed: for strategies that share parameters instead of gradients."""
+
+    def abandon(self) -> None:
+        """Forget what an update that has raised in the middle has left behind."""
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """All of a tensor of which this rank may hold a shard. Every rank must ask for the same ones in order."""
+        return tensor
+
+    def part(self, live: Tensor, whole: Tensor) -> Tensor:
+        """What of `whole` this rank holds, shaped as `live`, which it will replace."""
+        return whole
+
+    def all_states(self, states: States) -> States:
+        """The optimizer state of all parameters by name, from this rank's."""
+        return states
+
+    def uncompressed(self) -> AbstractContextManager[str]:
+        """Inside, gradients are summed in full, to find out why a sum was not finite; gives what to say if it then is.
+
+        >>> with Strategy().uncompressed() as advice:
+        ...     advice
+        ''
+        """
+        return nullcontext("")

@@ -25,6 +25,9 @@ class Op(Enum):
     ARM = "A"
     REDUCE = "R"
 
+    # enum's own hash runs Python code, and checks hash millions of actions
+    __hash__ = object.__hash__
+
 
 @final
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,9 @@ class Collected(Task):
         else:
             loss = value if any(fnmatchcase(name, pattern) for pattern in self._keys) else None
         if loss is not None and not isinstance(loss, Tensor):
-            raise TaskError(f"the output `{name}` is a loss by its name, but is a {type(loss).__name__}; give a tensor.")
+            raise TaskError(
+                f"the output `{name}` is a loss by its name, but is a {type(loss).__name__}; give a tensor."
+            )
         return None if loss is None or loss.numel() == 0 else loss
 
 

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 
-def diagnose(model: nn.Module, rerun: Callable[[], object]) -> str:
+def diagnose(model: nn.Module, rerun: Callable[[], object], *, if_finite: str = "") -> str:
     """Run `rerun` and say which module, or else which parameters' gradients, first were inf or NaN.
 
     Args:
         model: whose modules are watched.
         rerun: runs the forwards and backwards of the failed update, leaving gradients in `.grad`.
+        if_finite: what to say if all numbers are finite this time, where there is a reason for that.
 
     >>> model = nn.Sequential(nn.Linear(1, 1), nn.ReLU())
     >>> _ = model[0].weight.data.fill_(float("nan"))
@@ -43,13 +44,14 @@ def diagnose(model: nn.Module, rerun: Callable[[], object]) -> str:
         return found[0]
     bad = [name for name, p in model.named_parameters() if p.grad is not None and not _finite(p.grad)]
     if not bad:
-        return "running the update again gave finite numbers: the model or its task computes differently each time"
+        different = "running the update again gave finite numbers: the model or its task computes differently each time"
+        return if_finite or different
     more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
     return f"all outputs are finite, but the gradients of {', '.join(bad[:3])}{more} are not: look at the loss"
 
 
 def _finite(tensor: Tensor) -> bool:
-    values = cast("Any", tensor)._values() if tensor.is_sparse else tensor
+    values = cast("Any", tensor)._values() if tensor.is_sparse else getattr(tensor, "_local_tensor", tensor)
     # -inf is what masks are made of; what it does harm to shows up behind it.
     return not bool((values.isnan() | (values == torch.inf)).any())
 

@@ -11,14 +11,14 @@ from typing import Any, cast, final
 import torch
 from torch import nn
 
-from evenstep.data import Data, Position
+from evenstep.data import Data, Microbatch, Position
 from evenstep.errors import DataError, TaskError
 from evenstep.events import Record
 from evenstep.parallel import Strategy
-from evenstep.pipeline import Runner, Stage, forwards
+from evenstep.pipeline import Layout, Runner, Stage, forwards
 from evenstep.train.passage import Passage, Way
 from evenstep.train.randomness import undisturbed
-from evenstep.train.weigh import weigh
+from evenstep.train.weigh import Weights, weigh
 
 
 @final
@@ -76,16 +76,20 @@ class Evaluation:
                         f"`train()` on it meanwhile."
                     )
                 weights = weigh(way.tasks, batch, strategy.group)
-                passage = Passage(
-                    way,
-                    weights,
-                    path=("evaluate", self._name, batch.position.batch),
-                    update=update,
-                    factor=1.0,
-                    prefix=prefix,
-                )
-                with passage:
-                    plan = forwards([microbatch.index for microbatch in weights.work])
-                    self._runner.run(plan, passage, batch.num_microbatches)
+                for name in weights.totals:  # one task after the other, on all ranks
+                    self._pass(weights.of(name), update, batch.position.batch)
                 if batch.ends_epoch:
                     break
+
+    def _pass(self, weights: Weights, update: int, place: int) -> None:
+        path, task = ("evaluate", self._name, place), next(iter(weights.totals))
+        passage = Passage(self._way, weights, path=path, update=update, factor=1.0, prefix=f"{self._name}/")
+        self._strategy.match(weights.work, self._run_unseen, backward=False, kind=task)
+        with passage:
+            plan = forwards(Layout.chain(ranks=1), [microbatch.index for microbatch in weights.work])[0]
+            self._runner.run(plan, passage, weights.num_microbatches)
+
+    def _run_unseen(self, microbatch: Microbatch) -> None:
+        """Forward of a micro-batch that counts nowhere, because other ranks have one more."""
+        with Passage.unseen(self._way, microbatch) as passage:
+            self._runner.run(forwards(Layout.chain(ranks=1), [0])[0], passage, 1)

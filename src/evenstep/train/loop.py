@@ -296,7 +296,8 @@ class Loop:
             raise error
         if incident.kind == "task_error":
             raise TaskError(f"{incident.message} {kept}")
-        cause = diagnose(self.model, lambda: self.update.rerun(entry.batch, incident.update))
+        with self.strategy.uncompressed() as advice:
+            cause = diagnose(self.model, lambda: self.update.rerun(entry.batch, incident.update), if_finite=advice)
         self.storage.discard_from(incident.update)
         raise NonFiniteError(
             f"{incident.message} When it is run again, {cause}. {kept} Look at this batch and at the loss, lower the "

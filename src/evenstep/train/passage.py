@@ -8,7 +8,7 @@ It does not know plans or optimizers.
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self, cast, final
 
@@ -74,6 +74,10 @@ class Way:
     norms: Norms = field(default_factory=Norms)
     poison: Callable[[], Tensor] | None = None
 
+    def silently(self) -> "Way":
+        """The same way without anyone to hear or record it."""
+        return replace(self, storage=Storage(), bus=Bus((), cast("Any", None)))
+
 
 @final
 @dataclass(slots=True)
@@ -123,6 +127,15 @@ class Passage:
         self._seeds: dict[tuple[torch.dtype, float], Tensor] = {}
         self.late_weights: dict[int, Tensor] = {}
         self.gathered = Gathered()
+
+    @classmethod
+    def unseen(cls, way: Way, microbatch: Microbatch) -> Self:
+        """A passage of one micro-batch that counts nowhere: other ranks need its calls beside theirs."""
+        one = replace(microbatch, index=0)
+        weights = Weights(
+            totals={one.task: 1.0}, num_microbatches=1, each={0: 0.0}, divisors={0: 1.0}, work=(one,), num_tasks=1
+        )
+        return cls(way.silently(), weights, path=("unseen",), update=0, factor=0.0, prefix="")
 
     def forward(self, stage: Stage, microbatch: int) -> Tensor | None:
         way, one = self._way, self._microbatches[microbatch]
@@ -194,7 +207,7 @@ class Passage:
         return record_function(f"{phase}/{task}" if task else phase) if self._profiled else _NOTHING
 
     def _seed_of(self, loss: Tensor, one: Microbatch) -> Tensor:
-        """The factor as the gradient that the backward begins with: what multiplying the loss would give, without it."""
+        """The factor as the gradient that a backward begins with: what multiplying the loss would give, without it."""
         factor = self._factor * self._way.coefficients.value(one.task, self._update) / self._weights.divisors[one.index]
         seed = self._seeds.get((loss.dtype, factor))
         if seed is None:

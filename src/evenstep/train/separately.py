@@ -50,7 +50,18 @@ class Separately:
             gradients[name] = self._taken(one.late_total)
             whole.losses.update(one.losses)
             whole.failures.update(one.failures)
-        self._combine(tasks, gradients, self._losses(tasks, weights, whole), update)
+        names, parameters = list(self.parameters), list(self.parameters.values())
+        having = [[name for name in tasks if gradients[name][place] is not None] for place in range(len(names))]
+        seen = [place for place, those in enumerate(having) if len(those) > 1 and self.combine.looks_at(names[place])]
+        shares = Shares(shared=[1.0] * len(tasks), own=[1.0] * len(tasks))
+        if self.combine.needs_products:
+            products = self._products([[gradients[name][place] for place in seen] for name in tasks])
+            losses = self._losses(tasks, weights, whole)
+            if bool(products.isfinite().all()) and bool(losses.isfinite().all()):  # else the update will be aborted
+                shares = self.combine(products, losses.tolist(), tasks=tasks, seed=self.way.seed, update=update)
+        for place, parameter in enumerate(parameters):
+            factors = shares.shared if len(having[place]) > 1 else shares.own
+            parameter.grad = _summed([gradients[name][place] for name in tasks], factors)
         return whole
 
     def _taken(self, late_total: Tensor | None) -> list[Tensor | None]:
@@ -74,28 +85,6 @@ class Separately:
         summed = self.group.sum_floats(each.flatten().tolist())
         return torch.tensor(summed, dtype=torch.float64).view_as(each).sum(1)
 
-    def _combine(
-        self, tasks: Sequence[str], gradients: Mapping[str, list[Tensor | None]], losses: Tensor, update: int
-    ) -> None:
-        names, parameters = list(self.parameters), list(self.parameters.values())
-        having = [[name for name in tasks if gradients[name][place] is not None] for place in range(len(names))]
-        shared = [place for place in range(len(names)) if len(having[place]) > 1]
-        seen = [place for place in shared if self.combine.looks_at(names[place])]
-        products = self._products([[gradients[name][place] for place in seen] for name in tasks])
-        if bool(products.isfinite().all()):
-            shares = self.combine(products, losses.tolist(), tasks=tasks, seed=self.way.seed, update=update)
-        else:  # the sum is not finite either, so the update will be aborted
-            shares = Shares(shared=[1.0] * len(tasks), own=[1.0] * len(tasks))
-        for place, parameter in enumerate(parameters):
-            factors = shares.shared if len(having[place]) > 1 else shares.own
-            total: Tensor | None = None
-            for name, factor in zip(tasks, factors, strict=True):
-                gradient = gradients[name][place]
-                if gradient is not None:
-                    scaled = gradient if factor == 1.0 else gradient.mul_(factor)
-                    total = scaled if total is None else total.add_(scaled)
-            parameter.grad = total
-
     def _products(self, rows: list[list[Tensor | None]]) -> Tensor:
         """⟨g_s, g_t⟩ without the loss scale, in float64 on the CPU."""
         device = self.way.device
@@ -108,3 +97,13 @@ class Separately:
                     dots = [torch.dot(a.flatten().to(dtype), b.flatten().to(dtype)) for a, b in pairs]
                     products[i, j] = products[j, i] = torch.stack(dots).sum()
         return products.cpu().double() / self.way.precision.scale**2
+
+
+def _summed(gradients: Sequence[Tensor | None], factors: Sequence[float]) -> Tensor | None:
+    """Σ factor · gradient over those that there are, in place of the first."""
+    total: Tensor | None = None
+    for gradient, factor in zip(gradients, factors, strict=True):
+        if gradient is not None:
+            scaled = gradient if factor == 1.0 else gradient.mul_(factor)
+            total = scaled if total is None else total.add_(scaled)
+    return total

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.optim.ema import Ema
+from evenstep.parallel import Strategy
 from evenstep.precision import Precision
 
 Tree = dict[str, Any]
@@ -48,7 +49,9 @@ class Saved:
 
     Args:
         model: unwrapped.
-        optimizer: of its parameters.
+        optimizer: of its parameters, or of those that this rank steps.
+        names: of each of the optimizer's groups' parameters, over all ranks.
+        strategy: how tensors are shared between ranks.
         ema: the average that follows them, or None.
         precision: whose state may be a loss scale.
 
@@ -58,30 +61,41 @@ class Saved:
 
     model: nn.Module
     optimizer: Optimizer
+    names: list[list[str]]
+    strategy: Strategy
     ema: Ema | None
     precision: Precision
-    _names: list[list[str]] = field(init=False)
+    _own: list[list[str]] = field(init=False)
     _built: list[Tree] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._names = parameter_names(self.model, self.optimizer)
+        self._own = parameter_names(self.model, self.optimizer)
         self._built = [{k: v for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups]
         if self.ema is not None:
             self.ema.attach(self.model)
 
     def state_dict(self) -> Tree:
-        """The parts "model", "optimizer", "ema" (empty without one) and "precision"."""
+        """The parts "model", "optimizer", "ema" (empty without one) and "precision", whole; on all ranks together."""
+        state = optimizer_state(self.optimizer, self._own, self._built)
+        everybody = self.strategy.all_states(state["state"])
+        for group, names in zip(state["groups"], self.names, strict=True):
+            group["parameters"] = list(names)
         return {
-            "model": dict(self.model.state_dict()),
-            "optimizer": optimizer_state(self.optimizer, self._names, self._built),
-            "ema": {} if self.ema is None else self.ema.state_dict(),
+            "model": self._whole(self.model.state_dict()),
+            "optimizer": {
+                **state,
+                "state": {
+                    name: self._whole(everybody[name]) for names in self.names for name in names if name in everybody
+                },
+            },
+            "ema": {} if self.ema is None else self._whole(self.ema.state_dict()),
             "precision": self.precision.state,
         }
 
     def check(self, state: Tree) -> None:
         """Raise CheckpointError unless `state` fits."""
         check_fits(state["model"], self.model.state_dict(), "model")
-        check_optimizer(state["optimizer"], self.optimizer, self._names)
+        check_optimizer(state["optimizer"], self.optimizer, self.names)
         if bool(state["ema"]) != (self.ema is not None):
             has, wants = ("an", "keeps none") if state["ema"] else ("no", "keeps one")
             raise CheckpointError(f"the checkpoint has {has} average of the parameters, but this run {wants}.")
@@ -90,11 +104,27 @@ class Saved:
 
     def load_state_dict(self, state: Tree) -> None:
         """Restore what `state_dict` gave and `check` found to fit."""
-        self.model.load_state_dict(state["model"])
-        load_optimizer(state["optimizer"], self.optimizer, self._names, self._built)
+        live = self.model.state_dict()
+        self.model.load_state_dict(self._parts(live, state["model"]))
+        own: dict[str, Tensor] = {name: live[name] for group in self._own for name in group}
+        states: Tree = {}
+        for name in own:
+            if name in state["optimizer"]["state"]:
+                values: Tree = state["optimizer"]["state"][name]
+                like: dict[str, Tensor] = dict.fromkeys(values, own[name])
+                states[name] = self._parts(like, values)
+        load_optimizer({**state["optimizer"], "state": states}, self.optimizer, self._own, self._built)
         if self.ema is not None:
-            self.ema.load_state_dict(state["ema"])
+            self.ema.load_state_dict(self._parts(self.ema.state_dict(), state["ema"]))
         self.precision.state = state["precision"]
+
+    def _whole(self, tensors: Mapping[str, Any]) -> Tree:
+        whole = self.strategy.whole
+        return {name: whole(value) if isinstance(value, Tensor) else value for name, value in tensors.items()}
+
+    def _parts(self, live: Mapping[str, Tensor], whole: Mapping[str, Any]) -> Tree:
+        part = self.strategy.part
+        return {name: part(live[name], value) if isinstance(value, Tensor) else value for name, value in whole.items()}
 
 
 def check_same_run(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:

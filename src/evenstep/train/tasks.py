@@ -16,9 +16,10 @@ from torch.optim import Optimizer
 
 from evenstep.data import Data
 from evenstep.errors import ArgumentError
-from evenstep.parallel import Ddp, Ordered, Single, Strategy
-from evenstep.train.coefficients import Coefficients, Fixed
-from evenstep.train.combine import Combine
+from evenstep.parallel import Ddp, Ordered, Single, Strategy, Zero1
+from evenstep.parallel.sharded import Sharded
+from evenstep.train.coefficients import Coefficients, Fixed, Uncertainty
+from evenstep.train.combine import Combine, Separate
 from evenstep.train.failures import FailurePolicy
 from evenstep.train.state import unwrapped
 from evenstep.train.task import Task
@@ -55,10 +56,16 @@ def coefficients_of(given: Coefficients | Mapping[str, float] | None) -> Coeffic
     return given if isinstance(given, Coefficients) else Fixed(given)
 
 
+def combine_of(given: Combine | None, tasks: Mapping[str, Task], strategy: Strategy) -> Combine | None:
+    """The method asked for; shards need the tasks one after the other, since all ranks must run the same parts."""
+    return Separate() if given is None and len(tasks) > 1 and isinstance(strategy, Sharded) else given
+
+
 def check_tasks(
     tasks: Mapping[str, Task],
     *,
     data: Mapping[str, Data],
+    coefficients: Coefficients,
     combine: Combine | None,
     strategy: Strategy,
     model: nn.Module,
@@ -70,6 +77,7 @@ def check_tasks(
     Args:
         tasks: of the run.
         data: for training and evaluation, by what messages call them.
+        coefficients: of the tasks.
         combine: the method for separate gradients, or None.
         strategy: of the ranks.
         model: whose gradients they are.
@@ -85,7 +93,7 @@ def check_tasks(
             )
         if task.late_weight and task.reduction != "weight":
             raise ArgumentError(
-                f'task `{name}` has `late_weight`, so its loss is divided by that weight, but its `reduction` is '
+                f"task `{name}` has `late_weight`, so its loss is divided by that weight, but its `reduction` is "
                 f'"{task.reduction}"; leave one of them out.'
             )
         if task.late_weight and len(tasks) > 1 and combine is None:
@@ -98,7 +106,13 @@ def check_tasks(
             "coefficients, `combine`, statistics per task and DropTask are for several tasks, but this run has one "
             "without a name; give tasks by name, `task={'class': …, 'box': …}`."
         )
-    if combine is not None:
+    if isinstance(strategy, Sharded) and (isinstance(coefficients, Uncertainty) or policy.tolerates_errors):
+        what = "coefficients learned by uncertainty" if isinstance(coefficients, Uncertainty) else "DropTask"
+        raise ArgumentError(
+            f"the strategy {type(strategy).__name__} shards the model, which {what} cannot be used with; train with "
+            f"replicas (ddp, zero1), or choose another."
+        )
+    if combine is not None and combine.needs_products:
         _check_separable(strategy, model)
 
 
@@ -120,7 +134,7 @@ def _check_names(what: str, names: Sequence[str] | None, tasks: Mapping[str, Tas
 
 
 def _check_separable(strategy: Strategy, model: nn.Module) -> None:
-    if not isinstance(strategy, Single | Ddp | Ordered):
+    if not isinstance(strategy, Single | Ddp | Ordered | Zero1):
         raise ArgumentError(
             f"`combine` needs every task's whole gradient on every rank, but the strategy {type(strategy).__name__} "
             f"divides gradients between ranks; train with replicas, or leave `combine` out."

@@ -56,9 +56,9 @@ from evenstep.train.norms import build_norms
 from evenstep.train.passage import Way
 from evenstep.train.progress import Progress
 from evenstep.train.randomness import undisturbed
-from evenstep.train.state import Saved, Tree, check_same_run, unwrapped
+from evenstep.train.state import Saved, Tree, check_same_run, parameter_names, unwrapped
 from evenstep.train.task import Task
-from evenstep.train.tasks import attach, check_tasks, coefficients_of, named, poison_of
+from evenstep.train.tasks import attach, check_tasks, coefficients_of, combine_of, named, poison_of
 from evenstep.train.transfer import build_transfer
 from evenstep.train.update import Update
 from evenstep.version import __version__
@@ -176,10 +176,11 @@ class Trainer:
         if folder is not None and keep_checkpoints != 0:
             check_resumable(data)
         tasks, policy, strategy = named(task), on_non_finite or Stop(), strategy or Single()
-        coefficients_ = coefficients_of(coefficients)
+        coefficients_, combine = coefficients_of(coefficients), combine_of(combine, tasks, strategy)
         check_tasks(
             tasks,
             data={"`data`": data, **{f"the evaluation '{name}'": one for name, one in (evaluations or {}).items()}},
+            coefficients=coefficients_,
             combine=combine,
             strategy=strategy,
             model=model,
@@ -224,6 +225,10 @@ class Trainer:
             poison=poison_of(optimizer) if policy.tolerates_errors else None,
         )
         coefficients_.check(self.updates)
+        names = parameter_names(model, optimizer)
+        wrapped = self._strategy.wrap(model)
+        self._strategy.adopt(optimizer)
+        by_name = dict(unwrapped(model).named_parameters())
         learning_rates = LearningRates(optimizer, lr_schedule or Constant(), self.updates)
         defer = None if settle_every_updates is None else settle_every_updates > 1
         apply = build_apply(optimizer, clip_norm=clip_norm, device=self.device, defer=defer)
@@ -231,8 +236,8 @@ class Trainer:
         self._ema = ema
         self._loop = Loop(
             update=Update(
-                model=model,
-                optimizer=optimizer,
+                model=wrapped,
+                parameters=[by_name[name] for group in names for name in group],
                 way=self._way,
                 strategy=self._strategy,
                 apply=apply,
@@ -256,7 +261,14 @@ class Trainer:
             settle_every_updates=1 if known_at_once else settle_every_updates or log_every_updates,
         )
         # After the strategy has made replicas equal: the average begins as a copy of the parameters.
-        self._saved = Saved(model=unwrapped(model), optimizer=optimizer, ema=ema, precision=precision)
+        self._saved = Saved(
+            model=unwrapped(model),
+            optimizer=optimizer,
+            names=names,
+            strategy=self._strategy,
+            ema=ema,
+            precision=precision,
+        )
 
     @property
     def is_first_rank(self) -> bool:
@@ -424,14 +436,15 @@ class Trainer:
         self._write()
         update, path = self.progress.update, None
         with self._bus.span("save", lambda: SaveBegin(update=update), lambda error: SaveEnd(update=update, path=path)):
-            path = self._strategy.group.first_rank_does(lambda: self._write_checkpoint(update))
+            state = self.state_dict()
+            path = self._strategy.group.first_rank_does(lambda: self._write_checkpoint(update, state))
             self._saved_at = update
         self._strategy.group.first_rank_does(self._retain)
         return path
 
-    def _write_checkpoint(self, update: int) -> Path:
+    def _write_checkpoint(self, update: int, state: Tree) -> Path:
         assert self.folder is not None
-        return write_checkpoint(self.folder / "checkpoints", update, self.state_dict())
+        return write_checkpoint(self.folder / "checkpoints", update, state)
 
     def _retain(self) -> None:
         assert self.folder is not None
@@ -467,7 +480,7 @@ class Trainer:
         return None if checkpoint is None else checkpoint.path
 
     def state_dict(self) -> Tree:
-        """Everything that the run needs to go on exactly, as a tree."""
+        """Everything that the run needs to go on exactly, as a tree; on all ranks together."""
         return {
             **self._saved.state_dict(),
             "progress": self.progress.state_dict(),

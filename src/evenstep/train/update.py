@@ -5,23 +5,22 @@ precision, the way of applying. The update asks nothing about modes. It does not
 about an abort; that is the loop's.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import final
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from evenstep.data import GlobalBatch
+from evenstep.data import GlobalBatch, Microbatch
 from evenstep.errors import TaskError
 from evenstep.events import StepBegin, StepEnd
-from evenstep.optim.apply import Apply, gradients, squared_norm
+from evenstep.optim.apply import Apply, gradients, norms
 from evenstep.optim.ema import Ema
 from evenstep.optim.learning_rate import LearningRates
-from evenstep.parallel import Strategy
-from evenstep.pipeline import Plan, Runner, Stage, check, sequential
+from evenstep.parallel import Single, Strategy
+from evenstep.pipeline import SCHEDULES, Layout, Plan, Runner, Stage
 from evenstep.train.blame import Blamed, blame
 from evenstep.train.buffers import Buffers
 from evenstep.train.combine import Combine
@@ -48,9 +47,7 @@ class Outcome:
 
 @lru_cache(maxsize=1024)
 def _plan(microbatches: tuple[int, ...]) -> Plan:
-    plan = sequential(microbatches)
-    check(plan, stages=[0], microbatches=microbatches)
-    return plan
+    return SCHEDULES["sequential"].plans(Layout.chain(ranks=1), microbatches)[0]
 
 
 @final
@@ -58,8 +55,8 @@ class Update:
     """Executes updates of one model.
 
     Args:
-        model: what the first and only stage computes.
-        optimizer: of its parameters; they are clipped and stepped together.
+        model: what the first and only stage computes, wrapped by the strategy.
+        parameters: those of the model that are clipped and stepped together, on whichever rank.
         way: task, precision, device and recording; see `Passage`.
         strategy: how gradients are shared between ranks.
         apply: how a gradient is applied.
@@ -72,7 +69,7 @@ class Update:
         self,
         *,
         model: nn.Module,
-        optimizer: Optimizer,
+        parameters: Sequence[nn.Parameter],
         way: Way,
         strategy: Strategy,
         apply: Apply,
@@ -80,16 +77,17 @@ class Update:
         learning_rates: LearningRates,
         combine: Combine | None = None,
     ) -> None:
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self._parameters = parameters
         self._with_grad = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._sparse = any(getattr(module, "sparse", False) is True for module in model.modules())
         dtypes = {parameter.dtype for parameter in parameters}
-        self._norm_dtype = None if len(dtypes) == 1 and dtypes <= {torch.float32, torch.float64} else torch.float32
+        exact = len(dtypes) == 1 and dtypes <= {torch.float32, torch.float64}
+        self._norms = partial(norms, dtype=None if exact else torch.float32)
         self._model = model
         self._way = way
         self._strategy = strategy
-        self._runner = Runner([Stage(0, strategy.wrap(model))], strategy)
+        self._runner = Runner([Stage(0, model)], strategy)
+        self._alone = Runner([Stage(0, model)], Single())
         self._apply = apply
         self._ema = ema
         self._learning_rates = learning_rates
@@ -126,9 +124,10 @@ class Update:
         if not grads:  # on no rank: no task gave a loss
             self._buffers.restore(1.0)
             return Outcome(aborted=1.0, total=0.0)
-        squared = squared_norm(grads, self._norm_dtype)
+        squared = self._strategy.squared_norm(grads, self._norms)
         with self._way.bus.span("step", lambda: StepBegin(update=update), lambda error: StepEnd(update=update)):
             applied = self._apply(grads, squared, scale if late_weight is None else scale * total)
+            self._strategy.after_step()
         self._buffers.restore(applied.aborted)
         if self._ema is not None and applied.aborted != 1.0:
             self._ema.after_update(update, applied.aborted)
@@ -144,6 +143,7 @@ class Update:
     def abandon(self) -> None:
         """Undo what an update that has raised in the middle did to the buffers, and be ready for another."""
         self._buffers.restore(1.0)
+        self._strategy.abandon()
         self.resume()
 
     def rerun(self, batch: GlobalBatch, update: int) -> None:
@@ -163,7 +163,7 @@ class Update:
         for name in weights.totals:
             self._accumulate(weights.of(name), update)
             self._buffers.restore(1.0)
-            squared = squared_norm(gradients(self._parameters, sparse=self._sparse), self._norm_dtype)
+            squared = self._strategy.squared_norm(gradients(self._parameters, sparse=self._sparse), self._norms)
             if not bool(squared.isfinite()):
                 blamed.append(Blamed(microbatch=-1, task=name, why="its gradient is not finite, though its losses are"))
         return blamed
@@ -183,6 +183,7 @@ class Update:
         passage = Passage(
             self._way, weights, path=(update,), update=update, factor=self._way.precision.scale, prefix="train/"
         )
+        self._strategy.match(weights.work, self._run_unseen, backward=True, kind=next(iter(weights.totals)))
         with passage:
             plan = _plan(tuple(microbatch.index for microbatch in weights.work))
             self._runner.run(plan, passage, weights.num_microbatches)
@@ -190,6 +191,12 @@ class Update:
         if all(self._way.tasks[name].late_weight for name in weights.totals):
             gathered.late_total = self._late_total(passage.late_weights, weights)
         return gathered
+
+    def _run_unseen(self, microbatch: Microbatch) -> None:
+        """Forward and backward of a micro-batch that counts nowhere."""
+        with Passage.unseen(self._way, microbatch) as passage:
+            self._alone.run(_plan((0,)), passage, 1)
+        self._buffers.restore(1.0)
 
     def _late_total(self, late: dict[int, Tensor], weights: Weights) -> Tensor:
         """Σw_m over all ranks, in the order of the micro-batches' numbers whoever ran them."""

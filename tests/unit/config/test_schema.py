@@ -62,7 +62,7 @@ def test_the_public_keys_are_these() -> None:
 
 PUBLIC_KEYS = {
     "Launch": ["ranks"],
-    "Parallel": ["reduction", "strategy", "timeout_s"],
+    "Parallel": ["compression", "gather_dtype", "offload", "reduction", "shard_ranks", "strategy", "timeout_s"],
     "Best": ["metric", "mode"],
     "Checkpoint": ["best", "every_epochs", "every_minutes", "every_updates", "keep_last"],
     "Constant": ["kind", "warmup_updates"],

@@ -6,7 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from evenstep.optim.apply import DeviceApply, HostApply, build_apply, gradients, squared_norm
+from evenstep.optim.apply import DeviceApply, HostApply, build_apply, gradients, norms
+
+
+def squared_norm(grads: list[torch.Tensor]) -> torch.Tensor:
+    return norms(grads).square().sum()
+
 
 CPU = torch.device("cpu")
 

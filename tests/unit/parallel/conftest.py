@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import reduce
 from queue import Queue
 from typing import Any
 
@@ -48,7 +49,7 @@ class Threads(Group):
 
     def sum(self, tensor: Tensor) -> Callable[[], None]:
         self.said.append(f"sum {tensor.numel()}")
-        total = torch.stack(self._meet(tensor.clone())).sum(0)
+        total = reduce(torch.add, self._meet(tensor.clone()))  # one after another, in the tensor's own format
 
         def wait() -> None:
             tensor.copy_(total)

@@ -3,13 +3,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep.errors import PlanError
-from evenstep.pipeline import Action, Op, check, sequential
+from evenstep.pipeline import SCHEDULES, Action, Layout, Op, Plan
+from evenstep.pipeline import check as check_all
+
+ONE = Layout.chain(ranks=1)
+
+
+def sequential(microbatches: range | list[int]) -> Plan:
+    return SCHEDULES["sequential"].plans(ONE, microbatches)[0]
+
+
+def check(plan: Plan, microbatches: range | list[int]) -> int:
+    return check_all([plan], ONE, microbatches)[0]
 
 
 @given(st.sets(st.integers(0, 50), max_size=12))
 def test_a_sequential_plan_is_complete_and_keeps_one_microbatch_alive(microbatches: set[int]) -> None:
     ordered = sorted(microbatches)
-    assert check(sequential(ordered), stages=[0], microbatches=ordered) == min(1, len(ordered))
+    assert check(sequential(ordered), ordered) == min(1, len(ordered))
 
 
 @given(st.integers(1, 6), st.data())
@@ -17,14 +28,14 @@ def test_a_plan_without_one_of_its_actions_is_refused(count: int, data: st.DataO
     plan = sequential(range(count))
     lost = data.draw(st.integers(0, len(plan) - 1))
     with pytest.raises(PlanError):
-        check(plan[:lost] + plan[lost + 1 :], stages=[0], microbatches=range(count))
+        check(plan[:lost] + plan[lost + 1 :], range(count))
 
 
 @given(st.integers(2, 6), st.data())
 def test_a_shuffled_plan_is_refused_or_still_in_order(count: int, data: st.DataObject) -> None:
     plan = tuple(data.draw(st.permutations(sequential(range(count)))))
     try:
-        check(plan, stages=[0], microbatches=range(count))
+        check(plan, range(count))
     except PlanError:
         return
     place = {action: index for index, action in enumerate(plan)}
@@ -35,13 +46,13 @@ def test_a_shuffled_plan_is_refused_or_still_in_order(count: int, data: st.DataO
 
 
 def test_an_action_of_a_foreign_stage_is_refused() -> None:
-    with pytest.raises(PlanError, match="stage 1, micro-batch 0 0 time"):
-        check((*sequential([0]), Action(Op.FORWARD, 1, 0)), stages=[0], microbatches=[0])
+    with pytest.raises(PlanError, match="it owns the stages"):
+        check((*sequential([0]), Action(Op.FORWARD, 1, 0)), [0])
 
 
 def test_a_repeated_forward_is_refused() -> None:
-    with pytest.raises(PlanError, match="holds it 2 time"):
-        check((Action(Op.FORWARD, 0, 0), *sequential([0])), stages=[0], microbatches=[0])
+    with pytest.raises(PlanError, match="holds it 2 times"):
+        check((Action(Op.FORWARD, 0, 0), *sequential([0])), [0])
 
 
 def test_the_peak_counts_what_waits_for_its_backward() -> None:
@@ -53,4 +64,4 @@ def test_the_peak_counts_what_waits_for_its_backward() -> None:
         Action(b, 0, 2),
         Action(Op.REDUCE, 0),
     )
-    assert check(plan, stages=[0], microbatches=range(3)) == 3
+    assert check(plan, range(3)) == 3

@@ -5,7 +5,13 @@ import torch
 from torch import Tensor
 
 from evenstep.parallel import Strategy
-from evenstep.pipeline import Runner, Stage, forwards, sequential
+from evenstep.pipeline import SCHEDULES, Layout, Plan, Runner, Stage, forwards
+
+ONE = Layout.chain(ranks=1)
+
+
+def sequential(microbatches: list[int]) -> Plan:
+    return SCHEDULES["sequential"].plans(ONE, microbatches)[0]
 
 
 class Log(Strategy):
@@ -45,7 +51,7 @@ def test_a_rank_without_work_still_takes_part_in_the_reduction() -> None:
 
 def test_forwards_alone_reduce_nothing() -> None:
     log = Log()
-    Runner([Stage(0, abs)], log).run(forwards([0, 1]), log, 7)
+    Runner([Stage(0, abs)], log).run(forwards(ONE, [0, 1])[0], log, 7)
     assert log.said == ["F0", "F1"]
 
 

@@ -111,7 +111,7 @@ def test_begin_and_end_are_paired_when_a_task_raises() -> None:
 
 def test_nothing_is_called_that_nobody_hears() -> None:
     trainer_of({"a": 1.0}, hooks=[]).train()
-    assert TRACE == [f"a {step}" for step in ("transform", "inputs", "inverse", "loss")]
+    assert [f"a {step}" for step in ("transform", "inputs", "inverse", "loss")] == TRACE
 
 
 def test_a_profiler_sees_a_range_per_task() -> None:

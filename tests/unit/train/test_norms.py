@@ -17,10 +17,7 @@ def trunk() -> nn.Module:
 def trained(several: Any, kind: Any, folder: Path | None = None, updates: int = 3) -> tuple[Any, Trainer]:
     model = several.model_of("a", "b", trunk=trunk())
     data = Mixture(
-        {
-            name: MapData(several.samples(24, seed), global_batch_size=4, shuffle=False)
-            for seed, name in enumerate("ab")
-        }
+        {name: MapData(several.samples(24, seed), global_batch_size=4, shuffle=False) for seed, name in enumerate("ab")}
     )
     trainer = Trainer(
         model=model,
@@ -51,7 +48,9 @@ def test_shared_statistics_are_moved_by_every_batch_in_order(several: Any) -> No
     assert torch.equal(model.trunk[1].running_var, wanted.running_var)
 
 
-def test_statistics_per_task_are_those_of_a_run_of_that_task_alone_and_are_resumed(several: Any, tmp_path: Path) -> None:
+def test_statistics_per_task_are_those_of_a_run_of_that_task_alone_and_are_resumed(
+    several: Any, tmp_path: Path
+) -> None:
     trained(several, "per-task", tmp_path, updates=1)[1].train()
     model, trainer = trained(several, "per-task", tmp_path)
     trainer.resume()

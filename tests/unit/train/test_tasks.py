@@ -328,7 +328,9 @@ def test_metrics_are_routed_by_task_and_the_loss_of_all_is_their_weighted_sum(se
     trainer = trainer_of(several, model, coefficients={"b": 0.5}, hooks=[Timer(every_updates=1)], updates=2)
     trainer.train()
     for update in (0, 1):
-        a, b, both = (trainer.storage.history(name)[update].value for name in ("train/a/loss", "train/b/loss", "train/loss"))
+        a, b, both = (
+            trainer.storage.history(name)[update].value for name in ("train/a/loss", "train/b/loss", "train/loss")
+        )
         assert both == pytest.approx(a + 0.5 * b, rel=1e-12)
         assert trainer.storage.history("train/a/loss")[update].weight == 6
     assert trainer.storage.latest("perf/a/samples_per_s") is not None
@@ -350,7 +352,9 @@ def test_evaluations_are_by_task_too(several: Any) -> None:
         assert metrics[f"{name}/loss"] == pytest.approx(float(wanted), rel=1e-12)
 
 
-def test_a_run_that_is_stopped_within_the_mixtures_epoch_goes_on_with_the_same_bits(several: Any, tmp_path: Path) -> None:
+def test_a_run_that_is_stopped_within_the_mixtures_epoch_goes_on_with_the_same_bits(
+    several: Any, tmp_path: Path
+) -> None:
     def run(folder: Path, ends: Sequence[int]) -> dict[str, Any]:
         for end in ends:
             model = several.model_of("a", "b")
@@ -397,7 +401,7 @@ def test_the_model_must_be_in_the_mode_that_the_call_needs(several: Any) -> None
         ({"coefficients": {"a": -1.0}}, "the coefficient of task `a` must be finite and above 0"),
         ({"late": True}, "keep the tasks' gradients apart with `combine=Separate"),
         ({"late": True, "reduction": "mean"}, "leave one of them out"),
-        ({"reduction": "median"}, '`reduction` of `Regress` must be'),
+        ({"reduction": "median"}, "`reduction` of `Regress` must be"),
         ({"single": True}, r"`data` has batches of task `a`, but the run's task has no name"),
         ({"plain": True}, "does not say which task a batch is for"),
         ({"single": True, "plain": True, "on_non_finite": DropTask()}, "are for several tasks"),

@@ -40,9 +40,7 @@ class Sampled(Mixing):
     True
     """
 
-    def __init__(
-        self, *, temperature: float = 1.0, weights: Mapping[str, float] | None = None, draws: int = 1
-    ) -> None:
+    def __init__(self, *, temperature: float = 1.0, weights: Mapping[str, float] | None = None, draws: int = 1) -> None:
         if not 0 < temperature < math.inf:
             raise ArgumentError(f"`temperature` must be finite and above 0, but is {temperature}; 1 is proportional.")
         for name, weight in (weights or {}).items():

@@ -1,37 +1,36 @@
-"""The plan of one stage: each micro-batch forward, then at once backward.
+"""Each micro-batch through all stages forward, then at once through all of them backward, before the next begins.
 
-F0 B0 F1 B1 … A B(n-1) R. One micro-batch's activations live at a time. It is not a pipeline; it is what a pipeline's
-gradients are compared with.
+F0 B0 F1 B1 … One micro-batch's activations live at a time. Over several ranks nothing overlaps: it is the order that a
+pipeline's gradients are compared with. With one stage it is ordinary training.
 """
 
 from collections.abc import Sequence
 
 from evenstep.pipeline.action import Action, Op, Plan
+from evenstep.pipeline.layout import Layout
 
 
-def sequential(microbatches: Sequence[int]) -> Plan:
-    """The plan that runs `microbatches` one after another through stage 0.
+def sequential(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
+    """What each rank computes when micro-batches go through one after another.
 
     Args:
-        microbatches: the global numbers of this rank's micro-batches, in ascending order.
+        layout: of the stages; any.
+        microbatches: their global numbers, in ascending order.
 
-    >>> " ".join(map(str, sequential([0, 1])))
-    '0F0 0B0 0F1 0A 0B1 0R'
-    >>> " ".join(map(str, sequential([])))  # a rank without work still takes part in the reduction
-    '0A 0R'
+    >>> print(*sequential(Layout.chain(ranks=1, stages_per_rank=2), [0, 1])[0])
+    0F0 1F0 1B0 0B0 0F1 1F1 1B1 0B1
     """
-    actions: list[Action] = []
-    for microbatch in microbatches:
-        actions += [Action(Op.FORWARD, 0, microbatch), Action(Op.BACKWARD, 0, microbatch)]
-    actions.insert(max(len(actions) - 1, 0), Action(Op.ARM, 0))
-    actions.append(Action(Op.REDUCE, 0))
-    return tuple(actions)
-
-
-def forwards(microbatches: Sequence[int]) -> Plan:
-    """The forward-only plan of stage 0, for evaluation.
-
-    >>> " ".join(map(str, forwards([4, 5])))
-    '0F4 0F5'
-    """
-    return tuple(Action(Op.FORWARD, 0, microbatch) for microbatch in microbatches)
+    plans: list[Plan] = []
+    for rank in range(layout.ranks):
+        stages = layout.stages_of(rank)
+        plans.append(
+            tuple(
+                action
+                for microbatch in microbatches
+                for action in (
+                    *(Action(Op.FORWARD, stage, microbatch) for stage in stages),
+                    *(Action(Op.BACKWARD, stage, microbatch) for stage in reversed(stages)),
+                )
+            )
+        )
+    return tuple(plans)

@@ -28,7 +28,13 @@ class Shares:
 
 
 class Combine(ABC):
-    """From inner products to shares."""
+    """From inner products to shares.
+
+    Attributes:
+        needs_products: whether it looks at inner products and losses at all.
+    """
+
+    needs_products: bool = True
 
     def build(self, tasks: Sequence[str]) -> nn.Module | None:
         """Get ready for the tasks of a run; gives the module whose buffers must be saved, if there is one."""
@@ -57,12 +63,15 @@ class Combine(ABC):
 class Separate(Combine):
     """The sum of the separate gradients: the same update as without a method, for T times the memory.
 
-    It is what tasks with late weights need beside other tasks, since each gradient is then divided by itself.
+    It is what tasks with late weights need beside other tasks, since each gradient is then divided by itself, and what
+    several tasks of a sharded model get, since all ranks must then run the same tasks at the same time.
 
     >>> import torch
     >>> Separate()(torch.eye(2).double(), [1.0, 1.0], tasks=["a", "b"], seed=1, update=1).shared
     [1.0, 1.0]
     """
+
+    needs_products = False
 
     def __call__(
         self, products: Tensor, losses: Sequence[float], *, tasks: Sequence[str], seed: int, update: int

@@ -1,0 +1,217 @@
+"""What a trainer costs on several ranks: two processes over gloo, four micro-batches each, interleaved in one run.
+
+`ratio` is a contender's time per update divided by that of torch's DDP in a loop tuned by hand with a correct
+`no_sync`, in the same round, the median over rounds; `spread` is the distance between the quartiles. There are two
+copies of that loop: their mean is what others are divided by, and the spread of one against the other tells the noise
+of the run. Times are processor time, the mean of both ranks; `wall` is the same ratio by the clock on the wall, of the
+slower rank. All must end at the same parameters within 1e-5. What each gives to collectives per update is counted too.
+"""
+
+import argparse
+import importlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+import torch  # noqa: E402 - the folder of this script must be on the path first
+
+import peers  # noqa: E402
+from evenstep.parallel import Ddp, Processes  # noqa: E402
+from harness.rounds import Lane, Train, chunk_of, interleave  # noqa: E402
+from harness.row import Row, Times, compared, mean_of, read_rows, table, write_rows  # noqa: E402
+from harness.wire import Wire  # noqa: E402
+from harness.work import Work, mlp, transformer  # noqa: E402
+
+RESULTS = HERE / "results" / "ranks.json"
+TUNED, AGAIN, EVENSTEP = "DDP tuned by hand", "DDP tuned by hand, again", "evenstep"
+PEERS = {"lightning": "lightning_", "accelerate": "accelerate_"}
+RANKS = 2
+NUM_MICROBATCHES = 4
+CHUNK_S = 0.03
+TIMEOUT_S = 1800
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One case.
+
+    Args:
+        work: makes it, with `num_microbatches` per rank.
+        rounds: how often each contender runs a chunk.
+        multiple: of how many updates a chunk is.
+        counted_updates: over how many updates bytes are counted.
+        bound: of evenstep's ratio to the loop by hand, to which half the spread of that loop against itself is added:
+            how far its two copies typically are apart in a round. None where messages outweigh the work.
+    """
+
+    work: Callable[..., Work]
+    rounds: int
+    multiple: int
+    counted_updates: int
+    bound: float | None
+
+
+CASES = {
+    "transformer": Case(work=transformer, rounds=40, multiple=1, counted_updates=2, bound=1.02),
+    # An update of 2 ms: shows what messages cost, of which ranks that agree before they act send more.
+    "mlp": Case(work=mlp, rounds=40, multiple=50, counted_updates=50, bound=None),
+}
+
+
+def measure(case: Case, group: Processes) -> list[Row]:
+    """Run one case with everybody who is installed, on this rank; all ranks get the same rows."""
+    whole = case.work(num_microbatches=NUM_MICROBATCHES)
+    work = replace(whole, name=f"{whole.name}, {RANKS} ranks", batches=whole.batches[group.rank :: RANKS])
+    contenders = _contenders(group)
+    chunk = chunk_of(contenders[TUNED], work, seconds=CHUNK_S, multiple=case.multiple)
+    chunk = group.gather(chunk)[0]
+    mine = interleave(contenders, work, chunk_updates=chunk, rounds=case.rounds)
+    times = _over_ranks(group.gather(mine))
+    row = partial(compared, unit="us/update", per_s=1e6 / chunk)
+    reference = mean_of(times[TUNED], times[AGAIN])
+    noise = row("", "", times[AGAIN], times[TUNED]).spread
+    bounds = {} if case.bound is None else {EVENSTEP: case.bound + noise / 2}
+    rows = [row(work.name, name, one, reference, bound=bounds.get(name)) for name, one in times.items()]
+    del contenders[AGAIN]
+    return rows + _bytes(contenders, work, case.counted_updates)
+
+
+def _contenders(group: Processes) -> dict[str, Train]:
+    def train(module: str, **more: Any) -> Train:
+        return partial(importlib.import_module(f"contenders.{module}").train, **more)
+
+    def evenstep(model: Any, feed: Any, work: Work) -> list[float]:
+        return train("evenstep_", strategy=Ddp(group))(model, feed, work)
+
+    contenders: dict[str, Train] = {TUNED: train("by_hand_ddp"), AGAIN: train("by_hand_ddp"), EVENSTEP: evenstep}
+    for package, module in PEERS.items():
+        if find_spec(package) is None:
+            if group.rank == 0:
+                print(f"{package} is not installed: skipped", flush=True)
+        else:
+            more = {"ranks": group.ranks} if package == "lightning" else {}
+            contenders[f"{package} {version(package)}"] = train(module, **more)
+    return contenders
+
+
+def _over_ranks(everybody: list[dict[str, Times]]) -> dict[str, Times]:
+    """Of each round the mean processor time, and the longest time on the wall."""
+    return {
+        name: Times(
+            [sum(each) / len(each) for each in zip(*(times[name].cpu_s for times in everybody), strict=True)],
+            [max(each) for each in zip(*(times[name].wall_s for times in everybody), strict=True)],
+        )
+        for name in everybody[0]
+    }
+
+
+def _bytes(contenders: Mapping[str, Train], work: Work, updates: int) -> list[Row]:
+    """What each contender gives to all-reduces of gradients per update, and what to collectives in all."""
+    dtype = next(work.model.parameters()).dtype
+    gradients: dict[str, float] = {}
+    everything: dict[str, float] = {}
+    for name, train in contenders.items():
+        once, twice = (_counted(name, train, work, count) for count in (updates, 2 * updates))
+        per_update = {key: (twice[key] - once[key]) / updates for key in twice}  # without what is said only once
+        gradients[name] = per_update.get(("allreduce", dtype), 0.0)
+        everything[name] = sum(per_update.values())
+    rows: list[Row] = []
+    for what, counts, bound in (("gradients", gradients, 1.0), ("all messages", everything, None)):
+        for name, count in counts.items():
+            ratio = count / counts[TUNED]
+            rows.append(
+                Row(
+                    case=f"{work.name}: {what} on the wire",
+                    contender=name,
+                    median=count,
+                    unit="B/update",
+                    ratio=ratio,
+                    spread=0.0,
+                    wall_ratio=ratio,
+                    bound=bound if name == EVENSTEP else None,
+                )
+            )
+    return rows
+
+
+def _counted(name: str, train: Train, work: Work, updates: int) -> Mapping[tuple[str, torch.dtype], int]:
+    wire = Wire()
+
+    def counted(model: Any, feed: Any, work: Work) -> list[float]:
+        with wire:
+            return train(model, feed, work)
+
+    lane = Lane(name, counted, work, [updates])
+    lane.start()
+    lane.finish()
+    return wire.bytes
+
+
+def main() -> list[Row]:
+    """Run all cases, print the table and write results/ranks.json."""
+    python = peers.python()
+    rows: list[Row] = []
+    for name in CASES:
+        print(f"{name} on {RANKS} ranks …", flush=True)
+        rows += _on_ranks(python, name)
+    write_rows(RESULTS, rows)
+    print(f"\n{table(rows)}\n\nwritten to {RESULTS.relative_to(HERE.parent)}")
+    return rows
+
+
+def _on_ranks(python: Path, name: str, rounds: int | None = None) -> list[Row]:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = str(one.getsockname()[1])
+    shared = {"OMP_NUM_THREADS": "1", "WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "rows.json")
+        command = [str(python), str(Path(__file__).resolve()), "--case", name, "--out", str(out)]
+        if rounds is not None:
+            command += ["--rounds", str(rounds)]
+        processes = [
+            subprocess.Popen(command, env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+            for rank in range(RANKS)
+        ]
+        try:
+            codes = [process.wait(TIMEOUT_S) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+        if any(codes):
+            raise RuntimeError(f"the ranks of {name} ended with {codes}")
+        return read_rows(out)
+
+
+def _one_rank() -> None:
+    parser = argparse.ArgumentParser(description="Measure one case on one rank; see benchmarks/run.py for all.")
+    parser.add_argument("--case", choices=CASES, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, help="fewer rounds than the case has, to try it")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    case = CASES[arguments.case]
+    if arguments.rounds is not None:
+        case = replace(case, rounds=arguments.rounds)
+    group = Processes(torch.device("cpu"), timeout_s=300)
+    rows = measure(case, group)
+    if group.rank == 0:
+        write_rows(arguments.out, rows)
+    group.gather(None)  # nobody leaves before all are done
+    group.close()
+
+
+if __name__ == "__main__":
+    _one_rank()

@@ -1,0 +1,55 @@
+"""Full sharding by torch's FSDP2: each rank holds a part of parameters, gradients and optimizer state.
+
+Gradients of all micro-batches but the last are summed on each rank, unsharded; during the last backward each unit's
+sum is reduced and scattered while the next unit's backward runs. It is equal to `Ddp` up to rounding.
+"""
+
+from collections.abc import Callable
+from typing import Any, final
+
+from torch import Tensor
+
+from evenstep.parallel.sharded import Sharded
+
+
+@final
+class Fsdp(Sharded):
+    """Shards whose gradients are reduced and scattered while the last backward runs; see `Sharded`."""
+
+    _owed: Callable[[], None] | None = None
+
+    def arm(self, module: Callable[..., Any]) -> None:
+        self._module.set_requires_gradient_sync(True)
+        self._module.set_is_last_backward(True)
+
+    def reduce(self, module: Callable[..., Any], num_microbatches: int) -> None:
+        if self._owed is not None:
+            owed, self._owed = self._owed, None
+            self._run_muted(owed)
+        self._accumulate_only()
+        for shard, present in zip(self._shards, self._present_anywhere(), strict=True):
+            if not present:
+                shard.sharded_param.grad = None
+
+    def squared_norm(self, gradients: list[Tensor], norms: Callable[[list[Tensor]], Tensor]) -> Tensor:
+        each = norms(gradients)
+        # Other copies hold the same shards.
+        squared = each.dot(each) if self.rank < self._shard_ranks else each.new_zeros(())
+        self.group.sum(squared)()
+        return squared
+
+    def abandon(self) -> None:
+        super().abandon()
+        self._owed = None
+        self._accumulate_only()
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        self._accumulate_only()
+
+    def _owe(self, run: Callable[[], None]) -> None:
+        self._owed = run
+
+    def _accumulate_only(self) -> None:
+        self._module.set_requires_gradient_sync(False)
+        self._module.set_is_last_backward(False)

@@ -1,0 +1,75 @@
+"""Full sharding whose gradients are summed in one fixed order: the same bits as `Ordered`, and as one process.
+
+Each micro-batch's gradients are taken before FSDP2 would reduce them and summed in the tree of `parallel.tree`; each
+rank keeps its shard of the total. Parameters and optimizer state are sharded, gradients are whole while they are
+summed and overlap nothing; `Fsdp` is the fast way.
+"""
+
+from collections.abc import Callable
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from evenstep.errors import ArgumentError
+from evenstep.parallel.sharded import Sharded
+from evenstep.parallel.tree import Tree
+
+
+@final
+class OrderedFsdp(Sharded):
+    """Shards of gradients that were summed in the order of their micro-batches' numbers; see `Sharded`."""
+
+    def adopt(self, optimizer: torch.optim.Optimizer) -> None:
+        if self.group.device.type == "cpu" and any(group.get("fused") for group in optimizer.param_groups):
+            raise ArgumentError(
+                "on the CPU, torch's fused optimizers round the ends of a tensor differently from its middle, so a "
+                "step of shards does not have the bits of a step of the whole; build the optimizer with "
+                "`foreach=True` instead of `fused=True`, or reduce as `fast`."
+            )
+        super().adopt(optimizer)
+        self._order = {id(p): place for place, p in enumerate(p for g in optimizer.param_groups for p in g["params"])}
+
+    def collect(self, module: Callable[..., Any], microbatch: int) -> None:
+        gradients = [_unreduced(shard) for shard in self._shards]
+        present = [g if has else None for g, has in zip(gradients, self._present, strict=True)]
+        self._present = [False] * len(self._shards)
+        self._forget_gradients()
+        self._tree.add(microbatch, present)
+
+    def reduce(self, module: Callable[..., Any], num_microbatches: int) -> None:
+        total = self._tree.total(self.group, num_microbatches=num_microbatches)
+        self._total: dict[int, Tensor] = {}
+        for shard, gradient in zip(self._shards, total, strict=True):
+            if gradient is None:
+                shard.sharded_param.grad = None
+            else:
+                shard.sharded_param.grad = self.part(shard.sharded_param, gradient)
+                self._total[self._order[id(shard.sharded_param)]] = gradient
+
+    def squared_norm(self, gradients: list[Tensor], norms: Callable[[list[Tensor]], Tensor]) -> Tensor:
+        total, self._total = self._total, {}
+        each = norms([total[place] for place in sorted(total)])  # as one process orders them
+        return each.dot(each)
+
+    def abandon(self) -> None:
+        super().abandon()
+        self._new_tree()
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        self._module.set_requires_gradient_sync(False)
+        self._new_tree()
+
+    def _new_tree(self) -> None:
+        self._tree = Tree([shard.unsharded_param for shard in self._shards])
+
+    def _owe(self, run: Callable[[], None]) -> None:
+        self._run_muted(run)  # nothing is reduced in the backward, so it may as well go first
+        self._forget_gradients()
+
+
+def _unreduced(shard: Any) -> Tensor | None:
+    """The gradient that FSDP2 has kept from reduction: as autograd left it, or already in the format to reduce in."""
+    kept = shard.unsharded_accumulated_grad
+    return shard.unsharded_param.grad if kept is None else kept

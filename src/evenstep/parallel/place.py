@@ -1,0 +1,151 @@
+"""Where this process stands among the ranks of a run: what its environment says.
+
+torchrun, and `evenstep train --launch.ranks`, set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT. Where they
+are not set but SLURM's `srun` has started the process, the same is read from what it sets. It changes no variable and
+speaks to nobody.
+"""
+
+import os
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import final
+
+from evenstep.errors import ArgumentError
+
+_RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+FIRST_PORT, NUM_PORTS = 20_000, 12_000  # below those that Linux hands out by itself
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """One process among those of a run.
+
+    Args:
+        rank: its number among all.
+        ranks: how many there are.
+        local_rank: its number among those of this machine.
+        address: the machine of rank 0.
+        port: at which the ranks meet there.
+        store_is_served: whether the launcher already listens at that port; else rank 0 does.
+        attempt: how often the launcher has started the ranks again.
+    """
+
+    rank: int
+    ranks: int
+    local_rank: int = 0
+    address: str = "localhost"
+    port: int = 0
+    store_is_served: bool = False
+    attempt: int = 0
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} of {self.ranks}"
+
+
+def place_of(environ: Mapping[str, str]) -> Place | None:
+    """The place that the environment gives to this process; None where it was started alone.
+
+    Raises:
+        ArgumentError: the variables are incomplete, no numbers, or do not fit each other.
+
+    >>> place_of({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "alpha", "MASTER_PORT": "29500"})
+    Place(rank=1, ranks=2, local_rank=0, address='alpha', port=29500, store_is_served=False, attempt=0)
+    >>> place_of({"HOME": "/"}) is None
+    True
+    """
+    if "RANK" not in environ and "WORLD_SIZE" not in environ:
+        return _place_in_slurm(environ)
+    ranks = _number(environ, "WORLD_SIZE", least=1)
+    rank = _number(environ, "RANK", least=0)
+    if rank >= ranks:
+        raise ArgumentError(
+            f"RANK must be below the WORLD_SIZE of {ranks}, as ranks are counted from 0, but is {rank}; give each "
+            f"process a RANK of its own from 0 to {ranks - 1}."
+        )
+    local_rank = _number(environ, "LOCAL_RANK", least=0) if "LOCAL_RANK" in environ else 0
+    if ranks == 1:
+        return Place(rank=rank, ranks=ranks, local_rank=local_rank)
+    return Place(
+        rank=rank,
+        ranks=ranks,
+        local_rank=local_rank,
+        address=_given(environ, "MASTER_ADDR"),
+        port=_port(environ),
+        store_is_served=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        attempt=_number(environ, _RESTARTS, least=0) if _RESTARTS in environ else 0,
+    )
+
+
+def _place_in_slurm(environ: Mapping[str, str]) -> Place | None:
+    """What `srun` says. A batch script has a SLURM_PROCID too, but only a step that `srun` has started counts tasks."""
+    if "SLURM_STEP_NUM_TASKS" not in environ or "SLURM_PROCID" not in environ:
+        return None
+    ranks = _number(environ, "SLURM_STEP_NUM_TASKS", least=1)
+    rank = _number(environ, "SLURM_PROCID", least=0)
+    local_rank = _number(environ, "SLURM_LOCALID", least=0)
+    if ranks == 1:
+        return Place(rank=rank, ranks=1, local_rank=local_rank)
+    nodes = environ.get("SLURM_STEP_NODELIST") or _given(environ, "SLURM_JOB_NODELIST")
+    job, step = _number(environ, "SLURM_JOB_ID", least=0), _number(environ, "SLURM_STEP_ID", least=0)
+    return Place(
+        rank=rank,
+        ranks=ranks,
+        local_rank=local_rank,
+        address=environ.get("MASTER_ADDR") or first_host(nodes),
+        # jobs that share a node differ in their numbers, and so nearly always in this one
+        port=_port(environ) if "MASTER_PORT" in environ else FIRST_PORT + (job * 7 + step) % NUM_PORTS,
+    )
+
+
+def first_host(nodes: str) -> str:
+    """The first machine of a list as SLURM writes it.
+
+    >>> first_host("gpu[003-005,9],login"), first_host("a1,a2"), first_host("r[1-2]n[07-08]-ib")
+    ('gpu003', 'a1', 'r1n07-ib')
+    """
+    depth, end = 0, len(nodes)
+    for place, letter in enumerate(nodes):
+        depth += (letter == "[") - (letter == "]")
+        if letter == "," and not depth:
+            end = place
+            break
+    return re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", nodes[:end].strip())
+
+
+def _given(environ: Mapping[str, str], name: str) -> str:
+    value = environ.get(name, "").strip()
+    if not value:
+        raise ArgumentError(
+            f"a rank among several needs {name} in its environment, which is not set; start the run with torchrun, "
+            f"with `--launch.ranks`, or with srun."
+        )
+    return value
+
+
+def _number(environ: Mapping[str, str], name: str, *, least: int) -> int:
+    value = _given(environ, name)
+    if not re.fullmatch(r"-?[0-9]+", value) or int(value) < least:
+        raise ArgumentError(
+            f"{name} in the environment must be a whole number of at least {least}, but is '{value}'; start the run "
+            f"with a launcher that sets it, such as torchrun."
+        )
+    return int(value)
+
+
+def _port(environ: Mapping[str, str]) -> int:
+    port = _number(environ, "MASTER_PORT", least=1)
+    if port > 65535:
+        raise ArgumentError(f"MASTER_PORT in the environment must be at most 65535, but is {port}; choose a free port.")
+    return port
+
+
+def this_process() -> str:
+    """How a process is named to people on other machines.
+
+    >>> "process" in this_process()
+    True
+    """
+    return f"process {os.getpid()} on {socket.gethostname()}"

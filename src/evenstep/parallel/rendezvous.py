@@ -1,0 +1,155 @@
+"""How the ranks of a run find each other: each announces itself at rank 0's machine and waits until all have come.
+
+Whoever sees that it cannot work (a rank twice, other settings, the time is up) says why in one place that all read, so
+every rank that has come raises the same error, with the names of those that have not. Nothing is sent between ranks
+yet; that is the group's.
+"""
+
+import json
+from datetime import timedelta
+from time import monotonic, sleep
+
+import torch
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed import DistStoreError
+
+from evenstep.errors import EvenstepError, ReplicaError
+from evenstep.parallel.place import Place, this_process
+from evenstep.version import __version__
+
+_ALL = "all"  # "" once all have come, else why they cannot go on
+_TWICE, _TERMS = "rank {} twice", "terms"
+_LINGER_S = 2.0
+
+
+def meet(place: Place, *, timeout_s: float) -> Store:
+    """Wait for all ranks; gives the store through which they go on to find each other.
+
+    Args:
+        place: of this process.
+        timeout_s: the longest wait, in seconds.
+
+    Raises:
+        EvenstepError: nobody listens, or ranks did not come within the timeout; the message names them.
+        ReplicaError: ranks of other versions or another number of ranks.
+    """
+    began = monotonic()
+    served = _connected(place, timeout_s)
+    # a launcher's store outlives the ranks that it starts again, and what they have said
+    store = PrefixStore(f"evenstep/{place.attempt}/{place.ranks}" if place.store_is_served else "evenstep", served)
+    fault = ""
+    try:
+        fault = _announce(store, place)
+        if not fault:
+            left_s = max(timeout_s - (monotonic() - began), 0.1)
+            fault = _wait(store, place, timeout_s=timeout_s, left_s=left_s)
+        if fault:
+            _let_others_read(store, place)
+    except (RuntimeError, ValueError) as error:  # torch's DistError and its kin
+        raise EvenstepError(
+            f"{place} met the others at {_at(place)}, but then rank 0, where all meet, was gone: {_first_line(error)} "
+            f"Look at the first error of the others."
+        ) from error
+    if fault:
+        raise (ReplicaError if fault.startswith("all ranks must") else EvenstepError)(f"{place}: {fault}")
+    return PrefixStore("group", store)
+
+
+def _connected(place: Place, timeout_s: float) -> Store:
+    serves = place.rank == 0 and not place.store_is_served
+    try:
+        return TCPStore(
+            place.address,
+            place.port,
+            is_master=serves,
+            timeout=timedelta(seconds=timeout_s),
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
+    except (RuntimeError, ValueError) as error:
+        if serves:
+            raise EvenstepError(
+                f"{place} could not listen at {_at(place)}, where the ranks are to meet: {_first_line(error)} "
+                f"MASTER_ADDR must be rank 0's own machine, and MASTER_PORT free on it; set them so on all ranks."
+            ) from error
+        raise EvenstepError(
+            f"{place} found nobody listening at {_at(place)} within {timeout_s:g} s: rank 0 has not been started, "
+            f"listens elsewhere, or a firewall stands between; give all ranks the same MASTER_ADDR and MASTER_PORT. "
+            f"({_first_line(error)})"
+        ) from error
+
+
+def _announce(store: Store, place: Place) -> str:
+    """Say that this rank has come; gives what is wrong with that, if anything."""
+    terms = {"WORLD_SIZE": str(place.ranks), "evenstep": __version__, "torch": torch.__version__}
+    mine = json.dumps({"who": this_process(), "rank": place.rank, "terms": terms})
+    first = json.loads(store.compare_set(_TERMS, "", mine))
+    for name, value in terms.items():
+        if first["terms"].get(name) != value:
+            return _say(
+                store,
+                f"all ranks must be started alike, but {name} is {value} for rank {place.rank} ({this_process()}) and "
+                f"{first['terms'].get(name)} for rank {first['rank']} ({first['who']}).",
+            )
+    before = store.compare_set(_of(place.rank), "", this_process()).decode()
+    if store.add(_TWICE.format(place.rank), 1) > 1:
+        return _say(
+            store,
+            f"two processes say that they are rank {place.rank}: {before}, and {this_process()}; give each process a "
+            f"RANK of its own.",
+        )
+    if store.add("came", 1) == place.ranks:
+        return _say(store, "")
+    return ""
+
+
+def _wait(store: Store, place: Place, *, timeout_s: float, left_s: float) -> str:
+    """Wait until somebody says that all have come; gives why they cannot go on, if they can't."""
+    try:
+        store.wait([_ALL], timedelta(seconds=left_s))
+    except DistStoreError:
+        ranks = range(place.ranks)
+        missing = [rank for rank in ranks if not store.check([_of(rank)])]
+        came = [f"rank {rank} ({store.get(_of(rank)).decode()})" for rank in ranks if rank not in missing]
+        return _say(
+            store,
+            f"{_ranks(missing)} of {place.ranks} did not come to {_at(place)} within {timeout_s:g} s; "
+            f"{_some(came)} came. Look at what the missing ones say, and whether WORLD_SIZE is what was started.",
+        )
+    return store.get(_ALL).decode().strip()
+
+
+def _say(store: Store, fault: str) -> str:
+    """Say `fault` to all, unless something was said before: that is what counts."""
+    return store.compare_set(_ALL, "", fault or " ").decode().strip()  # the store takes "" for no value
+
+
+def _let_others_read(store: Store, place: Place) -> None:
+    """Where rank 0 holds the store, it leaves last."""
+    store.add("read", 1)
+    until = monotonic() + _LINGER_S
+    if place.rank == 0 and not place.store_is_served:
+        while store.add("read", 0) < store.add("came", 0) and monotonic() < until:
+            sleep(0.02)
+        sleep(0.1)  # the last answer may be on its way
+
+
+def _of(rank: int) -> str:
+    return f"rank {rank}"
+
+
+def _at(place: Place) -> str:
+    return f"{place.address}:{place.port}"
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {_some(list(map(str, ranks)))}"
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:16]) + (f" and {len(names) - 16} more" if len(names) > 16 else "")
+
+
+def _first_line(error: BaseException) -> str:
+    line = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return line if line.endswith(".") else f"{line}."

@@ -1,0 +1,129 @@
+"""Replicas that share the optimizer's work: each parameter's state is kept, and its step made, by one rank only.
+
+Gradients are summed as the strategy within does it (`Ddp`, or `Ordered` for equal bits); then each rank steps the
+parameters it owns and fetches the others. Whole parameters are dealt out, so every optimizer steps exactly as in one
+process, also one whose update of an element looks at others (Muon, Adafactor). It does not shard gradients or
+parameters; that is `Fsdp`'s. (ZeRO stage 1: Rajbhandari et al., 2020, https://arxiv.org/abs/1910.02054.)
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from evenstep.errors import ArgumentError
+from evenstep.parallel.strategy import States, Strategy
+
+
+@final
+class Zero1(Strategy):
+    """Shares the optimizer state between replicas.
+
+    Args:
+        replicas: how their gradients are summed.
+    """
+
+    def __init__(self, replicas: Strategy) -> None:
+        super().__init__(replicas.group)
+        self._replicas = replicas
+        self._owned: list[list[nn.Parameter]] = [[] for _ in range(self.ranks)]
+
+    def wrap(self, module: nn.Module) -> nn.Module:
+        return self._replicas.wrap(module)
+
+    def adopt(self, optimizer: torch.optim.Optimizer) -> None:
+        if optimizer.state:
+            raise ArgumentError(
+                "the optimizer has state already, which is now shared between ranks; give the trainer a new one, and "
+                "let `resume` restore its state."
+            )
+        self._replicas.adopt(optimizer)
+        parameters: list[nn.Parameter] = [p for group in optimizer.param_groups for p in group["params"]]
+        self._owned = dealt(parameters, self.ranks)
+        own = {id(parameter) for parameter in self._owned[self.rank]}
+        for group in optimizer.param_groups:
+            group["params"] = [parameter for parameter in group["params"] if id(parameter) in own]
+
+    def arm(self, module: Callable[..., Any]) -> None:
+        self._replicas.arm(module)
+
+    def collect(self, module: Callable[..., Any], microbatch: int) -> None:
+        self._replicas.collect(module, microbatch)
+
+    def reduce(self, module: Callable[..., Any], num_microbatches: int) -> None:
+        self._replicas.reduce(module, num_microbatches)
+
+    def after_step(self) -> None:
+        with torch.no_grad():
+            for owner, parameters in enumerate(self._owned):
+                for alike in _by_dtype(parameters):
+                    flat = torch.cat([parameter.detach().reshape(-1) for parameter in alike])
+                    self.group.broadcast([flat], owner)
+                    if owner != self.rank:
+                        _spread(flat, alike)
+
+    def after_update(self, update: int) -> None:
+        self._replicas.after_update(update)
+
+    def abandon(self) -> None:
+        self._replicas.abandon()
+
+    def uncompressed(self) -> AbstractContextManager[str]:
+        return self._replicas.uncompressed()
+
+    def all_states(self, states: States) -> States:
+        shapes = {name: {key: _shape(value) for key, value in state.items()} for name, state in states.items()}
+        everything: dict[str, dict[str, Any]] = {}
+        for owner, theirs in enumerate(self.group.gather(shapes)):
+            for name, state in theirs.items():
+                everything[name] = {
+                    key: self._value(owner, states.get(name, {}).get(key), shape) for key, shape in state.items()
+                }
+        return everything
+
+    def _value(self, owner: int, mine: Any, shape: Any) -> Any:
+        if not isinstance(shape, _Shape):
+            return shape
+        tensor = mine if owner == self.rank else torch.empty(shape.size, dtype=shape.dtype)
+        carried = tensor.to(self.group.device).contiguous()
+        self.group.broadcast([carried], owner)
+        return carried.to(tensor.device)
+
+
+class _Shape:
+    """What another rank must know of a tensor to receive it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.size, self.dtype = tuple(tensor.shape), tensor.dtype
+
+
+def _shape(value: Any) -> Any:
+    return _Shape(value) if isinstance(value, Tensor) else value
+
+
+def dealt(parameters: Sequence[nn.Parameter], ranks: int) -> list[list[nn.Parameter]]:
+    """Each rank's parameters: the largest first, always to the rank that has least.
+
+    >>> [[p.numel() for p in own] for own in dealt([nn.Parameter(torch.zeros(n)) for n in (4, 1, 2, 5)], 2)]
+    [[5, 1], [4, 2]]
+    """
+    owned: list[list[nn.Parameter]] = [[] for _ in range(ranks)]
+    load = [0] * ranks
+    for parameter in sorted(parameters, key=lambda parameter: -parameter.numel()):
+        owner = load.index(min(load))
+        owned[owner].append(parameter)
+        load[owner] += parameter.numel()
+    return owned
+
+
+def _by_dtype(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
+    dtypes = dict.fromkeys(parameter.dtype for parameter in parameters)
+    return [[parameter for parameter in parameters if parameter.dtype == dtype] for dtype in dtypes]
+
+
+def _spread(flat: Tensor, parameters: Sequence[nn.Parameter]) -> None:
+    sizes = [parameter.numel() for parameter in parameters]
+    for parameter, values in zip(parameters, flat.split(sizes), strict=True):
+        parameter.copy_(values.view_as(parameter))

@@ -1,0 +1,122 @@
+"""From the order in which ranks compute to complete plans: what is sent and received, and when gradients are reduced.
+
+All ranks' computations are laid out on one clock; every transfer happens the moment its content exists, and both of
+its ends are put there. Each plan is one rank's part of this single line of events. So even if every send waited for
+its receive no ranks could wait for each other in a circle, and what goes from one rank to another is sent and received
+in the same order. It neither chooses the order of the computations nor proves anything: see `schedules` and `check`.
+"""
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+
+from evenstep.pipeline.action import Action, Op, Plan
+from evenstep.pipeline.layout import Layout
+from evenstep.pipeline.order import Needs, Span, spans
+
+# On the common clock a whole backward takes as long as its halves together. Only the order of the ends matters.
+UNITS = {Op.FORWARD: 1, Op.BACKWARD: 2, Op.INPUT_BACKWARD: 1, Op.WEIGHT_BACKWARD: 1}
+
+
+def lower(plans: Sequence[Plan], layout: Layout) -> tuple[Plan, ...]:
+    """Add to each rank's computations its communication, and ARM and REDUCE around its stages' last backwards.
+
+    Per edge between ranks and per micro-batch, the source stage sends its output and receives a gradient, and the
+    destination stage does the opposite. A send stands right after what makes its content; a receive stands where its
+    content comes into being, as an early time to begin receiving it: what needs it is the computation further on.
+
+    Args:
+        plans: the compute actions of each rank in their order.
+        layout: of the stages.
+
+    Raises:
+        PlanError: the ranks wait for each other in a circle.
+
+    >>> from evenstep.pipeline.schedules.gpipe import gpipe
+    >>> layout = Layout.chain(ranks=2)
+    >>> for plan in lower(gpipe(layout, [0, 1]), layout):
+    ...     print(*plan)
+    0F0 0SO0:1 0F1 0SO1:1 0RG0:1 0B0 0RG1:1 0A 0B1 0R
+    1RI0:0 1F0 1RI1:0 1F1 1B0 1SG0:0 1A 1B1 1SG1:0 1R
+    """
+    return tuple(_reduced(plan, layout.stages_of(rank)) for rank, plan in enumerate(_communicating(plans, layout)))
+
+
+def forwards(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
+    """The forward-only plans of all ranks, with their communication, for evaluation.
+
+    Whatever a rank could do next, it does for the latest stage, so that few outputs wait anywhere.
+
+    Args:
+        layout: of the stages.
+        microbatches: their global numbers, in ascending order.
+
+    >>> for plan in forwards(Layout.chain(ranks=2), [4, 5]):
+    ...     print(*plan)
+    0F4 0SO4:1 0F5 0SO5:1
+    1RI4:0 1F4 1RI5:0 1F5
+    """
+    needs = Needs(layout)
+    lacking = {(s, k): len(needs.sources[s]) for s in range(layout.stages) for k in range(len(microbatches))}
+    ready: list[list[tuple[int, int]]] = [[] for _ in range(layout.ranks)]
+    for (stage, place), count in lacking.items():
+        if count == 0:
+            heappush(ready[layout.rank_of[stage]], (-stage, place))
+    orders: list[list[Action]] = [[] for _ in range(layout.ranks)]
+    while any(ready):
+        now = [(-stage, place) for stage, place in (heappop(heap) for heap in ready if heap)]
+        for stage, place in now:
+            orders[layout.rank_of[stage]].append(Action(Op.FORWARD, stage, microbatches[place]))
+            for destination in needs.destinations[stage]:
+                lacking[destination, place] -= 1
+                if lacking[destination, place] == 0:
+                    heappush(ready[layout.rank_of[destination]], (-destination, place))
+    return _communicating([tuple(order) for order in orders], layout)
+
+
+def _communicating(plans: Sequence[Plan], layout: Layout) -> tuple[Plan, ...]:
+    needs = Needs(layout)
+    events: list[tuple[float, int, int, list[tuple[int, Action]]]] = []
+    for number, span in enumerate(spans(plans, layout, lambda action: UNITS[action.op])):
+        # a transfer at the time of a start comes before it: its content exists already
+        events.append((span.start, 1, number, [(span.rank, span.action)]))
+        events += [(span.end, 0, number, ends) for ends in _transfers(span, needs, layout)]
+    events.sort(key=lambda event: event[:3])
+    lines: list[list[Action]] = [[] for _ in range(layout.ranks)]
+    for _, _, _, actions in events:
+        for rank, action in actions:
+            lines[rank].append(action)
+    return tuple(map(tuple, lines))
+
+
+def _transfers(span: Span, needs: Needs, layout: Layout) -> list[list[tuple[int, Action]]]:
+    """What the end of a computation sets going: per transfer, the actions of its two ends."""
+    op, stage, microbatch = span.action.op, span.action.stage, span.action.microbatch
+    if op is Op.WEIGHT_BACKWARD:
+        return []
+    forward = op is Op.FORWARD
+    send, receive = (Op.SEND_OUTPUT, Op.RECEIVE_INPUT) if forward else (Op.SEND_GRADIENT, Op.RECEIVE_GRADIENT)
+    return [
+        [(span.rank, Action(send, stage, microbatch, peer)), (rank, Action(receive, peer, microbatch, stage))]
+        for peer in (needs.destinations if forward else needs.sources)[stage]
+        if (rank := layout.rank_of[peer]) != span.rank
+    ]
+
+
+def _reduced(plan: Plan, stages: Sequence[int]) -> Plan:
+    """ARM right before each stage's last weight-giving backward; REDUCE after it and after the stage's last send."""
+    last: dict[int, int] = {}
+    end: dict[int, int] = {}
+    for place, action in enumerate(plan):
+        if action.op in (Op.BACKWARD, Op.WEIGHT_BACKWARD):
+            last[action.stage] = end[action.stage] = place
+        elif action.op is Op.SEND_GRADIENT:
+            end[action.stage] = place
+    line: list[Action] = []
+    for place, action in enumerate(plan):
+        if last.get(action.stage) == place:
+            line.append(Action(Op.ARM, action.stage))
+        line.append(action)
+        line += [Action(Op.REDUCE, stage) for stage, its_end in end.items() if its_end == place]
+    for stage in sorted(set(stages) - last.keys(), reverse=True):  # without work, in the order of those that have some
+        line += [Action(Op.ARM, stage), Action(Op.REDUCE, stage)]
+    return tuple(line)

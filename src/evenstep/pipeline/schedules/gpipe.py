@@ -1,0 +1,31 @@
+"""All forwards, then all backwards.
+
+With P ranks and M micro-batches the bubble is (P-1)(f+b) and all M activations live at once: for few micro-batches, or
+to compare with. It is GPipe (Huang et al. 2019, arXiv:1811.06965) for one stage per rank.
+"""
+
+from collections.abc import Sequence
+
+from evenstep.pipeline.action import Action, Op, Plan
+from evenstep.pipeline.layout import Layout
+from evenstep.pipeline.schedules.demands import check_one_stage_per_rank
+
+
+def gpipe(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
+    """What each rank computes.
+
+    Args:
+        layout: of the stages, one per rank.
+        microbatches: their global numbers, in ascending order.
+
+    Raises:
+        PlanError: a rank with several stages.
+
+    >>> print(*gpipe(Layout.chain(ranks=2), [0, 1])[1])
+    1F0 1F1 1B0 1B1
+    """
+    check_one_stage_per_rank("gpipe", layout, instead="breadth_first")
+    return tuple(
+        tuple(Action(op, stage, microbatch) for op in (Op.FORWARD, Op.BACKWARD) for microbatch in microbatches)
+        for stage in (layout.stages_of(rank)[0] for rank in range(layout.ranks))
+    )

@@ -1,0 +1,232 @@
+"""What plans would cost: time, idle time, memory and traffic of every rank, for given costs of the stages.
+
+Computations start as early as the order of their rank and what they need allow; messages take α + β·bytes and hold
+nobody up. It is exact for that model: with whole numbers or fractions as costs, so are all results. It leaves out what
+it is not told: congestion, received copies, and reductions over data-parallel ranks.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+from evenstep.errors import ArgumentError
+from evenstep.pipeline.action import Action, Op, Plan
+from evenstep.pipeline.layout import Layout
+from evenstep.pipeline.order import COMPUTES, Needs, Product, Span, spans
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """What the stages of a model cost, per micro-batch.
+
+    Args:
+        forward_s: seconds of each stage's forward.
+        input_backward_s: seconds of each stage's gradients of inputs; a whole backward takes these and the next.
+        weight_backward_s: seconds of each stage's gradients of weights.
+        activation_bytes: that each stage keeps from its forward to its backward.
+        deferred_bytes: of these, what stays between the backwards of inputs and of weights; all by default.
+        edge_bytes: of what goes from one stage to another, by edge; as many come back as gradients. 0 where left out.
+        state_bytes: that each stage holds all the time: parameters, gradients, optimizer.
+        latency_s: α, seconds of any message between ranks.
+        seconds_per_byte: β, of a message between ranks.
+
+    Raises:
+        ArgumentError: tuples of different lengths, or a negative cost.
+    """
+
+    forward_s: tuple[float, ...]
+    input_backward_s: tuple[float, ...]
+    weight_backward_s: tuple[float, ...]
+    activation_bytes: tuple[float, ...] = ()
+    deferred_bytes: tuple[float, ...] = ()
+    edge_bytes: Mapping[tuple[int, int], float] = field(default_factory=dict[tuple[int, int], float])
+    state_bytes: tuple[float, ...] = ()
+    latency_s: float = 0
+    seconds_per_byte: float = 0
+
+    def __post_init__(self) -> None:
+        stages = len(self.forward_s)
+        if not self.activation_bytes:
+            object.__setattr__(self, "activation_bytes", (0,) * stages)
+        if not self.deferred_bytes:
+            object.__setattr__(self, "deferred_bytes", self.activation_bytes)
+        if not self.state_bytes:
+            object.__setattr__(self, "state_bytes", (0,) * stages)
+        for name in ("forward_s", "input_backward_s", "weight_backward_s", "activation_bytes", "deferred_bytes"):
+            _check(name, getattr(self, name), stages)
+        _check("state_bytes", self.state_bytes, stages)
+        _check("edge_bytes", tuple(self.edge_bytes.values()), len(self.edge_bytes))
+        _check("latency_s and seconds_per_byte", (self.latency_s, self.seconds_per_byte), 2)
+
+    @classmethod
+    def even(
+        cls,
+        layout: Layout,
+        *,
+        forward_s: float,
+        input_backward_s: float,
+        weight_backward_s: float,
+        activation_bytes: float = 0,
+        deferred_bytes: float | None = None,
+        edge_bytes: float = 0,
+        state_bytes: float = 0,
+        latency_s: float = 0,
+        seconds_per_byte: float = 0,
+    ) -> "Costs":
+        """The costs of one rank's share of the model, spread evenly over the stages of each rank.
+
+        Args:
+            layout: of the stages; all ranks own the same number.
+            forward_s: seconds of one rank's forward of one micro-batch; likewise the others, see `Costs`.
+            input_backward_s: see `Costs`.
+            weight_backward_s: see `Costs`.
+            activation_bytes: see `Costs`.
+            deferred_bytes: see `Costs`.
+            edge_bytes: of each edge, not divided.
+            state_bytes: see `Costs`.
+            latency_s: see `Costs`.
+            seconds_per_byte: see `Costs`.
+        """
+        each = layout.stages // layout.ranks
+
+        def spread(share: float) -> tuple[float, ...]:
+            return (share / each,) * layout.stages
+
+        return cls(
+            forward_s=spread(forward_s),
+            input_backward_s=spread(input_backward_s),
+            weight_backward_s=spread(weight_backward_s),
+            activation_bytes=spread(activation_bytes),
+            deferred_bytes=spread(activation_bytes if deferred_bytes is None else deferred_bytes),
+            edge_bytes=dict.fromkeys(layout.edges, edge_bytes),
+            state_bytes=spread(state_bytes),
+            latency_s=latency_s,
+            seconds_per_byte=seconds_per_byte,
+        )
+
+    def duration(self, action: Action) -> float:
+        """Seconds that a computation takes."""
+        stage = action.stage
+        if action.op is Op.FORWARD:
+            return self.forward_s[stage]
+        if action.op is Op.INPUT_BACKWARD:
+            return self.input_backward_s[stage]
+        if action.op is Op.WEIGHT_BACKWARD:
+            return self.weight_backward_s[stage]
+        return self.input_backward_s[stage] + self.weight_backward_s[stage]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """What plans cost; see `simulate`.
+
+    Args:
+        spans: every computation with its start and end, sorted by start.
+        makespan_s: seconds from the first start to the last end of all ranks.
+        busy_s: seconds that each rank computes.
+        window_s: seconds from each rank's own first start to its last end.
+        peak_bytes: the most memory that each rank holds at once.
+        bytes_sent: that each rank sends to others.
+    """
+
+    spans: tuple[Span, ...]
+    makespan_s: float
+    busy_s: tuple[float, ...]
+    window_s: tuple[float, ...]
+    peak_bytes: tuple[float, ...]
+    bytes_sent: tuple[float, ...]
+
+    @property
+    def bubble_s(self) -> tuple[float, ...]:
+        """Seconds of the makespan in which each rank is idle."""
+        return tuple(self.makespan_s - busy for busy in self.busy_s)
+
+    @property
+    def bubble_share(self) -> float:
+        """Share of all ranks' time in which they are idle: 0 to 1."""
+        whole = self.makespan_s * len(self.busy_s)
+        return sum(self.bubble_s) / whole if whole else 0
+
+
+def simulate(plans: Sequence[Plan], layout: Layout, costs: Costs) -> Simulation:
+    """Run `plans` on paper.
+
+    Args:
+        plans: of all ranks; complete ones, or their computations alone, which give the same.
+        layout: of the stages.
+        costs: of the stages.
+
+    Raises:
+        PlanError: the ranks wait for each other for ever.
+        ArgumentError: costs for another number of stages.
+
+    >>> from evenstep.pipeline.schedules.gpipe import gpipe
+    >>> layout = Layout.chain(ranks=2)
+    >>> costs = Costs.even(layout, forward_s=1, input_backward_s=1, weight_backward_s=1)
+    >>> simulate(gpipe(layout, range(4)), layout, costs).bubble_s  # (P-1)(f+b)
+    (3.0, 3.0)
+    """
+    _check("forward_s", costs.forward_s, layout.stages)
+    owner = layout.rank_of
+
+    def delay(product: Product, stage: int) -> float:
+        if owner[product[1]] == owner[stage]:
+            return 0
+        edge = (min(product[1], stage), max(product[1], stage))
+        return costs.latency_s + costs.seconds_per_byte * costs.edge_bytes.get(edge, 0)
+
+    found = spans(plans, layout, costs.duration, delay)
+    busy: list[float] = [0] * layout.ranks
+    first: dict[int, float] = {}
+    last: dict[int, float] = {}
+    for span in found:
+        busy[span.rank] += span.end - span.start
+        first.setdefault(span.rank, span.start)
+        last[span.rank] = span.end
+    return Simulation(
+        spans=tuple(found),
+        makespan_s=max(last.values(), default=0),
+        busy_s=tuple(busy),
+        window_s=tuple(last.get(rank, 0) - first.get(rank, 0) for rank in range(layout.ranks)),
+        peak_bytes=tuple(_peak_bytes(plan, layout.stages_of(rank), costs) for rank, plan in enumerate(plans)),
+        bytes_sent=_bytes_sent(found, layout, costs),
+    )
+
+
+def _peak_bytes(plan: Plan, stages: Sequence[int], costs: Costs) -> float:
+    held = peak = sum(costs.state_bytes[stage] for stage in stages)
+    for action in plan:
+        stage = action.stage
+        if action.op is Op.FORWARD:
+            held += costs.activation_bytes[stage]
+            peak = max(peak, held)
+        elif action.op is Op.BACKWARD:
+            held -= costs.activation_bytes[stage]
+        elif action.op is Op.INPUT_BACKWARD:
+            held -= costs.activation_bytes[stage] - costs.deferred_bytes[stage]
+        elif action.op is Op.WEIGHT_BACKWARD:
+            held -= costs.deferred_bytes[stage]
+    return peak
+
+
+def _bytes_sent(found: Sequence[Span], layout: Layout, costs: Costs) -> tuple[float, ...]:
+    needs = Needs(layout)
+    sent: list[float] = [0] * layout.ranks
+    for span in found:
+        stage, op = span.action.stage, span.action.op
+        assert op in COMPUTES
+        if op is Op.WEIGHT_BACKWARD:
+            continue
+        for peer in (needs.destinations if op is Op.FORWARD else needs.sources)[stage]:
+            if layout.rank_of[peer] != span.rank:
+                sent[span.rank] += costs.edge_bytes.get((min(stage, peer), max(stage, peer)), 0)
+    return tuple(sent)
+
+
+def _check(name: str, values: Sequence[float], stages: int) -> None:
+    if len(values) != stages:
+        raise ArgumentError(f"`{name}` must have one cost for each of the {stages} stages, but has {len(values)}.")
+    if any(value < 0 for value in values):
+        raise ArgumentError(f"`{name}` must not be negative, but is {list(values)}.")

@@ -1,0 +1,271 @@
+"""What two real processes with FSDP2 do; `test_sharded.py` starts them and reads what they print.
+
+Each check is a function of the group that returns what is to be compared; ranks run all of them in one process.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from evenstep import Ema, Loss, MapData, Mixture, Task, Trainer
+from evenstep.data import AllTasks, RoundRobin
+from evenstep.errors import ArgumentError
+from evenstep.parallel import Fsdp, Group, OrderedFsdp, Processes, Single, Strategy
+from evenstep.train.failures import Skip
+
+DATA = [(torch.tensor([n / 9, 1.0, n % 2]), torch.tensor(n % 3 / 2)) for n in range(20)]
+
+
+class Heads(nn.Module):
+    """A trunk of blocks and two heads, of which a batch uses one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(5)
+        self.blocks = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
+        self.norm = nn.BatchNorm1d(3)
+        self.even, self.odd = nn.Linear(3, 1), nn.Linear(3, 1)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator))
+
+    def forward(self, points: Tensor, odd: bool = False) -> Tensor:
+        for block in self.blocks:
+            points = torch.tanh(block(points))
+        points = self.norm(points) if len(points) > 1 else points
+        return self.odd(points) if odd else self.even(points)
+
+
+class Square(Task):
+    """Uses the second head for no batch, or for those of rank `odd_rank`."""
+
+    def __init__(self, odd_rank: int = -1, rank: int = 0, spoil: Callable[[], None] | None = None) -> None:
+        self.odd, self.spoil = odd_rank == rank, spoil
+
+    def inputs(self, batch: Any) -> Any:
+        if self.spoil is not None:
+            self.spoil()
+        return {"points": batch[0], "odd": self.odd}
+
+    def loss(self, output: Any, batch: Any) -> Loss:
+        return Loss(((output.squeeze(-1) - batch[1]) ** 2).sum())
+
+
+def trainer(strategy: Strategy, task: Any = None, *, samples: int = 20, **more: Any) -> Trainer:
+    model = more.pop("model", None) or Heads()
+    options: dict[str, Any] = {"updates": 3, "data": MapData(DATA[:samples], global_batch_size=8, micro_batch_size=2)}
+    return Trainer(
+        model=model,
+        task=task or Square(),
+        optimizer=torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.5, foreach=True),
+        device="cpu",
+        strategy=strategy,
+        **(options | more),
+    )
+
+
+def values(one: Trainer) -> dict[str, Tensor]:
+    return one.state_dict()["model"]
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor], names: str = "") -> bool:
+    return all(torch.equal(a[name], b[name]) for name in a if names in name)
+
+
+def near(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    return max(float((a[name].double() - b[name].double()).abs().max()) for name in a)
+
+
+def a_head_without_work_keeps_parameters_and_state(group: Group) -> object:
+    one = trainer(Fsdp(group))
+    before = values(one)
+    one.train()
+    state = one.state_dict()
+    return same(before, state["model"], "odd"), "odd.weight" in state["optimizer"]["state"]
+
+
+def a_head_that_one_rank_uses_gets_its_exact_gradient(group: Group) -> object:
+    ours = trainer(Fsdp(group), Square(odd_rank=1, rank=group.rank), samples=8)
+    ours.train()
+
+    class Alone(Square):
+        calls = 0
+
+        def inputs(self, batch: Any) -> Any:
+            self.calls += 1
+            return {"points": batch[0], "odd": (self.calls - 1) % 4 >= 2}  # micro-batches 2 and 3 are rank 1's
+
+    theirs = trainer(Single(), Alone(), samples=8)
+    theirs.train()
+    wanted = {name: value for name, value in values(theirs).items() if "norm" not in name}
+    return near(wanted, values(ours)) < 1e-6
+
+
+def a_rank_without_work_changes_nothing(group: Group) -> object:
+    """One micro-batch an update: rank 1 has none. Its passes must leave no trace, in statistics neither."""
+    data: Any = {"data": MapData(DATA[:6], global_batch_size=2, micro_batch_size=2)}
+    ours, theirs = trainer(Fsdp(group), **data), trainer(Single(), **data)
+    ours.train(), theirs.train()
+    mean = values(ours)["norm.running_mean"]
+    # Its own statistics never moved from 0, and the mean over ranks is what both have after each update.
+    return near(
+        {k: v for k, v in values(theirs).items() if "norm.r" not in k and "num" not in k}, values(ours)
+    ) < 1e-6, bool(mean.isfinite().all())
+
+
+def non_finite_numbers_of_an_unseen_pass_reach_nobody(group: Group) -> object:
+    """Update 1 is skipped because its batch is not finite; rank 1, without work after it, runs that batch unseen."""
+    bad = [(torch.full((3,), torch.inf), torch.tensor(0.0))] * 4 + DATA[:2]
+    data = MapData(bad, global_batch_size=4, micro_batch_size=2, shuffle=False)
+    one = trainer(Fsdp(group), data=data, updates=None, epochs=1, on_non_finite=Skip(limit=2))
+    result = one.train()
+    return result.update, all(bool(value.isfinite().all()) for value in values(one).values())
+
+
+def an_update_that_raised_on_all_ranks_leaves_nothing_behind(group: Group) -> object:
+    def train(strategy: Strategy, fail_at: int) -> dict[str, Tensor]:
+        calls = [0]
+
+        def spoil() -> None:
+            calls[0] += 1
+            if calls[0] == fail_at:
+                raise ValueError("this once")
+
+        one = trainer(strategy, Square(spoil=spoil), samples=16)
+        try:
+            one.train()
+        except ValueError:
+            one.train()
+        return values(one)
+
+    # Each rank has two micro-batches: the fourth pass is the second of update 2, after a backward.
+    return [same(train(kind(group), 4), train(kind(group), 0)) for kind in (OrderedFsdp, Fsdp)]
+
+
+def the_average_and_the_evaluation_see_whole_parameters(group: Group) -> object:
+    def train(strategy: Strategy) -> Trainer:
+        model = Heads()
+        model.norm = nn.BatchNorm1d(3, track_running_stats=False)  # each rank sees its own part of the statistics
+        valid = MapData(DATA[:5], global_batch_size=2, shuffle=False)
+        return trainer(strategy, model=model, ema=Ema(decay=0.5), evaluations={"valid": valid})
+
+    ours, theirs = train(OrderedFsdp(group)), train(Single())
+    a, b = ours.train().metrics["valid/loss"], theirs.train().metrics["valid/loss"]
+    return abs(a - b) < 1e-6, near(theirs.state_dict()["ema"], ours.state_dict()["ema"]) < 1e-6
+
+
+def training_goes_on_with_whole_parameters_after_an_evaluation(group: Group) -> object:
+    from evenstep.events.hooks import Evaluate
+
+    evaluations = {"valid": MapData(DATA[:6], global_batch_size=2, shuffle=False)}
+    with_it = trainer(
+        OrderedFsdp(group), ema=Ema(decay=0.5), evaluations=evaluations, hooks=[Evaluate(every_updates=1)]
+    )
+    without = trainer(OrderedFsdp(group))
+    with_it.train(), without.train()
+    return same(values(without), values(with_it))
+
+
+def sixteen_bit_parameters_train(group: Group) -> object:
+    def plain() -> nn.Module:
+        torch.manual_seed(2)
+        return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+
+    class Points(Square):
+        def inputs(self, batch: Any) -> Any:
+            return batch[0]
+
+    ours, theirs = (
+        trainer(strategy, Points(), model=plain()) for strategy in (Fsdp(group, gather_dtype=torch.bfloat16), Single())
+    )
+    ours.train(), theirs.train()
+    return 0 < near(values(theirs), values(ours)) < 0.03, sorted({str(value.dtype) for value in values(ours).values()})
+
+
+class Several(nn.Module):
+    """A trunk and a list of heads, each of which FSDP2 gathers by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(6)
+        self.trunk = nn.Linear(3, 4)
+        self.heads = nn.ModuleList([nn.Linear(4, 1) for _ in range(3)])
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator))
+
+    def forward(self, points: Tensor, head: int) -> Tensor:
+        return self.heads[head](self.trunk(points).tanh())
+
+
+class OfHead(Square):
+    """Uses one head."""
+
+    def __init__(self, head: int) -> None:
+        super().__init__()
+        self.head = head
+
+    def inputs(self, batch: Any) -> Any:
+        return {"points": batch[0], "head": self.head}
+
+
+def several_tasks_whose_heads_are_gathered_one_by_one(group: Group) -> object:
+    def run(strategy: Strategy, mixing: Any) -> dict[str, Tensor]:
+        sizes = {"a": 8, "b": 6, "c": 2}  # 4, 3 and 1 micro-batches
+        data = {name: MapData(DATA, global_batch_size=size, micro_batch_size=2) for name, size in sizes.items()}
+        valid = {"valid": Mixture(data, end="max")}
+        one = trainer(
+            strategy,
+            {name: OfHead(head) for head, name in enumerate(sizes)},
+            model=Several(),
+            data=Mixture(data, mixing=mixing),
+            evaluations=valid,
+        )
+        one.train()
+        return values(one) | {"loss": torch.tensor(one.evaluate()["valid"]["c/loss"])}
+
+    found = [near(run(Fsdp(group), mixing()), run(Single(), mixing())) < 1e-6 for mixing in (AllTasks, RoundRobin)]
+    ordered = near(run(OrderedFsdp(group), AllTasks()), run(Single(), AllTasks())) < 1e-6
+    return [*found, ordered]
+
+
+def an_optimizer_with_state_is_refused(group: Group) -> object:
+    model = Heads()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    strategy = Fsdp(group)
+    strategy.wrap(model)
+    try:
+        strategy.adopt(optimizer)
+    except ArgumentError as error:
+        return str(error)[:33]
+    return "not refused"
+
+
+def a_fused_optimizer_is_refused_where_bits_must_be_equal(group: Group) -> object:
+    model = Heads()
+    strategy = OrderedFsdp(group)
+    strategy.wrap(model)
+    try:
+        strategy.adopt(torch.optim.AdamW(model.parameters(), fused=True))
+    except ArgumentError as error:
+        return "foreach=True" in str(error)
+    return "not refused"
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    group = Processes(torch.device("cpu"), timeout_s=60)
+    found = {name: globals()[name](group) for name in sys.argv[1:]}
+    if group.rank == 0:
+        print(json.dumps(found))
+    group.close()
+
+
+if __name__ == "__main__":
+    main()

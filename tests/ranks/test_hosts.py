@@ -1,0 +1,184 @@
+"""Two hosts for real: network namespaces joined by a cable, each with a torchrun agent and two ranks.
+
+They meet, train, and one host is lost: its processes are killed and the cable is pulled, so nobody says goodbye. The
+other goes on alone from the newest checkpoint and ends at the bits of a run that nothing happened to. Needs the right
+to make network namespaces, and `ip` (iproute2).
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+RECIPE = """
+import time
+import torch
+from torch import nn
+import evenstep
+
+class Square(evenstep.Task):
+    def __init__(self, slow_s=0.0):
+        self.slow_s = slow_s
+    def loss(self, output, batch):
+        time.sleep(self.slow_s)
+        return ((output.squeeze(-1) - batch[1]) ** 2).sum()
+
+def model():
+    return nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.1), nn.Linear(8, 1))
+
+def points():
+    generator = torch.Generator().manual_seed(0)
+    return [(torch.randn(3, generator=generator), torch.tensor(n % 3 / 2)) for n in range(44)]
+"""
+RUN = """
+name = "run"
+device = "cpu"
+threads = 1
+[model]
+target = "recipe.py:model"
+[task]
+target = "recipe.py:Square"
+[data]
+global_batch_size = 8
+micro_batch_size = 2
+[data.train]
+target = "recipe.py:points"
+[train]
+updates = 60
+[optimizer]
+name = "AdamW"
+lr = 0.01
+[checkpoint]
+every_updates = 3
+[parallel]
+reduction = "ordered"
+timeout_s = 8
+"""
+UPDATES = 60
+TIMEOUT_S = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A network namespace with one end of the cable."""
+
+    namespace: str
+    address: str
+    link: str
+
+    def start(self, *command: object) -> subprocess.Popen[str]:
+        """Run a Python module on this host."""
+        given = ["ip", "netns", "exec", self.namespace, sys.executable, "-m", *map(str, command)]
+        return subprocess.Popen(
+            given,
+            env=os.environ | {"GLOO_SOCKET_IFNAME": self.link, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def lose(self) -> None:
+        """Pull the cable, then end all that runs here, without a word to anyone."""
+        ip("-n", self.namespace, "link", "set", self.link, "down")
+        self.kill()
+
+    def kill(self) -> None:
+        for process in ip("netns", "pids", self.namespace).split():
+            subprocess.run(["kill", "-9", process], check=False, capture_output=True)
+
+
+def ip(*arguments: str) -> str:
+    return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True, timeout=20).stdout
+
+
+@pytest.fixture
+def hosts() -> Iterator[tuple[Host, Host]]:
+    if shutil.which("ip") is None:
+        pytest.skip("there is no `ip` here (iproute2), to make two hosts with")
+    name = f"even{os.getpid()}"
+    # 198.18.0.0/15 is set aside for tests of networks
+    pair = Host(f"{name}a", "198.18.77.1", f"{name}a"[-15:]), Host(f"{name}b", "198.18.77.2", f"{name}b"[-15:])
+    made: list[Host] = []
+    try:
+        for host in pair:
+            done = subprocess.run(["ip", "netns", "add", host.namespace], capture_output=True, text=True, timeout=20)
+            if done.returncode:
+                pytest.skip(f"two hosts cannot be made here: {done.stderr.strip()}")
+            made.append(host)
+        ends = [("name", host.link, "netns", host.namespace) for host in pair]
+        try:
+            ip("link", "add", *ends[0], "type", "veth", "peer", *ends[1])
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"two hosts cannot be joined here: {error.stderr.strip()}")
+        for host in pair:
+            ip("-n", host.namespace, "address", "add", f"{host.address}/24", "dev", host.link)
+            for link in ("lo", host.link):
+                ip("-n", host.namespace, "link", "set", link, "up")
+        yield pair
+    finally:
+        for host in made:
+            host.kill()
+            ip("netns", "delete", host.namespace)
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    try:
+        out, err = process.communicate(timeout=TIMEOUT_S)
+    finally:
+        process.kill()
+    return process.returncode, out, err
+
+
+def parameters(folder: Path) -> dict[str, torch.Tensor]:
+    return safetensors.torch.load_file(folder / f"checkpoints/step-{UPDATES:08d}/model.safetensors")
+
+
+def test_a_run_on_two_hosts_outlives_one_of_them_bit_by_bit(hosts: tuple[Host, Host], tmp_path: Path) -> None:
+    (tmp_path / "recipe.py").write_text(RECIPE)
+    (tmp_path / "run.toml").write_text(RUN)
+    undisturbed = subprocess.run(
+        [sys.executable, "-m", "evenstep", "train", tmp_path / "run.toml", "--runs", tmp_path / "undisturbed"],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert undisturbed.returncode == 0, undisturbed
+
+    first, second = hosts
+    meet = ["--nnodes=2", "--nproc-per-node=2", f"--master-addr={first.address}", "--master-port=29511"]
+    train = ["-m", "evenstep", "train", tmp_path / "run.toml", "--runs", tmp_path, "--task.args.slow_s", "0.2"]
+    agents = [
+        host.start("torch.distributed.run", *meet, f"--node-rank={rank}", *train) for rank, host in enumerate(hosts)
+    ]
+    folder = tmp_path / "run"
+    waited = time.monotonic()
+    while len(list(folder.glob("checkpoints/step-*"))) < 2 and time.monotonic() - waited < TIMEOUT_S:
+        assert [agent.poll() for agent in agents] == [None, None], [ended(agent) for agent in agents]
+        time.sleep(0.05)
+    second.lose()
+    lost = time.monotonic()
+    code, _, err = ended(agents[0])
+    assert code == 1
+    assert time.monotonic() - lost < 60  # of which 8 s are the configured wait
+    assert "evenstep: rank 0 of 4 could not" in err or "evenstep: rank 1 of 4 could not" in err, err
+    assert ended(agents[1])[0] != 0
+    saved = (folder / "latest").read_text().strip()
+    assert "step-00000000" < saved < f"step-{UPDATES:08d}"
+
+    alone = ["--nnodes=1", "--nproc-per-node=2", f"--master-addr={first.address}", "--master-port=29512"]
+    code, out, err = ended(
+        first.start("torch.distributed.run", *alone, "-m", "evenstep", "train", *train[3:-2], "--resume", "auto")
+    )
+    assert code == 0, (out, err)
+    assert saved in out  # where it went on from
+    wanted, got = parameters(tmp_path / "undisturbed/run"), parameters(folder)
+    assert wanted.keys() == got.keys()
+    assert all(torch.equal(wanted[name], got[name]) for name in wanted)

@@ -1,0 +1,53 @@
+"""What FSDP2 gathers at once, and what is refused before anything is sharded. The rest is in tests/ranks."""
+
+import pytest
+import torch
+from torch import nn
+
+from evenstep.errors import ArgumentError
+from evenstep.parallel import Fsdp, Group
+from evenstep.parallel.sharded import units
+
+
+class Ranks(Group):
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+
+
+def test_the_items_of_the_outermost_lists_are_the_units() -> None:
+    block = nn.ModuleDict({"heads": nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])})
+    model = nn.ModuleDict({"first": nn.Linear(2, 2), "blocks": nn.ModuleList([block, nn.Linear(2, 2), nn.Tanh()])})
+    assert units(model) == [model["blocks"][0], model["blocks"][1]]
+
+
+def test_an_item_that_shares_a_parameter_with_another_part_is_no_unit() -> None:
+    layers = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+    model = nn.ModuleDict({"blocks": layers, "out": nn.Linear(2, 2)})
+    model["out"].weight = layers[0].weight
+    assert units(model) == [layers[1]]
+
+
+def test_a_sequential_model_is_gathered_layer_by_layer() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+    assert units(model) == [model[0], model[2]]
+
+
+def test_a_model_without_a_list_is_one_unit() -> None:
+    assert units(nn.Linear(2, 2)) == []
+
+
+def test_shard_ranks_that_do_not_divide_the_ranks_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="`shard_ranks` must divide the 4 data-parallel ranks, but is 3"):
+        Fsdp(Ranks(4), shard_ranks=3)
+
+
+def test_offload_without_an_accelerator_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="where they are already"):
+        Fsdp(Ranks(2), offload=True)
+
+
+def test_a_parameter_that_is_a_single_number_is_refused() -> None:
+    model = nn.Module()
+    model.scale = nn.Parameter(torch.zeros(()))
+    with pytest.raises(ArgumentError, match="`scale` is a single number"):
+        Fsdp(Ranks(2)).wrap(model)

@@ -1,0 +1,115 @@
+"""ZeRO stage 1, with ranks as threads."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from evenstep import Ema, MapData, Task, Trainer
+from evenstep.errors import ArgumentError
+from evenstep.parallel import Group, Ordered, Strategy, Zero1
+from evenstep.parallel.zero1 import dealt
+
+OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
+
+
+class Square(Task):
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        return ((output.squeeze(-1) - batch[1]) ** 2).sum()
+
+
+def model() -> nn.Module:
+    generator = torch.Generator().manual_seed(3)
+    made = nn.Sequential(nn.Linear(2, 7), nn.Tanh(), nn.Linear(7, 5), nn.Linear(5, 1))
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return made
+
+
+def trained(strategy: Strategy, optimizer: Callable[..., torch.optim.Optimizer], updates: int = 6) -> Trainer:
+    points = [(torch.tensor([float(n), 1.0]) / 9, torch.tensor(float(n % 3))) for n in range(18)]
+    net = model()
+    groups = [{"params": list(net[0].parameters()), "weight_decay": 0.1}, {"params": list(net[2:].parameters())}]
+    trainer = Trainer(
+        model=net,
+        task=Square(),
+        optimizer=optimizer(groups, lr=0.01),
+        data=MapData(points, global_batch_size=7, micro_batch_size=2),
+        updates=updates,
+        device="cpu",
+        strategy=strategy,
+        clip_norm=0.3,
+        ema=Ema(decay=0.9),
+    )
+    trainer.train()
+    return trainer
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.Adafactor, torch.optim.RMSprop])
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_state_and_parameters_have_the_bits_of_one_process(on_ranks: OnRanks, optimizer: Any, ranks: int) -> None:
+    wanted = trained(Ordered(), optimizer).state_dict()
+
+    def act(group: Group) -> Any:
+        return trained(Zero1(Ordered(group)), optimizer).state_dict()
+
+    for state in on_ranks(ranks, act):
+        for part in ("model", "ema"):
+            assert all(torch.equal(state[part][name], value) for name, value in wanted[part].items())
+        assert list(state["optimizer"]["state"]) == list(wanted["optimizer"]["state"])
+        for name, values in wanted["optimizer"]["state"].items():
+            for key, value in values.items():
+                assert torch.equal(torch.as_tensor(state["optimizer"]["state"][name][key]), torch.as_tensor(value))
+
+
+def test_each_rank_keeps_the_state_of_its_own_parameters_only(on_ranks: OnRanks) -> None:
+    def act(group: Group) -> int:
+        return sum(
+            value.numel()
+            for state in trained(Zero1(Ordered(group)), torch.optim.AdamW).optimizer.state.values()
+            for key, value in state.items()
+            if key == "exp_avg"
+        )
+
+    kept = on_ranks(2, act)
+    assert sum(kept) == sum(parameter.numel() for parameter in model().parameters())
+    assert max(kept) <= 40  # of 67, the largest parameter having 35
+
+
+def test_a_saved_state_goes_on_in_one_process(on_ranks: OnRanks) -> None:
+    def act(group: Group) -> Any:
+        return trained(Zero1(Ordered(group)), torch.optim.AdamW, updates=4).state_dict()
+
+    state = on_ranks(2, act)[0]
+    again = trained(Ordered(), torch.optim.AdamW, updates=1)
+    again.load_state_dict(state)
+    assert again.progress.update == 4
+    values = again.state_dict()["optimizer"]["state"]["3.weight"]
+    assert torch.equal(values["exp_avg"], state["optimizer"]["state"]["3.weight"]["exp_avg"])
+
+
+def test_an_optimizer_that_has_stepped_is_refused(on_ranks: OnRanks) -> None:
+    net = model()
+    optimizer = torch.optim.AdamW(net.parameters())
+    net(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+
+    def act(group: Group) -> None:
+        with pytest.raises(ArgumentError, match="has state already"):
+            Zero1(Ordered(group)).adopt(optimizer)
+
+    on_ranks(2, act)
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=30), st.integers(1, 8))
+def test_every_parameter_has_one_owner_and_no_rank_much_more_than_another(sizes: list[int], ranks: int) -> None:
+    parameters = [nn.Parameter(torch.zeros(size)) for size in sizes]
+    owned = dealt(parameters, ranks)
+    assert sorted(id(p) for own in owned for p in own) == sorted(map(id, parameters))
+    loads = [sum(p.numel() for p in own) for own in owned]
+    assert max(loads) - min(loads) <= max(sizes)
