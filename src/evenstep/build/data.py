@@ -16,14 +16,14 @@ from evenstep.data import Data, MapData, StreamData
 from evenstep.errors import ConfigError, DataError, EvenstepError
 
 
-def build_data(config: DataConfig, dataset: object, collate: Call | None) -> Data:
+def build_data(config: DataConfig, dataset: object, collate: Call | None, *, key: str = "data") -> Data:
     """The training set, as a map-style dataset or, where it has no length, as a stream.
 
     Raises:
         ConfigError: a setting that the dataset can't follow.
         ArgumentError: it is empty, or nothing that can be trained on.
     """
-    with _about("data.train"):
+    with _about(f"{key}.train"):
         if _is_stream(dataset):
             return _stream_data(config, cast("Iterable[Any]", dataset), collate)
         return MapData(
@@ -35,7 +35,7 @@ def build_data(config: DataConfig, dataset: object, collate: Call | None) -> Dat
 
 
 def build_evaluation(
-    name: str, evaluation: Evaluation, config: DataConfig, dataset: object, collate: Call | None
+    name: str, evaluation: Evaluation, config: DataConfig, dataset: object, collate: Call | None, *, key: str = "data"
 ) -> Data:
     """An evaluation set: in its own order, a micro-batch at a time, read as the training set is.
 
@@ -47,11 +47,11 @@ def build_evaluation(
     if size is None and config.micro_batch_tokens is None:
         size = config.global_batch_size
     tokens = None if size is not None else config.micro_batch_tokens or config.global_batch_tokens
-    with _about(f"data.evaluations.{name}"):
+    with _about(f"{key}.evaluations.{name}"):
         if _is_stream(dataset):
             if size is None:
                 raise ConfigError(
-                    [f"`data.evaluations.{name}.micro_batch_size` must be given, because its dataset is a stream."]
+                    [f"`{key}.evaluations.{name}.micro_batch_size` must be given, because its dataset is a stream."]
                 )
             return StreamData(cast("Iterable[Any]", dataset), global_batch_size=size, **_collate(collate))
         return MapData(

@@ -10,7 +10,7 @@ from evenstep.events import ConsoleWriter, CsvWriter, JsonlWriter, TensorBoardWr
 from evenstep.optim.schedules import Constant, Cosine, InverseSqrt, Linear, LrSchedule, Polynomial, Wsd
 from evenstep.parallel import Bf16, Compression, Fp16
 from evenstep.precision import Bf16Mixed, Fp16Mixed, Full, Precision
-from evenstep.train import FailurePolicy, Skip, Stop
+from evenstep.train import AlignedMtl, Combine, DropTask, FailurePolicy, GradNorm, PcGrad, Separate, Skip, Stop
 
 PRECISIONS: Mapping[str, Callable[..., Precision]] = {
     "32-true": Full,
@@ -26,7 +26,13 @@ LR_SCHEDULES: Mapping[str, Callable[..., LrSchedule]] = {
     "polynomial": Polynomial,
 }
 COMPRESSIONS: Mapping[str, Callable[[], Compression]] = {"none": Compression, "bf16": Bf16, "fp16": Fp16}
-FAILURE_POLICIES: Mapping[str, Callable[[], FailurePolicy]] = {"stop": Stop, "skip": Skip}
+FAILURE_POLICIES: Mapping[str, Callable[[], FailurePolicy]] = {"stop": Stop, "skip": Skip, "drop_task": DropTask}
+COMBINES: Mapping[str, Callable[..., Combine]] = {
+    "separate": Separate,
+    "pc_grad": PcGrad,
+    "aligned_mtl": AlignedMtl,
+    "grad_norm": GradNorm,
+}
 WRITERS: Mapping[WriterName, Callable[[Config], Writer]] = {
     "console": lambda config: ConsoleWriter(every_updates=config.log.every_updates),
     "jsonl": lambda _: JsonlWriter(),

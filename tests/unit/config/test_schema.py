@@ -39,23 +39,22 @@ def test_every_key_is_documented_in_a_sentence() -> None:
 def test_the_public_keys_are_these() -> None:
     schema = Config.model_json_schema()
     assert sorted(schema["properties"]) == [
-        *("checkpoint", "data", "device", "early_stop", "ema", "evaluate", "hooks", "launch", "log", "loss_scale"),
         *(
-            "lr_schedule",
-            "model",
-            "name",
-            "optimizer",
-            "parallel",
-            "recipe",
-            "resume",
-            "runs",
-            "seed",
-            "task",
-            "threads",
-            "train",
+            "checkpoint",
+            "coefficients",
+            "combine",
+            "data",
+            "device",
+            "early_stop",
+            "ema",
+            "evaluate",
+            "hooks",
+            "launch",
         ),
+        *("log", "loss_scale", "lr_schedule", "mixture", "model", "name", "optimizer", "parallel", "recipe", "resume"),
+        *("runs", "seed", "task", "tasks", "threads", "train"),
     ]
-    assert schema["required"] == ["name", "model", "task", "data", "train", "optimizer"]
+    assert schema["required"] == ["name", "model", "train", "optimizer"]
     definitions = {name: sorted(table["properties"]) for name, table in schema["$defs"].items()}
     assert definitions == PUBLIC_KEYS
 
@@ -65,6 +64,8 @@ PUBLIC_KEYS = {
     "Parallel": ["compression", "gather_dtype", "offload", "reduction", "shard_ranks", "strategy", "timeout_s"],
     "Best": ["metric", "mode"],
     "Checkpoint": ["best", "every_epochs", "every_minutes", "every_updates", "keep_last"],
+    "Coefficients": ["kind", "regression"],
+    "Combine": ["alpha", "coefficient_lr", "kind", "parameters"],
     "Constant": ["kind", "warmup_updates"],
     "Cosine": ["end_factor", "kind", "warmup_updates"],
     "Data": [
@@ -80,10 +81,18 @@ PUBLIC_KEYS = {
     "Linear": ["end_factor", "kind", "warmup_updates"],
     "Log": ["every_updates", "writers"],
     "LossScale": ["floor", "growth_updates", "initial", "tolerance"],
+    "Mixture": ["draws", "end", "kind", "temperature"],
+    "NamedTask": [
+        *("args", "coefficient", "coefficient_schedule", "data", "end_update", "repeats", "sampling_weight"),
+        *("start_update", "target"),
+    ],
     "Optimizer": ["args", "lr", "name", "target"],
     "Polynomial": ["end_factor", "kind", "power", "warmup_updates"],
     "Target": ["args", "target"],
-    "Train": ["clip_norm", "epochs", "on_non_finite", "precision", "settle_every_updates", "updates"],
+    "Train": [
+        *("channels_last", "clip_norm", "epochs", "norm_statistics", "on_non_finite", "precision"),
+        *("settle_every_updates", "updates"),
+    ],
     "Wsd": ["decay_updates", "end_factor", "kind", "shape", "warmup_updates"],
 }
 

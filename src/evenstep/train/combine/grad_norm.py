@@ -43,14 +43,14 @@ class GradNorm(Combine):
 
     Args:
         alpha: α, how strongly slow tasks are favoured; 0 makes all gradients equally long.
-        lr: η, how fast the coefficients move.
+        coefficient_lr: η, how fast the coefficients move.
         parameters: patterns of the names of the shared parameters whose gradients are measured, such as
             `("trunk.4.*",)` for the last shared layer; all shared ones by default.
 
     Raises:
         ArgumentError: a number out of its range.
 
-    >>> method = GradNorm(lr=0.1)
+    >>> method = GradNorm(coefficient_lr=0.1)
     >>> _ = method.build(("a", "b"))
     >>> products = torch.tensor([[4.0, 0.0], [0.0, 1.0]], dtype=torch.float64)  # ‖∇L_a‖ = 2, ‖∇L_b‖ = 1
     >>> for update in (1, 2):
@@ -59,13 +59,15 @@ class GradNorm(Combine):
     [0.842, 1.158]
     """
 
-    def __init__(self, *, alpha: float = 1.5, lr: float = 0.025, parameters: Sequence[str] = ("*",)) -> None:
+    def __init__(
+        self, *, alpha: float = 1.5, coefficient_lr: float = 0.025, parameters: Sequence[str] = ("*",)
+    ) -> None:
         if not 0 <= alpha < math.inf:
             raise ArgumentError(f"`alpha` must be finite and at least 0, but is {alpha}; 0.5 to 1.5 is usual.")
-        if not 0 < lr < math.inf:
-            raise ArgumentError(f"`lr` must be finite and above 0, but is {lr}.")
+        if not 0 < coefficient_lr < math.inf:
+            raise ArgumentError(f"`coefficient_lr` must be finite and above 0, but is {coefficient_lr}.")
         self._alpha = alpha
-        self._lr = lr
+        self._lr = coefficient_lr
         self._patterns = tuple(parameters)
         self._tasks: tuple[str, ...] = ()
         self._learned = _Learned(0)

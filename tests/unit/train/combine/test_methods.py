@@ -62,7 +62,7 @@ def test_gradients_that_are_zero_or_one_and_the_same_are_no_trouble(method: Any)
 
 
 def test_grad_norm_follows_the_papers_gradient_of_its_own_loss() -> None:
-    method = GradNorm(alpha=1.5, lr=0.01)
+    method = GradNorm(alpha=1.5, coefficient_lr=0.01)
     method.build(TASKS)
     weights, first = torch.ones(3, dtype=torch.float64), None
     for update in range(1, 6):
@@ -90,6 +90,6 @@ def test_grad_norm_leaves_tasks_without_work_and_refuses_numbers_that_cannot_be(
     assert module.get_buffer("first_losses").tolist() == [1.0, 0.0, 2.0]
     assert method.looks_at("trunk.4.weight")
     assert not method.looks_at("trunk.0.weight")
-    for bad in ({"alpha": -1.0}, {"lr": 0.0}):
+    for bad in ({"alpha": -1.0}, {"coefficient_lr": 0.0}):
         with pytest.raises(ArgumentError, match="must be finite"):
             GradNorm(**bad)
