@@ -17,10 +17,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from rows import cutting, ranks, resume, tasks
+from rows import cutting, pipeline, ranks, resume, tasks, walk
 from rows.row import Row
 
-ROWS: list[Row] = [*cutting.ROWS, *resume.ROWS, *ranks.ROWS, *tasks.ROWS]
+ROWS: list[Row] = [*cutting.ROWS, *resume.ROWS, *ranks.ROWS, *pipeline.ROWS, *walk.ROWS, *tasks.ROWS]
 
 
 def prove(rows: list[Row]) -> list[dict[str, object]]:

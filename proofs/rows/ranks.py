@@ -26,9 +26,14 @@ def free_port() -> int:
 
 def run(folder: Path, strategy: str, ranks: int, updates: int = UPDATES) -> str:
     """Run all ranks to the end; what rank 0 printed."""
-    command = [sys.executable, str(SCRIPT), str(folder), strategy, str(updates)]
+    return started([str(SCRIPT), str(folder), strategy, str(updates)], ranks)
+
+
+def started(arguments: Sequence[str], ranks: int) -> str:
+    """Run a Python program as `ranks` ranks to the end; what rank 0 printed."""
+    command = [sys.executable, *arguments]
     common = os.environ | {
-        "PYTHONPATH": str(SCRIPT.parents[1]),
+        "PYTHONPATH": os.pathsep.join([str(SCRIPT.parents[1]), os.environ.get("PYTHONPATH", "")]),
         "WORLD_SIZE": str(ranks),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),

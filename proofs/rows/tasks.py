@@ -99,9 +99,10 @@ def moved(*layouts: int) -> tuple[str, str]:
     """sha256 of a run that is stopped within the mixture's epoch and goes on with other ranks, and of one straight."""
     with tempfile.TemporaryDirectory() as folder:
         ends = [UPDATES * (place + 1) // len(layouts) for place in range(len(layouts))]
-        for ranks, end in zip(layouts, ends, strict=True):
-            printed = run(Path(folder), "ordered", ranks, end, "one each")
-    return printed[1], straight()[1]
+        printed = [
+            run(Path(folder), "ordered", ranks, end, "one each") for ranks, end in zip(layouts, ends, strict=True)
+        ]
+    return printed[-1][1], straight()[1]
 
 
 def idle(ranks: int) -> tuple[str, str]:

@@ -24,7 +24,7 @@ from evenstep.train import Combine, PcGrad
 
 SIZES: dict[Label, int] = {"class": 32, "parity": 32, "box": 16}
 METRICS = {"class": "accuracy", "parity": "accuracy", "box": "error_px"}
-MARGINS = {"class": 0.015, "parity": 0.015, "box": 0.25}  # two shares, and pixels
+MARGINS = {"class": 0.010, "parity": 0.010, "box": 0.25}  # two shares, and pixels
 
 
 def train(labels: Sequence[Label], updates: int, combine: Combine | None = None) -> dict[str, float]:

@@ -5,6 +5,7 @@ The trunk is what the tasks share. It has no batch normalisation, whose statisti
 
 from torch import Tensor, nn
 
+
 class SharedNet(nn.Module):
     """Scores of the ten digits, of even and odd, or the four sides of the box.
 

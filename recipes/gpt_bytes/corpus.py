@@ -210,7 +210,7 @@ class BigramAndSample(Hook):
             f"\n{self.evaluation} bits per byte, after update {event.update}\n"
             f"  model   {self.model_bits_per_byte:.3f}\n"
             f"  bigram  {self.bigram_bits_per_byte():.3f}\n"
-            f"a sample, after {printable(self.prompt)!r}\n{self.sample()}\n",
+            f"{self.shown_sample()}\n",
             flush=True,
         )
 
@@ -226,6 +226,12 @@ class BigramAndSample(Hook):
             if batch.ends_epoch:
                 break
         return bits / num_bytes
+
+    def shown_sample(self) -> str:
+        """The sample with its heading; of a model in stages, why there is none."""
+        if not hasattr(self.trainer.model, "generate"):
+            return "no sample: this rank holds some stages of the model only"
+        return f"a sample, after {printable(self.prompt)!r}\n{self.sample()}"
 
     def sample(self) -> str:
         """What the model writes after the prompt, indented."""

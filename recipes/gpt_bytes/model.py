@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError
+from evenstep.pipeline import Layer
 
 NUM_BYTES = 256
 SLOWEST_TURN = 1000.0
@@ -35,11 +36,17 @@ class Block(nn.Module):
     Args:
         width: channels of the residual stream.
         heads: attention heads, which share `width` between them.
+        context: longest sequence, in bytes.
         dropout: probability of zeroing an attention weight or a channel that a branch adds to the stream.
     """
 
-    def __init__(self, width: int, heads: int, dropout: float) -> None:
+    angles: Tensor
+
+    def __init__(self, width: int, heads: int, context: int, dropout: float) -> None:
         super().__init__()
+        pairs = width // heads // 2
+        speeds = SLOWEST_TURN ** (-torch.arange(pairs) / pairs)
+        self.register_buffer("angles", torch.outer(torch.arange(context), speeds), persistent=False)
         self.heads = heads
         self.dropout = dropout
         self.attention_norm = nn.LayerNorm(width)
@@ -49,8 +56,9 @@ class Block(nn.Module):
         self.mlp_in = nn.Linear(width, 4 * width, bias=False)
         self.mlp_out = nn.Linear(4 * width, width, bias=False)
 
-    def attention(self, x: Tensor, angles: Tensor) -> Tensor:
+    def attention(self, x: Tensor) -> Tensor:
         """Each position reads itself and those before it; `[batch, position, width]` in and out."""
+        angles = self.angles[: x.shape[1]]
         query, key, value = self.attention_in(x).unflatten(-1, (3, self.heads, -1)).transpose(1, 3).unbind(2)
         read = F.scaled_dot_product_attention(
             rotate(query, angles),
@@ -61,8 +69,8 @@ class Block(nn.Module):
         )
         return self.attention_out(read.transpose(1, 2).flatten(-2))
 
-    def forward(self, x: Tensor, angles: Tensor) -> Tensor:
-        x = x + F.dropout(self.attention(self.attention_norm(x), angles), self.dropout, self.training)
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + F.dropout(self.attention(self.attention_norm(x)), self.dropout, self.training)
         hidden = F.relu(self.mlp_in(self.mlp_norm(x))).square()
         return x + F.dropout(self.mlp_out(hidden), self.dropout, self.training)
 
@@ -78,8 +86,6 @@ class ByteGPT(nn.Module):
         dropout: probability; 0 is none.
     """
 
-    angles: Tensor
-
     def __init__(self, *, layers: int, width: int, heads: int, context: int, dropout: float = 0.0) -> None:
         super().__init__()
         if width % (2 * heads):
@@ -89,11 +95,10 @@ class ByteGPT(nn.Module):
         self.context = context
         self.embedding = nn.Embedding(NUM_BYTES, width)
         self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(width, heads, context, dropout) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
-        pairs = width // heads // 2
-        speeds = SLOWEST_TURN ** (-torch.arange(pairs) / pairs)
-        self.register_buffer("angles", torch.outer(torch.arange(context), speeds), persistent=False)
+        self.head = nn.Linear(width, NUM_BYTES, bias=False, device="meta")  # draws no weights of its own
+        self.head.weight = self.embedding.weight
         self.initialize()
 
     def initialize(self) -> None:
@@ -107,10 +112,18 @@ class ByteGPT(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Logits `[batch, position, 256]` for inputs `[batch, position]` of bytes as integers."""
         x = self.dropout(self.embedding(inputs))
-        angles = self.angles[: inputs.shape[1]]
         for block in self.blocks:
-            x = block(x, angles)
-        return F.linear(self.norm(x), self.embedding.weight)
+            x = block(x)
+        return self.head(self.norm(x))
+
+    def layers(self) -> list[Layer]:
+        """Its layers in their order: what a pipeline cuts into stages."""
+        blocks = [(f"blocks.{number}", block) for number, block in enumerate(self.blocks)]
+        ends = [("norm", self.norm), ("head", self.head)]
+        return [
+            Layer(name, module)
+            for name, module in [("embedding", self.embedding), ("dropout", self.dropout), *blocks, *ends]
+        ]
 
     @torch.no_grad()
     def generate(

@@ -119,6 +119,11 @@ def hosts() -> Iterator[tuple[Host, Host]]:
         except subprocess.CalledProcessError as error:
             pytest.skip(f"two hosts cannot be joined here: {error.stderr.strip()}")
         for host in pair:
+            names = Path("/etc/netns", host.namespace)  # what is in it hides the files of /etc from this host
+            names.mkdir(parents=True)
+            lines = [f"{each.address} {each.namespace}" for each in pair]
+            (names / "hosts").write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
+            (names / "resolv.conf").write_text("")  # nobody out there would answer, after 10 s
             ip("-n", host.namespace, "address", "add", f"{host.address}/24", "dev", host.link)
             for link in ("lo", host.link):
                 ip("-n", host.namespace, "link", "set", link, "up")
@@ -127,6 +132,7 @@ def hosts() -> Iterator[tuple[Host, Host]]:
         for host in made:
             host.kill()
             ip("netns", "delete", host.namespace)
+            shutil.rmtree(Path("/etc/netns", host.namespace), ignore_errors=True)
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:

@@ -2,11 +2,13 @@
 
 from evenstep.build.hooks import build_hooks, build_writers
 from evenstep.build.parts import Parts, build_parts
+from evenstep.build.pipeline import build_mesh
 from evenstep.build.ranks import build_strategy, joined, rank_device
 
 __all__ = [
     "Parts",
     "build_hooks",
+    "build_mesh",
     "build_parts",
     "build_strategy",
     "build_writers",

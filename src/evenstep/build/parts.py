@@ -16,6 +16,7 @@ from torch import nn
 
 from evenstep.build.data import build_data, build_evaluation
 from evenstep.build.optimizer import build_optimizer
+from evenstep.build.pipeline import build_model
 from evenstep.build.ranks import rank_device
 from evenstep.build.tables import FAILURE_POLICIES, LR_SCHEDULES, PRECISIONS
 from evenstep.build.tasks import build_coefficients, build_combine, build_mixture
@@ -26,6 +27,8 @@ from evenstep.data import Data, Mixture
 from evenstep.errors import TaskError
 from evenstep.events import Hook, Writer
 from evenstep.optim.ema import Ema
+from evenstep.parallel import Mesh
+from evenstep.pipeline import Layers
 from evenstep.precision import Precision
 from evenstep.train import Task, Trainer
 
@@ -91,6 +94,8 @@ class Parts:
             log_every_updates=config.log.every_updates,
             on_non_finite=FAILURE_POLICIES[config.train.on_non_finite](),
             keep_checkpoints=config.checkpoint.keep_last,
+            keep_every_updates=config.checkpoint.keep_every_updates,
+            asynchronous_saves=config.checkpoint.asynchronous,
             settle_every_updates=config.train.settle_every_updates,
             coefficients=build_coefficients(config),
             combine=build_combine(config),
@@ -105,8 +110,12 @@ class Parts:
             data.close()
 
 
-def build_parts(run: Run) -> Parts:
+def build_parts(run: Run, mesh: Mesh | None = None) -> Parts:
     """Call everything that the run names.
+
+    Args:
+        run: open.
+        mesh: the ranks that share the model; None for this process alone, with all stages of a pipeline.
 
     Raises:
         ConfigError: data and their settings that don't fit each other.
@@ -118,14 +127,13 @@ def build_parts(run: Run) -> Parts:
     def make(key: str, kind: type[_Made]) -> _Made:
         with seeded(config.seed):
             made: object = calls[key]()
-        if not isinstance(made, kind):
-            raise TaskError(
-                f"`{key}.target` must give a subclass of `{kind.__name__}`, but what it gave is of type "
-                f"{type(made).__name__}; name the class itself, or a function that returns an object of it."
-            )
-        return made
+        return _checked(key, made, kind)
 
-    model = make("model", nn.Module)
+    with seeded(config.seed):
+        made: object = calls["model"]()
+    if not isinstance(made, Layers):
+        made = _checked("model", made, nn.Module)
+    model = build_model(config, made, mesh)
     fuse = config.parallel.reduction == "fast" or rank_device(config).type != "cpu"
     tables = data_tables(config.data, config.tasks)
     task = {name: make(f"tasks.{name}", Task) for name in config.tasks} or make("task", Task)
@@ -166,6 +174,15 @@ def build_parts(run: Run) -> Parts:
 def _by_task(data: Mapping[str, Data]) -> dict[str, Data]:
     """By the names of the tasks instead of the keys of their tables, `tasks.NAME.data`."""
     return {key.removeprefix("tasks.").removesuffix(".data"): one for key, one in data.items()}
+
+
+def _checked(key: str, made: object, kind: type[_Made]) -> _Made:
+    if not isinstance(made, kind):
+        raise TaskError(
+            f"`{key}.target` must give a subclass of `{kind.__name__}`, but what it gave is of type "
+            f"{type(made).__name__}; name the class itself, or a function that returns an object of it."
+        )
+    return made
 
 
 @contextmanager

@@ -1,26 +1,43 @@
 """Checkpoints: a run's whole state on disk, complete or not there, read without executing anything."""
 
+from evenstep.checkpoint.emergency import find_failure, write_emergency, write_failure
 from evenstep.checkpoint.layout import complete_checkpoints, step_name
+from evenstep.checkpoint.lock import LOCK, locked
 from evenstep.checkpoint.manifest import FileEntry, Manifest
-from evenstep.checkpoint.reader import Checkpoint, newest_checkpoint, read_checkpoint
+from evenstep.checkpoint.ranks import Ranks
+from evenstep.checkpoint.reader import Checkpoint, Contents, look_into, newest_checkpoint, newest_valid, read_checkpoint
 from evenstep.checkpoint.retention import clean_leftovers, remove_checkpoint, retain
+from evenstep.checkpoint.saver import Saved, Saver
+from evenstep.checkpoint.sharding import Shard
 from evenstep.checkpoint.storage import Disk, LocalDisk
 from evenstep.checkpoint.verify import verify
 from evenstep.checkpoint.writer import write_checkpoint
 
 __all__ = [
+    "LOCK",
     "Checkpoint",
+    "Contents",
     "Disk",
     "FileEntry",
     "LocalDisk",
     "Manifest",
+    "Ranks",
+    "Saved",
+    "Saver",
+    "Shard",
     "clean_leftovers",
     "complete_checkpoints",
+    "find_failure",
+    "locked",
+    "look_into",
     "newest_checkpoint",
+    "newest_valid",
     "read_checkpoint",
     "remove_checkpoint",
     "retain",
     "step_name",
     "verify",
     "write_checkpoint",
+    "write_emergency",
+    "write_failure",
 ]

@@ -5,6 +5,7 @@
     checkpoints/.saving-step-00001000/     being written
     checkpoints/.replaced-step-00001000/   complete, while another of the same update takes its place
     checkpoints/.removing-step-00001000/   being deleted, its manifest first
+    checkpoints/.emergency-step-00001000/  a rank of a failing run says by it that it saves this update
     latest                                 the name of the newest, for people; nothing here reads it
 
 Whatever the instant at which a process dies, what it leaves is one of these. This module neither changes anything
@@ -23,6 +24,7 @@ STATE = "state.json"
 TENSORS_SUFFIX = ".safetensors"
 LATEST_SAVING = ".latest.saving"
 SAVING, REPLACED, REMOVING = ".saving-", ".replaced-", ".removing-"
+CLAIM = ".emergency-"
 
 _STEP = re.compile(r"step-(\d{8,18})")
 _MAX_NAMES = 10

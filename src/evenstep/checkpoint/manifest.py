@@ -48,6 +48,8 @@ class Manifest:
         evenstep, torch, python: versions that wrote it.
         update: number of committed updates in the state.
         created: time of writing, ISO 8601, UTC.
+        ranks: how many processes wrote it together.
+        resumed_from: the checkpoint that the run went on from before it wrote this one; None if it began afresh.
         files: name → entry, without the manifest itself.
     """
 
@@ -57,10 +59,14 @@ class Manifest:
     python: str
     update: int
     created: str
+    ranks: int
+    resumed_from: str | None
     files: Mapping[str, FileEntry]
 
 
-def new_manifest(update: int, files: Mapping[str, FileEntry]) -> Manifest:
+def new_manifest(
+    update: int, files: Mapping[str, FileEntry], *, ranks: int = 1, resumed_from: str | None = None
+) -> Manifest:
     """The manifest of a checkpoint that is written now, by this software."""
     return Manifest(
         format=FORMAT,
@@ -69,6 +75,8 @@ def new_manifest(update: int, files: Mapping[str, FileEntry]) -> Manifest:
         python=platform.python_version(),
         update=update,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
+        ranks=ranks,
+        resumed_from=resumed_from,
         files=files,
     )
 
@@ -82,6 +90,8 @@ def manifest_bytes(manifest: Manifest) -> bytes:
         "python": manifest.python,
         "update": manifest.update,
         "created": manifest.created,
+        "ranks": manifest.ranks,
+        "resumed_from": manifest.resumed_from,
         "files": {name: {"bytes": file.bytes, "crc32": file.crc32} for name, file in manifest.files.items()},
     }
     return json.dumps({**content, "crc32": _checksum(content)}, indent=2).encode() + b"\n"
@@ -128,6 +138,8 @@ def _parse(content: object, path: Path) -> Manifest:
             "python": str(python),
             "update": int(update),
             "created": str(created),
+            "ranks": int(ranks),
+            "resumed_from": str() | None as resumed_from,
             "files": files,
         } if number == FORMAT and update >= 0 and isinstance(files, dict):
             entries = {name: _entry(name, file, path) for name, file in cast("dict[str, object]", files).items()}
@@ -138,6 +150,8 @@ def _parse(content: object, path: Path) -> Manifest:
                 python=python,
                 update=update,
                 created=created,
+                ranks=ranks,
+                resumed_from=resumed_from,
                 files=entries,
             )
         case _:

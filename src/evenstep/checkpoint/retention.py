@@ -9,13 +9,13 @@ from collections.abc import Collection
 from pathlib import Path
 
 from evenstep.checkpoint.layout import (
+    CLAIM,
     LATEST_SAVING,
     REMOVING,
     REPLACED,
     SAVING,
     complete_checkpoints,
     is_complete,
-    step_name,
     step_update,
 )
 from evenstep.checkpoint.manifest import MANIFEST
@@ -25,9 +25,14 @@ from evenstep.errors import ArgumentError, CheckpointError
 
 
 def retain(
-    folder: Path, *, keep_last: int | None, protect: Collection[str] = (), disk: Disk = LOCAL_DISK
+    folder: Path,
+    *,
+    keep_last: int | None,
+    keep_every_updates: int | None = None,
+    protect: Collection[str] = (),
+    disk: Disk = LOCAL_DISK,
 ) -> list[Path]:
-    """Delete all complete checkpoints but the last `keep_last` and the protected ones.
+    """Delete all complete checkpoints but the last `keep_last`, those of every n-th update and the protected ones.
 
     Only checkpoints whose files are all there, with their sizes, count as kept; one that is not sound is neither
     counted nor deleted, because somebody should look at it.
@@ -35,13 +40,14 @@ def retain(
     Args:
         folder: the folder of checkpoints.
         keep_last: how many of the newest to keep, at least 1; None keeps all.
+        keep_every_updates: also keep those whose update divides by this, at least 1; None keeps none besides.
         protect: names of step folders to keep besides.
 
     Returns:
         The deleted ones, the oldest first.
 
     Raises:
-        ArgumentError: `keep_last` below 1.
+        ArgumentError: a number below 1.
         CheckpointError: one that cannot be deleted.
 
     >>> retain(Path("runs/none/checkpoints"), keep_last=3)
@@ -51,8 +57,12 @@ def retain(
         return []
     if keep_last < 1:
         raise ArgumentError(f"`keep_last` must be at least 1, or None to keep all, but is {keep_last}.")
+    if keep_every_updates is not None and keep_every_updates < 1:
+        raise ArgumentError(f"`keep_every_updates` must be at least 1, or None, but is {keep_every_updates}.")
     sound = [path for path in complete_checkpoints(folder) if _is_sound(path)]
     old = [path for path in sound[:-keep_last] if path.name.removeprefix(REPLACED) not in protect]
+    if keep_every_updates is not None:
+        old = [path for path in old if (step_update(path.name) or 0) % keep_every_updates]
     for path in old:
         remove_checkpoint(path, disk=disk)
     return old
@@ -94,8 +104,11 @@ def clean_leftovers(folder: Path, *, disk: Disk = LOCAL_DISK) -> list[str]:
                 discard(path, disk)
                 what = "save" if path.name.startswith(SAVING) else "deletion"
                 done.append(f"removed `{path.name}`, left by a {what} that was cut off")
-            elif path.name.startswith(REPLACED) and (update := step_update(path.name)) is not None:
-                done.append(settle_replaced(folder, update, disk))
+            elif path.name.startswith(REPLACED):
+                done.append(settle_replaced(path.with_name(path.name.removeprefix(REPLACED)), disk))
+            elif path.name.startswith(CLAIM):
+                discard(path, disk)
+                done.append(f"removed `{path.name}`, left by an emergency save that was cut off")
         pointer = folder.parent / LATEST_SAVING
         if pointer.is_file():
             disk.remove(pointer)
@@ -108,17 +121,16 @@ def clean_leftovers(folder: Path, *, disk: Disk = LOCAL_DISK) -> list[str]:
     return done
 
 
-def settle_replaced(folder: Path, update: int, disk: Disk) -> str:
+def settle_replaced(new: Path, disk: Disk) -> str:
     """End a replacement that was cut off: drop the old checkpoint if the new one is there, else put it back."""
-    new = folder / step_name(update)
-    old = folder / f"{REPLACED}{new.name}"
+    old = new.with_name(f"{REPLACED}{new.name}")
     if not is_complete(old) or is_complete(new):
         discard(old, disk)
         return f"removed `{old.name}`, whose replacement is complete"
     if new.exists():
         discard(new, disk)
     disk.rename(old, new)
-    disk.sync_folder(folder)
+    disk.sync_folder(new.parent)
     return f"put `{new.name}` back, whose replacement was cut off"
 
 

@@ -44,7 +44,12 @@ _MAX_INT_BITS = 8192
 _FLOATS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 
-def pack(tree: object, name: str) -> tuple[dict[str, Tensor], JSON]:
+def is_sharded(value: object) -> bool:
+    """Whether `value` is a tensor cut over ranks: a `Shard`, a DTensor, or whatever else DCP can ask for its pieces."""
+    return hasattr(type(value), "__create_write_items__")
+
+
+def pack(tree: object, name: str, sharded: dict[str, object] | None = None) -> tuple[dict[str, Tensor], JSON]:
     """Split a tree of dict, list, tuple, Tensor, str, int, float, bool and None into tensors and a skeleton.
 
     A tensor is named by its path below `name`, joined with dots, so that a module's `state_dict()` keeps its names.
@@ -54,6 +59,7 @@ def pack(tree: object, name: str) -> tuple[dict[str, Tensor], JSON]:
     Args:
         tree: the state.
         name: what to call the root in messages.
+        sharded: takes the tensors that are cut over ranks, by name; None refuses them.
 
     Raises:
         CheckpointError: a value with no exact form, named by its path.
@@ -62,20 +68,23 @@ def pack(tree: object, name: str) -> tuple[dict[str, Tensor], JSON]:
     >>> list(tensors), skeleton
     (['bias'], {'$dict': [['bias', {'$tensor': 'bias'}], [3, {'$tuple': [1, {'$float': 'inf'}]}]]})
     """
-    packer = _Packer(name)
+    packer = _Packer(name, sharded)
     skeleton = packer.encode(tree, ())
     return packer.tensors, skeleton
 
 
 class _Packer:
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, sharded: dict[str, object] | None) -> None:
         self.name = name
         self.tensors: dict[str, Tensor] = {}
+        self.sharded = sharded
         self._names: dict[tuple[object, ...], str] = {}
 
     def encode(self, node: object, path: tuple[str, ...]) -> JSON:
         if len(path) > _MAX_DEPTH:
             raise self._refuse(path[:8], f"is nested deeper than {_MAX_DEPTH} levels or holds itself", "flatten it")
+        if self.sharded is not None and is_sharded(node):
+            return self._encode_sharded(self.sharded, node, path)
         if isinstance(node, Tensor):
             return self._encode_tensor(node, path)
         kind = type(node)
@@ -127,10 +136,19 @@ class _Packer:
             return {"$tensor": name}
         return {"$tensor": name, "dtype": str(tensor.dtype).removeprefix("torch.")}
 
+    def _encode_sharded(self, sharded: dict[str, object], node: object, path: tuple[str, ...]) -> JSON:
+        # by identity, not by memory: a rank that holds nothing of it must come to the same names
+        name = self._names.get(("sharded", id(node)))
+        if name is None:
+            name = self._free_name(".".join(path) or "value")
+            self._names["sharded", id(node)] = name
+            sharded[name] = node
+        return {"$tensor": name}
+
     def _free_name(self, wanted: str) -> str:
         # "__metadata__" is taken by the safetensors format itself
         name, count = wanted, 1
-        while name in self.tensors or name == "__metadata__":
+        while name in self.tensors or name in (self.sharded or ()) or name == "__metadata__":
             name, count = f"{wanted}~{count}", count + 1
         return name
 

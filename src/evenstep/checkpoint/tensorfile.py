@@ -22,7 +22,7 @@ CHUNK_BYTES = 4 << 20
 _ALIGNMENT_BYTES = 64
 _MAX_HEADER_BYTES = 100_000_000
 _MAX_NUMEL = 2**59
-_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 
 class BadFileError(Exception):
@@ -52,6 +52,8 @@ class Source(Protocol):
 class TensorFile:
     """The bytes of a safetensors file of these tensors: how many, and, in order, which.
 
+    `tensors`, in the order of the file, may be replaced by copies until `chunks` is called.
+
     Args:
         tensors: name → tensor, on any device, of a dtype in `DTYPE_NAMES`, with any strides.
 
@@ -73,13 +75,21 @@ class TensorFile:
         header = json.dumps(entries, separators=(",", ":")).encode()
         header += b" " * (-(8 + len(header)) % _ALIGNMENT_BYTES)
         self._head = len(header).to_bytes(8, "little") + header
-        self._tensors = [tensors[name] for name in order]
+        self.tensors = [tensors[name] for name in order]
         self.size = len(self._head) + end
+        self._entries = entries
+
+    def ranges(self) -> dict[str, tuple[int, int]]:
+        """The first byte of each tensor in the file, and the one after its last."""
+        head = len(self._head)
+        described = cast("dict[str, dict[str, list[int]]]", self._entries)
+        offsets = {name: entry["data_offsets"] for name, entry in described.items() if name != "__metadata__"}
+        return {name: (head + begin, head + end) for name, (begin, end) in offsets.items()}
 
     def chunks(self) -> Iterator[bytes | memoryview]:
         """The file's bytes in pieces of at most `CHUNK_BYTES` (the header in one); copies one tensor at a time."""
         yield self._head
-        for tensor in self._tensors:
+        for tensor in self.tensors:
             values = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
             data = bytes_of(values)
             for begin in range(0, len(data), CHUNK_BYTES):
@@ -136,7 +146,7 @@ def read_header(source: Source) -> list[TensorEntry]:
 def _parse_entry(name: str, entry: object) -> TensorEntry:
     match entry:
         case {"dtype": str(dtype_name), "shape": list(), "data_offsets": [int(begin), int(end)]}:
-            dtype = _DTYPES.get(dtype_name)
+            dtype = DTYPES.get(dtype_name)
             if dtype is None:
                 raise BadFileError(f"holds tensor `{name}` of the unknown dtype {dtype_name!r}")
             sizes = cast("dict[str, list[object]]", entry)["shape"]

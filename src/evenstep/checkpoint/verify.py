@@ -4,16 +4,18 @@ The check is against damage and against names that lead elsewhere; nothing that 
 say whether the state fits a model.
 """
 
-from collections.abc import Generator
+from collections import deque
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 from stat import S_ISREG
 from typing import final
-from zlib import crc32
 
+from evenstep.checkpoint.checksum import Checksum
 from evenstep.checkpoint.layout import STATE, TENSORS_SUFFIX, step_update
 from evenstep.checkpoint.manifest import MANIFEST, FileEntry, Manifest, read_manifest
+from evenstep.checkpoint.sharding import TABLE
 from evenstep.checkpoint.tensorfile import CHUNK_BYTES, BadFileError, read_header
 from evenstep.errors import CheckpointError
 
@@ -25,14 +27,26 @@ def verify(path: Path) -> Manifest:
         CheckpointError: the first thing that is wrong, with the file's name.
     """
     manifest = check_structure(path)
-    buffer = memoryview(bytearray(CHUNK_BYTES))
-    for name, entry in manifest.files.items():
+    verify_files(path, manifest.files)
+    return manifest
+
+
+def verify_files(path: Path, files: Mapping[str, FileEntry]) -> None:
+    """Read every byte of these files of the checkpoint in `path` and compare their checksums.
+
+    Raises:
+        CheckpointError: the first thing that is wrong, with the file's name.
+    """
+    buffers = deque([memoryview(bytearray(CHUNK_BYTES)) for _ in range(2)])
+    for name, entry in files.items():
         with checked_file(path / name, entry) as file:
             if name.endswith(TENSORS_SUFFIX):
                 read_header(file)
+            elif name not in (STATE, TABLE):
+                raise BadFileError("is of no known kind")
             while file.rest:
-                file.read_into(buffer[: file.rest])
-    return manifest
+                buffers.rotate()  # one is hashed while the other is filled
+                file.read_into(buffers[0][: file.rest])
 
 
 def check_structure(path: Path) -> Manifest:
@@ -77,13 +91,14 @@ class CheckedFile:
     Args:
         file: stands at its begin.
         size: its bytes.
+        checksum: of what was read.
     """
 
-    def __init__(self, file: FileIO, size: int) -> None:
+    def __init__(self, file: FileIO, size: int, checksum: Checksum) -> None:
         self.size = size
         self.rest = size
-        self.crc32 = 0
         self._file = file
+        self._checksum = checksum
 
     def read(self, num_bytes: int) -> bytes:
         """The next `num_bytes`."""
@@ -92,7 +107,10 @@ class CheckedFile:
         return bytes(data)
 
     def read_into(self, buffer: memoryview) -> None:
-        """Fill the buffer with the next bytes; in pieces, each hashed while it is in the processor's cache."""
+        """Fill the buffer with the next bytes, which are hashed while those after them are read.
+
+        The buffer must not change before the next call has returned.
+        """
         for begin in range(0, len(buffer), CHUNK_BYTES):
             piece = buffer[begin : begin + CHUNK_BYTES]
             filled = 0
@@ -102,28 +120,36 @@ class CheckedFile:
                     raise BadFileError(f"ends after {self.size - self.rest + filled} bytes")
                 filled += count
             self.rest -= filled
-            self.crc32 = crc32(piece, self.crc32)
+            self._checksum.wait()
+            self._checksum.add(piece)
 
 
 @contextmanager
-def checked_file(path: Path, entry: FileEntry) -> Generator[CheckedFile, None, None]:
-    """Open a file of a checkpoint to be read wholly; at the end of the block its checksum is compared.
+def checked_file(path: Path, entry: FileEntry, *, whole: bool = True) -> Generator[CheckedFile, None, None]:
+    """Open a file of a checkpoint to be read; at the end of the block its checksum is compared.
+
+    Args:
+        path: of the file.
+        entry: what the manifest says of it.
+        whole: whether all of it must be read in the block; if not, nothing is compared.
 
     Raises:
         CheckpointError: whatever is wrong with the file, also as a BadFileError in the block; names the file.
     """
     try:
-        with FileIO(path, "rb") as raw:
-            file = CheckedFile(raw, entry.bytes)
+        with FileIO(path, "rb") as raw, Checksum() as checksum:
+            file = CheckedFile(raw, entry.bytes, checksum)
             yield file
+            found = checksum.text()
     except BadFileError as error:
         raise CheckpointError(f"`{path}` {error}; it is damaged.") from error
     except OSError as error:
         raise CheckpointError(f"`{path}` cannot be read: {error.strerror}.") from error
+    if not whole:
+        return
     if file.rest:
         raise CheckpointError(f"`{path}` holds {file.rest} bytes more than what is described; it is damaged.")
-    if f"{file.crc32:08x}" != entry.crc32:
+    if found != entry.crc32:
         raise CheckpointError(
-            f"`{path}` is damaged: its checksum is {file.crc32:08x}, but {entry.crc32} was written; "
-            f"take an older checkpoint."
+            f"`{path}` is damaged: its checksum is {found}, but {entry.crc32} was written; take an older checkpoint."
         )

@@ -4,13 +4,17 @@ A setting is any `--key value` or `--key=value` whose key is not an option of th
 stand anywhere and have values that begin with a single `-`. Which keys there are is for the configuration to say.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 OPTIONS = ("--help", "--version", "--traceback")
 
 
-def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+def split(arguments: Sequence[str], options: Collection[str] = ()) -> tuple[list[str], list[str]]:
     """The command's own arguments, and those that make settings.
+
+    Args:
+        arguments: all.
+        options: further ones of commands.
 
     >>> split(["train", "--train.updates", "10", "run.toml", "--seed=1", "--traceback"])
     (['train', 'run.toml', '--traceback'], ['--train.updates', '10', '--seed=1'])
@@ -20,7 +24,7 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     rest = list(arguments)
     while rest:
         argument = rest.pop(0)
-        if not argument.startswith("--") or argument in OPTIONS:
+        if not argument.startswith("--") or argument.partition("=")[0] in (*OPTIONS, *options):
             own.append(argument)
             continue
         settings.append(argument)

@@ -24,21 +24,37 @@ from evenstep.version import __version__
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """An option of a subcommand: its name without the dashes, a line of help, and what its value is, if it has one."""
+
+    name: str
+    help: str
+    value: str | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
     """A subcommand.
 
     Args:
-        module: in `evenstep.cli`; its `run(path, settings)` gives the exit code.
+        module: in `evenstep.cli`; its `run(path, settings)` gives the exit code, and takes options by their names.
         summary: one line of help.
         path: name and help of its argument, if it takes one.
+        path_may_lack: whether it can do without it.
         settings: what is said of `--section.key value`, if it takes them.
+        options_of: the module that reads further options out of the settings, if one does.
+        options: of its own.
         trains: whether a scheduler that stops it should run it again.
     """
 
     module: str
     summary: str
     path: tuple[str, str] | None = None
+    path_may_lack: bool = False
     settings: str | None = None
+    options_of: str | None = None
+    options: tuple[Option, ...] = ()
     trains: bool = False
 
 
@@ -63,13 +79,31 @@ COMMANDS = {
         path=("RUN.toml", "the run file"),
         settings=_ANY,
     ),
+    "plan": Command(
+        module="plan",
+        summary="compare pipeline schedules for given costs, or those of a run's model, and draw one",
+        path=("RUN.toml", "a run file, whose model is measured; without it costs are given"),
+        path_may_lack=True,
+        settings="an option below, or a key of the run file",
+        options_of="evenstep.cli.plan_options",
+    ),
     "report": Command(
         module="report", summary="write report.html of a run", path=("RUN_FOLDER", "the folder of the run")
     ),
     "inspect": Command(
         module="inspect",
-        summary="verify a checkpoint and show what is in it",
+        summary="show what is in a checkpoint",
         path=("CHECKPOINT", "a checkpoint, or a run folder, whose newest is taken"),
+        options=(
+            Option(name="verify", help="read every byte and compare all checksums"),
+            Option(name="diff", help="show what differs in another checkpoint; exit code 1 if anything", value="OTHER"),
+        ),
+    ),
+    "replay": Command(
+        module="replay",
+        summary="run again the update that a run failed with, and show where it fails",
+        path=("FAILURE", "a folder in the run's `failures`, the checkpoint before it, or the run folder"),
+        settings="set a key to run it another way, such as --device cpu or --train.precision 32-true",
     ),
     "config-schema": Command(module="config_schema", summary="print the JSON schema of run files"),
 }
@@ -113,7 +147,7 @@ def _dispatch(arguments: list[str]) -> int:
     if not arguments:
         parser.print_help()
         return EXIT_DONE
-    own, settings = split(arguments)
+    own, settings = split(arguments, [f"--{option.name}" for each in COMMANDS.values() for option in each.options])
     if own and not own[0].startswith("-") and own[0] not in COMMANDS:
         close = get_close_matches(own[0], COMMANDS, n=1)
         advice = f"did you mean `evenstep {close[0]}`?" if close else f"there are {', '.join(COMMANDS)}."
@@ -126,8 +160,9 @@ def _dispatch(arguments: list[str]) -> int:
     if settings and command.settings is None:
         raise ConfigError([f"`{settings[0]}` can't be given: `evenstep {options.command}` takes no settings."])
     with ending() if command.trains else nullcontext():
-        run = cast("Callable[[str, list[str]], int]", import_module(f"evenstep.cli.{command.module}").run)
-        return run(getattr(options, "path", ""), settings)
+        run = cast("Callable[..., int]", import_module(f"evenstep.cli.{command.module}").run)
+        own_options = {option.name: getattr(options, option.name) for option in command.options}
+        return run(getattr(options, "path", ""), settings, **own_options)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -141,14 +176,26 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
         sub = commands.add_parser(
-            name, help=command.summary, description=f"{command.summary.capitalize()}.", allow_abbrev=False
+            name,
+            help=command.summary,
+            description=f"{command.summary.capitalize()}.",
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         if command.path is not None:
-            sub.add_argument("path", metavar=command.path[0], help=command.path[1])
+            nargs = "?" if command.path_may_lack else None
+            sub.add_argument("path", metavar=command.path[0], help=command.path[1], nargs=nargs, default="")
         if command.settings is not None:
-            sub.usage = " ".join(
-                [f"evenstep {name}", command.path[0] if command.path else "", "[--section.key value ...]"]
-            )
+            path = command.path[0] if command.path else ""
+            sub.usage = f"evenstep {name} {f'[{path}]' if command.path_may_lack else path} [--section.key value ...]"
             sub.epilog = f"--section.key value: {command.settings}."
+        if command.options_of is not None:
+            sub.usage = str(sub.usage).replace("[--section.key", "[--option value ...] [--section.key")
+            sub.epilog = f"{sub.epilog}\n\noptions of a plan:\n{import_module(command.options_of).help_text()}"
+        for option in command.options:
+            if option.value is None:
+                sub.add_argument(f"--{option.name}", action="store_true", help=option.help)
+            else:
+                sub.add_argument(f"--{option.name}", metavar=option.value, help=option.help)
         sub.add_argument("--traceback", action="store_true", help="show where an error was raised")
     return parser

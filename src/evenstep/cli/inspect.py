@@ -1,61 +1,68 @@
-"""`evenstep inspect CHECKPOINT`: verifies a checkpoint and shows what is in it.
+"""`evenstep inspect CHECKPOINT [--verify] [--diff OTHER]`: shows what is in a checkpoint; changes nothing.
 
-Every byte is read and compared with its checksum; nothing in it is executed. It changes nothing.
+Nothing in it is executed. Names, sizes and structure are always checked; with `--verify` every byte is read and
+compared with its checksum.
 """
 
-from collections.abc import Iterator, Mapping
+import math
 from pathlib import Path
-from typing import cast
+from typing import Any
 
-from torch import Tensor
+from evenstep import checkpoint
+from evenstep.checkpoint import Contents, look_into
+from evenstep.cli.difference import differences
+from evenstep.cli.exits import EXIT_DONE, EXIT_ERROR
 
-from evenstep.checkpoint import read_checkpoint
 
-
-def run(path: str, settings: list[str]) -> int:
-    """Read the checkpoint, and print what it says of itself and how large its parts are."""
+def run(path: str, settings: list[str], *, verify: bool, diff: str | None) -> int:
+    """Print what the checkpoint says of itself, its files and its parts, or what differs in another."""
     assert not settings, "the command line takes none"
-    checkpoint = read_checkpoint(Path(path))
-    manifest = checkpoint.manifest
-    print(f"{checkpoint.path}: update {manifest.update}, whole and undamaged")
-    print(
-        f"written {manifest.created} by evenstep {manifest.evenstep}, torch {manifest.torch}, Python {manifest.python}"
-    )
+    contents = look_into(Path(path))
+    if diff is not None:
+        return _diff(contents, look_into(Path(diff)), verify_both=verify)
+    if verify:
+        checkpoint.verify(contents.path)
+    manifest = contents.manifest
+    state = "whole and undamaged" if verify else "complete; --verify reads every byte"
+    print(f"{contents.path}: update {manifest.update}, {state}")
+    by = f"by {manifest.ranks} rank{'s' if manifest.ranks > 1 else ''}"
+    software = f"evenstep {manifest.evenstep}, torch {manifest.torch}, Python {manifest.python}"
+    print(f"written {manifest.created} {by}, {software}")
+    print(f"resumed from {manifest.resumed_from or 'nothing: the run began afresh'}")
     print("\nfiles")
     for name, entry in manifest.files.items():
-        print(f"  {name:<32} {_bytes(entry.bytes):>10}  crc32 {entry.crc32}")
+        print(f"  {name:<32} {spell_bytes(entry.bytes):>10}  crc32 {entry.crc32}")
     print("\ncontents")
-    for part, content in checkpoint.state.items():
-        print(f"  {part:<16} {_summary(content)}")
-    return 0
+    for part, values in contents.values.items():
+        print(f"  {part:<16} {_summary(contents, part, values)}")
+    return EXIT_DONE
 
 
-def _summary(content: object) -> str:
-    tensors = list(_tensors(content))
+def _diff(one: Contents, other: Contents, *, verify_both: bool) -> int:
+    if verify_both:
+        checkpoint.verify(one.path)
+        checkpoint.verify(other.path)
+    print(f"a {one.path}: update {one.manifest.update}\nb {other.path}: update {other.manifest.update}\n")
+    lines = list(differences(one, other))
+    print("\n".join(lines) if lines else f"no difference in {len(one.tensors)} tensors and all other values")
+    return EXIT_ERROR if lines else EXIT_DONE
+
+
+def _summary(contents: Contents, part: str, values: Any) -> str:
+    tensors = [stored for name, stored in contents.tensors.items() if name.partition("/")[0] == part]
     if not tensors:
-        text = str(content)
+        text = str(values)
         return text if len(text) <= 90 else f"{text[:87]}..."
-    elements = sum(tensor.numel() for tensor in tensors)
-    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    kinds = ", ".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors}))
-    return f"{len(tensors)} tensors, {elements:,} elements, {_bytes(size)}, {kinds}"
+    elements = [math.prod(stored.shape) for stored in tensors]
+    size = sum(count * stored.dtype.itemsize for count, stored in zip(elements, tensors, strict=True))
+    kinds = ", ".join(sorted({str(stored.dtype).removeprefix("torch.") for stored in tensors}))
+    return f"{len(tensors)} tensors, {sum(elements):,} elements, {spell_bytes(size)}, {kinds}"
 
 
-def _tensors(content: object) -> Iterator[Tensor]:
-    if isinstance(content, Tensor):
-        yield content
-    elif isinstance(content, Mapping):
-        for inner in cast("Mapping[object, object]", content).values():
-            yield from _tensors(inner)
-    elif isinstance(content, list | tuple):
-        for inner in cast("list[object]", content):
-            yield from _tensors(inner)
-
-
-def _bytes(size: float) -> str:
+def spell_bytes(size: float) -> str:
     """A size for people.
 
-    >>> _bytes(1536)
+    >>> spell_bytes(1536)
     '1.5 KiB'
     """
     for unit in ("B", "KiB", "MiB", "GiB"):

@@ -11,6 +11,7 @@ from typing import Any, cast
 from evenstep.build import joined
 from evenstep.cli.folder import find_config
 from evenstep.cli.launch import is_rank, launch
+from evenstep.cli.slurm import submit
 from evenstep.cli.training import train_in
 from evenstep.config.load import open_run
 from evenstep.config.schema import Config
@@ -37,8 +38,13 @@ def run(path: str, settings: list[str]) -> int:
         unsafe = [key for key in changed if not any(key == safe or key.startswith(f"{safe}.") for safe in SAFE)]
         if unsafe:
             raise ConfigError([_refusal(unsafe, file)])
-        if opened.config.launch.ranks > 1 and not is_rank():
-            return launch(opened.config.launch.ranks, ["resume", path, *settings])
+        slurm = opened.config.launch.slurm
+        if slurm is not None and not is_rank():
+            again = ["resume", path, *settings, "--launch.slurm", "none"]
+            return submit(slurm, again, name=opened.config.name, folder=folder.parent / f"{folder.name}-slurm")
+        ranks = max(opened.config.launch.ranks, opened.config.parallel.pipeline)
+        if ranks > 1 and not is_rank():
+            return launch(ranks, ["resume", path, *settings])
         with joined(opened.config) as group:
             return train_in(opened, folder, "auto", group)
 

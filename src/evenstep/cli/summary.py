@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from evenstep.build import Parts
 from evenstep.config.schema import Data as DataConfig
 from evenstep.data import Data, MapData, Mixture
+from evenstep.pipeline import Staged
 from evenstep.train import Trainer
 
 
@@ -21,6 +22,7 @@ def describe(parts: Parts, trainer: Trainer) -> list[str]:
     length = "until the data end" if trainer.updates is None else f"{trainer.updates:,} updates"
     return [
         f"model       {type(parts.model).__name__}, {sum(parameters):,} parameters{some}, on {trainer.device}",
+        *_stages(parts),
         f"data        {_samples(parts)}",
         *_updates(parts),
         f"run         {length}{_epochs(parts, trainer)}, precision {config.train.precision}, seed {config.seed}",
@@ -43,6 +45,15 @@ _FIRST_UPDATES = 6
 
 def _counted(tasks: Sequence[str]) -> list[str]:
     return [name if count == 1 else f"{count} × {name}" for name, count in Counter(tasks).items()]
+
+
+def _stages(parts: Parts) -> list[str]:
+    if not isinstance(parts.model, Staged):
+        return []
+    layout = parts.model.layout
+    ranks = "this process holds all" if layout.ranks == 1 else f"the first of {layout.ranks} ranks holds these"
+    own = " | ".join(f"{stage}: {layers}" for stage, layers in parts.model.described().items())
+    return [f"stages      {layout.stages}, {ranks}: {own}"]
 
 
 def _samples(parts: Parts) -> str:

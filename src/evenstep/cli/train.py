@@ -6,6 +6,7 @@ from pathlib import Path
 from evenstep.build import joined
 from evenstep.cli.folder import check_free
 from evenstep.cli.launch import is_rank, launch
+from evenstep.cli.slurm import submit
 from evenstep.cli.training import train_in
 from evenstep.config.load import open_run
 from evenstep.config.sources import from_arguments, from_environment
@@ -15,9 +16,17 @@ def run(path: str, settings: list[str]) -> int:
     """Train it."""
     with open_run(Path(path), [*from_environment(os.environ), *from_arguments(settings)]) as opened:
         config = opened.config
-        if config.launch.ranks > 1 and not is_rank():
-            return launch(config.launch.ranks, ["train", path, *settings])
         folder = Path(config.runs) / config.name
+        if config.launch.slurm is not None and not is_rank():
+            if config.resume != "auto":
+                check_free(folder)
+            # a job that was stopped is queued again, and then goes on
+            again = ["--launch.slurm", "none", *(["--resume", "auto"] if config.resume == "never" else [])]
+            logs = Path(config.runs) / f"{config.name}-slurm"
+            return submit(config.launch.slurm, ["train", path, *settings, *again], name=config.name, folder=logs)
+        ranks = max(config.launch.ranks, config.parallel.pipeline)
+        if ranks > 1 and not is_rank():
+            return launch(ranks, ["train", path, *settings])
         with joined(config) as group:
             if config.resume != "auto":
                 group.first_rank_does(lambda: check_free(folder))

@@ -15,8 +15,8 @@ from typing import Literal
 
 import torch
 
-from evenstep.build import build_hooks, build_parts, build_strategy, build_writers
-from evenstep.checkpoint import complete_checkpoints
+from evenstep.build import build_hooks, build_mesh, build_parts, build_strategy, build_writers
+from evenstep.checkpoint import LOCK, complete_checkpoints
 from evenstep.cli.exits import EXIT_DONE, EXIT_INTERRUPTED, EXIT_REQUEUE
 from evenstep.cli.folder import RECIPE, publish
 from evenstep.cli.screen import Screen
@@ -51,19 +51,20 @@ def train_in(run: Run, folder: Path, source: Literal["never", "auto"] | str, gro
 def _train_in(run: Run, folder: Path, source: str, group: Group) -> int:
     if run.config.threads is not None:
         torch.set_num_threads(run.config.threads)
-    parts = build_parts(run)
+    mesh = build_mesh(run.config, group)
+    parts = build_parts(run, mesh)
     with closing(parts):
         trainer = parts.trainer(
             folder=folder,
             hooks=build_hooks(run.config, parts.hooks),
             writers=build_writers(run.config),
             evaluations=parts.evaluations,
-            strategy=build_strategy(run.config, group),
+            strategy=build_strategy(run.config, mesh.data),
             config=json.loads(json.dumps(run.resolved(), default=str)),
         )
         if trainer.is_first_rank:
             print("\n".join([f"run folder  {folder}", *describe(parts, trainer)]), flush=True)
-        with _kept_from_the_first_update_on(folder, trainer):
+        with trainer.holding_folder(), _kept_from_the_first_update_on(folder, trainer):
             _begin(trainer, source)
             group.first_rank_does(lambda: publish(run, folder))
             shows_end = trainer.is_first_rank and "console" not in run.config.log.writers
@@ -104,7 +105,7 @@ def _begin(trainer: Trainer, source: str) -> None:
 @contextmanager
 def _kept_from_the_first_update_on(folder: Path, trainer: Trainer) -> Generator[None]:
     """Take a folder away again that was made for a run in which nothing was trained; else say how to go on."""
-    is_new = not folder.exists() or not any(folder.iterdir())
+    is_new = not folder.exists() or all(path.name == LOCK for path in folder.iterdir())
     try:
         yield
     except BaseException as error:

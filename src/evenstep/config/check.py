@@ -18,6 +18,7 @@ from evenstep.config.schema import (
     EarlyStop,
     Ema,
     Evaluate,
+    Launch,
     Log,
     LossScale,
     Optimizer,
@@ -140,7 +141,8 @@ def _followed(checkpoint: Checkpoint, early_stop: EarlyStop | None, data: Data |
         if section is None:
             continue
         evaluation = section.metric.partition("/")[0]
-        if "/" in section.metric and evaluation in evaluations:
+        of_training = section is checkpoint.best and evaluation == "train"
+        if "/" in section.metric and (of_training or evaluation in evaluations):
             continue
         if evaluations:
             close = get_close_matches(evaluation, evaluations, n=1)
@@ -222,12 +224,51 @@ def _compression(parallel: Parallel) -> Iterator[Fault]:
         )
 
 
+def _slurm(launch: Launch, resume: str) -> Iterator[Fault]:
+    if launch.slurm is not None and resume not in ("never", "auto"):
+        yield Fault(
+            about=("launch.slurm", "resume"),
+            text=f"`launch.slurm` submits a job that goes on by itself when it was stopped, but `resume` is "
+            f'"{resume}", from which it would begin again each time; leave one out, or set `resume` to "auto".',
+        )
+    if launch.slurm is not None and launch.ranks > 1:
+        yield Fault(
+            about=("launch.slurm", "launch.ranks"),
+            text=f"`launch.ranks` starts {launch.ranks} processes here, but `launch.slurm` submits a job; leave one "
+            f"out. The ranks of a job are `launch.slurm.ranks_per_node` on each of its `nodes`.",
+        )
+
+
 def _writers(log: Log) -> Iterator[Fault]:
     twice = {name for name in log.writers if log.writers.count(name) > 1}
     if twice:
         yield Fault(
             about=("log.writers",),
             text=f'`log.writers` has "{min(twice)}" more than once; name each writer once.',
+        )
+
+
+def _pipeline(parallel: Parallel, launch: Launch) -> Iterator[Fault]:
+    ranks = parallel.pipeline
+    if ranks == 1:
+        for name, given in (("stages_per_rank", parallel.stages_per_rank), ("split_at", parallel.split_at)):
+            if given:
+                yield Fault(
+                    about=(f"parallel.{name}", "parallel.pipeline"),
+                    text=f"`parallel.{name}` is for a pipeline, but `parallel.pipeline` is 1; leave it out, or set how "
+                    f"many ranks share the model.",
+                )
+    elif parallel.strategy not in ("auto", "ddp"):
+        yield Fault(
+            about=("parallel.strategy", "parallel.pipeline"),
+            text=f'`parallel.strategy` must be "auto" or "ddp" with a pipeline, but is "{parallel.strategy}"; '
+            f"change it, or leave `parallel.pipeline` out.",
+        )
+    if launch.ranks > 1 and launch.ranks % ranks:
+        yield Fault(
+            about=("launch.ranks", "parallel.pipeline"),
+            text=f"`launch.ranks` must be a multiple of the {ranks} ranks of a pipeline, but is {launch.ranks}; "
+            f"change one of them.",
         )
 
 
@@ -245,6 +286,7 @@ def _resume(resume: str) -> Iterator[Fault]:
 RULES: tuple[Rule, ...] = (
     _resume,
     *TASK_RULES,
+    _pipeline,
     _batches,
     _batch_options,
     _evaluations,
@@ -258,5 +300,6 @@ RULES: tuple[Rule, ...] = (
     _followed,
     _early_stop_needs_evaluations,
     _compression,
+    _slurm,
     _writers,
 )

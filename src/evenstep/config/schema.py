@@ -167,7 +167,7 @@ class Optimizer(Section):
 
 
 class Parallel(Section):
-    """How the ranks of a run share their gradients."""
+    """How the ranks of a run share the model and its gradients."""
 
     strategy: Literal["auto", "single", "ddp", "fsdp", "zero1"] = "auto"
     """Who holds what: `single` is one process, `ddp` a replica on each rank, `fsdp` a shard of everything on each,
@@ -186,13 +186,48 @@ class Parallel(Section):
     or 0.05 % and a largest value of 65504 (fp16)."""
     timeout_s: Positive = 60.0
     """Longest wait for another rank, in seconds."""
+    pipeline: Count = 1
+    """Ranks that share one model between them, each holding some of its stages; 1 is no pipeline."""
+    pipeline_schedule: str = "1f1b"
+    """In which order the stages of a pipeline run their micro-batches; `evenstep plan` compares them."""
+    stages_per_rank: Count | None = None
+    """Stages that each pipeline rank holds; as few as the pipeline schedule allows by default."""
+    split_at: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Names of the layers that begin the second and later stages; equal numbers of layers by default."""
+
+
+class Slurm(Section):
+    """A job of SLURM that trains the run, one task per rank; needs the extra `slurm`."""
+
+    nodes: Count = 1
+    """How many machines."""
+    ranks_per_node: Count = 1
+    """Processes on each machine, one accelerator each where there are any."""
+    timeout_minutes: Count = 60
+    """Time limit of the job; 90 s before it the run saves itself and the job is queued again."""
+    partition: str | None = None
+    """The partition; the cluster's default if left out."""
+    account: str | None = None
+    """Whom the time is charged to."""
+    qos: str | None = None
+    """Quality of service."""
+    cpus_per_rank: Count | None = None
+    """Processor cores of each rank."""
+    gpus_per_rank: Count | None = None
+    """Accelerators of each rank; asked for as `gpus_per_node`."""
+    memory_gb: Positive | None = None
+    """Memory of each machine, in GB."""
+    additional: Args = Field(default_factory=dict)
+    """Further options of `sbatch`, such as `constraint`."""
 
 
 class Launch(Section):
-    """How many processes `evenstep train` starts; across machines use torchrun instead."""
+    """How many processes `evenstep train` starts; across machines use torchrun, or `slurm`, instead."""
 
     ranks: Count = 1
-    """Processes on this machine, one accelerator each where there are any."""
+    """Processes on this machine, one accelerator each where there are any; at least one per pipeline rank."""
+    slurm: Slurm | None = None
+    """Submit the run as a job of SLURM instead of starting it here; never by default."""
 
 
 class Ema(Section):
@@ -216,12 +251,14 @@ class Evaluate(Section):
 
 
 class Best(Section):
-    """Which checkpoint to keep as the best."""
+    """Which checkpoints to keep as the best."""
 
     metric: str
-    """A metric of an evaluation, such as `valid/loss`."""
+    """A metric, of an evaluation, such as `valid/loss`, or of training, such as `train/loss`."""
     mode: Literal["min", "max"] = "min"
     """Whether smaller or larger is better."""
+    keep: Count = 1
+    """How many of the best to keep."""
 
 
 class Checkpoint(Section):
@@ -235,8 +272,12 @@ class Checkpoint(Section):
     """Save when this many minutes have gone by since the last save."""
     keep_last: Count = 3
     """How many of the newest checkpoints to keep."""
+    keep_every_updates: Count | None = None
+    """Also keep, for good, the checkpoints of every so many updates."""
     best: Best | None = None
-    """Also keep the checkpoint with the best value of a metric."""
+    """Also keep the checkpoints with the best values of a metric."""
+    asynchronous: bool = True
+    """Whether training waits only until its state is copied in memory, which is then written in the background."""
 
 
 class EarlyStop(Section):
@@ -305,7 +346,7 @@ class Config(Section):
     lr_schedule: LrSchedule = Constant()
     """How the learning rate changes over the run."""
     parallel: Parallel = Parallel()
-    """How the ranks of a run share their gradients."""
+    """How the ranks of a run share the model and its gradients."""
     launch: Launch = Launch()
     """How many processes to start."""
     ema: Ema | None = None

@@ -4,8 +4,10 @@ from evenstep.parallel.compression import Bf16, Compression, Fp16
 from evenstep.parallel.ddp import Ddp
 from evenstep.parallel.fsdp import Fsdp
 from evenstep.parallel.group import Group, Processes
+from evenstep.parallel.mesh import Mesh
 from evenstep.parallel.ordered import Ordered
 from evenstep.parallel.ordered_fsdp import OrderedFsdp
+from evenstep.parallel.per_stage import PerStage
 from evenstep.parallel.place import Place, place_of
 from evenstep.parallel.single import Single
 from evenstep.parallel.strategy import States, Strategy
@@ -18,8 +20,10 @@ __all__ = [
     "Fp16",
     "Fsdp",
     "Group",
+    "Mesh",
     "Ordered",
     "OrderedFsdp",
+    "PerStage",
     "Place",
     "Processes",
     "Single",

@@ -1,12 +1,15 @@
 """The processes that train one model together, and what they say to each other.
 
 Two kinds of words: small numbers between hosts, by which ranks agree before they act (`sum_floats`, `gather`), and
-tensors on the device (`sum`, `send`, `receive`, `broadcast`). Every wait ends within the group's timeout. The default
+tensors on the device (`sum`, `send`, `receive`, `broadcast`). Every wait ends within the group's timeout; who gives up
+may leave word (`abort`) for those who look for it while they wait. The default
 is a group of one, for which nothing has to be said; it does no arithmetic of its own.
 """
 
+import logging
 import os
 from collections.abc import Callable, Sequence
+from copy import copy
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar, cast, final
@@ -21,6 +24,8 @@ from evenstep.parallel.place import place_of
 from evenstep.parallel.rendezvous import meet
 
 T = TypeVar("T")
+_ABORTED = "evenstep/aborted"  # key of the store
+_UNUSED_TAG = 2**30  # of a message that nobody sends
 
 
 class Group:
@@ -74,12 +79,27 @@ class Group:
         """Receive into `tensor` what `rank` sends."""
         raise AssertionError("a group of one has nobody to receive from")
 
+    def begin_send(self, tensor: Tensor, rank: int) -> Callable[[], None]:
+        """Begin to send `tensor`, which must not change meanwhile; call the result to wait until it has left."""
+        raise AssertionError("a group of one has nobody to send to")
+
     def broadcast(self, tensors: Sequence[Tensor], rank: int = 0) -> None:
         """Overwrite `tensors` with those of `rank`."""
 
     def mesh(self, shard_ranks: int) -> DeviceMesh:
         """The ranks as torch's sharding needs them: copies × neighbouring `shard_ranks` that share one copy."""
         raise AssertionError("a group of one has nobody to share a copy with")
+
+    def split(self, parts: Sequence[Sequence[int]]) -> "Group":
+        """The group of the part that holds this rank; all ranks call it with the same parts, in the same order."""
+        return Group()
+
+    def abort(self, reason: str) -> None:
+        """Leave the group for good and wake all who wait in it; of the reasons that ranks give the first is kept."""
+
+    def abort_reason(self) -> str:
+        """The first word that any rank has left by `abort`, or ""."""
+        return ""
 
     def close(self) -> None:
         """Leave the group."""
@@ -112,7 +132,7 @@ class Processes(Group):
                 "the run with torchrun, or with `--launch.ranks`."
             )
         self.rank, self.ranks = place.rank, place.ranks
-        timeout = timedelta(seconds=timeout_s)
+        self._timeout = timeout = timedelta(seconds=timeout_s)
         store = meet(place, timeout_s=timeout_s)
         try:
             dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.ranks, timeout=timeout)
@@ -128,6 +148,7 @@ class Processes(Group):
         self._devices = self._hosts
         if device.type == "cuda":
             self._devices = cast("dist.ProcessGroup", dist.new_group(backend="nccl", timeout=timeout))
+        self._store = cast("Any", dist.distributed_c10d)._get_default_store()
 
     def sum_floats(self, values: Sequence[float]) -> list[float]:
         total = torch.tensor(values, dtype=torch.float64)
@@ -144,14 +165,51 @@ class Processes(Group):
         return partial(self._wait, "sum gradients", work.wait)
 
     def send(self, tensor: Tensor, rank: int) -> None:
-        self._wait(f"send to rank {rank}", partial(dist.send, tensor, rank, group=self._devices))
+        self._wait(f"send to rank {rank}", partial(dist.send, tensor, group=self._devices, group_dst=rank))
 
     def receive(self, tensor: Tensor, rank: int) -> None:
-        self._wait(f"receive from rank {rank}", partial(dist.recv, tensor, rank, group=self._devices))
+        self._wait(f"receive from rank {rank}", partial(dist.recv, tensor, group=self._devices, group_src=rank))
+
+    def begin_send(self, tensor: Tensor, rank: int) -> Callable[[], None]:
+        work = cast("dist.Work", dist.isend(tensor, group=self._devices, group_dst=rank))
+        return partial(self._wait, f"send to rank {rank}", work.wait)
 
     def broadcast(self, tensors: Sequence[Tensor], rank: int = 0) -> None:
         for tensor in tensors:
-            self._wait("broadcast", partial(dist.broadcast, tensor, rank, group=self._devices))
+            self._wait("broadcast", partial(dist.broadcast, tensor, group=self._devices, group_src=rank))
+
+    def split(self, parts: Sequence[Sequence[int]]) -> Group:
+        mine = copy(self)
+        for part in parts:
+            hosts = dist.new_group(list(part), timeout=self._timeout, backend="gloo")
+            devices = hosts
+            if self._devices is not self._hosts:
+                devices = dist.new_group(list(part), timeout=self._timeout, backend="nccl")
+            if self.rank in part:
+                mine.rank, mine.ranks = part.index(self.rank), len(part)
+                mine._hosts, mine._devices = cast("dist.ProcessGroup", hosts), cast("dist.ProcessGroup", devices)
+        return mine
+
+    def abort(self, reason: str) -> None:
+        try:
+            self._store.compare_set(_ABORTED, "", reason)
+        except RuntimeError as error:  # the rank that holds the store has gone, and the others see that by themselves
+            logging.getLogger(__name__).debug("no word could be left: %s", error)
+        if self.ranks == 1 or self._devices is not self._hosts:
+            return
+        try:
+            # gloo closes all connections of the group when a wait times out: whoever waits on either side is woken
+            other = (self.rank + 1) % self.ranks
+            work = dist.irecv(torch.empty(1), group=self._hosts, group_src=other, tag=_UNUSED_TAG)
+            cast("dist.Work", work).wait(timedelta(milliseconds=1))
+        except RuntimeError as error:
+            logging.getLogger(__name__).debug("the connections are closed: %s", error)
+
+    def abort_reason(self) -> str:
+        try:
+            return self._store.get(_ABORTED).decode() if self._store.check([_ABORTED]) else ""
+        except RuntimeError as error:
+            return f"the rank that keeps the run's store has gone ({str(error).splitlines()[0]})"
 
     def mesh(self, shard_ranks: int) -> DeviceMesh:
         if shard_ranks == self.ranks:

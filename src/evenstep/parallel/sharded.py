@@ -45,6 +45,8 @@ class Sharded(Strategy):
         ArgumentError: `shard_ranks` does not divide the ranks, or there is no accelerator to offload from.
     """
 
+    holds_all = False
+
     def __init__(
         self,
         group: Group,

@@ -24,7 +24,12 @@ class Strategy(ABC):
 
     Args:
         group: the ranks, through which they also agree; a group of one by default.
+
+    Attributes:
+        holds_all: whether each rank has all that a checkpoint holds, without asking the others.
     """
+
+    holds_all: bool = True
 
     def __init__(self, group: Group | None = None) -> None:
         self.group = group or Group()

@@ -25,6 +25,8 @@ class Zero1(Strategy):
         replicas: how their gradients are summed.
     """
 
+    holds_all = False
+
     def __init__(self, replicas: Strategy) -> None:
         super().__init__(replicas.group)
         self._replicas = replicas

@@ -99,26 +99,25 @@ class _Part:
         total = Counter(action.stage for action in self._plan if action.op in _BACKWARDS)
         left = total.copy()
         for place, action in enumerate(self._plan):
-            here = f"rank {self._rank}, action {place}, {action}"
             for earlier in self._before(action):
                 if earlier not in done:
-                    raise PlanError(f"{here}: {earlier} must come before it, but {self._where(earlier)}.")
+                    raise PlanError(f"{self._here(place)}: {earlier} must come before it, but {self._where(earlier)}.")
             if action.op is Op.ARM and left[action.stage] != min(1, total[action.stage]):
                 raise PlanError(
-                    f"{here}: ARM must stand right before the last backward of stage {action.stage}, but "
+                    f"{self._here(place)}: ARM must stand right before the last backward of stage {action.stage}, but "
                     f"{left[action.stage]} of its backwards are still to come."
                 )
             if action.op is Op.REDUCE and left[action.stage] > 0:
                 raise PlanError(
-                    f"{here}: REDUCE must come after all backwards of stage {action.stage}, but {left[action.stage]} "
-                    f"of them are still to come."
+                    f"{self._here(place)}: REDUCE must come after all backwards of stage {action.stage}, but "
+                    f"{left[action.stage]} of them are still to come."
                 )
             live += (action.op is Op.FORWARD and left[action.stage] > 0) - (action.op in _GIVES_WEIGHTS)
             peak = max(peak, live)
             if max_live is not None and live > max_live:
                 raise PlanError(
-                    f"{here}: at most {max_live} activations of (stage, micro-batch) may live at once, but these are "
-                    f"{live}; run a backward before it, or take a pipeline schedule that keeps fewer."
+                    f"{self._here(place)}: at most {max_live} activations of (stage, micro-batch) may live at once, "
+                    f"but these are {live}; run a backward before it, or take a pipeline schedule that keeps fewer."
                 )
             left[action.stage] -= action.op in _BACKWARDS
             done.add(action)
@@ -181,6 +180,9 @@ class _Part:
                 yield Action(Op.ARM, stage)
             case _:
                 pass
+
+    def _here(self, place: int) -> str:
+        return f"rank {self._rank}, action {place}, {self._plan[place]}"
 
     def _where(self, action: Action) -> str:
         return f"it comes later, as action {self._plan.index(action)}" if action in self._counts else "it never comes"

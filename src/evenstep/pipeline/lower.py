@@ -6,7 +6,7 @@ its receive no ranks could wait for each other in a circle, and what goes from o
 in the same order. It neither chooses the order of the computations nor proves anything: see `schedules` and `check`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 
 from evenstep.pipeline.action import Action, Op, Plan
@@ -75,12 +75,14 @@ def forwards(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
 
 def _communicating(plans: Sequence[Plan], layout: Layout) -> tuple[Plan, ...]:
     needs = Needs(layout)
-    events: list[tuple[float, int, int, list[tuple[int, Action]]]] = []
-    for number, span in enumerate(spans(plans, layout, lambda action: UNITS[action.op])):
-        # a transfer at the time of a start comes before it: its content exists already
-        events.append((span.start, 1, number, [(span.rank, span.action)]))
-        events += [(span.end, 0, number, ends) for ends in _transfers(span, needs, layout)]
-    events.sort(key=lambda event: event[:3])
+    # A transfer at the time of a start comes before it: its content exists already. Each event: time, whether it is a
+    # computation, its number, and what happens on which rank.
+    events: list[tuple[float, bool, int, tuple[tuple[int, Action], ...]]] = []
+    for span in spans(plans, layout, lambda action: UNITS[action.op]):
+        events.append((span.start, True, len(events), ((span.rank, span.action),)))
+        first = len(events)
+        events += [(span.end, False, first + n, ends) for n, ends in enumerate(_transfers(span, needs, layout))]
+    events.sort()
     lines: list[list[Action]] = [[] for _ in range(layout.ranks)]
     for _, _, _, actions in events:
         for rank, action in actions:
@@ -88,18 +90,17 @@ def _communicating(plans: Sequence[Plan], layout: Layout) -> tuple[Plan, ...]:
     return tuple(map(tuple, lines))
 
 
-def _transfers(span: Span, needs: Needs, layout: Layout) -> list[list[tuple[int, Action]]]:
+def _transfers(span: Span, needs: Needs, layout: Layout) -> Iterator[tuple[tuple[int, Action], ...]]:
     """What the end of a computation sets going: per transfer, the actions of its two ends."""
     op, stage, microbatch = span.action.op, span.action.stage, span.action.microbatch
     if op is Op.WEIGHT_BACKWARD:
-        return []
+        return
     forward = op is Op.FORWARD
     send, receive = (Op.SEND_OUTPUT, Op.RECEIVE_INPUT) if forward else (Op.SEND_GRADIENT, Op.RECEIVE_GRADIENT)
-    return [
-        [(span.rank, Action(send, stage, microbatch, peer)), (rank, Action(receive, peer, microbatch, stage))]
-        for peer in (needs.destinations if forward else needs.sources)[stage]
-        if (rank := layout.rank_of[peer]) != span.rank
-    ]
+    for peer in (needs.destinations if forward else needs.sources)[stage]:
+        rank = layout.rank_of[peer]
+        if rank != span.rank:
+            yield (span.rank, Action(send, stage, microbatch, peer)), (rank, Action(receive, peer, microbatch, stage))
 
 
 def _reduced(plan: Plan, stages: Sequence[int]) -> Plan:
@@ -116,7 +117,8 @@ def _reduced(plan: Plan, stages: Sequence[int]) -> Plan:
         if last.get(action.stage) == place:
             line.append(Action(Op.ARM, action.stage))
         line.append(action)
-        line += [Action(Op.REDUCE, stage) for stage, its_end in end.items() if its_end == place]
+        if place == end.get(action.stage):
+            line.append(Action(Op.REDUCE, action.stage))
     for stage in sorted(set(stages) - last.keys(), reverse=True):  # without work, in the order of those that have some
         line += [Action(Op.ARM, stage), Action(Op.REDUCE, stage)]
     return tuple(line)

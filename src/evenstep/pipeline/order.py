@@ -5,7 +5,7 @@ it feeds, a weight-backward its input-backward. Starts follow from that alone, s
 knows durations only as numbers that the caller gives, and communication only as a delay.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -14,8 +14,6 @@ from evenstep.pipeline.action import Action, Op, Plan
 from evenstep.pipeline.layout import Layout
 
 COMPUTES = (Op.FORWARD, Op.BACKWARD, Op.INPUT_BACKWARD, Op.WEIGHT_BACKWARD)
-# What an action leaves behind for others: an output, a gradient of its inputs, or gradients of its weights.
-Product = tuple[str, int, int]
 
 
 @final
@@ -36,57 +34,33 @@ class Span:
     end: float
 
 
-def products(action: Action) -> tuple[Product, ...]:
-    """What `action` leaves behind.
-
-    >>> products(Action(Op.BACKWARD, 2, 5))
-    (('input gradient', 2, 5), ('weight gradient', 2, 5))
-    """
-    stage, microbatch = action.stage, action.microbatch
-    if action.op is Op.FORWARD:
-        return (("output", stage, microbatch),)
-    if action.op is Op.INPUT_BACKWARD:
-        return (("input gradient", stage, microbatch),)
-    if action.op is Op.WEIGHT_BACKWARD:
-        return (("weight gradient", stage, microbatch),)
-    return (("input gradient", stage, microbatch), ("weight gradient", stage, microbatch))
-
-
 @final
 class Needs:
-    """What compute actions need of each other in one layout.
+    """Which stages feed which, in one layout.
 
     Args:
         layout: of the stages.
 
-    >>> Needs(Layout.chain(ranks=2))(Action(Op.BACKWARD, 0, 5))
-    (('output', 0, 5), ('input gradient', 1, 5))
+    >>> Needs(Layout.chain(ranks=3)).destinations
+    [[1], [2], []]
     """
 
     def __init__(self, layout: Layout) -> None:
-        stages = range(layout.stages)
-        self.sources: list[list[int]] = [[] for _ in stages]
-        self.destinations: list[list[int]] = [[] for _ in stages]
+        self.sources: list[list[int]] = [[] for _ in range(layout.stages)]
+        self.destinations: list[list[int]] = [[] for _ in range(layout.stages)]
         for source, destination in layout.edges:
             self.sources[destination].append(source)
             self.destinations[source].append(destination)
 
-    def __call__(self, action: Action) -> tuple[Product, ...]:
-        """The products without which `action` cannot start."""
-        stage, microbatch = action.stage, action.microbatch
-        if action.op is Op.FORWARD:
-            return tuple(("output", source, microbatch) for source in self.sources[stage])
-        if action.op is Op.WEIGHT_BACKWARD:
-            return (("input gradient", stage, microbatch),)
-        gradients = (("input gradient", destination, microbatch) for destination in self.destinations[stage])
-        return (("output", stage, microbatch), *gradients)
+
+Ends = dict[tuple[int, int], float]  # by stage and micro-batch
 
 
 def spans(
     plans: Sequence[Plan],
     layout: Layout,
     duration: Callable[[Action], float],
-    delay: Callable[[Product, int], float] = lambda product, stage: 0,
+    delays: Mapping[tuple[int, int], float] | None = None,
 ) -> list[Span]:
     """Start and end of every compute action, each as early as the order of its rank and its needs allow.
 
@@ -94,7 +68,7 @@ def spans(
         plans: one per rank; whatever is no compute action in them is passed over.
         layout: of the stages.
         duration: of an action.
-        delay: how long a product takes to the stage that needs it.
+        delays: how long messages take, by edge, in either direction; 0 by default.
 
     Returns:
         All spans, sorted by start and rank.
@@ -107,42 +81,69 @@ def spans(
     >>> [f"{s.action}@{s.start}" for s in spans(gpipe(layout, [0]), layout, lambda action: 1)]
     ['0F0@0', '1F0@1', '1B0@2', '0B0@3']
     """
-    needs = Needs(layout)
+    needs, delays = Needs(layout), delays or {}
     orders = [[action for action in plan if action.op in COMPUTES] for plan in plans]
     places = [0] * len(orders)
     free: list[float] = [0] * len(orders)
-    made: dict[Product, float] = {}
-    waiting: dict[Product, list[int]] = {}
+    outputs: Ends = {}
+    gradients: Ends = {}
+    waiting: dict[tuple[int, int], list[int]] = {}  # by the stage and micro-batch of what they lack
     found: list[Span] = []
     ready = list(range(len(orders)))
     while ready:
         rank = ready.pop()
-        order, place = orders[rank], places[rank]
-        while place < len(order):
-            action = order[place]
-            wanted = needs(action)
-            missing = next((product for product in wanted if product not in made), None)
-            if missing is not None:
-                waiting.setdefault(missing, []).append(rank)
+        order = orders[rank]
+        while places[rank] < len(order):
+            action = order[places[rank]]
+            start = _start(action, free[rank], needs, outputs, gradients, delays)
+            if isinstance(start, tuple):
+                waiting.setdefault(start, []).append(rank)
                 break
-            arrivals = [made[product] + delay(product, action.stage) for product in wanted]
-            start = max(free[rank], *arrivals) if arrivals else free[rank]
             free[rank] = end = start + duration(action)
             found.append(Span(rank, action, start, end))
-            for product in products(action):
-                made[product] = end
-                ready += waiting.pop(product, ())
-            place += 1
-        places[rank] = place
-    stuck = [f"rank {waiter} waits for {_said(product)}" for product, ranks in waiting.items() for waiter in ranks]
+            places[rank] += 1
+            if action.op is not Op.WEIGHT_BACKWARD:
+                unit = action.stage, action.microbatch
+                (outputs if action.op is Op.FORWARD else gradients)[unit] = end
+                ready += waiting.pop(unit, ())
+    stuck = [
+        f"rank {rank} at {order[place]}"
+        for rank, (order, place) in enumerate(zip(orders, places, strict=True))
+        if place < len(order)
+    ]
     if stuck:
         raise PlanError(
-            f"the plans cannot be run to their end: {', '.join(sorted(stuck)[:8])}; each must come before what needs "
-            f"it, in the order of its own rank and so that no ranks wait for each other in a circle."
+            f"the plans cannot be run to their end: {', '.join(stuck[:8])} cannot begin, because what it needs comes "
+            f"later on its own rank, never, or on a rank that waits as well; put each action after what it needs."
         )
     return sorted(found, key=lambda span: (span.start, span.rank))
 
 
-def _said(product: Product) -> str:
-    kind, stage, microbatch = product
-    return f"the {kind} of stage {stage}, micro-batch {microbatch}"
+def _start(
+    action: Action,
+    free: float,
+    needs: Needs,
+    outputs: Ends,
+    gradients: Ends,
+    delays: Mapping[tuple[int, int], float],
+) -> float | tuple[int, int]:
+    """When `action` can start if its rank is free at `free`; else the stage and micro-batch whose result it lacks."""
+    stage, microbatch = action.stage, action.microbatch
+    start = free
+    if action.op is Op.FORWARD:
+        for source in needs.sources[stage]:
+            end = outputs.get((source, microbatch))
+            if end is None:
+                return source, microbatch
+            start = max(start, end + delays.get((source, stage), 0))
+        return start
+    own = (gradients if action.op is Op.WEIGHT_BACKWARD else outputs).get((stage, microbatch))
+    if own is None:
+        return stage, microbatch
+    if action.op is not Op.WEIGHT_BACKWARD:
+        for destination in needs.destinations[stage]:
+            end = gradients.get((destination, microbatch))
+            if end is None:
+                return destination, microbatch
+            start = max(start, end + delays.get((stage, destination), 0))
+    return start

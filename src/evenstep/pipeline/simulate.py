@@ -7,12 +7,13 @@ it is not told: congestion, received copies, and reductions over data-parallel r
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import final
 
 from evenstep.errors import ArgumentError
 from evenstep.pipeline.action import Action, Op, Plan
 from evenstep.pipeline.layout import Layout
-from evenstep.pipeline.order import COMPUTES, Needs, Product, Span, spans
+from evenstep.pipeline.order import Span, spans
 
 
 @final
@@ -128,6 +129,7 @@ class Simulation:
         busy_s: seconds that each rank computes.
         window_s: seconds from each rank's own first start to its last end.
         peak_bytes: the most memory that each rank holds at once.
+        peak_live: the most (stage, micro-batch) activations that each rank holds at once.
         bytes_sent: that each rank sends to others.
     """
 
@@ -136,6 +138,7 @@ class Simulation:
     busy_s: tuple[float, ...]
     window_s: tuple[float, ...]
     peak_bytes: tuple[float, ...]
+    peak_live: tuple[int, ...]
     bytes_sent: tuple[float, ...]
 
     @property
@@ -169,15 +172,12 @@ def simulate(plans: Sequence[Plan], layout: Layout, costs: Costs) -> Simulation:
     (3.0, 3.0)
     """
     _check("forward_s", costs.forward_s, layout.stages)
-    owner = layout.rank_of
-
-    def delay(product: Product, stage: int) -> float:
-        if owner[product[1]] == owner[stage]:
-            return 0
-        edge = (min(product[1], stage), max(product[1], stage))
-        return costs.latency_s + costs.seconds_per_byte * costs.edge_bytes.get(edge, 0)
-
-    found = spans(plans, layout, costs.duration, delay)
+    delays = {
+        edge: costs.latency_s + costs.seconds_per_byte * costs.edge_bytes.get(edge, 0)
+        for edge in layout.edges
+        if layout.rank_of[edge[0]] != layout.rank_of[edge[1]]
+    }
+    found = spans(plans, layout, costs.duration, delays)
     busy: list[float] = [0] * layout.ranks
     first: dict[int, float] = {}
     last: dict[int, float] = {}
@@ -191,6 +191,7 @@ def simulate(plans: Sequence[Plan], layout: Layout, costs: Costs) -> Simulation:
         busy_s=tuple(busy),
         window_s=tuple(last.get(rank, 0) - first.get(rank, 0) for rank in range(layout.ranks)),
         peak_bytes=tuple(_peak_bytes(plan, layout.stages_of(rank), costs) for rank, plan in enumerate(plans)),
+        peak_live=tuple(map(_peak_live, plans)),
         bytes_sent=_bytes_sent(found, layout, costs),
     )
 
@@ -211,17 +212,22 @@ def _peak_bytes(plan: Plan, stages: Sequence[int], costs: Costs) -> float:
     return peak
 
 
+def _peak_live(plan: Plan) -> int:
+    changes = ((action.op is Op.FORWARD) - (action.op in (Op.BACKWARD, Op.WEIGHT_BACKWARD)) for action in plan)
+    return max(accumulate(changes), default=0)
+
+
 def _bytes_sent(found: Sequence[Span], layout: Layout, costs: Costs) -> tuple[float, ...]:
-    needs = Needs(layout)
+    forward: list[float] = [0] * layout.stages
+    backward: list[float] = [0] * layout.stages
+    for (source, destination), size in costs.edge_bytes.items():
+        if layout.rank_of[source] != layout.rank_of[destination]:
+            forward[source] += size
+            backward[destination] += size
     sent: list[float] = [0] * layout.ranks
     for span in found:
-        stage, op = span.action.stage, span.action.op
-        assert op in COMPUTES
-        if op is Op.WEIGHT_BACKWARD:
-            continue
-        for peer in (needs.destinations if op is Op.FORWARD else needs.sources)[stage]:
-            if layout.rank_of[peer] != span.rank:
-                sent[span.rank] += costs.edge_bytes.get((min(stage, peer), max(stage, peer)), 0)
+        if span.action.op is not Op.WEIGHT_BACKWARD:
+            sent[span.rank] += (forward if span.action.op is Op.FORWARD else backward)[span.action.stage]
     return tuple(sent)
 
 

@@ -42,6 +42,7 @@ def check_counts(
     log_every_updates: int,
     settle_every_updates: int | None,
     keep_checkpoints: int | None,
+    keep_every_updates: int | None,
     clip_norm: float | None,
 ) -> None:
     """Raise ArgumentError for a number out of its range, or a run without an end."""
@@ -54,6 +55,7 @@ def check_counts(
         "log_every_updates": log_every_updates,
         "settle_every_updates": settle_every_updates,
         "keep_checkpoints": keep_checkpoints,
+        "keep_every_updates": keep_every_updates,
     }
     for name, count in counts.items():
         least = 0 if name == "keep_checkpoints" else 1

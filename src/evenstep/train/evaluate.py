@@ -6,16 +6,16 @@ when something raises. It does not choose when.
 """
 
 from contextlib import closing
+from functools import partial
 from typing import Any, cast, final
 
 import torch
 from torch import nn
 
-from evenstep.data import Data, Microbatch, Position
+from evenstep.data import Data, Position
 from evenstep.errors import DataError, TaskError
 from evenstep.events import Record
-from evenstep.parallel import Strategy
-from evenstep.pipeline import Layout, Runner, Stage, forwards
+from evenstep.train.execution import Execution
 from evenstep.train.passage import Passage, Way
 from evenstep.train.randomness import undisturbed
 from evenstep.train.weigh import Weights, weigh
@@ -28,18 +28,17 @@ class Evaluation:
     Args:
         name: of the set, the prefix of its metrics: "valid" gives "valid/loss".
         data: evaluated for one epoch, whole, in its own order.
-        model: what the first and only stage computes.
+        model: what is evaluated.
         way: task, precision, device and recording; see `Passage`.
-        strategy: which rank evaluates which micro-batches.
+        execution: how forwards are run, and on which ranks.
     """
 
-    def __init__(self, *, name: str, data: Data, model: nn.Module, way: Way, strategy: Strategy) -> None:
+    def __init__(self, *, name: str, data: Data, model: nn.Module, way: Way, execution: Execution) -> None:
         self._name = name
         self._data = data
         self._model = model
         self._way = way
-        self._strategy = strategy
-        self._runner = Runner([Stage(0, model)], strategy)
+        self._execution = execution
 
     def __call__(self, update: int) -> list[Record]:
         """Evaluate the parameters after `update`. Nothing else may be pending in the storage.
@@ -56,7 +55,7 @@ class Evaluation:
         finally:
             for module, training in modes.items():
                 module.training = training
-        records = self._way.storage.settle(self._strategy.group.gather)
+        records = self._way.storage.settle(self._execution.group.gather)
         if not any(record.name.startswith(prefix) for record in records):
             kinds = ", ".join(f"`{type(task).__name__}.weight`" for task in self._way.tasks.values())
             raise DataError(
@@ -66,7 +65,7 @@ class Evaluation:
         return records
 
     def _run(self, update: int, prefix: str) -> None:
-        strategy, way = self._strategy, self._way
+        strategy, way = self._execution.strategy, self._way
         batches = self._data.batches(Position(), seed=way.seed, rank=strategy.rank, ranks=strategy.ranks)
         with closing(cast("Any", batches)):
             for batch in batches:
@@ -84,12 +83,6 @@ class Evaluation:
     def _pass(self, weights: Weights, update: int, place: int) -> None:
         path, task = ("evaluate", self._name, place), next(iter(weights.totals))
         passage = Passage(self._way, weights, path=path, update=update, factor=1.0, prefix=f"{self._name}/")
-        self._strategy.match(weights.work, self._run_unseen, backward=False, kind=task)
+        self._execution.match(weights.work, partial(Passage.unseen, self._way), backward=False, kind=task)
         with passage:
-            plan = forwards(Layout.chain(ranks=1), [microbatch.index for microbatch in weights.work])[0]
-            self._runner.run(plan, passage, weights.num_microbatches)
-
-    def _run_unseen(self, microbatch: Microbatch) -> None:
-        """Forward of a micro-batch that counts nowhere, because other ranks have one more."""
-        with Passage.unseen(self._way, microbatch) as passage:
-            self._runner.run(forwards(Layout.chain(ranks=1), [0])[0], passage, 1)
+            self._execution.evaluate(tuple(microbatch.index for microbatch in weights.work), passage)

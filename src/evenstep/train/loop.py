@@ -25,11 +25,11 @@ from torch import nn
 from evenstep.data import Data, GlobalBatch
 from evenstep.errors import DataError, NonFiniteError, TaskError
 from evenstep.events import Bus, EpochBegin, EpochEnd, Incident, Storage, UpdateBegin, UpdateEnd
-from evenstep.parallel import Strategy
 from evenstep.precision import Precision
 from evenstep.train.asks import Asks
 from evenstep.train.blame import Blamed, blame
 from evenstep.train.diagnose import diagnose
+from evenstep.train.execution import Execution
 from evenstep.train.failures import Answer, FailurePolicy, Retry, Skip
 from evenstep.train.ledger import Entry, first_aborted
 from evenstep.train.progress import Progress
@@ -46,12 +46,14 @@ class Actions:
         evaluate: evaluate the parameters as of now.
         save: write a checkpoint of the state as of now.
         report: tell hooks and writers about an incident.
+        poll: take note of a save that goes on in the background.
     """
 
     write: Callable[[], None]
     evaluate: Callable[[], object]
     save: Callable[[], object]
     report: Callable[[Incident], None]
+    poll: Callable[[], None]
 
 
 @final
@@ -63,7 +65,7 @@ class Loop:
         update: executes one.
         model: what it trains; watched when the run must stop because of a number that is not finite.
         data: gives the global batches.
-        strategy: which rank takes which micro-batches.
+        execution: on which ranks, and which of them takes which micro-batches.
         precision: learns which updates were committed.
         bus: told of epochs and updates.
         storage: from which the metrics of aborted updates are removed.
@@ -77,12 +79,13 @@ class Loop:
         settle_every_updates: how many updates may be dispatched before their verdicts are read.
         asks: what was asked for.
         progress: what is committed, and for a while what is believed to be.
+        failed: the batch and the number of the update that is under way, or that ended the run.
     """
 
     update: Update
     model: nn.Module
     data: Data
-    strategy: Strategy
+    execution: Execution
     precision: Precision
     bus: Bus
     storage: Storage
@@ -100,18 +103,20 @@ class Loop:
     _again: deque[GlobalBatch] = field(default_factory=deque[GlobalBatch])
     _on_no_weight: FailurePolicy = field(default_factory=lambda: Skip(limit=100))
     _data_ended: bool = False
+    failed: tuple[GlobalBatch, int] | None = None
 
     def run(self) -> None:
         """Execute updates until the run is over or asked to stop, from where `progress` is."""
         self._ledger.clear()
         self._again.clear()
         self._data_ended = False
+        self.failed = None
         self.update.begin()
         batches = self.data.batches(
             self.progress.position,
             seed=self.seed,
-            rank=self.strategy.rank,
-            ranks=self.strategy.ranks,
+            rank=self.execution.strategy.rank,
+            ranks=self.execution.strategy.ranks,
             pin_memory=self.pin_memory,
         )
         with closing(cast("Any", batches)):
@@ -177,6 +182,7 @@ class Loop:
 
     def _one(self, batch: GlobalBatch, *, data_s: float) -> None:
         number = self.progress.update + 1
+        self.failed = batch, number
         with self.bus.span(
             "update",
             lambda: UpdateBegin(
@@ -201,12 +207,14 @@ class Loop:
             known = isinstance(outcome.aborted, float) and outcome.aborted > 0
             if known or len(self._ledger) >= self.settle_every_updates:
                 self.settle()
+        self.failed = None
         if self.progress.update >= number:
-            self.strategy.after_update(number)
+            self.execution.strategy.after_update(number)
 
     def _act(self) -> None:
         """Evaluate, then save: what an evaluation asks for is done at the same update."""
-        asks, group = self.asks, self.strategy.group
+        asks, group = self.asks, self.execution.group
+        self.actions.poll()
         asks.agree(group)
         if asks.evaluate or asks.save:
             self.settle()
@@ -282,10 +290,11 @@ class Loop:
             blamed = self.update.blame(entry.batch, entry.outcome.gathered, number)
             self.storage.discard_from(number)  # looking for it may have put metrics again
             return blamed
-        return blame(entry.outcome.gathered, self.strategy.group) if self.on_non_finite.tolerates_errors else []
+        return blame(entry.outcome.gathered, self.execution.group) if self.on_non_finite.tolerates_errors else []
 
     def _stop(self, incident: Incident, entry: Entry) -> None:
         kept = f"The parameters are those after update {incident.update - 1}."
+        self.failed = entry.batch, incident.update
         if incident.kind == "no_weight":
             raise TaskError(
                 f"{incident.message} The same held for the global batches before it; look at the data, and at "
@@ -296,7 +305,7 @@ class Loop:
             raise error
         if incident.kind == "task_error":
             raise TaskError(f"{incident.message} {kept}")
-        with self.strategy.uncompressed() as advice:
+        with self.execution.strategy.uncompressed() as advice:
             cause = diagnose(self.model, lambda: self.update.rerun(entry.batch, incident.update), if_finite=advice)
         self.storage.discard_from(incident.update)
         raise NonFiniteError(

@@ -9,6 +9,7 @@ It does not know plans or optimizers.
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, cast, final
 
@@ -29,7 +30,7 @@ from evenstep.events import (
     Storage,
 )
 from evenstep.keys import branch, key_below
-from evenstep.pipeline import Stage
+from evenstep.pipeline import Section, Stage
 from evenstep.precision import Precision
 from evenstep.train.coefficients import Coefficients, Fixed
 from evenstep.train.norms import Norms
@@ -160,17 +161,24 @@ class Passage:
         way = self._way
         if one.index in self._weights.failures:
             raise self._weights.failures[one.index]
-        task = way.tasks[one.task]
-        batch = way.transfer(one.data)
-        seed_generators(way.device, key_below(self._branch, one.index))
-        batch = way.reorder(task.transform(batch))
+        task, batch = way.tasks[one.task], self._ready(one)
         with way.precision.forward(way.device):
             output = self._apply(stage, task, one, batch)
-            loss: Any = task.loss(output, batch)
+            loss = task.loss(output, batch)
+        return output, self._taken(task, one, loss)
+
+    def _ready(self, one: Microbatch) -> Any:
+        """The batch on the device, with its task's transforms; the generators are then the forward's."""
+        way = self._way
+        batch = way.transfer(one.data)
+        seed_generators(way.device, key_below(self._branch, one.index))
+        return way.reorder(way.tasks[one.task].transform(batch))
+
+    def _taken(self, task: Task, one: Microbatch, loss: Loss | Tensor | None) -> Tensor | None:
+        """Check and record what the task gave; the sum to go back from."""
         if not isinstance(loss, Loss):
             loss = Loss(loss)
-        total = self._checked(task, loss, one.index)
-        return output, self._record(one, loss, total)
+        return self._record(one, loss, self._checked(task, loss, one.index))
 
     def _plain(self, stage: Stage, task: Task, one: Microbatch, batch: Any) -> Any:
         return task.inverse(stage(task.inputs(batch)), batch)
@@ -188,19 +196,61 @@ class Passage:
         return output
 
     def backward(self, loss: Tensor | None, microbatch: int) -> None:
-        one, update = self._microbatches[microbatch], self._update
         if loss is not None:
-            with (
-                self._way.bus.span(
-                    "backward",
-                    lambda: BackwardBegin(update=update, microbatch=microbatch, task=one.task),
-                    lambda error: BackwardEnd(update=update, microbatch=microbatch, task=one.task),
-                ),
-                self._range("backward", one.task),
-            ):
-                torch.autograd.backward((loss,), (self._seed_of(loss, one),))
+            self.descend(loss, microbatch)
         if self._heard and microbatch in self._open:
             self._end(microbatch)
+
+    def through(self, section: Section, received: Mapping[int, Any], microbatch: int) -> dict[int, Any]:
+        """Apply one of several stages; each layer has randomness of its own, whatever stage it is in."""
+        way, one = self._way, self._microbatches[microbatch]
+        if self._heard and microbatch not in self._open:
+            self._begin(one)
+        batch = self._ready(one) if section.takes_inputs else None
+        with way.precision.forward(way.device):
+            inputs = way.tasks[one.task].inputs(batch) if section.takes_inputs else None
+            return section(received, inputs, partial(self._seed_layer, microbatch))
+
+    def loss(self, output: Any, microbatch: int) -> Tensor:
+        """The loss of the last of several stages."""
+        way, one = self._way, self._microbatches[microbatch]
+        task, batch = way.tasks[one.task], self._ready(one)
+        seed_generators(way.device, key_below(self._branch, microbatch, "loss"))
+        with way.precision.forward(way.device):
+            output = task.inverse(output, batch)
+            loss = task.loss(output, batch)
+        total = self._taken(task, one, loss)
+        if total is None:
+            raise TaskError(
+                f"`{type(task).__name__}.loss` must give a loss for micro-batch {microbatch}, since every stage of the "
+                f"model waits for its gradient; give the batch the weight 0 instead."
+            )
+        if self._heard:
+            self._seen[microbatch] = output, total.detach()
+        return total
+
+    def descend(self, loss: Tensor, microbatch: int) -> None:
+        """Go back from the loss."""
+        one = self._microbatches[microbatch]
+        with self.going_back(microbatch), self._range("backward", one.task):
+            torch.autograd.backward((loss,), (self._seed_of(loss, one),))
+
+    def going_back(self, microbatch: int) -> AbstractContextManager[None]:
+        """Tell hooks of a backward."""
+        update, task = self._update, self._microbatches[microbatch].task
+        return self._way.bus.span(
+            "backward",
+            lambda: BackwardBegin(update=update, microbatch=microbatch, task=task),
+            lambda error: BackwardEnd(update=update, microbatch=microbatch, task=task),
+        )
+
+    def done(self, microbatch: int) -> None:
+        """This rank has nothing more to do with the micro-batch."""
+        if self._heard:
+            self._end(microbatch)
+
+    def _seed_layer(self, microbatch: int, place: int) -> None:
+        seed_generators(self._way.device, key_below(self._branch, microbatch, place))
 
     def _range(self, phase: str, task: str) -> AbstractContextManager[Any]:
         """A range of the profiler's, if one is watching."""

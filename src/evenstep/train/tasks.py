@@ -18,6 +18,7 @@ from evenstep.data import Data
 from evenstep.errors import ArgumentError
 from evenstep.parallel import Ddp, Ordered, Single, Strategy, Zero1
 from evenstep.parallel.sharded import Sharded
+from evenstep.pipeline import Staged
 from evenstep.train.coefficients import Coefficients, Fixed, Uncertainty
 from evenstep.train.combine import Combine, Separate
 from evenstep.train.failures import FailurePolicy
@@ -111,6 +112,11 @@ def check_tasks(
         raise ArgumentError(
             f"the strategy {type(strategy).__name__} shards the model, which {what} cannot be used with; train with "
             f"replicas (ddp, zero1), or choose another."
+        )
+    if isinstance(model, Staged) and (combine or policy.tolerates_errors or (by_task and "" not in tasks)):
+        raise ArgumentError(
+            "a model in stages trains several tasks with coefficients of 1, accumulated; coefficients, `combine`, "
+            "statistics per task and DropTask need a model that each rank holds whole."
         )
     if combine is not None and combine.needs_products:
         _check_separable(strategy, model)

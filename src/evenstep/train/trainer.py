@@ -5,7 +5,7 @@ How an update goes is told in `update`, how updates follow each other in `loop`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast, final
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from evenstep.checkpoint import clean_leftovers, newest_checkpoint, read_checkpoint, retain, write_checkpoint
+from evenstep.checkpoint import newest_valid, read_checkpoint, step_name
 from evenstep.data import Data
 from evenstep.errors import ArgumentError
 from evenstep.events import (
@@ -23,8 +23,6 @@ from evenstep.events import (
     EvaluateEnd,
     Hook,
     Incident,
-    SaveBegin,
-    SaveEnd,
     Storage,
     TrainBegin,
     TrainEnd,
@@ -36,6 +34,7 @@ from evenstep.optim.ema import Ema
 from evenstep.optim.learning_rate import LearningRates
 from evenstep.optim.schedules import Constant, LrSchedule
 from evenstep.parallel import Single, Strategy
+from evenstep.pipeline import Staged
 from evenstep.precision import Full, Precision
 from evenstep.train.arguments import (
     check_counts,
@@ -50,13 +49,17 @@ from evenstep.train.channels_last import channels_last as in_channels_last
 from evenstep.train.coefficients import Coefficients
 from evenstep.train.combine import Combine
 from evenstep.train.evaluate import Evaluation
+from evenstep.train.execution import build_execution
 from evenstep.train.failures import FailurePolicy, Stop
 from evenstep.train.loop import Actions, Loop
 from evenstep.train.norms import build_norms
 from evenstep.train.passage import Way
+from evenstep.train.portion import build_portion
 from evenstep.train.progress import Progress
 from evenstep.train.randomness import undisturbed
-from evenstep.train.state import Saved, Tree, check_same_run, parameter_names, unwrapped
+from evenstep.train.replay import failed_batch, replay
+from evenstep.train.saving import Saving, describe_failure
+from evenstep.train.state import Saved, Tree, check_fits, check_same_run, parameter_names, unwrapped
 from evenstep.train.task import Task
 from evenstep.train.tasks import attach, check_tasks, coefficients_of, combine_of, named, poison_of
 from evenstep.train.transfer import build_transfer
@@ -108,6 +111,9 @@ class Trainer:
         log_every_updates: how often metrics are handed to the writers.
         on_non_finite: what to do about gradients that are inf or NaN; stops by default.
         keep_checkpoints: how many of the newest to keep; None keeps all, 0 writes none.
+        keep_every_updates: also keep the checkpoints of every so many updates.
+        asynchronous_saves: whether training waits only until the state is copied, and the copy is written meanwhile;
+            it takes as much memory again as the state.
         settle_every_updates: how many updates an accelerator may run ahead of the host's knowledge whether they were
             committed; `log_every_updates` by default. A CPU, an optimizer that is not fused, or a stream: always 1.
         coefficients: how much each task counts: numbers by name, or what changes or learns them; 1 by default.
@@ -156,6 +162,8 @@ class Trainer:
         log_every_updates: int = 10,
         on_non_finite: FailurePolicy | None = None,
         keep_checkpoints: int | None = 3,
+        keep_every_updates: int | None = None,
+        asynchronous_saves: bool = True,
         settle_every_updates: int | None = None,
         coefficients: Coefficients | Mapping[str, float] | None = None,
         combine: Combine | None = None,
@@ -169,6 +177,7 @@ class Trainer:
             log_every_updates=log_every_updates,
             settle_every_updates=settle_every_updates,
             keep_checkpoints=keep_checkpoints,
+            keep_every_updates=keep_every_updates,
             clip_norm=clip_norm,
         )
         check_model(model)
@@ -203,13 +212,20 @@ class Trainer:
         self.updates = updates if updates is not None else _updates_of(data, cast("int", epochs), seed)
         self._data = data
         self._config = dict(config or {})
-        self._keep_checkpoints = keep_checkpoints
-        self._strategy = strategy
+        self._group = model.mesh.world if isinstance(model, Staged) else strategy.group
         self._writers = Writers(writers if self.is_first_rank else ())
         heard = [hook for hook in hooks if self.is_first_rank or not getattr(hook, "first_rank_only", False)]
         self._bus = Bus(heard, self)
         self._evaluated_at = -1
-        self._saved_at = -1
+        self._saving = Saving(
+            folder=self.folder,
+            group=self._group,
+            bus=self._bus,
+            report=self._report,
+            keep=keep_checkpoints,
+            keep_every_updates=keep_every_updates,
+            asynchronous=asynchronous_saves,
+        )
         self._resumed = False
         self._way = Way(
             tasks=tasks,
@@ -225,21 +241,20 @@ class Trainer:
             poison=poison_of(optimizer) if policy.tolerates_errors else None,
         )
         coefficients_.check(self.updates)
-        names = parameter_names(model, optimizer)
-        wrapped = self._strategy.wrap(model)
-        self._strategy.adopt(optimizer)
-        by_name = dict(unwrapped(model).named_parameters())
         learning_rates = LearningRates(optimizer, lr_schedule or Constant(), self.updates)
         defer = None if settle_every_updates is None else settle_every_updates > 1
         apply = build_apply(optimizer, clip_norm=clip_norm, device=self.device, defer=defer)
         known_at_once = isinstance(apply, HostApply) or data.num_batches(0, seed=seed) is None
         self._ema = ema
+        names = parameter_names(model, optimizer)
+        self._execution = build_execution(model, strategy, optimizer, self.device)
+        by_name = dict(unwrapped(model).named_parameters())
         self._loop = Loop(
             update=Update(
-                model=wrapped,
+                model=model,
                 parameters=[by_name[name] for group in names for name in group],
                 way=self._way,
-                strategy=self._strategy,
+                execution=self._execution,
                 apply=apply,
                 ema=ema,
                 learning_rates=learning_rates,
@@ -247,11 +262,17 @@ class Trainer:
             ),
             model=model,
             data=data,
-            strategy=self._strategy,
+            execution=self._execution,
             precision=precision,
             bus=self._bus,
             storage=self.storage,
-            actions=Actions(write=self._write, evaluate=self._evaluate_all, save=self.save, report=self._report),
+            actions=Actions(
+                write=self._write,
+                evaluate=self._evaluate_all,
+                save=self._begin_save,
+                report=self._report,
+                poll=self._poll_saves,
+            ),
             on_non_finite=policy,
             updates=updates,
             epochs=epochs,
@@ -261,11 +282,12 @@ class Trainer:
             settle_every_updates=1 if known_at_once else settle_every_updates or log_every_updates,
         )
         # After the strategy has made replicas equal: the average begins as a copy of the parameters.
+        self._portion = build_portion(model, self._execution.stages)
         self._saved = Saved(
             model=unwrapped(model),
             optimizer=optimizer,
             names=names,
-            strategy=self._strategy,
+            strategy=self._execution.strategy,
             ema=ema,
             precision=precision,
         )
@@ -273,7 +295,7 @@ class Trainer:
     @property
     def is_first_rank(self) -> bool:
         """Whether this process is the one that writes files and speaks for all."""
-        return self._strategy.rank == 0
+        return self._group.rank == 0
 
     @property
     def progress(self) -> Progress:
@@ -307,7 +329,8 @@ class Trainer:
 
     def _train(self) -> Result:
         reason = ""
-        check_same_on_all_ranks(self._strategy.group, self._described())
+        check_same_on_all_ranks(self._group, self._described())
+        check_same_on_all_ranks(self._execution.strategy.group, self._described_model())
         if not self.model.training:
             self.model.train()
         self._norms.prepare()
@@ -318,9 +341,14 @@ class Trainer:
             return TrainEnd(update=self.progress.update, outcome=outcome, reason=reason, error=error)
 
         begin = TrainBegin(update=self.progress.update, updates=self.updates, resumed=self._resumed)
-        with self._writers.opened(self.folder, self.progress.update), closing(self._data), undisturbed(self.device):
+        with (
+            self.holding_folder(),
+            self._writers.opened(self.folder, self.progress.update),
+            closing(self._data),
+            undisturbed(self.device),
+        ):
             self._writers.event("train_begin", begin)
-            self._clean()
+            self._saving.clean(self.progress.update)
             with self._bus.span("train", lambda: begin, end):
                 try:
                     self._loop.run()
@@ -338,9 +366,16 @@ class Trainer:
             metrics={name: record.value for name in self.storage.names() if (record := self.storage.latest(name))},
         )
 
+    def holding_folder(self) -> AbstractContextManager[None]:
+        """Keep other runs out of the run folder inside the `with`; `train` does it by itself.
+
+        Raises:
+            CheckpointError: on entering, when another run is in it.
+        """
+        return self._saving.holding_folder()
+
     def _described(self) -> dict[str, object]:
         """What must be the same on all ranks for their updates to be one update."""
-        shapes = {name: list(value.shape) for name, value in unwrapped(self.model).state_dict().items()}
         return {
             "evenstep": __version__,
             "torch": torch.__version__,
@@ -348,25 +383,29 @@ class Trainer:
             "precision": self._way.precision.name,
             "update": self.progress.update,
             "updates": self.updates,
-            "model": shapes,
             "tasks": list(self._way.tasks),
             "data": self._data.fingerprint(),
             "evaluations": {name: data.fingerprint() for name, data in self.evaluations.items()},
             "config": self._config,
         }
 
-    def _clean(self) -> None:
-        """Delete what killed processes have left half written, and say so."""
-        folder = self.folder if self.is_first_rank else None
-        leftovers = [] if folder is None else clean_leftovers(folder / "checkpoints")
-        for message in leftovers:
-            self._report(Incident(kind="leftover", update=self.progress.update, message=message, details={}))
+    def _described_model(self) -> dict[str, object]:
+        """What must be the same on all ranks that hold the same part of the model."""
+        shapes = {name: list(value.shape) for name, value in unwrapped(self.model).state_dict().items()}
+        return {"model": shapes}
 
     def _salvage(self, error: BaseException, end: Callable[[BaseException], TrainEnd]) -> None:
-        """Go back to the last committed update and write what is known of it; never hide `error`."""
+        """Go back to the last committed update, save it and write what is known of it; never hide `error`."""
         try:
+            failed, is_whole = self._loop.failed, self._loop.update.is_whole
             self._loop.abandon()
-            if self._strategy.ranks == 1:  # the others may not be there to sum with
+            strategy = self._execution.strategy
+            failure = (
+                {} if failed is None else describe_failure(error, *failed, rank=strategy.rank, ranks=strategy.ranks)
+            )
+            alone = is_whole and strategy.holds_all and self._execution.stages is None
+            self._saving.rescue(error, self.progress.update, self.state_dict if alone else None, failure)
+            if self._group.ranks == 1:  # the others may not be there to sum with
                 self._write()
             self._writers.event("train_end", end(error))
         except Exception as second:  # noqa: BLE001 - nothing is lost: it is attached to the error in flight
@@ -376,9 +415,9 @@ class Trainer:
         # A run that was stopped goes on later, and whoever stopped it is waiting: it is saved, not evaluated.
         if not self._loop.asks.stop and self._evaluated_at != self.progress.update:
             self._evaluate_all()
-        saves = self.folder is not None and self._keep_checkpoints != 0
         wanted = self._loop.asks.take_save()  # by what has heard of the evaluation
-        if saves and (wanted or self._saved_at != self.progress.update):
+        self._saving.finish()
+        if self._saving.enabled and (wanted or self._saving.saved_at != self.progress.update):
             self.save()
 
     def evaluate(self, name: str | None = None) -> dict[str, dict[str, float]]:
@@ -409,7 +448,7 @@ class Trainer:
         update = self.progress.update
         values: dict[str, float] = {}
         evaluation = Evaluation(
-            name=name, data=self.evaluations[name], model=self.model, way=self._way, strategy=self._strategy
+            name=name, data=self.evaluations[name], model=self.model, way=self._way, execution=self._execution
         )
         with self._bus.span(
             "evaluate",
@@ -422,33 +461,23 @@ class Trainer:
         return {key.removeprefix(f"{name}/"): value for key, value in values.items()}
 
     def save(self) -> Path:
-        """Write a checkpoint of the state as of the last committed update; gives its folder.
+        """Write a checkpoint of the state as of the last committed update; gives its folder once it is published.
 
         Raises:
             ArgumentError: the trainer has no folder.
             CheckpointError: it could not be written; earlier checkpoints are untouched.
         """
-        if self.folder is None:
-            raise ArgumentError("this trainer keeps nothing: give it a `folder` to save checkpoints in.")
-        if self._keep_checkpoints == 0:
-            raise ArgumentError("a checkpoint was asked for, but `keep_checkpoints` is 0; set how many to keep.")
+        self._begin_save()
+        self._saving.finish()
+        return cast("Path", self.folder) / "checkpoints" / step_name(self.progress.update)
+
+    def _begin_save(self) -> None:
         self._loop.settle()
         self._write()
-        update, path = self.progress.update, None
-        with self._bus.span("save", lambda: SaveBegin(update=update), lambda error: SaveEnd(update=update, path=path)):
-            state = self.state_dict()
-            path = self._strategy.group.first_rank_does(lambda: self._write_checkpoint(update, state))
-            self._saved_at = update
-        self._strategy.group.first_rank_does(self._retain)
-        return path
+        self._saving.begin(self.progress.update, self.state_dict)
 
-    def _write_checkpoint(self, update: int, state: Tree) -> Path:
-        assert self.folder is not None
-        return write_checkpoint(self.folder / "checkpoints", update, state)
-
-    def _retain(self) -> None:
-        assert self.folder is not None
-        retain(self.folder / "checkpoints", keep_last=self._keep_checkpoints, protect=self._bus.kept_checkpoints())
+    def _poll_saves(self) -> None:
+        self._saving.poll(self.progress.update, self.state_dict)
 
     def resume(self, source: Path | str = "auto") -> Path | None:
         """Go on from a checkpoint.
@@ -463,26 +492,30 @@ class Trainer:
         Raises:
             CheckpointError: it is not there, damaged, or of another run. Nothing has been changed then.
         """
-        path = Path(source) if source != "auto" else self._strategy.group.first_rank_does(self._newest)
+        path = Path(source) if source != "auto" else self._group.first_rank_does(self._newest)
         if path is None:
             return None
         checkpoint = read_checkpoint(path)
         self.load_state_dict(checkpoint.state)
+        self._saving.resumed(self.progress.update, checkpoint.path)
         return checkpoint.path
 
     def _newest(self) -> Path | None:
         if self.folder is None:
             raise ArgumentError("`resume` must be a path, since this trainer has no `folder` to look into.")
-        checkpoint, rejected = newest_checkpoint(self.folder)
-        for path, why in rejected:
-            message = f"{path.name} was passed over: {why}"
+        path, rejected = newest_valid(self.folder)
+        for name, why in rejected:
+            message = f"{name.name} was passed over: {why}"
             self._report(Incident(kind="checkpoint", update=0, message=message, details={}))
-        return None if checkpoint is None else checkpoint.path
+        return path
 
     def state_dict(self) -> Tree:
-        """Everything that the run needs to go on exactly, as a tree; on all ranks together."""
+        """Everything that the run needs to go on exactly, as a tree.
+
+        All ranks call it together. Of a model in stages the first rank gets the whole, the others what they hold.
+        """
         return {
-            **self._saved.state_dict(),
+            **self._portion.gathered(self._saved.state_dict()),
             "progress": self.progress.state_dict(),
             "data": {"fingerprint": self._data.fingerprint(), "state": self._data.state_dict()},
             "hooks": self._bus.state_dict(),
@@ -505,18 +538,41 @@ class Trainer:
             {**state["run"], "data": state["data"]["fingerprint"]},
             {"seed": self._way.seed, "precision": self._way.precision.name, "data": self._data.fingerprint()},
         )
+        state = self._portion.own(state)
         self._saved.check(state)
         self._bus.load_state_dict(state["hooks"])
         self._data.load_state_dict(state["data"]["state"])
         self._saved.load_state_dict(state)
         self.storage.load_state_dict(state["storage"])
         self._loop.progress = Progress.from_state_dict(state["progress"])
-        self._saved_at = self.progress.update
         self._evaluated_at = state["run"]["evaluated_at"]
         self._resumed = True
 
+    def replay(self, state: Tree, failure: Tree) -> str:
+        """Run the update of a failure again, up to its gradients; says what is not finite in it, or "".
+
+        Args:
+            state: of the update before, as `state_dict` gave it; only the model is taken, and a loss scale.
+            failure: what a failing run has kept of it.
+
+        Raises:
+            CheckpointError: the state is of another model.
+            Exception: what the update raises.
+        """
+        model = unwrapped(self.model)
+        check_fits(state["model"], model.state_dict(), "model")
+        model.load_state_dict(state["model"])
+        if state["run"]["precision"] == self._way.precision.name:
+            self._way.precision.state = state["precision"]
+        batch = failed_batch(failure, self._data, seed=self._way.seed)
+        self.model.train()
+        update = self._loop.update
+        update.begin()
+        with undisturbed(self.device), closing(self._data):
+            return replay(self.model, lambda: update.rerun(batch, failure["update"]))
+
     def _write(self) -> None:
-        self._writers.write(self.storage.settle(self._strategy.group.gather))
+        self._writers.write(self.storage.settle(self._group.gather))
 
     def _report(self, incident: Incident) -> None:
         self._bus.emit("on_incident", incident)

@@ -5,9 +5,9 @@ precision, the way of applying. The update asks nothing about modes. It does not
 about an abort; that is the loop's.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
 from typing import final
 
 import torch
@@ -16,14 +16,13 @@ from torch import Tensor, nn
 from evenstep.data import GlobalBatch, Microbatch
 from evenstep.errors import TaskError
 from evenstep.events import StepBegin, StepEnd
-from evenstep.optim.apply import Apply, gradients, norms
+from evenstep.optim.apply import Apply, gradients
 from evenstep.optim.ema import Ema
 from evenstep.optim.learning_rate import LearningRates
-from evenstep.parallel import Single, Strategy
-from evenstep.pipeline import SCHEDULES, Layout, Plan, Runner, Stage
 from evenstep.train.blame import Blamed, blame
 from evenstep.train.buffers import Buffers
 from evenstep.train.combine import Combine
+from evenstep.train.execution import Execution
 from evenstep.train.passage import Gathered, Passage, Way
 from evenstep.train.separately import Separately
 from evenstep.train.weigh import Weights, weigh
@@ -45,24 +44,22 @@ class Outcome:
     gathered: Gathered = field(default_factory=Gathered)
 
 
-@lru_cache(maxsize=1024)
-def _plan(microbatches: tuple[int, ...]) -> Plan:
-    return SCHEDULES["sequential"].plans(Layout.chain(ranks=1), microbatches)[0]
-
-
 @final
 class Update:
     """Executes updates of one model.
 
     Args:
-        model: what the first and only stage computes, wrapped by the strategy.
+        model: what is trained.
         parameters: those of the model that are clipped and stepped together, on whichever rank.
         way: task, precision, device and recording; see `Passage`.
-        strategy: how gradients are shared between ranks.
+        execution: how forwards and backwards are run, and gradients shared.
         apply: how a gradient is applied.
         ema: the average that follows the parameters, or None.
         learning_rates: sets the optimizer's for each update.
         combine: what is made of the tasks' separate gradients; None accumulates them into one.
+
+    Attributes:
+        is_whole: False if an error came while parameters were changed, so that they are those of no update.
     """
 
     def __init__(
@@ -71,7 +68,7 @@ class Update:
         model: nn.Module,
         parameters: Sequence[nn.Parameter],
         way: Way,
-        strategy: Strategy,
+        execution: Execution,
         apply: Apply,
         ema: Ema | None,
         learning_rates: LearningRates,
@@ -80,23 +77,19 @@ class Update:
         self._parameters = parameters
         self._with_grad = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._sparse = any(getattr(module, "sparse", False) is True for module in model.modules())
-        dtypes = {parameter.dtype for parameter in parameters}
-        exact = len(dtypes) == 1 and dtypes <= {torch.float32, torch.float64}
-        self._norms = partial(norms, dtype=None if exact else torch.float32)
         self._model = model
         self._way = way
-        self._strategy = strategy
-        self._runner = Runner([Stage(0, model)], strategy)
-        self._alone = Runner([Stage(0, model)], Single())
+        self._execution = execution
         self._apply = apply
         self._ema = ema
         self._learning_rates = learning_rates
         self._buffers = Buffers(model)
+        self.is_whole = True
         self._gather: Callable[[Weights, int], Gathered] = self._accumulate
         if combine is not None:
             trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
             self._gather = Separately(
-                accumulate=self._accumulate, combine=combine, parameters=trained, way=way, group=strategy.group
+                accumulate=self._accumulate, combine=combine, parameters=trained, way=way, group=execution.group
             )
 
     def __call__(self, batch: GlobalBatch, update: int) -> Outcome:
@@ -121,16 +114,18 @@ class Update:
         scale = self._way.precision.scale
         lr = self._learning_rates(update)
         grads = gradients(self._parameters, sparse=self._sparse)
-        if not grads:  # on no rank: no task gave a loss
+        if not grads and self._execution.stages is None:  # on no rank: no task gave a loss
             self._buffers.restore(1.0)
             return Outcome(aborted=1.0, total=0.0)
-        squared = self._strategy.squared_norm(grads, self._norms)
+        squared = self._execution.squared_norm(grads)
+        self.is_whole = False  # until all that follows has been applied
         with self._way.bus.span("step", lambda: StepBegin(update=update), lambda error: StepEnd(update=update)):
             applied = self._apply(grads, squared, scale if late_weight is None else scale * total)
-            self._strategy.after_step()
+            self._execution.strategy.after_step()
         self._buffers.restore(applied.aborted)
         if self._ema is not None and applied.aborted != 1.0:
             self._ema.after_update(update, applied.aborted)
+        self.is_whole = True
         put = self._way.storage.put
         put("train/grad_norm", applied.norm, update=update)
         put("train/lr", lr, update=update)
@@ -143,7 +138,7 @@ class Update:
     def abandon(self) -> None:
         """Undo what an update that has raised in the middle did to the buffers, and be ready for another."""
         self._buffers.restore(1.0)
-        self._strategy.abandon()
+        self._execution.strategy.abandon()
         self.resume()
 
     def rerun(self, batch: GlobalBatch, update: int) -> None:
@@ -156,21 +151,21 @@ class Update:
 
         Where every loss is finite, each task's gradient is computed once more by itself.
         """
-        blamed = blame(gathered, self._strategy.group)
+        blamed = blame(gathered, self._execution.group)
         if blamed or len(self._way.tasks) == 1:
             return blamed
         weights = self._weigh(batch)
         for name in weights.totals:
             self._accumulate(weights.of(name), update)
             self._buffers.restore(1.0)
-            squared = self._strategy.squared_norm(gradients(self._parameters, sparse=self._sparse), self._norms)
+            squared = self._execution.squared_norm(gradients(self._parameters, sparse=self._sparse))
             if not bool(squared.isfinite()):
                 blamed.append(Blamed(microbatch=-1, task=name, why="its gradient is not finite, though its losses are"))
         return blamed
 
     def _weigh(self, batch: GlobalBatch) -> Weights:
         way = self._way
-        return weigh(way.tasks, batch, self._strategy.group, tolerant=way.poison is not None)
+        return weigh(way.tasks, batch, self._execution.strategy.group, tolerant=way.poison is not None)
 
     def resume(self) -> None:
         """Apply updates again after the loop has answered an abort."""
@@ -183,19 +178,20 @@ class Update:
         passage = Passage(
             self._way, weights, path=(update,), update=update, factor=self._way.precision.scale, prefix="train/"
         )
-        self._strategy.match(weights.work, self._run_unseen, backward=True, kind=next(iter(weights.totals)))
+        self._execution.match(weights.work, self._unseen, backward=True, kind=next(iter(weights.totals)))
         with passage:
-            plan = _plan(tuple(microbatch.index for microbatch in weights.work))
-            self._runner.run(plan, passage, weights.num_microbatches)
+            work = tuple(microbatch.index for microbatch in weights.work)
+            self._execution.train(work, passage, weights.num_microbatches)
         gathered = passage.gathered
         if all(self._way.tasks[name].late_weight for name in weights.totals):
             gathered.late_total = self._late_total(passage.late_weights, weights)
         return gathered
 
-    def _run_unseen(self, microbatch: Microbatch) -> None:
-        """Forward and backward of a micro-batch that counts nowhere."""
+    @contextmanager
+    def _unseen(self, microbatch: Microbatch) -> Generator[Passage]:
+        """The passage of a micro-batch that counts nowhere, after which buffers are as before."""
         with Passage.unseen(self._way, microbatch) as passage:
-            self._alone.run(_plan((0,)), passage, 1)
+            yield passage
         self._buffers.restore(1.0)
 
     def _late_total(self, late: dict[int, Tensor], weights: Weights) -> Tensor:
@@ -204,5 +200,5 @@ class Update:
         each = torch.zeros(weights.num_microbatches, dtype=dtype, device=self._way.device)
         for microbatch, weight in late.items():
             each[microbatch] = weight
-        self._strategy.group.sum(each)()
+        self._execution.group.sum(each)()
         return each.sum()

@@ -14,7 +14,17 @@ Run = Callable[..., Any]
 
 
 def test_the_commands_are_these() -> None:
-    assert list(COMMANDS) == ["train", "demo", "resume", "check", "report", "inspect", "config-schema"]
+    assert list(COMMANDS) == [
+        "train",
+        "demo",
+        "resume",
+        "check",
+        "plan",
+        "report",
+        "inspect",
+        "replay",
+        "config-schema",
+    ]
 
 
 def test_alone_it_prints_its_help(evenstep: Run) -> None:

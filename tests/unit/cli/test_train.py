@@ -146,7 +146,7 @@ def test_a_failure_later_in_the_run_says_how_to_go_on(evenstep: Run, recipe: Pat
     assert done.code == 1
     assert "RuntimeError: the hook has had enough" in done.err
     assert "wrong.py" in done.err
-    assert "saved up to step-00000004: `evenstep resume runs/tiny` goes on from there" in done.err
+    assert "saved up to step-00000005: `evenstep resume runs/tiny` goes on from there" in done.err
     assert json.loads((recipe / "runs" / "tiny" / "status.json").read_text())["state"] == "failed"
 
 

@@ -64,6 +64,11 @@ VALID = '\n[data.evaluations.valid]\ntarget = "parts.py:samples"\n'
             "",
             '`parallel.compression` is for `parallel.strategy = "ddp"`, but that is "single"',
         ),
+        (
+            ["--launch.slurm.nodes", "2", "--launch.ranks", "4"],
+            "",
+            "`launch.ranks` starts 4 processes here, but `launch.slurm` submits a job",
+        ),
         (["--resume", "atuo"], "", '`resume` must be "never", "auto", or the folder of a run or a checkpoint'),
         ([], VALID.replace("valid", "train"), "`data.evaluations.train` must have a name"),
         (["--name", "a/b"], "", "`name` (set by --name) must begin with a letter or digit"),

@@ -60,10 +60,19 @@ def test_the_public_keys_are_these() -> None:
 
 
 PUBLIC_KEYS = {
-    "Launch": ["ranks"],
-    "Parallel": ["compression", "gather_dtype", "offload", "reduction", "shard_ranks", "strategy", "timeout_s"],
-    "Best": ["metric", "mode"],
-    "Checkpoint": ["best", "every_epochs", "every_minutes", "every_updates", "keep_last"],
+    "Launch": ["ranks", "slurm"],
+    "Slurm": [
+        *("account", "additional", "cpus_per_rank", "gpus_per_rank", "memory_gb", "nodes", "partition", "qos"),
+        *("ranks_per_node", "timeout_minutes"),
+    ],
+    "Parallel": [
+        *("compression", "gather_dtype", "offload", "pipeline", "pipeline_schedule", "reduction", "shard_ranks"),
+        *("split_at", "stages_per_rank", "strategy", "timeout_s"),
+    ],
+    "Best": ["keep", "metric", "mode"],
+    "Checkpoint": [
+        *("asynchronous", "best", "every_epochs", "every_minutes", "every_updates", "keep_every_updates", "keep_last"),
+    ],
     "Coefficients": ["kind", "regression"],
     "Combine": ["alpha", "coefficient_lr", "kind", "parameters"],
     "Constant": ["kind", "warmup_updates"],

@@ -1,69 +1,117 @@
-"""Keep the checkpoint of the best evaluation, and a file `best` in the run folder that names it.
+"""Keep the checkpoints of the best values of a metric, and a file `best` in the run folder that names the best of all.
 
-The best value is part of the checkpoint, so a resumed run does not take a worse model for the best. A value that is
-not finite is never the best. It does not load the best back.
+Of a metric of an evaluation, each new one among the best asks for a checkpoint; of a metric of training, the value of
+each checkpoint that is saved anyway counts. The values are part of the checkpoint, so a resumed run does not take a
+worse model for a better one. A value that is not finite is never among them. It does not load the best back.
 """
 
 from pathlib import Path
 from typing import Any, final
 
 from evenstep.errors import HookError
-from evenstep.events.event import EvaluateEnd, SaveEnd, TrainBegin
+from evenstep.events.arguments import require_count
+from evenstep.events.event import EvaluateEnd, SaveBegin, SaveEnd, TrainBegin
 from evenstep.events.files import replace_text
 from evenstep.events.hook import Hook
 from evenstep.events.hooks.target import Mode, Target
 
+_TRAINING = "train"
+
 
 @final
 class Best(Hook):
-    """Ask for a checkpoint whenever `metric` is better than ever, and keep the best one from being deleted.
+    """Keep the checkpoints of the best values of `metric` from being deleted; ask for them where it is evaluated.
 
     Args:
-        metric: an evaluation and its metric.
+        metric: an evaluation and its metric, or `train/` and a metric of training.
         mode: whether lower ("min") or higher ("max") is better.
-        min_delta: how much better it must be, more than this, in units of the metric.
+        min_delta: how much better a value must be than the best so far, more than this, to be the best.
+        keep: how many of the best to keep.
         link: the file in the run folder that names the best checkpoint; two hooks `Best` need two names.
 
     Raises:
         ArgumentError: for an argument that cannot be.
 
-    >>> Best(metric="valid/accuracy", mode="max").best_value is None
+    >>> Best(metric="valid/accuracy", mode="max", keep=3).best_value is None
     True
     """
 
     def __init__(
-        self, metric: str = "valid/loss", mode: Mode = "min", min_delta: float = 0.0, *, link: str = "best"
+        self,
+        metric: str = "valid/loss",
+        mode: Mode = "min",
+        min_delta: float = 0.0,
+        *,
+        keep: int = 1,
+        link: str = "best",
     ) -> None:
+        require_count("keep", keep)
         self._target = Target(metric=metric, mode=mode, min_delta=min_delta)
+        self._keep = keep
         self._link = link
-        self.best_value: float | None = None
-        self.best_update: int | None = None
+        self._best: list[tuple[float, int]] = []  # value and update, the best first
+
+    @property
+    def best_value(self) -> float | None:
+        """The best value so far, or None."""
+        return self._best[0][0] if self._best else None
+
+    @property
+    def best_update(self) -> int | None:
+        """The update of the best value so far, or None."""
+        return self._best[0][1] if self._best else None
 
     def before_train(self, event: TrainBegin) -> None:
-        self._target.check(self)
+        if not self._is_of_training():
+            self._target.check(self)
         folder = self._folder()
-        for step in self.kept_checkpoints():  # a run killed between the save and the link has only the former
-            if self.trainer.is_first_rank and (folder / "checkpoints" / step).is_dir():
-                replace_text(folder / self._link, f"{step}\n")
+        step = next(iter(self.kept_checkpoints()), "")
+        # a run killed between the save and the link has only the former
+        if step and self.trainer.is_first_rank and (folder / "checkpoints" / step).is_dir():
+            replace_text(folder / self._link, f"{step}\n")
 
     def after_evaluate(self, event: EvaluateEnd) -> None:
+        if self._is_of_training():
+            return
         value = self._target.value(self, event)
-        if value is not None and self._target.better(value, than=self.best_value):
-            self.best_value, self.best_update = value, event.update
+        if value is not None and self._take(value, event.update):
             self.trainer.ask_save()
+
+    def before_save(self, event: SaveBegin) -> None:
+        if self._is_of_training():
+            latest = self.trainer.storage.latest(self._target.metric)
+            if latest is not None:
+                self._take(latest.value, event.update)
 
     def after_save(self, event: SaveEnd) -> None:
         if event.path is not None and event.update == self.best_update and self.trainer.is_first_rank:
             replace_text(self._folder() / self._link, f"{event.path.name}\n")
 
     def kept_checkpoints(self) -> tuple[str, ...]:
-        return () if self.best_update is None else (f"step-{self.best_update:08d}",)
+        return tuple(f"step-{update:08d}" for _, update in self._best)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best_value": self.best_value, "best_update": self.best_update}
+        return {"best": [list(one) for one in self._best]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.best_value, self.best_update = state["best_value"], state["best_update"]
+        self._best = [(value, update) for value, update in state["best"]]
+
+    def _take(self, value: float, update: int) -> bool:
+        """Whether the value is among the best; it then is remembered."""
+        if any(known == update for _, known in self._best):
+            return False
+        is_best = self._target.better(value, than=self.best_value)
+        place = 0 if is_best else len(self._best)
+        while place > 1 and self._target.beats(value, self._best[place - 1][0]):
+            place -= 1
+        if not self._target.beats(value, None) or place >= self._keep:
+            return False
+        self._best.insert(place, (value, update))
+        del self._best[self._keep :]
+        return True
+
+    def _is_of_training(self) -> bool:
+        return self._target.evaluation == _TRAINING and _TRAINING not in self.trainer.evaluations
 
     def _folder(self) -> Path:
         if self.trainer.folder is None:

@@ -64,8 +64,9 @@ class Save(Hook):
             self.trainer.ask_save()
 
     def after_save(self, event: SaveEnd) -> None:
+        self._saved_at = monotonic()  # also if it failed: a full disk is not asked again at each update
         if event.path is not None:
-            self._saved_update, self._saved_at = event.update, monotonic()
+            self._saved_update = event.update
 
     def _is_update(self, update: int) -> bool:
         return self._every_updates is not None and update % self._every_updates == 0

@@ -83,6 +83,12 @@ class Target:
         gain = math.inf if than is None else than - value if self.mode == "min" else value - than
         return gain > self.min_delta
 
+    def beats(self, value: float, other: float | None) -> bool:
+        """Whether `value` is finite, and better than `other` (None: than nothing) by however little."""
+        if not math.isfinite(value):
+            return False
+        return other is None or (value < other if self.mode == "min" else value > other)
+
 
 def _advice(name: str, known: list[str]) -> str:
     close = get_close_matches(name, known, n=1)

@@ -43,12 +43,16 @@ class Timer(Hook):
         require_count("every_updates", every_updates)
         self._every = every_updates
         self._pause_began = 0.0
+        self._saving = False
         self._begin()
 
     def before_train(self, event: TrainBegin) -> None:
         self._begin()
 
     def before_update(self, event: UpdateBegin) -> None:
+        if self._saving:  # which goes on in the background: what came before this update is all that it cost
+            self._began += perf_counter() - self._pause_began - (event.data_s or 0.0)
+            self._saving = False
         if event.data_s is not None:
             self._data_s += event.data_s
             self._fetches += 1
@@ -72,9 +76,12 @@ class Timer(Hook):
 
     def before_save(self, event: SaveBegin) -> None:
         self._pause_began = perf_counter()
+        self._saving = True
 
     def after_save(self, event: SaveEnd) -> None:
-        self._began += perf_counter() - self._pause_began
+        if self._saving:
+            self._began += perf_counter() - self._pause_began
+            self._saving = False
 
     def after_train(self, event: TrainEnd) -> None:
         if event.outcome != "failed" and self._updates:

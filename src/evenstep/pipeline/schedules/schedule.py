@@ -29,6 +29,7 @@ class Schedule:
         max_stages_per_rank: most, or None for any number.
         v_shaped: whether stages go through the ranks and back instead of round and round.
         splits_backward: whether gradients of inputs and of weights are computed apart.
+        rank_of: for each stage its rank, of an order that was written for one placement only.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Schedule:
     max_stages_per_rank: int | None = 1
     v_shaped: bool = False
     splits_backward: bool = False
+    rank_of: tuple[int, ...] | None = None
 
     def layout(self, ranks: int, stages_per_rank: int | None = None) -> Layout:
         """The chain of stages that it runs.
@@ -54,6 +56,11 @@ class Schedule:
         if stages < few or (many is not None and stages > many):
             allowed = f"at least {few}" if many is None else str(few) if few == many else f"{few} to {many}"
             raise PlanError(f"{self.name} is for {allowed} stages per rank, but `stages_per_rank` is {stages}.")
+        if self.rank_of is not None:
+            layout = Layout(rank_of=self.rank_of, edges=Layout.chain(ranks=len(self.rank_of)).edges)
+            if layout.ranks != ranks:
+                raise PlanError(f"{self.name} is written for {layout.ranks} ranks, but there are {ranks}.")
+            return layout
         return Layout.chain(ranks=ranks, stages_per_rank=stages, v_shaped=self.v_shaped)
 
     def plans(self, layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:

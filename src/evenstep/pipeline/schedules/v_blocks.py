@@ -44,6 +44,7 @@ def in_blocks(name: str, layout: Layout, microbatches: Sequence[int], legs: Legs
     filled = _fill(orders, layout.stages, max_live(ranks, legs))
     by_rank: list[Plan] = [()] * ranks
     for depth, order in enumerate(filled):
+        _end_with_the_earlier_stage(order, count)
         by_rank[layout.rank_of[depth]] = tuple(Action(op, stage, microbatches[k]) for op, stage, k in order)
     return tuple(by_rank)
 
@@ -134,6 +135,13 @@ def _fill(orders: list[list[tuple[Op, int, int]]], stages: int, most: int) -> li
                 live[rank] += (action[0] is Op.FORWARD) - (action[0] is Op.WEIGHT_BACKWARD)
                 made[action] = now
     return filled
+
+
+def _end_with_the_earlier_stage(order: list[tuple[Op, int, int]], count: int) -> None:
+    """Let the later stage have its last weight-backward first, as stages are reduced in that order on all replicas."""
+    last = [place for place, action in enumerate(order) if (action[0], action[2]) == (Op.WEIGHT_BACKWARD, count - 1)]
+    if last and order[last[0]][1] < order[last[1]][1]:
+        order[last[0]], order[last[1]] = order[last[1]], order[last[0]]
 
 
 def _choose(

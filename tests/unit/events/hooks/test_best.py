@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from evenstep.errors import ArgumentError, HookError
-from evenstep.events import Best, Bus, EvaluateEnd, SaveEnd, TrainBegin
+from evenstep.events import Best, Bus, EvaluateEnd, SaveBegin, SaveEnd, TrainBegin
 
 
 def attached(trainer: Any, **arguments: Any) -> Best:
@@ -67,7 +67,7 @@ def test_after_a_resume_a_worse_model_is_not_the_best(trainer: Any) -> None:
 def test_a_link_that_a_killed_run_did_not_write_is_written_when_training_begins(trainer: Any) -> None:
     (trainer.folder / "checkpoints" / "step-00000010").mkdir(parents=True)
     hook = attached(trainer)
-    hook.load_state_dict({"best_value": 2.0, "best_update": 10})
+    hook.load_state_dict({"best": [[2.0, 10]]})
     hook.before_train(TrainBegin(update=10, updates=100, resumed=True))
     assert (trainer.folder / "best").read_text() == "step-00000010\n"
 
@@ -85,6 +85,34 @@ def test_two_of_them_keep_two_links(trainer: Any) -> None:
     assert (trainer.folder / "best").read_text() == "step-00000002\n"
     assert (trainer.folder / "best-accuracy").read_text() == "step-00000001\n"
     assert bus.kept_checkpoints() == {"step-00000001", "step-00000002"}
+
+
+def test_the_best_few_are_kept_in_their_order(trainer: Any) -> None:
+    hook = attached(trainer, keep=3)
+    asked = []
+    for update, loss in enumerate([3.0, 5.0, 4.0, 6.0, 3.5, math.nan, 3.5, 2.0], start=1):
+        trainer.asked.clear()
+        hook.after_evaluate(evaluated(update, loss))
+        asked.append(trainer.asked == ["save"])
+    assert asked == [True, True, True, False, True, False, True, True]
+    assert hook.kept_checkpoints() == ("step-00000008", "step-00000001", "step-00000005")
+    again = attached(trainer, keep=3)
+    again.load_state_dict(hook.state_dict())
+    assert again.kept_checkpoints() == hook.kept_checkpoints()
+
+
+def test_of_a_metric_of_training_the_saved_updates_count(trainer: Any) -> None:
+    trainer.folder.mkdir()
+    hook = attached(trainer, metric="train/loss", keep=2)
+    hook.before_train(TrainBegin(update=0, updates=9, resumed=False))
+    for update, loss in ((10, 3.0), (20, 1.0), (30, 2.0)):
+        trainer.storage.put("train/loss", loss, update=update)
+        trainer.storage.settle()
+        hook.before_save(SaveBegin(update=update))
+        hook.after_save(saved(trainer.folder, update))
+    assert hook.kept_checkpoints() == ("step-00000020", "step-00000030")
+    assert (trainer.folder / "best").read_text() == "step-00000020\n"
+    assert trainer.asked == []
 
 
 def test_without_a_folder_training_does_not_begin(trainer: Any) -> None:

@@ -1,0 +1,60 @@
+"""The same run with its model in stages over several ranks: one sha256 with the sequential plan on one process."""
+
+import tempfile
+from collections.abc import Sequence
+from functools import cache, partial
+from pathlib import Path
+
+from rows.ranks import started
+from rows.row import Row
+
+SCRIPT = Path(__file__).with_name("staged.py")
+UPDATES = 30
+
+Way = tuple[int, int, str, int]  # ranks, of which in one pipeline, pipeline schedule, stages per rank (0: its own)
+ALONE: Way = (1, 1, "sequential", 1)
+
+
+def run(folder: Path, case: str, way: Way, updates: int = UPDATES) -> str:
+    ranks, pipeline, schedule, stages = way
+    return started([str(SCRIPT), str(folder), case, str(pipeline), schedule, str(stages), str(updates)], ranks)
+
+
+@cache
+def alone(case: str) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        return run(Path(folder), case, ALONE)
+
+
+def piped(case: str, way: Way) -> tuple[str, str]:
+    """sha256 of the run in a pipeline, and on one process."""
+    with tempfile.TemporaryDirectory() as folder:
+        return run(Path(folder), case, way), alone(case)
+
+
+def moved(ways: Sequence[Way]) -> tuple[str, str]:
+    """sha256 of a run that is stopped and resumed on each layout in turn, and of one process straight."""
+    with tempfile.TemporaryDirectory() as folder:
+        ends = [UPDATES * (place + 1) // len(ways) for place in range(len(ways))]
+        printed = [run(Path(folder), "tied", way, end) for way, end in zip(ways, ends, strict=True)]
+        return printed[-1], alone("tied")
+
+
+WAYS: dict[str, tuple[str, Way]] = {
+    **{
+        f"{ranks} × {schedule}": ("chain", (ranks, ranks, schedule, 0))
+        for ranks in (2, 4)
+        for schedule in ("1f1b", "interleaved", "zb_v")
+    },
+    "2 × 1f1b × 2 replicas": ("chain", (4, 2, "1f1b", 0)),
+    "2 × 1f1b, encoder-decoder": ("encoder-decoder", (2, 2, "1f1b", 0)),
+    "4 × 1f1b, tied embeddings": ("tied", (4, 4, "1f1b", 0)),
+    "2 × 1f1b, ragged lengths": ("ragged", (2, 2, "1f1b", 0)),
+}
+RESUMED: list[Way] = [(2, 2, "1f1b", 0), (4, 4, "interleaved", 0), ALONE]
+
+SHA = "sha256 of all that training changes"
+ROWS = [
+    *(Row(name=f"pipeline {name}", measure=SHA, run=partial(piped, *way)) for name, way in WAYS.items()),
+    Row(name="pipeline resumed on 2, 4 interleaved, none", measure=SHA, run=partial(moved, RESUMED)),
+]

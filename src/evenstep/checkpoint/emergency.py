@@ -1,0 +1,100 @@
+"""What a failing run still saves: its state as of the last committed update, and the batch that it failed at.
+
+Every rank acts alone, as the others may be gone: of ranks that hold the same state, the one that makes a folder first
+saves it. The state becomes an ordinary checkpoint. The batch goes to `failures/update-NNNNNNNN-rank-NNNNN`, in the same
+format. Whether the state can be trusted is for the caller to know.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from evenstep.checkpoint.layout import CHECKPOINTS, CLAIM, is_complete, step_name, step_update
+from evenstep.checkpoint.save import Save
+from evenstep.checkpoint.storage import LOCAL_DISK, Disk
+from evenstep.errors import CheckpointError
+
+FAILURES = "failures"
+
+
+def write_emergency(
+    folder: Path,
+    update: int,
+    state: Mapping[str, object],
+    *,
+    disk: Disk = LOCAL_DISK,
+    resumed_from: str | None = None,
+) -> Path | None:
+    """Save `state` as the checkpoint of `update`, unless that is there or another rank is at it; needs no other rank.
+
+    Args:
+        folder, update, state, disk, resumed_from: as for `write_checkpoint`.
+
+    Returns:
+        The checkpoint, or None if it is not this rank's to write.
+
+    Raises:
+        CheckpointError: it cannot be written, or the state is cut over ranks.
+    """
+    target = folder / step_name(update)
+    if is_complete(target):
+        return None
+    claim = folder / f"{CLAIM}{target.name}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        claim.mkdir()
+    except FileExistsError:
+        return None
+    except OSError as error:
+        raise CheckpointError(f"nothing can be saved in `{folder}`: {error.strerror}.") from error
+    try:
+        return _write(Save(folder, update, state, disk=disk, resumed_from=resumed_from))
+    finally:
+        claim.rmdir()
+
+
+def write_failure(run: Path, update: int, rank: int, failure: Mapping[str, object], *, disk: Disk = LOCAL_DISK) -> Path:
+    """Save what a rank failed at.
+
+    Args:
+        run: the run's folder.
+        update: the number of the update that failed.
+        rank: this one.
+        failure: what is known of it, a state as for `write_checkpoint`.
+        disk: through which all is written.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    name = f"update-{update:08d}-rank-{rank:05d}"
+    return _write(Save(run / FAILURES, update, {"failure": dict(failure)}, disk=disk, name=name))
+
+
+def find_failure(path: Path) -> Path:
+    """The folder of the failure that `path` means: itself, the one after the checkpoint `path`, or a run's newest.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    if path.parent.name == FAILURES and is_complete(path):
+        return path
+    step = step_update(path.name)
+    run = path.parent.parent if step is not None and path.parent.name == CHECKPOINTS else path
+    wanted = "update-*" if step is None else f"update-{step + 1:08d}-*"
+    found = sorted(each for each in (run / FAILURES).glob(wanted) if is_complete(each))
+    if not found:
+        which = "" if step is None else f" of update {step + 1}"
+        raise CheckpointError(
+            f"there is no failure{which} in `{run / FAILURES}`; give the folder of a run that has failed, its "
+            f"checkpoint of the update before, or a folder in its `{FAILURES}`."
+        )
+    newest = [each for each in found if each.name[:15] == found[-1].name[:15]]
+    return newest[0]
+
+
+def _write(save: Save) -> Path:
+    try:
+        return save.publish([save.write()])
+    except BaseException as error:
+        if leftover := save.abandon():
+            error.add_note(leftover)
+        raise

@@ -1,0 +1,67 @@
+"""The processes that write or read one checkpoint together, as the little that this package needs of them.
+
+Whatever goes wrong on one rank goes wrong on all: a fault is told to everybody before anybody goes on. How ranks talk
+is not known here; `evenstep.parallel.Group` is one way.
+"""
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar, cast, final
+
+from evenstep.errors import CheckpointError
+
+T = TypeVar("T")
+
+
+class Ranks(Protocol):
+    """A group of processes, of which this is number `rank` of `ranks`."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def ranks(self) -> int: ...
+    def gather(self, value: T) -> list[T]:
+        """Everybody's value, by rank."""
+        ...
+
+
+@final
+class Alone:
+    """A group of one process.
+
+    >>> Alone().gather("hello")
+    ['hello']
+    """
+
+    rank = 0
+    ranks = 1
+
+    def gather(self, value: T) -> list[T]:
+        return [value]
+
+
+ALONE = Alone()
+
+
+def together(group: Ranks, act: Callable[[], T]) -> list[T]:
+    """Do something on every rank; gives everybody's result, by rank, or raises on all if it raised on any.
+
+    Args:
+        group: all of which call this.
+        act: what this rank does; it may not wait for the others.
+
+    Raises:
+        Exception: what `act` raised, on the ranks where it did.
+        CheckpointError: on the others; it names the first of those ranks.
+    """
+    result, raised = None, None
+    try:
+        result = act()
+    except Exception as error:  # noqa: BLE001 - raised again below, once the others know
+        raised = error
+    told = group.gather((result, "" if raised is None else str(raised) or type(raised).__name__))
+    if raised is not None:
+        raise raised
+    for rank, (_, fault) in enumerate(told):
+        if fault:
+            raise CheckpointError(f"on rank {rank} of {group.ranks}: {fault}")
+    return [cast("T", theirs) for theirs, _ in told]

@@ -1,0 +1,242 @@
+"""Saves checkpoints one after the other, while training goes on.
+
+    begin     copies the state; that is all that training waits for, unless the save before is not done yet
+    poll      at ends of updates: takes note of what has come to an end, on all ranks together
+    wait      until nothing is in flight
+
+Each rank writes in a thread of its own. When all have written, the first publishes; when that is done, all know. No
+thread talks to other ranks: that is left to `poll` and `wait`, which all ranks call alike. When to save, what, and what
+a failure means for the run is not decided here.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+from time import perf_counter
+from typing import TypeVar, final
+
+from evenstep.checkpoint.leaves import Leaves
+from evenstep.checkpoint.ranks import ALONE, Ranks, together
+from evenstep.checkpoint.retention import retain
+from evenstep.checkpoint.save import Receipt, Save
+from evenstep.checkpoint.staging import Staging
+from evenstep.checkpoint.storage import LOCAL_DISK, Disk
+from evenstep.errors import CheckpointError
+
+T = TypeVar("T")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """How a save ended.
+
+    Args:
+        update: of the state.
+        path: of the checkpoint; None if there is none.
+        error: why there is none, or why old ones could not be deleted.
+        seconds: from its beginning to its end.
+    """
+
+    update: int
+    path: Path | None
+    error: Exception | None
+    seconds: float
+
+
+Published = tuple[Path, Exception | None]
+"""The checkpoint, and why old ones could not be deleted, if so."""
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class _Flight:
+    """A save that has begun: first each rank writes, then the first publishes; alone, one job does both."""
+
+    save: Save
+    began: float
+    protect: Collection[str]
+    writing: "Future[Receipt] | None"
+    publishing: "Future[Published] | None"
+
+    def done(self) -> bool:
+        return all(job is None or job.done() for job in (self.writing, self.publishing))
+
+
+@final
+class Saver:
+    """The checkpoints of one run.
+
+    Args:
+        folder: of the checkpoints.
+        group: the ranks; all call every method alike.
+        keep_last, keep_every_updates: as for `retain`.
+        asynchronous: whether `begin` returns once the state is copied, or only when it is published.
+        disk: through which all is written.
+        timeout_s: the longest wait for a save to come to an end.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        group: Ranks = ALONE,
+        keep_last: int | None = None,
+        keep_every_updates: int | None = None,
+        asynchronous: bool = True,
+        disk: Disk = LOCAL_DISK,
+        timeout_s: float = 1800.0,
+    ) -> None:
+        self.folder = folder
+        self.resumed_from: str | None = None
+        self._group, self._disk, self._timeout_s = group, disk, timeout_s
+        self._keep_last, self._keep_every = keep_last, keep_every_updates
+        self._staging = Staging() if asynchronous else None
+        self._flight: _Flight | None = None
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a save has begun whose end is not known yet; the same on all ranks."""
+        return self._flight is not None
+
+    def prepare(self, state: Mapping[str, object]) -> None:
+        """Take the memory that copies of such a state need, in the background, so that the first save is as short.
+
+        Raises:
+            CheckpointError: a state that cannot be saved.
+        """
+        if self._staging is None:
+            return
+        leaves = Leaves()
+        leaves.pack(state, alone=self._group.ranks == 1)
+        if self._group.rank == 0 or leaves.sharded:
+            self._staging.prepare(leaves.held())
+
+    def begin(self, update: int, state: Mapping[str, object], *, protect: Collection[str] = ()) -> None:
+        """Begin to save; nothing may be in flight.
+
+        Args:
+            update: number of committed updates in the state.
+            state: as for `write_checkpoint`; may change as soon as this has returned.
+            protect: names of checkpoints that must not be deleted to make room.
+
+        Raises:
+            CheckpointError: a state that cannot be saved.
+        """
+        assert self._flight is None, "wait for the save before"
+        began = perf_counter()
+        save = Save(self.folder, update, state, group=self._group, disk=self._disk, resumed_from=self.resumed_from)
+        ready: Callable[[], None] = _nothing
+        if self._staging is not None:
+            copies, ready = self._staging.copy(save.tensors())
+            save.replace(copies)
+
+        def write() -> Receipt:
+            ready()
+            return save.write()
+
+        alone = self._group.ranks == 1
+        self._flight = _Flight(
+            save=save,
+            began=began,
+            protect=protect,
+            writing=None if alone else _in_background(write),
+            publishing=_in_background(lambda: self._publish(save, [write()], protect)) if alone else None,
+        )
+
+    def poll(self) -> Saved | None:
+        """Go on with what is in flight, without waiting; gives how it ended, once it has."""
+        flight = self._flight
+        if flight is None or not all(self._group.gather(flight.done())):
+            return None
+        return self._go_on(flight)
+
+    def wait(self) -> Saved | None:
+        """Wait until nothing is in flight; gives how it ended, or None if nothing was."""
+        saved = None
+        while self._flight is not None:
+            saved = self._go_on(self._flight)
+        return saved
+
+    def end_alone(self) -> Saved | None:
+        """Bring what is in flight to an end without the other ranks, which may be gone; gives how it ended."""
+        flight = self._flight
+        if flight is None:
+            return None
+        path, error = None, None
+        try:
+            if flight.publishing is not None:
+                path, error = _result(flight.publishing, self._timeout_s)
+            elif flight.writing is not None and not flight.save.is_shared:
+                path, error = self._publish(flight.save, [_result(flight.writing, self._timeout_s)], flight.protect)
+            else:
+                raise CheckpointError("other ranks may not have written their part; it is given up.")
+        except Exception as raised:  # noqa: BLE001 - told to the caller
+            flight.save.abandon()
+            error = raised
+        return self._end(flight, path, error)
+
+    def _go_on(self, flight: _Flight) -> Saved | None:
+        """Take the result of the job of each rank, and give the next one or an end."""
+        try:
+            if flight.writing is not None:
+                writing = flight.writing
+                receipts = together(self._group, lambda: _result(writing, self._timeout_s))
+                flight.writing = None
+                flight.publishing = _in_background(lambda: self._publish(flight.save, receipts, flight.protect))
+                return None
+            publishing = flight.publishing
+            assert publishing is not None, "a flight writes or publishes"
+            path, error = together(self._group, lambda: _result(publishing, self._timeout_s))[0]
+        except Exception as error:  # noqa: BLE001 - told to whoever asked for the save
+            if leftover := flight.save.abandon():
+                error.add_note(leftover)
+            return self._end(flight, None, error)
+        return self._end(flight, path, error)
+
+    def _end(self, flight: _Flight, path: Path | None, error: Exception | None) -> Saved:
+        self._flight = None
+        return Saved(update=flight.save.update, path=path, error=error, seconds=perf_counter() - flight.began)
+
+    def _publish(self, save: Save, receipts: list[Receipt], protect: Collection[str]) -> Published:
+        path = save.publish(receipts)
+        if self._group.rank == 0:
+            try:
+                retain(
+                    self.folder,
+                    keep_last=self._keep_last,
+                    keep_every_updates=self._keep_every,
+                    protect=protect,
+                    disk=self._disk,
+                )
+            except CheckpointError as error:
+                return path, error
+        return path, None
+
+
+def _in_background(act: Callable[[], T]) -> "Future[T]":
+    # a daemon thread: a disk that hangs must not keep the process from ending
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(act())
+        except BaseException as error:  # noqa: BLE001 - raised again where the result is taken
+            future.set_exception(error)
+
+    Thread(target=run, name="evenstep-save", daemon=True).start()
+    return future
+
+
+def _result(job: "Future[T]", timeout_s: float) -> T:
+    try:
+        return job.result(timeout_s)
+    except TimeoutError as error:
+        raise CheckpointError(
+            f"a checkpoint was not written within {timeout_s:g} s, so it is given up; look at the disk."
+        ) from error
+
+
+def _nothing() -> None: ...

@@ -1,0 +1,239 @@
+"""`evenstep plan [RUN.toml]`: what a pipeline would cost under each schedule, and a picture of one.
+
+Costs are given, or measured for the layers of a run's model on this machine; then it proposes how to cut the model as
+well. Nothing is trained; only what `--out` names is written.
+"""
+
+import os
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, cast, final
+
+from evenstep.cli.exits import EXIT_DONE
+from evenstep.cli.plan_costs import GIB, MIB, Layered, costs_of, read_costs
+from evenstep.cli.plan_options import Options, parse
+from evenstep.errors import ArgumentError, ConfigError, PlanError
+from evenstep.pipeline import SCHEDULES, Layout, Plan, Schedule
+from evenstep.pipeline.draw import draw_svg, draw_text, draw_trace
+from evenstep.pipeline.simulate import Simulation, simulate
+from evenstep.pipeline.text import write_plans, written_schedule
+from evenstep.pipeline.torch_csv import to_torch_csv
+
+_COLOURS = {"F": "on blue", "B": "on green", "I": "on dark_orange3", "W": "on purple"}
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A schedule, simulated."""
+
+    schedule: Schedule
+    layout: Layout
+    plans: tuple[Plan, ...]
+    simulation: Simulation
+
+    @property
+    def peak_shares(self) -> float:
+        """Peak activations in micro-batches of one rank's share of the model."""
+        return max(self.simulation.peak_live) * self.layout.ranks / self.layout.stages
+
+
+def run(path: str, settings: list[str]) -> int:
+    """Print the table, then draw."""
+    given, more = parse(settings)
+    layered = None
+    if path and "costs" in given:
+        raise ConfigError(["`--costs` can't be given with a run file, whose costs are measured; leave one out."])
+    if given.get("costs"):
+        from_file, layered = read_costs(Path(given["costs"]))
+        given = {**from_file, **given}
+    if more and not path:
+        raise ConfigError([f"`{more[0]}` sets a key of a run file, but none is given: `evenstep plan RUN.toml ...`."])
+    if path:
+        layered, of_run = _measured(path, more)
+        given = {**of_run, **given}
+    options = Options(**cast("Any", given))
+    missing = [f"`--{name}` is missing; give it." for name in ("ranks", "microbatches") if not getattr(options, name)]
+    if missing:
+        raise ConfigError(missing)
+    chosen = _chosen(options.schedule)
+    rows, left_out = _simulated(options, layered, chosen)
+    best = _best(rows, options.memory_gib * GIB)
+    _print_table(rows, left_out, best, options)
+    if chosen is None and best is None:
+        raise PlanError(
+            f"no pipeline schedule stays within the {options.memory_gib:g} GiB of `--memory-gib`; the least that one "
+            f"needs is {min(max(row.simulation.peak_bytes) for row in rows) / GIB:.3g} GiB: take more ranks or smaller "
+            f"micro-batches."
+        )
+    row = best if chosen is None else next((row for row in rows if row.schedule is chosen), None)
+    if row is None:
+        raise PlanError(f"{chosen.name if chosen else ''} cannot be used here: {left_out[-1]}")
+    if layered is not None:
+        _print_cut(row, layered)
+    _draw(row, options)
+    return EXIT_DONE
+
+
+def _measured(path: str, settings: Sequence[str]) -> tuple[Layered, dict[str, int]]:
+    """The layers of a run's model, measured with its first micro-batch, and the run's own micro-batches and ranks."""
+    import torch
+
+    from evenstep.build import build_parts, rank_device
+    from evenstep.build.parts import build_precision, seeded
+    from evenstep.config.load import open_run
+    from evenstep.config.sources import from_arguments, from_environment
+    from evenstep.data import Position
+    from evenstep.pipeline import Layers
+    from evenstep.pipeline.measure import measure
+    from evenstep.pipeline.split import flows
+    from evenstep.train import Task
+    from evenstep.train.transfer import build_transfer
+
+    with open_run(Path(path), [*from_environment(os.environ), *from_arguments(settings)]) as opened:
+        if opened.config.threads is not None:
+            torch.set_num_threads(opened.config.threads)
+        parts = build_parts(opened)
+        with closing(parts):
+            device = rank_device(opened.config)
+            with seeded(opened.config.seed):
+                layers = Layers.of(opened.calls["model"]())
+            batch = next(iter(parts.data.batches(Position(), seed=opened.config.seed)))
+            first = batch.microbatches[0]
+            task = parts.task if isinstance(parts.task, Task) else parts.task[first.task]
+            data = task.transform(build_transfer(device)(first.data))
+            precision = build_precision(opened.config)
+            costs = measure(layers, task.inputs(data), device=device, context=lambda: precision.forward(device))
+        of_run = {"microbatches": batch.num_microbatches}
+        if opened.config.parallel.pipeline > 1:
+            of_run["ranks"] = opened.config.parallel.pipeline
+    return Layered(layers=tuple(costs), flows=lambda cuts: flows(layers, cuts)), of_run
+
+
+def _chosen(asked: str) -> Schedule | None:
+    if not asked:
+        return None
+    if asked in SCHEDULES:
+        return SCHEDULES[asked]
+    file = Path(asked)
+    if file.is_file():
+        try:
+            return written_schedule(asked, file.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError([f"`--schedule` names the file {asked}, which can't be read: {error}."]) from error
+        except PlanError as error:
+            raise ConfigError([f"`--schedule` names the file {asked}, but {error}"]) from error
+    close = get_close_matches(asked, SCHEDULES, n=1)
+    advice = f"did you mean `{close[0]}`?" if close else f"there are {', '.join(SCHEDULES)}."
+    raise ConfigError([f"`--schedule` is {asked}, which is neither a pipeline schedule nor a file; {advice}"])
+
+
+def _simulated(options: Options, layered: Layered | None, chosen: Schedule | None) -> tuple[list[Row], list[str]]:
+    """All schedules, and why some are left out."""
+    rows: list[Row] = []
+    left_out: list[str] = []
+    microbatches = range(options.microbatches)
+    for schedule in [*SCHEDULES.values(), *([chosen] if chosen and chosen.name not in SCHEDULES else [])]:
+        most = schedule.max_stages_per_rank
+        several = schedule.min_stages_per_rank > 1 and most is None
+        try:
+            layout = schedule.layout(options.ranks, max(options.stages_per_rank, 2) if several else None)
+            layout, costs = costs_of(options, layered, layout)
+            written = schedule.name not in SCHEDULES
+            plans = schedule.plans(layout, microbatches) if written else schedule.order(layout, microbatches)
+            done = simulate(plans, layout, costs)
+        except (ArgumentError, PlanError) as error:
+            left_out.append(f"{schedule.name} is left out: {error}")
+            continue
+        rows.append(Row(schedule=schedule, layout=layout, plans=plans, simulation=done))
+    if not rows:
+        raise PlanError("; ".join(left_out))
+    return rows, left_out
+
+
+def _best(rows: Sequence[Row], cap: float) -> Row | None:
+    within = [row for row in rows if not cap or max(row.simulation.peak_bytes) <= cap]
+    return min(within, key=lambda row: (row.simulation.makespan_s, row.peak_shares), default=None)
+
+
+def _print_table(rows: Sequence[Row], left_out: Sequence[str], best: Row | None, options: Options) -> None:
+    cap = options.memory_gib * GIB
+    print(
+        f"{options.ranks} ranks, {options.microbatches} micro-batches; memory and traffic of the rank with the most\n"
+    )
+    print(f"  {'schedule':<16}{'stages':>7}{'update':>12}{'bubble':>9}{'alive':>8}{'memory':>12}{'sent':>12}")
+    for row in rows:
+        done = row.simulation
+        memory = max(done.peak_bytes)
+        mark = "*" if row is best else "!" if cap and memory > cap else " "
+        print(
+            f"{mark} {row.schedule.name:<16}{row.layout.stages:>7}{_time(done.makespan_s):>12}"
+            f"{done.bubble_share:>9.1%}{row.peak_shares:>8.4g}{_size(memory):>12}{_size(max(done.bytes_sent)):>12}"
+        )
+    print("\nalive: micro-batches of a rank's share of the model whose activations live at once")
+    if best is not None:
+        print(f"* the fastest{' within the cap' if cap else ''}: {best.schedule.name}, {best.schedule.summary}")
+    if cap and any(max(row.simulation.peak_bytes) > cap for row in rows):
+        print(f"! more than {options.memory_gib:g} GiB")
+    print("\n".join(left_out), end="\n" if left_out else "")
+
+
+def _print_cut(row: Row, layered: Layered) -> None:
+    cuts = layered.cut(row.layout.stages)
+    names = ", ".join(f'"{layered.layers[places[0]].name}"' for places in cuts[1:])
+    seconds = [sum(layered.layers[place].seconds for place in places) for places in cuts]
+    print(f"\nthe most balanced {len(cuts)} stages: {', '.join(map(_time, seconds))} per micro-batch")
+    print(f"parallel.split_at = [{names}]")
+
+
+def _draw(row: Row, options: Options) -> None:
+    title = f"{row.schedule.name}: {options.ranks} ranks, {options.microbatches} micro-batches"
+    if options.draw == "text" and not options.out:
+        _print_text(row, title, options.width)
+        return
+    text = {
+        "text": lambda: "".join(f"{line}\n" for line in _lines(row, options.width)),
+        "svg": lambda: draw_svg(row.simulation, title=title),
+        "trace": lambda: draw_trace(row.simulation),
+        "plan": lambda: write_plans(row.plans),
+        "torch": lambda: to_torch_csv(row.plans),
+    }[options.draw]()
+    if not options.out:
+        print(f"\n{text}", end="")
+        return
+    try:
+        Path(options.out).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError([f"`--out` can't be written: {options.out}: {error.strerror}."]) from error
+    print(f"\n{options.out}")
+
+
+def _lines(row: Row, width: int) -> list[str]:
+    return ["".join(piece.text for piece in line) for line in draw_text(row.simulation, width=width)]
+
+
+def _print_text(row: Row, title: str, width: int) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"\n{title}, {_time(row.simulation.makespan_s)} from left to right")
+    for rank, line in enumerate(draw_text(row.simulation, width=width)):
+        text = Text(f"rank {rank:<3} ")
+        for piece in line:
+            text.append(piece.text, style="dim" if piece.op is None else _COLOURS[piece.op.value])
+        console.print(text)
+    console.print("F forward  B backward  I backward of inputs  W backward of weights  . idle")
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.4g} s" if seconds >= 1 else f"{1e3 * seconds:.4g} ms"
+
+
+def _size(size: float) -> str:
+    if not size:
+        return "-"
+    return f"{size / GIB:.3g} GiB" if size >= GIB else f"{size / MIB:.3g} MiB"

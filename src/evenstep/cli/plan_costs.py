@@ -1,0 +1,142 @@
+"""What `evenstep plan` lets plans cost: numbers of one rank's share, a file of them, or layers.
+
+Layers are divided into stages anew for each number of stages. It draws nothing.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, cast, final
+
+from evenstep.cli.plan_options import COST_KEYS, Options, checked
+from evenstep.config.sources import read_file
+from evenstep.errors import ConfigError
+from evenstep.pipeline import Layout
+from evenstep.pipeline.balance import LayerCost, balance, stage_costs
+from evenstep.pipeline.simulate import Costs
+
+MIB, GIB = 2**20, 2**30
+_LAYER_KEYS = {
+    "forward_ms": ("forward_s", 1e-3),
+    "input_backward_ms": ("input_backward_s", 1e-3),
+    "weight_backward_ms": ("weight_backward_s", 1e-3),
+    "activation_mib": ("activation_bytes", MIB),
+    "output_mib": ("output_bytes", MIB),
+    "state_mib": ("state_bytes", MIB),
+}
+Flows = Callable[[Sequence[range]], Mapping[tuple[int, int], Sequence[int]]]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layered:
+    """A model as layers of known cost.
+
+    Args:
+        layers: their costs.
+        flows: gives the edges between stages, and which layers' outputs they carry, for the places of their layers.
+    """
+
+    layers: tuple[LayerCost, ...]
+    flows: Flows
+
+    def cut(self, stages: int) -> tuple[range, ...]:
+        """The most balanced stages."""
+        return balance([layer.seconds for layer in self.layers], stages)
+
+
+def costs_of(options: Options, layered: Layered | None, layout: Layout) -> tuple[Layout, Costs]:
+    """The layout with the edges of the model, and what its stages cost.
+
+    Args:
+        options: of the command.
+        layered: the model, or None for even shares.
+        layout: a chain.
+
+    Raises:
+        ArgumentError: the model has fewer layers than there are stages.
+    """
+    latency_s = options.latency_us * 1e-6
+    seconds_per_byte = 1 / (options.gib_per_s * GIB) if options.gib_per_s else 0.0
+    if layered is not None:
+        cuts = layered.cut(layout.stages)
+        edges = layered.flows(cuts)
+        layout = Layout(rank_of=layout.rank_of, edges=tuple(edges))
+        return layout, stage_costs(layered.layers, cuts, edges, latency_s=latency_s, seconds_per_byte=seconds_per_byte)
+    return layout, Costs.even(
+        layout,
+        forward_s=options.forward_ms * 1e-3,
+        input_backward_s=options.input_backward_ms * 1e-3,
+        weight_backward_s=options.weight_backward_ms * 1e-3,
+        activation_bytes=options.activation_mib * MIB,
+        deferred_bytes=None if options.deferred_mib < 0 else options.deferred_mib * MIB,
+        edge_bytes=options.message_mib * MIB,
+        state_bytes=options.state_mib * MIB,
+        latency_s=latency_s,
+        seconds_per_byte=seconds_per_byte,
+    )
+
+
+def read_costs(path: Path) -> tuple[dict[str, Any], Layered | None]:
+    """The options that a file of costs gives, and its layers if it has any.
+
+    Raises:
+        ConfigError: with all that is wrong.
+    """
+    tree = read_file(path)
+    faults: list[str] = []
+    given: dict[str, Any] = {}
+    layers: list[LayerCost] = []
+    for key, value in tree.items():
+        if key == "layers":
+            for number, layer in enumerate(cast("list[Any]", value) if isinstance(value, list) else [value]):
+                layers += _layer(number, layer, path, faults)
+        elif key not in COST_KEYS:
+            faults.append(f"`{key}` in {path} is not a cost; {_advice(key, (*COST_KEYS, 'layers'))}")
+        else:
+            _collect(given, faults, f"{key} in {path}", key, value)
+    if faults:
+        raise ConfigError(faults)
+    return given, Layered(layers=tuple(layers), flows=chained) if layers else None
+
+
+def chained(cuts: Sequence[range]) -> dict[tuple[int, int], tuple[int, ...]]:
+    """The edges of stages that feed the next one only.
+
+    >>> chained([range(0, 2), range(2, 5), range(5, 6)])
+    {(0, 1): (1,), (1, 2): (4,)}
+    """
+    return {(stage, stage + 1): (places[-1],) for stage, places in enumerate(cuts[:-1])}
+
+
+def _layer(number: int, layer: Any, path: Path, faults: list[str]) -> list[LayerCost]:
+    if not isinstance(layer, dict):
+        faults.append(f"`layers` in {path} must be [[layers]] tables, but number {number} is {layer}.")
+        return []
+    table = cast("dict[str, Any]", layer)
+    values: dict[str, Any] = dict.fromkeys(("forward_s", "input_backward_s", "weight_backward_s"), 0.0)
+    for key, value in table.items():
+        if key in _LAYER_KEYS:
+            name, unit = _LAYER_KEYS[key]
+            found: dict[str, Any] = {}
+            option = "message_mib" if key == "output_mib" else key
+            _collect(found, faults, f"layers.{number}.{key} in {path}", option, value)
+            values[name] = found.get(option, 0.0) * unit
+        elif key != "name":
+            faults.append(f"`layers.{number}.{key}` in {path} is not a cost; {_advice(key, ('name', *_LAYER_KEYS))}")
+    return [LayerCost(name=str(table.get("name", number)), **values)]
+
+
+def _collect(into: dict[str, Any], faults: list[str], said: str, name: str, value: object) -> None:
+    try:
+        if isinstance(value, bool | str):
+            raise ConfigError([f"`{said}` must be a number, but is {value}."])
+        into[name] = checked(said, name, value)
+    except ConfigError as error:
+        faults += error.faults
+
+
+def _advice(key: str, keys: Sequence[str]) -> str:
+    close = get_close_matches(key, keys, n=1)
+    return f"did you mean `{close[0]}`?" if close else f"there are {', '.join(keys)}."

@@ -1,0 +1,131 @@
+"""The options of `evenstep plan`: which there are, and how they are told from settings of a run.
+
+Names without a dot are options, those with one are settings of the run file. Costs may stand in a file, too, under the
+same names; what the command line says is stronger. It computes nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields
+from difflib import get_close_matches
+from math import isfinite
+from typing import Any, cast, final
+
+from evenstep.errors import ConfigError
+
+DRAWINGS = ("text", "svg", "trace", "plan", "torch")
+
+
+def _option(default: Any, kind: type, meaning: str) -> Any:
+    return field(default=default, metadata={"kind": kind, "meaning": meaning})
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What may be asked of a plan."""
+
+    ranks: int = _option(0, int, "pipeline ranks; by default the run's `parallel.pipeline`")
+    microbatches: int = _option(0, int, "micro-batches per update; by default those of the run's first update")
+    stages_per_rank: int = _option(2, int, "stages of each rank, for schedules that take any number; 2 by default")
+    memory_gib: float = _option(0.0, float, "the most memory that a rank may hold")
+    costs: str = _option("", str, "a TOML file of costs: the nine below with _ for -, or a [[layers]] table per layer")
+    forward_ms: float = _option(1.0, float, "a forward of one rank's share of the model, of one micro-batch; 1")
+    input_backward_ms: float = _option(1.0, float, "its gradients of inputs; 1")
+    weight_backward_ms: float = _option(1.0, float, "its gradients of weights; 1")
+    activation_mib: float = _option(0.0, float, "what it keeps from forward to backward")
+    deferred_mib: float = _option(-1.0, float, "what of that stays until the gradients of weights; all by default")
+    state_mib: float = _option(0.0, float, "what it holds all the time: parameters, gradients, optimizer")
+    message_mib: float = _option(0.0, float, "what goes from one stage to the next")
+    latency_us: float = _option(0.0, float, "time of any message")
+    gib_per_s: float = _option(0.0, float, "speed of messages; without it their size takes no time")
+    schedule: str = _option("", str, "what to draw: a schedule of the table or a file of one; the best by default")
+    draw: str = _option("text", str, f"how: {', '.join(DRAWINGS)}")
+    out: str = _option("", str, "the file to draw into")
+    width: int = _option(100, int, "characters of a line of text")
+
+
+_FIELDS: Mapping[str, "Field[Any]"] = {f"--{each.name.replace('_', '-')}": each for each in fields(Options)}
+COST_KEYS = (
+    "forward_ms",
+    "input_backward_ms",
+    "weight_backward_ms",
+    "activation_mib",
+    "deferred_mib",
+    "state_mib",
+    "message_mib",
+    "latency_us",
+    "gib_per_s",
+)
+
+
+def help_text() -> str:
+    """One line per option.
+
+    >>> help_text().splitlines()[0]
+    "  --ranks               pipeline ranks; by default the run's `parallel.pipeline`"
+    """
+    return "\n".join(f"  {name:<21} {each.metadata['meaning']}" for name, each in _FIELDS.items())
+
+
+def parse(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """The options that are given, by the name of their field, and the other arguments, which are settings of a run.
+
+    Args:
+        arguments: `--name value` or `--name=value`.
+
+    Raises:
+        ConfigError: with all that is wrong.
+
+    >>> parse(["--ranks", "8", "--train.updates=3"])
+    ({'ranks': 8}, ['--train.updates=3'])
+    """
+    given: dict[str, Any] = {}
+    settings: list[str] = []
+    faults: list[str] = []
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        name, equals, text = argument.partition("=")
+        follows = [rest.pop(0)] if not equals and rest and not rest[0].startswith("--") else []
+        if "." in name:
+            settings += [argument, *follows]
+        elif name not in _FIELDS:
+            close = get_close_matches(name, _FIELDS, n=1)
+            advice = f"did you mean `{close[0]}`?" if close else f"there are {', '.join(_FIELDS)}."
+            faults.append(f"`{name}` is not an option of `evenstep plan`; {advice}")
+        elif not equals and not follows:
+            faults.append(f"`{name}` has no value; write `{name} VALUE`, or `{name}=VALUE`.")
+        else:
+            each = _FIELDS[name]
+            try:
+                given[each.name] = checked(name, each.name, text if equals else follows[0])
+            except ConfigError as error:
+                faults += error.faults
+    if faults:
+        raise ConfigError(faults)
+    return given, settings
+
+
+def checked(said: str, name: str, value: object) -> Any:
+    """`value` as the field `name` wants it.
+
+    Raises:
+        ConfigError: it isn't like that; the message calls it `said`.
+    """
+    kind = cast("type", next(each for each in fields(Options) if each.name == name).metadata["kind"])
+    if kind is str:
+        if name == "draw" and value not in DRAWINGS:
+            close = get_close_matches(str(value), DRAWINGS, n=1)
+            advice = f"; did you mean {close[0]}?" if close else "."
+            raise ConfigError(
+                [f"`{said}` must be {', '.join(DRAWINGS[:-1])} or {DRAWINGS[-1]}, but is {value}{advice}"]
+            )
+        return value
+    what, least = ("a whole number", 1) if kind is int else ("a number", 0)
+    try:
+        number = kind(cast("Any", value))
+    except (TypeError, ValueError):
+        raise ConfigError([f"`{said}` must be {what}, but is {value}."]) from None
+    if not isfinite(number) or number < least:
+        raise ConfigError([f"`{said}` must be {what} of at least {least}, but is {value}."])
+    return number

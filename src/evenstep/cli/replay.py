@@ -1,0 +1,79 @@
+"""`evenstep replay FAILURE`: runs the update again that a run has failed with, and shows where it fails.
+
+The run is rebuilt from its folder, on whatever device and in whatever precision is asked for; parameters are those of
+the last committed update, the batch is the one that was kept, and randomness is the same. Nothing is changed.
+"""
+
+import os
+from contextlib import closing
+from pathlib import Path
+from typing import Any, cast, final
+
+import torch
+
+from evenstep.build import build_parts
+from evenstep.checkpoint import find_failure, read_checkpoint, step_name
+from evenstep.cli.exits import EXIT_DONE, EXIT_ERROR
+from evenstep.cli.folder import find_config
+from evenstep.cli.messages import user_line
+from evenstep.config.load import open_run
+from evenstep.config.sources import Setting, from_arguments, from_environment
+from evenstep.events import BackwardBegin, Hook, MicrobatchBegin
+
+
+@final
+class Watch(Hook):
+    """Remember how far the update came."""
+
+    def __init__(self) -> None:
+        self.place = "before its first micro-batch"
+
+    def before_microbatch(self, event: MicrobatchBegin) -> None:
+        self.place = f"in the forward of micro-batch {event.microbatch}"
+
+    def before_backward(self, event: BackwardBegin) -> None:
+        self.place = f"in the backward of micro-batch {event.microbatch}"
+
+
+def run(path: str, settings: list[str]) -> int:
+    """Run it again; gives 1 if it fails again."""
+    where = find_failure(Path(path))
+    folder = where.parent.parent
+    failure = cast("dict[str, Any]", read_checkpoint(where).state["failure"])
+    before = folder / "checkpoints" / step_name(failure["update"] - 1)
+    state = read_checkpoint(before).state
+    around = [each for each in from_environment(os.environ) if each.path not in (("name",), ("runs",), ("resume",))]
+    begun = Setting(path=("resume",), text="never", origin=str(folder))
+    alone = [Setting(path=("parallel", key), text=text, origin="replay") for key, text in _ALONE.items()]
+    with open_run(find_config(folder), [begun, *around, *alone, *from_arguments(settings)]) as opened:
+        if opened.config.threads is not None:
+            torch.set_num_threads(opened.config.threads)
+        parts = build_parts(opened)
+        with closing(parts):
+            watch = Watch()
+            trainer = parts.trainer(hooks=[watch])
+            print(f"failure     {where}: {failure['error']}\nparameters  {before}", flush=True)
+            print(
+                f"replay      update {failure['update']} on {trainer.device}, {opened.config.train.precision}",
+                flush=True,
+            )
+            try:
+                found = trainer.replay(state, failure)
+            except Exception as error:  # noqa: BLE001 - to show it is what the command is for
+                print(f"it fails    {watch.place}: {_described(error)}")
+                return EXIT_ERROR
+    if found:
+        print(f"it fails    {found}")
+        return EXIT_ERROR
+    print("it does not fail: all outputs and all gradients are finite, and nothing was raised")
+    return EXIT_DONE
+
+
+_ALONE = {"strategy": "single", "reduction": "fast"}
+
+
+def _described(error: Exception) -> str:
+    notes = " ".join(note for note in getattr(error, "__notes__", []) if "\n" not in note)
+    line = user_line(error)
+    at = f" (raised at {line})" if line else ""
+    return f"{type(error).__name__}: {error}{at} {notes}".rstrip()

@@ -1,0 +1,110 @@
+"""One rank of many, alone: what it would say to the others is written down, and it hears its own words.
+
+So one process can walk the update of any rank of any number, and what two ranks of a group say can be compared: where
+kinds, groups and sizes differ, real ranks would wait for each other for ever. A second rank hears what the first has
+heard, so that both agree on the same. It moves no tensor and sums none.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, final
+
+from torch import Tensor
+
+from evenstep.errors import ReplicaError
+from evenstep.parallel.group import Group
+
+T = TypeVar("T")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Word:
+    """One thing said to a group.
+
+    Args:
+        kind: "sum", "gather" and so on; with the other rank where it is said to one.
+        group: to whom.
+        num_bytes: of the payload of this rank; 0 for values, whose size may differ between ranks.
+    """
+
+    kind: str
+    group: str
+    num_bytes: int = 0
+
+
+class Fake(Group):
+    """A rank whose words are written down.
+
+    Args:
+        rank: its number.
+        ranks: how many there would be.
+        name: of the group, as it is written down.
+        said: where to write, such as the list of another group of the same rank.
+        heard: what another rank of this group has heard (its `heard`), which this one then hears as well; by default
+            everybody gathers what this rank says, and adds nothing to its sums.
+
+    >>> group = Fake(7, 512)
+    >>> group.gather("hello")[511], group.sum_floats([1.0, 2.0])
+    ('hello', [1.0, 2.0])
+    >>> group.said
+    [Word(kind='gather', group='all', num_bytes=0), Word(kind='sum_floats', group='all', num_bytes=16)]
+    >>> other = Fake(8, 512, heard=group.heard)
+    >>> other.gather("good day")[7:9], other.sum_floats([0.0, 0.0])
+    (['hello', 'good day'], [1.0, 2.0])
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        ranks: int,
+        *,
+        name: str = "all",
+        said: list[Word] | None = None,
+        heard: Sequence[list[Any]] | None = None,
+    ) -> None:
+        self.rank, self.ranks, self.name = rank, ranks, name
+        self.said: list[Word] = [] if said is None else said
+        self.heard: list[list[Any]] = []
+        self._script = None if heard is None else iter(heard)
+
+    def sum_floats(self, values: Sequence[float]) -> list[float]:
+        self._say("sum_floats", 8 * len(values))
+        return self._hear(list(values))
+
+    def gather(self, value: T) -> list[T]:
+        self._say("gather")
+        everybody = list(self._hear([value] * self.ranks))
+        everybody[self.rank] = value
+        return everybody
+
+    def _hear(self, own: list[Any]) -> list[Any]:
+        answer = own if self._script is None else next(self._script, None)
+        if answer is None or len(answer) != len(own):
+            raise ReplicaError(
+                f"rank {self.rank} of {self.ranks} says '{self.said[-1].kind}' to {self.name} as its word number "
+                f"{len(self.said)}, where the rank that it follows has said something else."
+            )
+        self.heard.append(answer)
+        return answer
+
+    def sum(self, tensor: Tensor) -> Callable[[], None]:
+        self._say("sum", _bytes(tensor))
+        return lambda: None
+
+    def send(self, tensor: Tensor, rank: int) -> None:
+        self._say(f"send to {rank}", _bytes(tensor))
+
+    def receive(self, tensor: Tensor, rank: int) -> None:
+        self._say(f"receive from {rank}", _bytes(tensor))
+
+    def broadcast(self, tensors: Sequence[Tensor], rank: int = 0) -> None:
+        for tensor in tensors:
+            self._say(f"broadcast from {rank}", _bytes(tensor))
+
+    def _say(self, kind: str, num_bytes: int = 0) -> None:
+        self.said.append(Word(kind, self.name, num_bytes))
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

@@ -1,0 +1,53 @@
+"""The ranks of a run as a grid: data-parallel replicas × pipeline stages.
+
+Rank = pipeline rank · replicas + data rank. All ranks of one pipeline read the same batches; all ranks of one column
+hold the same stages of different replicas. It says who belongs together, and sends nothing.
+"""
+
+from dataclasses import dataclass, field
+from typing import final
+
+from evenstep.errors import ArgumentError
+from evenstep.parallel.group import Group
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mesh:
+    """All ranks, and this rank's two groups among them.
+
+    Args:
+        world: all ranks; the first one speaks and writes files.
+        data: those that hold the same stages, which sum their gradients.
+        pipeline: those that hold the stages of one replica, in the order of their stages.
+
+    >>> Mesh().pipeline.ranks
+    1
+    """
+
+    world: Group = field(default_factory=Group)
+    data: Group = field(default_factory=Group)
+    pipeline: Group = field(default_factory=Group)
+
+    @classmethod
+    def of(cls, world: Group, *, pipeline: int = 1) -> "Mesh":
+        """Divide `world` into pipelines of `pipeline` ranks; all ranks call it together.
+
+        Raises:
+            ArgumentError: the number of ranks is not a multiple of `pipeline`.
+
+        >>> Mesh.of(Group()).data.ranks
+        1
+        """
+        if pipeline < 1 or world.ranks % pipeline:
+            raise ArgumentError(
+                f"the number of ranks must be a multiple of the {pipeline} pipeline ranks, but is {world.ranks}; "
+                f"start {max(pipeline, world.ranks // max(pipeline, 1) * pipeline)} ranks, or change `pipeline`."
+            )
+        if pipeline == 1:
+            return cls(world=world, data=world)
+        replicas = world.ranks // pipeline
+        columns = [range(stage * replicas, (stage + 1) * replicas) for stage in range(pipeline)]
+        rows = [range(replica, world.ranks, replicas) for replica in range(replicas)]
+        data = world.split([list(column) for column in columns]) if replicas > 1 else Group()
+        return cls(world=world, data=data, pipeline=world.split([list(row) for row in rows]))

@@ -1,0 +1,98 @@
+"""Linear layers whose weight gradients can wait: what divides a backward into INPUT_BACKWARD and WEIGHT_BACKWARD.
+
+For y = x Wᵀ + b with gradient g: the first half gives g W, the second gᵀ x and Σg, by the very products that torch's
+own backward makes, so the bits are the same. Other modules give their weight gradients in the first half, which is
+right and fills less of the bubble; so do linear layers inside compiled ones, whose backward is one piece.
+"""
+
+from typing import Any, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Product = tuple[nn.Parameter, nn.Parameter | None, Tensor, Tensor]
+
+
+@final
+class Deferral:
+    """Whether weight gradients of this rank's linear layers wait, and those that do."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Product] | None = None
+
+    def begin(self) -> None:
+        """Let the weight gradients of the backward that follows wait."""
+        self.waiting = []
+
+    def end(self) -> list[Product]:
+        """What waits; later backwards are whole again."""
+        waiting, self.waiting = self.waiting, None
+        return waiting or []
+
+
+def prepare(module: nn.Module, deferral: Deferral) -> None:
+    """Make the linear layers of `module` ask `deferral` what to do with their weight gradients."""
+    if getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod"):
+        return
+    if type(module) is nn.Linear:
+        module.__class__ = DeferredLinear
+        object.__setattr__(module, "deferral", deferral)
+    for child in module.children():
+        prepare(child, deferral)
+
+
+def accumulate(products: list[Product]) -> None:
+    """The second half: add the weight gradients to `.grad`."""
+    with torch.no_grad():
+        for weight, bias, x, gradient in products:
+            for parameter, value in _weight_gradients(weight, bias, x, gradient):
+                parameter.grad = value if parameter.grad is None else parameter.grad.add_(value)
+
+
+def _weight_gradients(
+    weight: nn.Parameter, bias: nn.Parameter | None, x: Tensor, gradient: Tensor
+) -> list[tuple[nn.Parameter, Tensor]]:
+    found: list[tuple[nn.Parameter, Tensor]] = []
+    if weight.requires_grad:
+        found.append((weight, gradient.t().mm(x).to(weight.dtype)))
+    if bias is not None and bias.requires_grad:
+        found.append((bias, gradient.sum(0).to(bias.dtype)))
+    return found
+
+
+class DeferredLinear(nn.Linear):
+    """An `nn.Linear` that `prepare` has changed in place: the same parameters, the same numbers."""
+
+    deferral: Deferral
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():
+            return F.linear(input, self.weight, self.bias)
+        return _Product.apply(input, self.weight, self.bias, self.deferral)
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: nn.Parameter, bias: nn.Parameter | None, deferral: Deferral) -> Tensor:
+        dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
+        ctx.save_for_backward(x.to(dtype))
+        # a checkpoint's recomputation gives back detached copies, and the gradient belongs to the parameters themselves
+        ctx.weight, ctx.bias, ctx.deferral, ctx.dtype = weight, bias, deferral, x.dtype
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (x,) = ctx.saved_tensors
+        weight, bias, deferral = ctx.weight, ctx.bias, ctx.deferral
+        rows = gradient.reshape(-1, gradient.shape[-1])
+        needs = ctx.needs_input_grad
+        of_input = None
+        if needs[0]:
+            of_input = rows.mm(weight.to(rows.dtype)).view(x.shape).to(ctx.dtype)
+        product = weight, bias, x.reshape(-1, x.shape[-1]), rows
+        if deferral.waiting is not None:
+            deferral.waiting.append(product)
+            return of_input, None, None, None
+        now = dict(_weight_gradients(*product))
+        return of_input, now.get(weight), None if bias is None else now.get(bias), None

@@ -1,0 +1,158 @@
+"""A model as named layers and what flows between them: what a pipeline can cut.
+
+A layer is called with the outputs of its sources, each one positional argument, and if it asks for them with the
+task's inputs. The layers' names begin the names of their parameters, so a checkpoint knows nothing of how the model was
+cut. It builds nothing: a layer may be a module, or a function that builds it only where it is needed.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from inspect import ismethod
+from typing import Any, Protocol, Self, TypeAlias, cast, final
+
+from torch import nn
+
+from evenstep.errors import ArgumentError
+
+Build: TypeAlias = nn.Module | Callable[[], nn.Module]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer of a model.
+
+    Args:
+        name: what the names of its parameters begin with, dotted, such as `blocks.3`.
+        build: the module, or a function that gives it.
+        sources: names of earlier layers whose outputs it is called with, in this order; None: the layer before.
+        inputs: what of the task's inputs it is called with after those: True for all (a tuple is positional, a dict
+            keyword arguments), a tuple for these keys of a dict, False for none; None: all if it is the first layer.
+
+    >>> Layer("head", nn.Linear(4, 2)).sources is None
+    True
+    """
+
+    name: str
+    build: Build
+    sources: tuple[str, ...] | None = None
+    inputs: bool | tuple[str, ...] | None = None
+
+
+class Cuttable(Protocol):
+    """A model that says what its layers are."""
+
+    def layers(self) -> Sequence[Layer]:
+        """Its layers in the order in which they run; their modules may be those of the model itself."""
+        ...
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """All layers of a model.
+
+    Args:
+        layers: in the order in which they run; the last one's output goes to the task's loss.
+        ties: sets of parameter names that are one parameter, such as `("embedding.weight", "head.weight")`; it is
+            called by the first. Parameters that modules share already are found without being named.
+
+    Raises:
+        ArgumentError: names that are not unique, a source that is not an earlier layer, an output that nobody takes.
+    """
+
+    layers: tuple[Layer, ...]
+    ties: tuple[tuple[str, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.layers:
+            raise ArgumentError("a model must have a layer at least, but this one has none.")
+        names = [layer.name for layer in self.layers]
+        for place, name in enumerate(names):
+            below = [other for other in names if other != name and other.startswith(f"{name}.")]
+            if names.count(name) > 1 or not all(name.split(".")) or below:
+                raise ArgumentError(
+                    f"layer {place} must have a name of its own, dotted, that no other begins with, but is called "
+                    f"'{name}' among {', '.join(names)}."
+                )
+            for source in self.sources(place):
+                if source >= place:
+                    raise ArgumentError(f"layer '{name}' must have sources before it, but '{names[source]}' is not.")
+        taken = {source for place in range(len(names)) for source in self.sources(place)}
+        idle = [name for place, name in enumerate(names[:-1]) if place not in taken]
+        if idle:
+            raise ArgumentError(f"every output must be taken by a later layer, but that of '{idle[0]}' is by none.")
+
+    def sources(self, place: int) -> tuple[int, ...]:
+        """The places of the layers whose outputs the one at `place` is called with."""
+        names = [layer.name for layer in self.layers]
+        given = self.layers[place].sources
+        if given is None:
+            return (place - 1,) if place else ()
+        unknown = [name for name in given if name not in names]
+        if unknown:
+            raise ArgumentError(
+                f"a source of layer '{names[place]}' must be one of {', '.join(names[:place])}, but is '{unknown[0]}'."
+            )
+        return tuple(names.index(name) for name in given)
+
+    def inputs(self, place: int) -> bool | tuple[str, ...]:
+        """What of the task's inputs the layer at `place` is called with."""
+        given = self.layers[place].inputs
+        return place == 0 if given is None else given
+
+    @classmethod
+    def of(cls, model: "nn.Module | Layers | Sequence[Layer | Build]") -> Self:
+        """The layers of a model: one that says them, an `nn.Sequential` (nested ones are opened), or a list.
+
+        Raises:
+            ArgumentError: the model is none of these.
+
+        >>> [layer.name for layer in Layers.of(nn.Sequential(nn.ReLU(), nn.Sequential(nn.ReLU(), nn.Tanh()))).layers]
+        ['0', '1.0', '1.1']
+        """
+        if isinstance(model, cls):
+            return model
+        if ismethod(getattr(model, "layers", None)):  # in many models it is no method but a container
+            return cls(tuple(cast("Cuttable", model).layers()))
+        if isinstance(model, nn.Sequential):
+            return cls(tuple(_opened(model, "")))
+        if isinstance(model, nn.Module):
+            raise ArgumentError(
+                f"{type(model).__name__} can't be cut into stages: give it a method `layers()` that says its layers in "
+                f"the order in which they run, or make it an `nn.Sequential`."
+            )
+        parts = cast("Sequence[Layer | Build]", model)
+        return cls(
+            tuple(part if isinstance(part, Layer) else Layer(str(place), part) for place, part in enumerate(parts))
+        )
+
+
+def _opened(sequence: nn.Sequential, prefix: str) -> Iterator[Layer]:
+    for name, child in sequence.named_children():
+        if type(child) is nn.Sequential and len(child):
+            yield from _opened(child, f"{prefix}{name}.")
+        else:
+            yield Layer(f"{prefix}{name}", child)
+
+
+def call(module: Callable[..., Any], outputs: Sequence[Any], inputs: Any, wanted: bool | tuple[str, ...]) -> Any:
+    """Call a layer with its sources' outputs and with what it wants of the task's inputs.
+
+    >>> call(max, [3], (4, 5), True), call(dict, [], {"a": 1, "b": 2}, ("b",))
+    (5, {'b': 2})
+    """
+    if not wanted:
+        return module(*outputs)
+    if isinstance(wanted, tuple):
+        if not isinstance(inputs, dict):
+            raise ArgumentError(
+                f"a layer asks for the inputs {', '.join(wanted)}, so the task's `inputs` must give a dict, but gave "
+                f"a {type(inputs).__name__}."
+            )
+        return module(*outputs, **{name: inputs[name] for name in wanted})
+    if type(inputs) is tuple:
+        return module(*outputs, *cast("tuple[Any, ...]", inputs))
+    if isinstance(inputs, dict):
+        return module(*outputs, **cast("dict[str, Any]", inputs))
+    return module(*outputs, inputs)

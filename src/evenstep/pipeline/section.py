@@ -1,0 +1,92 @@
+"""The layers of one stage, as one module.
+
+It runs them in order and gives what later stages take. Its parameters have the names that they have in the whole model.
+It draws no randomness of its own: before each layer it says which one begins, so that the caller can seed it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast, final
+
+from torch import nn
+
+from evenstep.errors import ArgumentError
+from evenstep.pipeline.layers import Layers, call
+
+
+@final
+class Section(nn.Module):
+    """One stage of a model.
+
+    Args:
+        layers: of the whole model.
+        places: of this stage's layers.
+        leaving: places of those whose output later stages take, and of the model's last layer if it is here.
+        modules: of this stage's layers; a compiled one keeps the names of what it was compiled from.
+    """
+
+    def __init__(self, layers: Layers, places: range, leaving: Sequence[int], modules: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.places = places
+        self._leaving = tuple(leaving)
+        self._sources = [layers.sources(place) for place in places]
+        self._wanted = [layers.inputs(place) for place in places]
+        self._calls: list[Callable[..., Any]] = [*modules]
+        last_use = {source: place for place in places for source in layers.sources(place)}
+        self._done = [
+            [source for source, last in last_use.items() if last == place and source not in self._leaving]
+            for place in places
+        ]
+        for place, module in zip(places, modules, strict=True):
+            register(self, layers.layers[place].name, module)
+
+    @property
+    def takes_inputs(self) -> bool:
+        """Whether a layer here is called with the task's inputs."""
+        return any(self._wanted)
+
+    def forward(self, received: Mapping[int, Any], inputs: Any, begin: Callable[[int], None]) -> dict[int, Any]:
+        """Run the layers.
+
+        Args:
+            received: outputs of earlier stages' layers, by place.
+            inputs: the task's; only looked at by layers that ask for them.
+            begin: called with a layer's place before it runs.
+
+        Returns:
+            The outputs that leave, by place.
+        """
+        values = dict(received)
+        for number, place in enumerate(self.places):
+            begin(place)
+            outputs = [values[source] for source in self._sources[number]]
+            for source in self._done[number]:
+                del values[source]
+            values[place] = call(self._calls[number], outputs, inputs, self._wanted[number])
+            del outputs
+        return {place: values[place] for place in self._leaving}
+
+    def compile_layers(self, *args: Any, **kwargs: Any) -> None:
+        """Compile each layer by itself."""
+        for called in self._calls:
+            cast("nn.Module", called).compile(*args, **kwargs)
+
+
+def original(module: nn.Module) -> nn.Module:
+    """The module that `torch.compile` wrapped, or `module` itself."""
+    return cast("nn.Module", getattr(module, "_orig_mod", module))
+
+
+def register(root: nn.Module, name: str, module: nn.Module) -> None:
+    """Make `module` a part of `root` under its dotted name.
+
+    >>> root = nn.Module(); register(root, "blocks.0", nn.Linear(1, 1)); list(root.state_dict())
+    ['blocks.0.weight', 'blocks.0.bias']
+    """
+    *above, last = name.split(".")
+    for part in above:
+        if part not in dict(root.named_children()):
+            root.add_module(part, nn.Module())
+        root = root.get_submodule(part)
+    if hasattr(root, last):
+        raise ArgumentError(f"a layer can't be called '{name}', since a module has '{last}' already; rename it.")
+    root.add_module(last, original(module))

@@ -1,0 +1,69 @@
+"""Cuts layers into stages and says which stage feeds which.
+
+A stage is a contiguous run of layers; an output goes once, directly, to every stage with a layer that takes it. It is
+arithmetic on places: no module is looked at.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from evenstep.errors import ArgumentError
+from evenstep.pipeline.layers import Layers
+
+
+def cut(layers: Layers, *, stages: int, split_at: Sequence[str] | None = None) -> tuple[range, ...]:
+    """The places of each stage's layers.
+
+    Args:
+        layers: of the whole model.
+        stages: how many.
+        split_at: names of the layers that begin the second and later stages; None: as equal in layers as can be.
+
+    Raises:
+        ArgumentError: more stages than layers, or names that don't cut the model into so many stages.
+
+    >>> from torch import nn
+    >>> cut(Layers.of(nn.Sequential(*[nn.ReLU() for _ in range(5)])), stages=2)
+    (range(0, 2), range(2, 5))
+    """
+    names = [layer.name for layer in layers.layers]
+    if split_at is None:
+        if stages > len(names):
+            raise ArgumentError(
+                f"a model of {len(names)} layers can't be cut into {stages} stages: use fewer pipeline ranks or "
+                f"stages per rank, or say its layers more finely."
+            )
+        edges = [len(names) * stage // stages for stage in range(stages + 1)]
+    else:
+        begins = [_begin(names, name) for name in split_at]
+        edges = [0, *begins, len(names)]
+        if len(begins) != stages - 1 or sorted(set(edges)) != edges:
+            raise ArgumentError(
+                f"`split_at` must name the first layers of stages 1 to {stages - 1}, in order, but names "
+                f"{', '.join(split_at) or 'none'}; the layers are {', '.join(names)}."
+            )
+    return tuple(range(begin, end) for begin, end in pairwise(edges))
+
+
+def _begin(names: list[str], wanted: str) -> int:
+    """The first layer that is called `wanted`, or that lies in a module of this path."""
+    found = [place for place, name in enumerate(names) if name == wanted or name.startswith(f"{wanted}.")]
+    if not found:
+        raise ArgumentError(f"`split_at` must name layers of the model, {', '.join(names)}, but '{wanted}' is none.")
+    return found[0]
+
+
+def flows(layers: Layers, stages: Sequence[range]) -> dict[tuple[int, int], tuple[int, ...]]:
+    """For each edge (source stage, destination stage) the places of the layers whose outputs it carries.
+
+    >>> from torch import nn
+    >>> flows(Layers.of(nn.Sequential(nn.ReLU(), nn.ReLU())), [range(0, 1), range(1, 2)])
+    {(0, 1): (0,)}
+    """
+    stage_of = {place: stage for stage, places in enumerate(stages) for place in places}
+    carried: dict[tuple[int, int], set[int]] = {}
+    for place, stage in stage_of.items():
+        for source in layers.sources(place):
+            if stage_of[source] != stage:
+                carried.setdefault((stage_of[source], stage), set()).add(source)
+    return {edge: tuple(sorted(places)) for edge, places in sorted(carried.items())}

@@ -1,0 +1,239 @@
+"""A model in stages, of which this process holds its own.
+
+The stages of a model are spread over the ranks of a pipeline by a layout; one process holds them all. What is trained
+does not depend on that: layers are built, seeded and named one by one. It is a module with the names of the whole
+model, so that optimizers, averages and checkpoints need not know of stages.
+"""
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from typing import Any, final
+
+import torch
+from torch import nn
+
+from evenstep.errors import ArgumentError, TaskError
+from evenstep.keys import key
+from evenstep.parallel.mesh import Mesh
+from evenstep.pipeline.layers import Build, Layer, Layers
+from evenstep.pipeline.layout import Layout
+from evenstep.pipeline.schedules import SCHEDULES, Schedule
+from evenstep.pipeline.section import Section, original, register
+from evenstep.pipeline.split import cut, flows
+from evenstep.pipeline.ties import Tie, equalise
+
+
+@final
+class Staged(nn.Module):
+    """A model in stages.
+
+    Args:
+        model: an `nn.Sequential`, a list of modules or of functions that build one, `Layers`, or any module with a
+            method `layers()`. Functions are called only for the layers of this rank, each seeded by itself, so that
+            no rank ever holds the whole model.
+        mesh: the ranks; one process by default.
+        schedule: name of the pipeline schedule.
+        stages_per_rank: how many stages each rank holds; None: as few as the schedule allows.
+        split_at: names of the layers that begin the second and later stages; None: equal numbers of layers.
+        ties: sets of names of parameters that are one; those that modules share are found by themselves.
+        seed: of the layers that are built here.
+
+    Raises:
+        ArgumentError: the model can't be cut like this.
+        PlanError: the pipeline schedule can't run these stages.
+
+    >>> model = Staged(nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)), stages_per_rank=2)
+    >>> model.layout.rank_of, list(model.state_dict())
+    ((0, 0), ['0.weight', '0.bias', '2.weight', '2.bias'])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Layers | Sequence[Layer | Build],
+        *,
+        mesh: Mesh | None = None,
+        schedule: str = "1f1b",
+        stages_per_rank: int | None = None,
+        split_at: Sequence[str] | None = None,
+        ties: Sequence[tuple[str, ...]] = (),
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.mesh = mesh or Mesh()
+        ranks = self.mesh.pipeline.ranks
+        self.schedule = _named(schedule if ranks > 1 else "sequential")
+        self.layers = Layers.of(model)
+        if stages_per_rank is None and split_at is not None:
+            stages_per_rank = -(-(len(split_at) + 1) // ranks)
+        chain = self.schedule.layout(ranks, stages_per_rank)
+        self._places = cut(self.layers, stages=chain.stages, split_at=split_at)
+        self.carried = flows(self.layers, self._places)
+        self.layout = Layout(rank_of=chain.rank_of, edges=tuple(self.carried))
+        self.own = self.layout.stages_of(self.mesh.pipeline.rank)
+        shared = _shared(self.layers)
+        built = self._build(seed)
+        _separate(built.values())
+        _check_dense(built.values())
+        self.sections = {stage: self._section(stage, built) for stage in self.own}
+        for place, module in built.items():
+            register(self, self.layers.layers[place].name, module)
+        self.parameter_names, self.ties = self._described((*self.layers.ties, *ties, *shared))
+        equalise(self.ties, dict(self.named_parameters()), self.mesh.pipeline)
+
+    @property
+    def last(self) -> int:
+        """The stage whose output goes to the task's loss."""
+        return self.layout.stages - 1
+
+    @property
+    def aliases(self) -> dict[str, str]:
+        """For each copy of a tied parameter its name in checkpoints."""
+        return {name: tie.names[0] for tie in self.ties for name in tie.names[1:]}
+
+    def described(self) -> dict[int, str]:
+        """The names of the first and last layer of each stage that this rank holds.
+
+        >>> Staged([nn.ReLU(), nn.ReLU(), nn.ReLU()], stages_per_rank=2).described()
+        {0: '0', 1: '1 … 2'}
+        """
+        names = [layer.name for layer in self.layers.layers]
+        ends = {stage: (names[self._places[stage][0]], names[self._places[stage][-1]]) for stage in self.own}
+        return {stage: first if first == last else f"{first} … {last}" for stage, (first, last) in ends.items()}
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The whole model's output, where this process holds all of its stages.
+
+        Raises:
+            TaskError: other ranks hold some.
+        """
+        if self.layout.ranks > 1:
+            raise TaskError(
+                f"this rank holds {len(self.own)} of the model's {self.layout.stages} stages, so it can't be called "
+                f"here; evaluate with the trainer, or load a checkpoint into a model on one process."
+            )
+        values: dict[int, Any] = {}
+        for stage in self.own:
+            values |= self.sections[stage](values, kwargs or args, _unseeded)
+        return values[len(self.layers.layers) - 1]
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile each layer by itself, with the arguments of `torch.compile`; names of parameters stay."""
+        for section in self.sections.values():
+            section.compile_layers(*args, **kwargs)
+
+    def _build(self, seed: int) -> dict[int, nn.Module]:
+        """This rank's layers, by place."""
+        built: dict[int, nn.Module] = {}
+        for place in (place for stage in self.own for place in self._places[stage]):
+            layer = self.layers.layers[place]
+            module: object = layer.build
+            if not isinstance(layer.build, nn.Module):
+                with torch.random.fork_rng(devices=[]):
+                    torch.default_generator.manual_seed(key(seed, "layer", place))
+                    module = layer.build()
+            if not isinstance(module, nn.Module):
+                raise ArgumentError(
+                    f"layer '{layer.name}' must be a module, or a function that gives one, but gave a "
+                    f"{type(module).__name__}."
+                )
+            built[place] = module
+        return built
+
+    def _section(self, stage: int, built: dict[int, nn.Module]) -> Section:
+        places = self._places[stage]
+        leaving = {place for edge, carried in self.carried.items() if edge[0] == stage for place in carried}
+        if stage == self.last:
+            leaving.add(places[-1])
+        return Section(self.layers, places, sorted(leaving), [built[place] for place in places])
+
+    def _described(self, tied: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], tuple[Tie, ...]]:
+        """The names of the whole model's parameters, each tied one once, and what is tied, with its owners."""
+        mine: list[tuple[int, list[str]]] = []
+        for section in self.sections.values():
+            for place in section.places:
+                layer = self.layers.layers[place].name
+                mine.append((place, [name for name, _ in section.named_parameters() if name.startswith(f"{layer}.")]))
+        shared = list(tied)
+        everybody = self.mesh.pipeline.gather((mine, shared))
+        owner_of: dict[str, int] = {}
+        held = [(place, names, rank) for rank, (own, _) in enumerate(everybody) for place, names in own]
+        for _, names, rank in sorted(held):
+            owner_of |= dict.fromkeys(names, rank)
+        ties = _joined([group for _, groups in everybody for group in groups], list(owner_of))
+        copies = {name for tie in ties for name in tie[1:]}
+        names = tuple(name for name in owner_of if name not in copies)
+        return names, tuple(Tie(tie, tuple(owner_of[name] for name in tie)) for tie in ties)
+
+
+def _named(name: str) -> Schedule:
+    if name not in SCHEDULES:
+        close = get_close_matches(name, SCHEDULES) or list(SCHEDULES)
+        raise ArgumentError(f"there is no pipeline schedule '{name}'; did you mean {' or '.join(close)}?")
+    return SCHEDULES[name]
+
+
+def _shared(layers: Layers) -> list[tuple[str, ...]]:
+    """The names of each parameter that several layers share as one object.
+
+    Raises:
+        ArgumentError: two layers share a whole module.
+    """
+    modules: dict[int, str] = {}
+    parameters: dict[int, list[str]] = {}
+    for layer in layers.layers:
+        if not isinstance(layer.build, nn.Module):
+            continue
+        for part in layer.build.modules():
+            first = modules.setdefault(id(part), layer.name)
+            if first != layer.name:
+                raise ArgumentError(
+                    f"layers '{first}' and '{layer.name}' share a module, so they can't be put on different ranks; "
+                    f"give each a module of its own, and name their parameters in `ties`."
+                )
+        for name, parameter in original(layer.build).named_parameters():
+            parameters.setdefault(id(parameter), []).append(f"{layer.name}.{name}")
+    return [tuple(names) for names in parameters.values() if len(names) > 1]
+
+
+def _separate(modules: Iterable[nn.Module]) -> None:
+    """Give every layer but the first a copy of its own of a parameter that several share."""
+    seen: dict[int, nn.Module] = {}
+    for module in modules:
+        copies: dict[int, nn.Parameter] = {}
+        for part in original(module).modules():
+            for name, parameter in part.named_parameters(recurse=False):
+                if seen.setdefault(id(parameter), module) is not module:
+                    copy = copies.setdefault(id(parameter), _copied(parameter))
+                    setattr(part, name, copy)
+                    seen[id(copy)] = module
+
+
+def _check_dense(modules: Iterable[nn.Module]) -> None:
+    sparse = [part for module in modules for part in module.modules() if getattr(part, "sparse", False) is True]
+    if sparse:
+        raise ArgumentError(
+            f"all gradients of a model in stages must be dense, but those of {sparse[0]} are sparse; build it without "
+            f"`sparse=True`."
+        )
+
+
+def _copied(parameter: nn.Parameter) -> nn.Parameter:
+    return nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
+
+
+def _joined(groups: Sequence[tuple[str, ...]], names: Sequence[str]) -> list[tuple[str, ...]]:
+    """Groups without a common name, each in the order of `names`."""
+    joined: list[set[str]] = []
+    for group in groups:
+        unknown = [name for name in group if name not in names]
+        if unknown:
+            raise ArgumentError(
+                f"`ties` must name parameters of different layers, but '{unknown[0]}' is none; there are "
+                f"{', '.join(get_close_matches(unknown[0], names) or names[:8])}."
+            )
+        apart = [other for other in joined if not other & set(group)]
+        joined = [*apart, set(group).union(*(other for other in joined if other & set(group)))]
+    return sorted(tuple(sorted(group, key=names.index)) for group in joined if len(group) > 1)
+
+
+def _unseeded(place: int) -> None: ...

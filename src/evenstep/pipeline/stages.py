@@ -1,0 +1,268 @@
+"""Executes the plans of a model in stages.
+
+It walks the actions of its rank's plan: a computation takes what it needs from the inbox or from another stage of this
+rank, and leaves what others need to be sent. What a stage computes and what is done with the last one's output it asks
+of the passage, how gradients are shared it leaves to the strategy; which schedule it is it does not know. A model that
+is one stage takes the shorter way of `Runner`.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, final
+
+import torch
+from torch import Tensor
+
+from evenstep.parallel.per_stage import PerStage
+from evenstep.pipeline.action import Action, Op, Plan
+from evenstep.pipeline.boundary import Crossing, Gradients, chosen, detached
+from evenstep.pipeline.deferred import Deferral, Product, accumulate, prepare
+from evenstep.pipeline.section import Section
+from evenstep.pipeline.staged import Staged
+from evenstep.pipeline.ties import sum_over_owners
+from evenstep.pipeline.wire import Address, Inbox, Wire
+
+SAID = {
+    Op.FORWARD: "forward",
+    Op.BACKWARD: "backward",
+    Op.INPUT_BACKWARD: "backward to the inputs",
+    Op.WEIGHT_BACKWARD: "backward to the weights",
+    Op.SEND_OUTPUT: "sending the output",
+    Op.RECEIVE_INPUT: "receiving the input",
+    Op.SEND_GRADIENT: "sending the gradient",
+    Op.RECEIVE_GRADIENT: "receiving the gradient",
+    Op.ARM: "arming the reduction",
+    Op.REDUCE: "reduction",
+}
+
+
+class StagePassage(Protocol):
+    """What the micro-batches of one update bring along, asked for by the runner of stages."""
+
+    def through(self, section: Section, received: Mapping[int, Any], microbatch: int) -> dict[int, Any]:
+        """Apply a stage; gives the outputs that leave it."""
+        ...
+
+    def loss(self, output: Any, microbatch: int) -> Tensor:
+        """What the last stage's output means: a loss, ready for backward."""
+        ...
+
+    def descend(self, loss: Tensor, microbatch: int) -> None:
+        """Go back from the loss."""
+        ...
+
+    def going_back(self, microbatch: int) -> AbstractContextManager[None]:
+        """Around the backward of a stage that is not the last."""
+        ...
+
+    def done(self, microbatch: int) -> None:
+        """This rank has nothing more to do with the micro-batch."""
+        ...
+
+
+@final
+class Stages:
+    """Executes plans over the stages that this rank holds.
+
+    Args:
+        model: whose.
+        strategy: how each stage's gradients are shared between data-parallel ranks.
+        device: of the model.
+    """
+
+    def __init__(self, model: Staged, strategy: PerStage, device: torch.device) -> None:
+        self.model = model
+        self._strategy = strategy
+        self._group = model.mesh.pipeline
+        self.wire = Wire(self._group, device)
+        self.deferral = Deferral()
+        if model.schedule.splits_backward:
+            for section in model.sections.values():
+                prepare(section, self.deferral)
+        for section in model.sections.values():
+            strategy.wrap(section)
+        self._parameters = dict(model.named_parameters())
+
+    def run(self, plan: Plan, passage: StagePassage, num_microbatches: int) -> None:
+        """Execute `plan`. Gradients are complete, reduced and summed over ties when it returns.
+
+        Args:
+            plan: this rank's actions.
+            passage: of this replica's micro-batches.
+            num_microbatches: of the update, over all ranks.
+
+        Raises:
+            Exception: what an action raised, with a note that names rank, action and micro-batch; the other ranks
+                of the pipeline raise an EvenstepError that says so.
+        """
+        run = _Run(self, self._strategy, passage, num_microbatches)
+        action: Action | None = None
+        with Inbox(self.wire, self._group, _expected(plan, self.model)) as inbox:
+            try:
+                for action in plan:
+                    run.act(action, inbox)
+                if any(a.op is Op.REDUCE for a in plan):
+                    sum_over_owners(self.model.ties, self._parameters, self._group)
+                self.wire.flush()
+            except BaseException as error:
+                self._tell(error, action)
+                raise
+
+    def _tell(self, error: BaseException, action: Action | None) -> None:
+        place = "before its first action" if action is None else f"at {described(action)}"
+        where = f"pipeline rank {self._group.rank} of {self._group.ranks} stopped {place}"
+        error.add_note(f"({where})")
+        mesh = self.model.mesh
+        for group in (mesh.pipeline, mesh.data, mesh.world):
+            group.abort(f"{where}: {type(error).__name__}: {error}")
+
+
+def described(action: Action) -> str:
+    """An action in words.
+
+    >>> described(Action(Op.FORWARD, 1, 3))
+    'action 1F3 (forward, stage 1, micro-batch 3)'
+    """
+    microbatch = f", micro-batch {action.microbatch}" if action.microbatch >= 0 else ""
+    return f"action {action} ({SAID[action.op]}, stage {action.stage}{microbatch})"
+
+
+def _expected(plan: Sequence[Action], model: Staged) -> dict[int, int]:
+    expected: dict[int, int] = {}
+    for action in plan:
+        if action.op in (Op.RECEIVE_INPUT, Op.RECEIVE_GRADIENT):
+            peer = model.layout.rank_of[action.peer]
+            expected[peer] = expected.get(peer, 0) + 1
+    return expected
+
+
+@final
+class _Run:
+    """One execution of one plan: what lives between its actions."""
+
+    def __init__(self, stages: Stages, strategy: PerStage, passage: StagePassage, num_microbatches: int) -> None:
+        self._model = stages.model
+        self._wire = stages.wire
+        self._deferral = stages.deferral
+        self._strategy = strategy
+        self._passage = passage
+        self._num_microbatches = num_microbatches
+        self._crossings: dict[tuple[int, int], Crossing] = {}
+        self._local: dict[Address, Any] = {}
+        self._leaving: dict[Address, Any] = {}
+        self._weights: dict[tuple[int, int], tuple[list[Product], list[Tensor | None]]] = {}
+        self._unreduced = list(self._model.own)
+        self._armed: set[int] = set()
+        self._complete: set[int] = set()
+
+    def act(self, action: Action, inbox: Inbox) -> None:
+        op, stage, microbatch = action.op, action.stage, action.microbatch
+        rank_of = self._model.layout.rank_of
+        if op is Op.FORWARD:
+            self._forward(stage, microbatch, inbox)
+        elif op in (Op.BACKWARD, Op.INPUT_BACKWARD):
+            self._backward(stage, microbatch, inbox, split=op is Op.INPUT_BACKWARD)
+        elif op is Op.WEIGHT_BACKWARD:
+            self._weight_backward(stage, microbatch)
+        elif op is Op.SEND_OUTPUT:
+            self._send(Address("output", stage, action.peer, microbatch), rank_of[action.peer])
+        elif op is Op.SEND_GRADIENT:
+            self._send(Address("gradient", stage, action.peer, microbatch), rank_of[action.peer])
+        elif op in (Op.RECEIVE_INPUT, Op.RECEIVE_GRADIENT):
+            inbox.allow(rank_of[action.peer])
+        elif op is Op.ARM:
+            # a reduction that begins beside the backward must not come before that of a later stage
+            if not self._model.schedule.splits_backward and self._unreduced[-1] == stage:
+                self._strategy.arm(self._model.sections[stage])
+                self._armed.add(stage)
+        else:
+            self._reduce(stage)
+
+    def _forward(self, stage: int, microbatch: int, inbox: Inbox) -> None:
+        layout, crossing = self._model.layout, Crossing()
+        received: dict[int, Any] = {}
+        for source in layout.sources(stage):
+            tree = self._arrived(Address("output", source, stage, microbatch), inbox)
+            crossing.enter(source, tree)
+            received |= tree
+        outputs = self._passage.through(self._model.sections[stage], received, microbatch)
+        del received
+        train = torch.is_grad_enabled()
+        for destination in layout.destinations(stage):
+            tree = chosen(outputs, self._model.carried[stage, destination])
+            if train:
+                crossing.leave(destination, tree)
+            self._leave(Address("output", stage, destination, microbatch), detached(tree))
+        if stage == self._model.last:
+            (output,) = outputs.values()
+            crossing.loss = self._passage.loss(output, microbatch)
+        if train:
+            self._crossings[stage, microbatch] = crossing
+        elif stage == self._model.own[-1]:
+            self._passage.done(microbatch)
+
+    def _backward(self, stage: int, microbatch: int, inbox: Inbox, *, split: bool) -> None:
+        crossing = self._crossings.pop((stage, microbatch))
+        gradients: dict[int, Gradients] = {
+            destination: self._arrived(Address("gradient", destination, stage, microbatch), inbox)
+            for destination in self._model.layout.destinations(stage)
+        }
+        if split:
+            self._deferral.begin()
+        if crossing.loss is not None:
+            self._passage.descend(crossing.loss, microbatch)
+            crossing.loss = None
+        else:
+            with self._passage.going_back(microbatch):
+                crossing.backward(gradients)
+        for source in self._model.layout.sources(stage):
+            self._leave(Address("gradient", stage, source, microbatch), crossing.returned(source))
+        if split:
+            self._weights[stage, microbatch] = self._deferral.end(), self._set_aside(stage)
+        else:
+            self._collect(stage, microbatch)
+
+    def _weight_backward(self, stage: int, microbatch: int) -> None:
+        products, gradients = self._weights.pop((stage, microbatch))
+        for parameter, gradient in zip(self._model.sections[stage].parameters(), gradients, strict=False):
+            parameter.grad = gradient
+        accumulate(products)
+        self._collect(stage, microbatch)
+
+    def _set_aside(self, stage: int) -> list[Tensor | None]:
+        """Take this micro-batch's first gradients out of the way of the next one's, where each is summed by itself."""
+        if not self._strategy.collects:
+            return []
+        parameters = list(self._model.sections[stage].parameters())
+        gradients = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+        return gradients
+
+    def _collect(self, stage: int, microbatch: int) -> None:
+        self._strategy.collect(self._model.sections[stage], microbatch)
+        if stage == self._model.own[0]:
+            self._passage.done(microbatch)
+
+    def _reduce(self, stage: int) -> None:
+        """Reduce in one order on all data-parallel ranks, also where their plans end differently: last stage first."""
+        self._complete.add(stage)
+        while self._unreduced and self._unreduced[-1] in self._complete:
+            last = self._unreduced.pop()
+            section = self._model.sections[last]
+            if last not in self._armed:
+                self._strategy.arm(section)
+            self._strategy.reduce(section, self._num_microbatches)
+
+    def _arrived(self, address: Address, inbox: Inbox) -> Any:
+        rank_of = self._model.layout.rank_of
+        here = rank_of[address.source] == rank_of[address.destination]
+        return self._local.pop(address) if here else inbox.take(address)
+
+    def _leave(self, address: Address, tree: Any) -> None:
+        rank_of = self._model.layout.rank_of
+        here = rank_of[address.source] == rank_of[address.destination]
+        (self._local if here else self._leaving)[address] = tree
+
+    def _send(self, address: Address, rank: int) -> None:
+        self._wire.send(address, self._leaving.pop(address), rank)

@@ -1,0 +1,100 @@
+"""Parameters that are one, though several layers hold a copy of them.
+
+Each owner keeps and steps its own copy: they begin equal, and their gradients are replaced by the sum over the owners,
+in the order of the layers wherever those are, so they stay equal bit by bit. A copy costs the memory of a parameter and
+its optimizer state; in return owners may live on any ranks.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from evenstep.errors import ArgumentError
+from evenstep.parallel.group import Group
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Tie:
+    """One tied parameter.
+
+    Args:
+        names: under which its owners hold it, in the order of their layers; the first is its name in checkpoints.
+        owners: the pipeline rank of each.
+    """
+
+    names: tuple[str, ...]
+    owners: tuple[int, ...]
+
+
+def equalise(ties: Sequence[Tie], parameters: Mapping[str, nn.Parameter], group: Group) -> None:
+    """Give every copy the value of the first.
+
+    Args:
+        ties: of the whole model.
+        parameters: this rank's, by name.
+        group: the pipeline's ranks.
+    """
+    if not ties:
+        return
+    firsts = {tie.names[0]: parameters[tie.names[0]].detach().cpu() for tie in ties if tie.owners[0] == group.rank}
+    values = {name: value for theirs in group.gather(firsts) for name, value in theirs.items()}
+    with torch.no_grad():
+        for tie in ties:
+            value = values[tie.names[0]]
+            for name in tie.names:
+                if name in parameters and parameters[name].shape != value.shape:
+                    raise ArgumentError(
+                        f"tied parameters must have one shape, but `{tie.names[0]}` has {list(value.shape)} and "
+                        f"`{name}` {list(parameters[name].shape)}."
+                    )
+                if name in parameters:
+                    parameters[name].copy_(value)
+
+
+def sum_over_owners(ties: Sequence[Tie], parameters: Mapping[str, nn.Parameter], group: Group) -> None:
+    """Replace each copy's gradient by the sum over all: ((g₀ + g₁) + g₂) + …; a missing one is no summand."""
+    if not ties:
+        return
+    mine = [[name for name in tie.names if name in parameters and parameters[name].grad is not None] for tie in ties]
+    everybody = group.gather(mine)
+    for number, tie in enumerate(ties):
+        present = {name for theirs in everybody for name in theirs[number]}
+        _sum_one(tie, present, parameters, group)
+
+
+def _sum_one(tie: Tie, present: set[str], parameters: Mapping[str, nn.Parameter], group: Group) -> None:
+    owners = [(name, owner) for name, owner in zip(tie.names, tie.owners, strict=True) if name in present]
+    if not owners:
+        return
+    root, total = tie.owners[0], None
+    waits: list[Callable[[], None]] = []
+    if group.rank == root:
+        like = parameters[tie.names[0]]
+        for name, owner in owners:
+            gradient = parameters[name].grad if owner == root else _received(like, owner, group)
+            assert gradient is not None
+            total = gradient.clone() if total is None else total.add_(gradient)
+        assert total is not None
+        waits = [group.begin_send(total, owner) for owner in sorted(set(tie.owners) - {root})]
+    elif group.rank in tie.owners:
+        like = next(parameters[name] for name in tie.names if name in parameters)
+        for name, owner in owners:
+            gradient = parameters[name].grad if owner == group.rank else None
+            if gradient is not None:
+                group.send(gradient.contiguous(), root)
+        total = _received(like, root, group)
+    for wait in waits:
+        wait()
+    for name in tie.names:
+        if name in parameters and total is not None:
+            parameters[name].grad = total.clone()
+
+
+def _received(like: Tensor, rank: int, group: Group) -> Tensor:
+    gradient = torch.empty_like(like, memory_format=torch.contiguous_format, requires_grad=False)
+    group.receive(gradient, rank)
+    return gradient

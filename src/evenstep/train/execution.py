@@ -1,0 +1,195 @@
+"""How the forwards and backwards of an update are executed: a model that is one stage, or one in several.
+
+It picks the plan for an update's micro-batches and hands it to the runner. It is chosen when the trainer is built; the
+update and evaluations ask nothing about it.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import lru_cache, partial
+from typing import TypeVar, final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from evenstep.errors import ArgumentError
+from evenstep.optim.apply import norms
+from evenstep.optim.foreach import foreach_norms
+from evenstep.parallel import Group, PerStage, Single, Strategy
+from evenstep.pipeline import SCHEDULES, Layout, Plan, Runner, Stage, Staged, Stages, forwards
+from evenstep.train.passage import Passage
+
+T = TypeVar("T")
+
+
+class Execution(ABC):
+    """Executes the micro-batches of updates and evaluations.
+
+    Attributes:
+        group: all ranks that train the model.
+        strategy: how gradients are shared between data-parallel ranks.
+        stages: that this rank runs; None where the model is not in stages.
+    """
+
+    group: Group
+    strategy: Strategy
+    stages: Stages | None = None
+
+    @abstractmethod
+    def train(self, microbatches: tuple[int, ...], passage: Passage, num_microbatches: int) -> None:
+        """Leave the gradients of `microbatches`, of all `num_microbatches` of the update, reduced in `.grad`."""
+
+    @abstractmethod
+    def evaluate(self, microbatches: tuple[int, ...], passage: Passage) -> None:
+        """Run `microbatches` forward only."""
+
+    def match(
+        self,
+        work: Sequence[T],
+        unseen: Callable[[T], AbstractContextManager[Passage]],
+        *,
+        backward: bool,
+        kind: str = "",
+    ) -> None:
+        """Before `train` or `evaluate`: run passes that count nowhere, where all ranks must run the same number.
+
+        Args:
+            work: this rank's micro-batches.
+            unseen: gives the passage of a micro-batch that counts nowhere.
+            backward: whether they come back.
+            kind: of the micro-batches; only those of one kind go through the same parts of a model.
+        """
+
+    @abstractmethod
+    def squared_norm(self, grads: list[Tensor]) -> Tensor:
+        """‖g‖₂² over all that is trained.
+
+        Args:
+            grads: of this rank.
+        """
+
+
+@lru_cache(maxsize=1024)
+def _one_stage(microbatches: tuple[int, ...]) -> Plan:
+    return SCHEDULES["sequential"].plans(Layout.chain(ranks=1), microbatches)[0]
+
+
+@final
+class OneStage(Execution):
+    """A model that each rank holds whole.
+
+    Args:
+        model: on its device.
+        strategy: wraps it.
+        optimizer: of its parameters.
+    """
+
+    def __init__(self, model: nn.Module, strategy: Strategy, optimizer: Optimizer) -> None:
+        self.group, self.strategy = strategy.group, strategy
+        dtype = _norm_dtype({parameter.dtype for parameter in _of(optimizer)})
+        self._norms = partial(norms, dtype=dtype)
+        wrapped = strategy.wrap(model)
+        strategy.adopt(optimizer)
+        self._evaluator = Runner([Stage(0, model)], strategy)
+        self._trainer = Runner([Stage(0, wrapped)], strategy)
+        self._alone = Runner([Stage(0, wrapped)], Single())
+
+    def train(self, microbatches: tuple[int, ...], passage: Passage, num_microbatches: int) -> None:
+        self._trainer.run(_one_stage(microbatches), passage, num_microbatches)
+
+    def evaluate(self, microbatches: tuple[int, ...], passage: Passage) -> None:
+        self._evaluator.run(forwards(Layout.chain(ranks=1), microbatches)[0], passage, len(microbatches))
+
+    def match(
+        self,
+        work: Sequence[T],
+        unseen: Callable[[T], AbstractContextManager[Passage]],
+        *,
+        backward: bool,
+        kind: str = "",
+    ) -> None:
+        plan = _one_stage((0,)) if backward else forwards(Layout.chain(ranks=1), (0,))[0]
+
+        def run(microbatch: T) -> None:
+            with unseen(microbatch) as passage:
+                self._alone.run(plan, passage, 1)
+
+        self.strategy.match(work, run, backward=backward, kind=kind)
+
+    def squared_norm(self, grads: list[Tensor]) -> Tensor:
+        return self.strategy.squared_norm(grads, self._norms)
+
+
+@final
+class Pipelined(Execution):
+    """A model in stages.
+
+    Args:
+        model: on its device.
+        strategy: each stage gets a copy of it.
+        optimizer: of this rank's parameters.
+        device: of the model.
+
+    Raises:
+        ArgumentError: the strategy is not for these ranks, or not for stages.
+    """
+
+    def __init__(self, model: Staged, strategy: Strategy, optimizer: Optimizer, device: torch.device) -> None:
+        if strategy.group.ranks != model.mesh.data.ranks:
+            raise ArgumentError(
+                f"the strategy must share gradients between the {model.mesh.data.ranks} data-parallel ranks of the "
+                f"model's mesh, but has a group of {strategy.group.ranks}; build it from `mesh.data`."
+            )
+        self.group, self.strategy = model.mesh.world, PerStage(strategy)
+        self._model = model
+        self.stages = stages = Stages(model, self.strategy, device)
+        self._run = stages.run
+        self._rank, self._pipeline = model.mesh.pipeline.rank, model.mesh.pipeline
+        self._plan = lru_cache(maxsize=256)(self._planned)
+        trained = {id(parameter) for parameter in _of(optimizer)}
+        slots = {name: slot for slot, name in enumerate(model.parameter_names)}
+        counted = [(slots[n], p) for n, p in model.named_parameters() if n in slots and id(p) in trained]
+        self._counted = counted
+        dtypes = {dtype for theirs in self._pipeline.gather({p.dtype for _, p in counted}) for dtype in theirs}
+        self._norm_dtype = _norm_dtype(dtypes)
+        self._norms = torch.zeros(
+            len(slots), dtype=self._norm_dtype or next(iter(dtypes), torch.float32), device=device
+        )
+
+    def train(self, microbatches: tuple[int, ...], passage: Passage, num_microbatches: int) -> None:
+        self._run(self._plan(microbatches), passage, num_microbatches)
+
+    def evaluate(self, microbatches: tuple[int, ...], passage: Passage) -> None:
+        plan = forwards(self._model.layout, microbatches)[self._rank]
+        self._run(plan, passage, len(microbatches))
+
+    def squared_norm(self, grads: list[Tensor]) -> Tensor:
+        """Each parameter's norm has its place in one vector, which all ranks get: the same sum in the same order."""
+        each = torch.zeros_like(self._norms)
+        present = [(slot, p.grad) for slot, p in self._counted if p.grad is not None]
+        if present:
+            places = torch.tensor([slot for slot, _ in present], device=each.device)
+            each[places] = torch.stack(foreach_norms([g for _, g in present], self._norm_dtype))
+        self._pipeline.sum(each)()
+        return each.dot(each)
+
+    def _planned(self, microbatches: tuple[int, ...]) -> Plan:
+        return self._model.schedule.plans(self._model.layout, microbatches)[self._rank]
+
+
+def build_execution(model: nn.Module, strategy: Strategy, optimizer: Optimizer, device: torch.device) -> Execution:
+    """The execution of this kind of model."""
+    if isinstance(model, Staged):
+        return Pipelined(model, strategy, optimizer, device)
+    return OneStage(model, strategy, optimizer)
+
+
+def _of(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _norm_dtype(dtypes: set[torch.dtype]) -> torch.dtype | None:
+    """In which norms are computed: None for that of the gradients, where it is one and wide enough."""
+    return None if len(dtypes) == 1 and dtypes <= {torch.float32, torch.float64} else torch.float32

@@ -1,0 +1,132 @@
+"""Which part of the whole model's state this rank holds: to gather it for a checkpoint, and to take it out of one.
+
+A checkpoint holds the whole model under the names that it has on one process, so it goes on on any layout of stages. A
+model that each rank holds whole needs none of this. It does not touch files.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+
+from evenstep.errors import ArgumentError
+from evenstep.pipeline import Staged, Stages
+from evenstep.pipeline.wire import Address
+from evenstep.train.state import Tree
+
+T = TypeVar("T")
+
+
+class Portion:
+    """The whole model: nothing has to be gathered."""
+
+    def gathered(self, state: Tree) -> Tree:
+        """The whole state, on the first rank at least; all ranks call it together."""
+        return state
+
+    def own(self, state: Tree) -> Tree:
+        """What of a whole state belongs to this rank; all ranks call it together."""
+        return state
+
+
+class StagesPortion(Portion):
+    """The stages of one rank.
+
+    Args:
+        model: whose stages.
+        stages: through whose wire states are sent.
+    """
+
+    def __init__(self, model: Staged, stages: Stages) -> None:
+        self._model = model
+        self._wire = stages.wire
+        self._pipeline = model.mesh.pipeline
+        self._places = {layer.name: place for place, layer in enumerate(model.layers.layers)}
+
+    def gathered(self, state: Tree) -> Tree:
+        """The whole state on the first rank of the first pipeline; elsewhere this rank's own."""
+        if self._model.mesh.data.rank:
+            return state
+        if self._pipeline.rank:
+            self._wire.send(Address("state", self._pipeline.rank, 0, 0), self._parts(state), 0)
+            self._wire.flush()
+            return state
+        others = [self._wire.receive(rank)[1] for rank in range(1, self._pipeline.ranks)]
+        return {**state, **self._merged([self._parts(state), *others])}
+
+    def own(self, state: Tree) -> Tree:
+        aliases = self._model.aliases
+        mine = dict(self._model.state_dict())
+        known = {name for names in self._pipeline.gather(set(mine)) for name in names}
+        trained = [name for name, _ in self._model.named_parameters()]
+        averaged = [*trained, *(name for name, _ in self._model.named_buffers())]
+        saved = state["optimizer"]
+        groups: list[Tree] = []
+        for group in saved["groups"]:
+            here = set(group["parameters"])
+            groups.append({**group, "parameters": [n for n in trained if aliases.get(n, n) in here]})
+        state_of = _under(trained, saved["state"], aliases)
+        return {
+            **state,
+            "model": {name: value for name, value in state["model"].items() if name in mine or name not in known},
+            "optimizer": {
+                **saved,
+                "state": {name: _copied(value) for name, value in state_of.items()},
+                "groups": groups,
+            },
+            "ema": _under(averaged, state["ema"], aliases),
+        }
+
+    def _parts(self, state: Tree) -> Tree:
+        return {part: state[part] for part in ("model", "optimizer", "ema")}
+
+    def _merged(self, states: list[Tree]) -> Tree:
+        counts = [len(state["optimizer"]["groups"]) for state in states]
+        if len(set(counts)) > 1:
+            raise ArgumentError(
+                f"the optimizers of all pipeline ranks must have the same number of parameter groups, but have "
+                f"{counts}; a rank without a parameter of some group must give that group empty."
+            )
+        first = states[0]["optimizer"]
+        groups: list[Tree] = []
+        for number, group in enumerate(first["groups"]):
+            names = (n for state in states for n in state["optimizer"]["groups"][number]["parameters"])
+            groups.append({**group, "parameters": self._ordered(names)})
+        states_of = _union(state["optimizer"]["state"] for state in states)
+        averages = _union(state["ema"] for state in states)
+        values = _union(state["model"] for state in states)
+        return {
+            "model": {name: values[name] for name in self._ordered(values, aliases=True)},
+            "optimizer": {**first, "state": {n: states_of[n] for n in self._ordered(states_of)}, "groups": groups},
+            "ema": {name: averages[name] for name in self._ordered(averages)},
+        }
+
+    def _ordered(self, names: Iterable[str], *, aliases: bool = False) -> list[str]:
+        """In the order of the layers, each tied parameter under its first name only unless `aliases`."""
+        left_out = () if aliases else self._model.aliases
+        return sorted((name for name in names if name not in left_out), key=self._place)
+
+    def _place(self, name: str) -> int:
+        above = name
+        while above not in self._places:
+            above = above.rpartition(".")[0]
+        return self._places[above]
+
+
+def build_portion(model: nn.Module, stages: Stages | None) -> Portion:
+    """The portion of this kind of model."""
+    return StagesPortion(model, stages) if isinstance(model, Staged) and stages is not None else Portion()
+
+
+def _under(names: Iterable[str], values: Mapping[str, T], aliases: Mapping[str, str]) -> dict[str, T]:
+    """The values of `names`, a copy of a tied parameter taking that of its first name."""
+    return {name: values[aliases.get(name, name)] for name in names if aliases.get(name, name) in values}
+
+
+def _union(parts: Iterable[Mapping[str, T]]) -> dict[str, T]:
+    return {name: value for part in parts for name, value in part.items()}
+
+
+def _copied(state: Mapping[str, Any]) -> Tree:
+    """Copies of a tied parameter must not share the state that they step."""
+    return {name: value.clone() if isinstance(value, Tensor) else value for name, value in state.items()}

@@ -1,0 +1,87 @@
+"""Runs an update again that has failed, up to its gradients, and says where it fails; nothing is applied.
+
+Randomness is keyed by the update's number, so the same parameters and the same batch meet the same dropout.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from evenstep.data import Data, GlobalBatch, Microbatch, Part, Position
+from evenstep.errors import DataError
+from evenstep.train.diagnose import diagnose
+
+_FINITE = "all is finite"
+
+
+def failed_batch(failure: dict[str, Any], data: Data, *, seed: int) -> GlobalBatch:
+    """The batch of a failure: as it was kept, or taken from the data once more.
+
+    Args:
+        failure: as `describe_failure` gave it.
+        data: of the run.
+        seed: of the run.
+
+    Raises:
+        DataError: the data no longer give it.
+    """
+    position, following = Position(**failure["position"]), Position(**failure["following"])
+    if failure["microbatches"] is None:
+        batch = next(data.batches(position, seed=seed, rank=failure["rank"], ranks=failure["ranks"]), None)
+        if batch is None:
+            raise DataError(f"the data no longer give the global batch at {position}, which was not kept.")
+        return batch
+    return GlobalBatch(
+        position=position,
+        following=following,
+        microbatches=tuple(Microbatch(**one) for one in failure["microbatches"]),
+        num_microbatches=failure["num_microbatches"],
+        num_samples=failure["num_samples"],
+        ends_epoch=failure["ends_epoch"],
+        parts=tuple(
+            Part(task=task, num_microbatches=count, num_samples=samples) for task, count, samples in failure["parts"]
+        ),
+    )
+
+
+def replay(model: nn.Module, rerun: Callable[[], object]) -> str:
+    """Run `rerun`, and say what is not finite in it, or "" if all is.
+
+    Args:
+        model: whose modules are watched.
+        rerun: computes the gradients of the update, leaving them in `.grad`.
+
+    Raises:
+        Exception: what the update raises, with a note that names the innermost module that was computing.
+
+    >>> import torch
+    >>> model = nn.Sequential(nn.Linear(2, 1), nn.ReLU())
+    >>> try:
+    ...     replay(model, lambda: model(torch.ones(1, 3)))  # two were expected
+    ... except RuntimeError as error:
+    ...     error.__notes__
+    ['It was raised in module `0` (Linear).']
+    """
+    inside: list[tuple[str, nn.Module]] = []
+
+    def enter(name: str) -> Callable[[nn.Module, Any], None]:
+        return lambda module, args: inside.append((name, module))
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        inside.pop()
+
+    handles = [module.register_forward_pre_hook(enter(name)) for name, module in model.named_modules()]
+    handles += [module.register_forward_hook(leave) for module in model.modules()]
+    try:
+        found = diagnose(model, rerun, if_finite=_FINITE)
+    except Exception as error:
+        if inside:
+            name, module = inside[-1]
+            place = f"module `{name}`" if name else "the model"
+            error.add_note(f"It was raised in {place} ({type(module).__name__}).")
+        raise
+    finally:
+        for handle in handles:
+            handle.remove()
+    return "" if found == _FINITE else found

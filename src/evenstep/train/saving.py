@@ -1,0 +1,272 @@
+"""The checkpoints of a run: when they begin and end, what hooks hear of it, and what a failure means.
+
+    begin      copies the state, and lets training go on (or, if saves are not asynchronous, ends the save as well)
+    poll       at each end of an update: a save that has ended is told; one that has failed is an incident
+    finish     waits for what is in flight
+    rescue     after an error: the same without other ranks, then the state as of the last committed update
+
+What is saved is the trainer's; how it gets to the disk is `evenstep.checkpoint`'s.
+"""
+
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any, final
+
+from evenstep.checkpoint import Saved, Saver, clean_leftovers, locked, write_emergency, write_failure
+from evenstep.data import GlobalBatch
+from evenstep.errors import ArgumentError, CheckpointError
+from evenstep.events import Bus, Incident, SaveBegin, SaveEnd
+from evenstep.parallel import Group
+
+_WORTH_TELLING_S = 1.0
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class Saving:
+    """Saves for a trainer.
+
+    Args:
+        folder: of the run; None keeps nothing.
+        group: the ranks of the run.
+        bus: told of saves.
+        report: tells hooks and writers of an incident.
+        keep: how many of the newest checkpoints to keep; None keeps all, 0 writes none.
+        keep_every_updates: also keep those of every so many updates.
+        asynchronous: whether training goes on while a checkpoint is written.
+        saved_at: the update of the last published checkpoint, or -1.
+    """
+
+    folder: Path | None
+    group: Group
+    bus: Bus
+    report: Callable[[Incident], None]
+    keep: int | None
+    keep_every_updates: int | None
+    asynchronous: bool
+    saved_at: int = -1
+    _saver: Saver | None = None
+    _span: AbstractContextManager[None] = field(default_factory=nullcontext[None])
+    _path: Path | None = None
+    _is_prepared: bool = False
+    _depth: int = 0
+    _taken_over: str = ""
+
+    def __post_init__(self) -> None:
+        if self.enabled and self.folder is not None:
+            self._saver = Saver(
+                self.folder / "checkpoints",
+                group=self.group,
+                keep_last=self.keep,
+                keep_every_updates=self.keep_every_updates,
+                asynchronous=self.asynchronous,
+            )
+
+    @property
+    def enabled(self) -> bool:
+        """Whether checkpoints are written."""
+        return self.folder is not None and self.keep != 0
+
+    def resumed(self, update: int, path: Path) -> None:
+        """The run has gone on from `path`: that one need not be written again."""
+        self.saved_at = update
+        if self._saver is not None:
+            self._saver.resumed_from = str(path)
+
+    @contextmanager
+    def holding_folder(self) -> Generator[None]:
+        """Keep other runs out of the run folder; within another such `with`, nothing more.
+
+        Raises:
+            CheckpointError: another run is in it.
+        """
+        self._depth += 1
+        try:
+            mine = self._depth == 1 and self.folder is not None and self.group.rank == 0
+            with locked(self.folder) if mine and self.folder is not None else nullcontext("") as taken:
+                self._taken_over = taken
+                yield
+        finally:
+            self._depth -= 1
+
+    def clean(self, update: int) -> None:
+        """Delete what killed processes have left half written, and say so."""
+        if self.folder is None or self.group.rank:
+            return
+        taken = [self._taken_over] if self._taken_over else []
+        for message in [*taken, *clean_leftovers(self.folder / "checkpoints")]:
+            self.report(Incident(kind="leftover", update=update, message=message, details={}))
+
+    def begin(self, update: int, state: Callable[[], Mapping[str, object]]) -> None:
+        """Begin to save; training must wait until this returns.
+
+        Args:
+            update: number of committed updates.
+            state: gives the state.
+
+        Raises:
+            ArgumentError: nothing is to be kept.
+            CheckpointError: a state that cannot be saved; where saves are not asynchronous, any failure.
+        """
+        saver = self._require()
+        self._wait_for_the_one_before(update)
+        self._span = self.bus.span(
+            "save", lambda: SaveBegin(update=update), lambda error: SaveEnd(update=update, path=self._path)
+        )
+        self._path = None
+        self._span.__enter__()
+        try:
+            saver.begin(update, state(), protect=self.bus.kept_checkpoints())
+        except BaseException as error:
+            if isinstance(error, CheckpointError) and self._is_of_a_disk(error) and self.asynchronous:
+                self._ended(Saved(update=update, path=None, error=error, seconds=0.0))
+                return
+            self._span.__exit__(type(error), error, error.__traceback__)
+            raise
+        if not self.asynchronous:
+            self.finish()
+
+    def _is_of_a_disk(self, error: CheckpointError) -> bool:
+        # on another rank than the one whose disk it is, it comes without a cause
+        return any(self.group.gather(isinstance(error.__cause__, OSError)))
+
+    def _wait_for_the_one_before(self, update: int) -> None:
+        saver = self._require()
+        if not saver.in_flight:
+            return
+        began = perf_counter()
+        before = saver.wait()
+        assert before is not None, "one was in flight"
+        waited_s = perf_counter() - began
+        self._ended(before)
+        if waited_s >= _WORTH_TELLING_S:
+            message = (
+                f"training waited {waited_s:.1f} s to save update {update}, because the checkpoint of update "
+                f"{before.update} was still being written; save less often, or to a faster disk."
+            )
+            self.report(Incident(kind="slow_save", update=update, message=message, details={"waited_s": waited_s}))
+
+    def poll(self, update: int, state: Callable[[], Mapping[str, object]]) -> None:
+        """Take note of a save that has ended; at the first update, take the memory that copies will need."""
+        saver = self._saver
+        if saver is None:
+            return
+        if not self._is_prepared and update > 0:
+            self._is_prepared = True
+            saver.prepare(state())
+        if saver.in_flight:
+            saved = saver.poll()
+            if saved is not None:
+                self._ended(saved)
+
+    def finish(self) -> Path | None:
+        """Wait for what is in flight; gives its folder, or None if there is nothing.
+
+        Raises:
+            CheckpointError: it could not be written; earlier checkpoints are untouched.
+        """
+        saved = None if self._saver is None else self._saver.wait()
+        if saved is None:
+            return None
+        self._ended(saved, raises=True)
+        return saved.path
+
+    def _ended(self, saved: Saved, *, raises: bool = False) -> None:
+        error = saved.error
+        self._path = saved.path
+        if saved.path is not None:
+            self.saved_at = saved.update
+        if raises and saved.path is None and error is not None:
+            self._span.__exit__(type(error), error, error.__traceback__)
+            raise error
+        self._span.__exit__(None, None, None)
+        if error is None:
+            return
+        if raises:
+            raise error
+        what = f"{error} Training goes on; the next save tries again." if saved.path is None else str(error)
+        self.report(Incident(kind="save_failed", update=saved.update, message=what, details={}))
+
+    def rescue(
+        self,
+        error: BaseException,
+        update: int,
+        state: Callable[[], Mapping[str, object]] | None,
+        failure: dict[str, Any],
+    ) -> None:
+        """After `error` has ended training: save what can be saved without the other ranks, and say so.
+
+        Args:
+            error: that ended it.
+            update: number of committed updates.
+            state: gives the state as of that update; None where it is not known to be that.
+            failure: what is known of the update that failed; empty if none was under way.
+        """
+        if self._saver is None or self.folder is None:
+            return
+        in_flight = self._saver.end_alone()
+        if in_flight is not None:
+            self._ended(in_flight)
+        if not isinstance(error, Exception) or isinstance(error, CheckpointError) or update == 0:
+            return  # somebody is in a hurry, the disk is the trouble, or nothing was reached
+        if update > self.saved_at and state is None:
+            why = "the error came while parameters were changed, or they are cut over ranks"
+            self._tell(update, f"no rank alone has a state to go on from ({why}): the newest checkpoint stands.")
+        elif update > self.saved_at and state is not None:
+            folder, resumed_from = self.folder / "checkpoints", self._saver.resumed_from
+            path = write_emergency(folder, update, state(), resumed_from=resumed_from)
+            if path is not None:
+                self.saved_at = update
+                self._tell(update, f"the state after update {update} is saved in {path}.")
+        if failure:
+            path = self._write_failure(self.folder, failure)
+            self._tell(update, f"what update {update + 1} failed with is kept: `evenstep replay {path}` runs it again.")
+
+    def _write_failure(self, folder: Path, failure: dict[str, Any]) -> Path:
+        try:
+            return write_failure(folder, failure["update"], self.group.rank, failure)
+        except CheckpointError as error:
+            if isinstance(error.__cause__, OSError):
+                raise
+            # batches may hold anything; where they are has to do then
+            return write_failure(folder, failure["update"], self.group.rank, {**failure, "microbatches": None})
+
+    def _tell(self, update: int, message: str) -> None:
+        self.report(Incident(kind="emergency", update=update, message=message, details={}))
+
+    def _require(self) -> Saver:
+        if self._saver is not None:
+            return self._saver
+        if self.folder is None:
+            raise ArgumentError("this trainer keeps nothing: give it a `folder` to save checkpoints in.")
+        raise ArgumentError("a checkpoint was asked for, but `keep_checkpoints` is 0; set how many to keep.")
+
+
+def describe_failure(error: BaseException, batch: GlobalBatch, update: int, *, rank: int, ranks: int) -> dict[str, Any]:
+    """What is known of an update that failed, as a state; see `evenstep.train.replay` for its use.
+
+    Args:
+        error: what it failed with.
+        batch: that it was of.
+        update: its number.
+        rank, ranks: where.
+    """
+    return {
+        "update": update,
+        "rank": rank,
+        "ranks": ranks,
+        "error": f"{type(error).__name__}: {error}",
+        "position": {"epoch": batch.position.epoch, "batch": batch.position.batch},
+        "following": {"epoch": batch.following.epoch, "batch": batch.following.batch},
+        "num_microbatches": batch.num_microbatches,
+        "num_samples": batch.num_samples,
+        "ends_epoch": batch.ends_epoch,
+        "microbatches": [
+            {"index": one.index, "num_samples": one.num_samples, "task": one.task, "data": one.data}
+            for one in batch.microbatches
+        ],
+        "parts": [[one.task, one.num_microbatches, one.num_samples] for one in batch.parts],
+    }

@@ -1,0 +1,107 @@
+"""Ranks that SLURM would start: by `srun`, which sets variables of its own, and as tasks of a job of submitit."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+RECIPE = """
+import torch
+from torch import nn
+import evenstep
+
+class Square(evenstep.Task):
+    def loss(self, output, batch):
+        return ((output.squeeze(-1) - batch[1]) ** 2).sum()
+
+def model():
+    return nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.1), nn.Linear(8, 1))
+
+def points():
+    generator = torch.Generator().manual_seed(0)
+    return [(torch.randn(3, generator=generator), torch.tensor(n % 3 / 2)) for n in range(40)]
+"""
+RUN = """
+name = "run"
+device = "cpu"
+threads = 1
+[model]
+target = "recipe.py:model"
+[task]
+target = "recipe.py:Square"
+[data]
+global_batch_size = 8
+micro_batch_size = 2
+[data.train]
+target = "recipe.py:points"
+[train]
+updates = 6
+[optimizer]
+name = "AdamW"
+lr = 0.01
+[parallel]
+reduction = "ordered"
+"""
+TIMEOUT_S = 120
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "recipe.py").write_text(RECIPE)
+    (tmp_path / "run.toml").write_text(RUN)
+    return tmp_path / "run.toml"
+
+
+def parameters(runs: Path) -> dict[str, torch.Tensor]:
+    return safetensors.torch.load_file(runs / "run/checkpoints/step-00000006/model.safetensors")
+
+
+@pytest.fixture
+def alone(file: Path, tmp_path: Path) -> dict[str, torch.Tensor]:
+    """The parameters that one process ends at."""
+    given = [sys.executable, "-m", "evenstep", "train", file, "--runs", tmp_path / "alone"]
+    done = subprocess.run(given, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 0, done
+    return parameters(tmp_path / "alone")
+
+
+def test_srun_alone_starts_ranks(file: Path, tmp_path: Path, alone: dict[str, torch.Tensor]) -> None:
+    """`srun python -m evenstep train run.toml`, with the variables that srun sets and no others."""
+    job = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "localhost"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "evenstep", "train", file, "--runs", tmp_path / "srun"],
+            env=os.environ | job | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        said = [process.communicate(timeout=TIMEOUT_S) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], said
+    assert "all 6 updates are done" in said[0][0] and "all 6 updates are done" not in said[1][0]
+    ends = parameters(tmp_path / "srun")
+    assert all(torch.equal(alone[name], ends[name]) for name in alone)
+
+
+def test_tasks_of_a_submitit_job_are_ranks(file: Path, tmp_path: Path, alone: dict[str, torch.Tensor]) -> None:
+    """With submitit's executor for one machine, which starts tasks as its one for SLURM does."""
+    submitit = pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
+    from evenstep.cli.slurm import submit_to
+    from evenstep.config.schema import Slurm
+
+    executor = submitit.AutoExecutor(folder=tmp_path / "logs", cluster="local")
+    arguments = ["train", str(file), "--runs", str(tmp_path / "job"), "--launch.slurm", "none"]
+    job = submit_to(executor, Slurm(nodes=1, ranks_per_node=2, timeout_minutes=2), arguments, name="run")
+    job.results()  # raises what a task has raised
+    ends = parameters(tmp_path / "job")
+    assert all(torch.equal(alone[name], ends[name]) for name in alone)

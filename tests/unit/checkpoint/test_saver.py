@@ -1,0 +1,136 @@
+"""Saves go on while the state changes, one after the other, and never fail in silence."""
+
+import errno
+import threading
+from collections.abc import Callable
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from evenstep.checkpoint import LocalDisk, Saver, complete_checkpoints, newest_valid, read_checkpoint
+from evenstep.checkpoint.staging import Staging
+from evenstep.errors import CheckpointError
+
+State = Callable[[int], dict[str, object]]
+
+
+def gated(failing_disk: type[Any], gate: threading.Event) -> Any:
+    """A disk that writes nothing before the gate is open."""
+
+    class Gated(failing_disk):
+        def write(self, file: FileIO, data: bytes | memoryview) -> None:
+            assert gate.wait(20)
+            super().write(file, data)
+
+    return Gated()
+
+
+def test_what_is_saved_is_the_state_at_the_beginning(folder: Path, failing_disk: type[Any]) -> None:
+    gate = threading.Event()
+    weight = torch.arange(6.0)
+    state = {"model": {"w": weight, "t": torch.arange(6.0).view(2, 3).T, "c": torch.tensor(2j).conj()}, "lr": [0.1]}
+    saver = Saver(folder, disk=gated(failing_disk, gate))
+    saver.begin(1, state)
+    weight.fill_(-1)
+    state["lr"] = [0.2]
+    assert saver.poll() is None
+    gate.set()
+    saved = saver.wait()
+    assert saved is not None
+    assert (saved.update, saved.path, saved.error) == (1, folder / "step-00000001", None)
+    found: Any = read_checkpoint(folder).state
+    assert found["model"]["w"].tolist() == [0, 1, 2, 3, 4, 5]
+    assert found["model"]["t"].tolist() == [[0, 3], [1, 4], [2, 5]]
+    assert (found["model"]["c"].item(), found["lr"]) == (-2j, [0.1])
+    assert saver.wait() is None
+
+
+def test_the_buffer_is_reused_and_grows_with_the_state(folder: Path, state: State) -> None:
+    saver = Saver(folder)
+    saver.prepare(state(0))
+    for update in (1, 2):
+        saver.begin(update, state(update))
+        assert saver.wait() is not None
+    saver.begin(3, {"model": {"w": torch.full((1000,), 3.0)}})
+    assert saver.wait() is not None
+    for update in (1, 2):
+        model: Any = read_checkpoint(folder / f"step-{update:08d}").state["model"]
+        assert bool((model["layer.weight"] == update).all())
+    staging = Staging()
+    first, _ = staging.copy([torch.ones(3)])
+    second, _ = staging.copy([torch.zeros(3)])
+    assert first[0].data_ptr() == second[0].data_ptr()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EIO])
+def test_a_failed_save_is_told_and_the_next_one_succeeds(
+    folder: Path, state: State, failing_disk: type[Any], code: int
+) -> None:
+    counted = failing_disk()
+    saver = Saver(folder, disk=counted)
+    saver.begin(1, state(1))
+    assert saver.wait().error is None
+    for number in range(1, len(counted.operations)):
+        disk = failing_disk(number, code)
+        saver = Saver(folder, disk=disk)
+        try:
+            saver.begin(2, state(2))
+            saved = saver.wait()
+        except CheckpointError as error:  # before anything was written
+            assert errno.errorcode[code] in str(error)
+            continue
+        assert isinstance(saved.error, CheckpointError)
+        assert errno.errorcode[code] in str(saved.error)
+        assert newest_valid(folder)[0] is not None
+        saver.begin(3, state(3))
+        assert saver.wait().path == folder / "step-00000003"
+
+
+def test_a_disk_that_hangs_is_given_up_after_the_timeout(folder: Path, state: State, failing_disk: type[Any]) -> None:
+    gate = threading.Event()
+    saver = Saver(folder, disk=gated(failing_disk, gate), timeout_s=0.05)
+    saver.begin(1, state(1))
+    saved = saver.wait()
+    gate.set()
+    assert saved is not None
+    assert "was not written within 0.05 s" in str(saved.error)
+
+
+def test_old_ones_go_and_every_nth_stays(folder: Path, state: State) -> None:
+    saver = Saver(folder, keep_last=2, keep_every_updates=4)
+    for update in range(1, 11):
+        saver.begin(update, state(update), protect=["step-00000003"])
+        saver.wait()
+    assert [int(path.name[-8:]) for path in complete_checkpoints(folder)] == [3, 4, 8, 9, 10]
+
+
+def test_a_save_in_flight_is_brought_to_an_end_without_the_others(folder: Path, state: State) -> None:
+    class Gone:
+        rank, ranks = 0, 2
+
+        def __init__(self) -> None:
+            self.left = 2
+
+        def gather(self, value: Any) -> list[Any]:
+            if not self.left:
+                raise ConnectionError("the other rank is gone")
+            self.left -= 1
+            return [value, value]
+
+    saver = Saver(folder, group=Gone())
+    saver.begin(1, state(1))
+    saved = saver.end_alone()
+    assert saved is not None
+    assert saved.path == folder / "step-00000001"
+    assert saver.end_alone() is None
+    assert newest_valid(folder)[0] == saved.path
+
+
+def test_without_a_background_nothing_is_copied(folder: Path, state: State) -> None:
+    saver = Saver(folder, asynchronous=False, disk=LocalDisk())
+    saver.prepare(state(1))
+    saver.begin(1, state(1))
+    assert saver.wait().path == folder / "step-00000001"

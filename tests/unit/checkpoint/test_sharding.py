@@ -1,0 +1,262 @@
+"""Tensors cut over ranks (here threads), saved together and read in any other layout; forged tables are refused."""
+
+import json
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from evenstep.checkpoint import Saver, Shard, look_into, read_checkpoint, verify, write_checkpoint
+from evenstep.checkpoint.manifest import _checksum
+from evenstep.checkpoint.sharding import Piece, Stored, check_cover
+from evenstep.checkpoint.tensorfile import BadFileError
+from evenstep.errors import ArgumentError, CheckpointError
+
+TIMEOUT_S = 30
+
+
+class Threads:
+    """A rank that is a thread."""
+
+    def __init__(self, rank: int, ranks: int, barrier: threading.Barrier, values: list[Any]) -> None:
+        self.rank, self.ranks, self._barrier, self._values = rank, ranks, barrier, values
+
+    def gather(self, value: Any) -> list[Any]:
+        self._values[self.rank] = value
+        self._barrier.wait(TIMEOUT_S)
+        values = list(self._values)
+        self._barrier.wait(TIMEOUT_S)
+        return values
+
+
+def on_ranks(ranks: int, act: Callable[[Threads], Any]) -> list[Any]:
+    barrier, values = threading.Barrier(ranks), [None] * ranks
+    with ThreadPoolExecutor(ranks) as pool:
+        futures = [pool.submit(act, Threads(rank, ranks, barrier, values)) for rank in range(ranks)]
+        return [future.result(TIMEOUT_S) for future in futures]
+
+
+WEIGHT = torch.arange(35.0).view(7, 5)
+
+
+def cut(whole: Tensor, rank: int, ranks: int, dim: int = 0) -> Shard:
+    """Even slices, of which the last may be short or empty."""
+    size = -(-whole.shape[dim] // ranks)
+    begin = min(rank * size, whole.shape[dim])
+    local = whole.narrow(dim, begin, min(size, whole.shape[dim] - begin)).clone()
+    offsets = tuple(begin if each == dim else 0 for each in range(whole.ndim))
+    return Shard(local=local, shape=tuple(whole.shape), offsets=offsets)
+
+
+def state(group: Threads, scale: float = 1.0) -> dict[str, Any]:
+    lonely = group.rank == group.ranks - 1
+    return {
+        "model": {"w": cut(WEIGHT * scale, group.rank, group.ranks), "b": torch.ones(3) * scale},
+        "owned": {
+            "step": Shard(local=torch.tensor(4.0) if lonely else torch.empty(0), shape=(), offsets=()),
+            "across": cut(WEIGHT.bfloat16() * scale, group.rank, group.ranks, dim=1),
+        },
+        "rank": group.rank,
+    }
+
+
+@pytest.fixture
+def three(folder: Path) -> Path:
+    return on_ranks(3, lambda group: write_checkpoint(folder, 3, state(group), group=group))[0]
+
+
+def test_one_process_reads_all_of_it(three: Path) -> None:
+    found = read_checkpoint(three).state
+    model, owned = found["model"], found["owned"]
+    assert isinstance(model, dict)
+    assert isinstance(owned, dict)
+    assert torch.equal(model["w"], WEIGHT)
+    assert torch.equal(owned["across"], WEIGHT.bfloat16())
+    assert (owned["step"].item(), found["rank"]) == (4.0, 0)
+    assert verify(three).ranks == 3
+    assert sorted(look_into(three).tensors) == ["model/b", "model/w", "owned/across", "owned/step"]
+
+
+@settings(max_examples=12, deadline=None)
+@given(writers=st.integers(1, 4), readers=st.integers(1, 4), dim=st.integers(0, 1))
+def test_any_number_of_ranks_reads_what_any_other_wrote(
+    tmp_path_factory: pytest.TempPathFactory, writers: int, readers: int, dim: int
+) -> None:
+    folder = tmp_path_factory.mktemp("run") / "checkpoints"
+    on_ranks(writers, lambda group: write_checkpoint(folder, 3, state(group), group=group))
+
+    def read(group: Threads) -> None:
+        live = cut(torch.zeros(7, 5), group.rank, group.ranks, dim)
+        bias = torch.zeros(3)
+        found = read_checkpoint(folder, into={"model": {"w": live, "b": bias}}, group=group).state
+        assert torch.equal(live.local, cut(WEIGHT, group.rank, group.ranks, dim).local)
+        assert bias.tolist() == [1.0, 1.0, 1.0]
+        owned: Any = found["owned"]
+        assert torch.equal(owned["across"], WEIGHT.bfloat16())  # what is not live is read whole
+
+    on_ranks(readers, read)
+
+
+def test_a_plain_checkpoint_is_read_into_live_tensors_cut_or_whole(folder: Path) -> None:
+    write_checkpoint(folder, 1, {"model": {"w": WEIGHT, "b": torch.ones(3)}, "lr": 0.5})
+    live = torch.zeros(7, 5)
+    assert read_checkpoint(folder, into={"model": {"w": live}}).state["lr"] == 0.5
+    assert torch.equal(live, WEIGHT)
+
+
+def test_a_state_that_does_not_fit_changes_nothing_on_any_rank(three: Path) -> None:
+    def read(group: Threads) -> tuple[str, float]:
+        live = cut(torch.zeros(7, 5), group.rank, group.ranks)
+        other = torch.zeros(4 if group.rank == 1 else 3)
+        with pytest.raises(CheckpointError) as raised:
+            read_checkpoint(three, into={"model": {"w": live, "b": other}}, group=group)
+        return str(raised.value), float(live.local.sum())
+
+    first, second = on_ranks(2, read)
+    assert "`model/b` has shape [3] instead of [4]" in second[0]
+    assert first[0].startswith("on rank 1 of 2: ")
+    assert first[1] == second[1] == 0
+
+
+def test_damage_is_found_by_whichever_rank_looks_and_told_to_all(three: Path) -> None:
+    file = three / "rank-00001.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-3] ^= 4
+    file.write_bytes(data)
+
+    def read(group: Threads) -> str:
+        with pytest.raises(CheckpointError, match=r"rank-00001\.safetensors` is damaged") as raised:
+            read_checkpoint(three, into={}, group=group)
+        return str(raised.value)
+
+    assert len(on_ranks(3, read)) == 3
+
+
+def test_ranks_with_other_tensors_are_an_error_on_all(folder: Path) -> None:
+    def write(group: Threads) -> None:
+        mine: dict[str, Any] = state(group)
+        if group.rank == 1:
+            mine["model"]["extra"] = torch.ones(1)
+        with pytest.raises(CheckpointError, match="the state of rank 1 has other tensors"):
+            write_checkpoint(folder, 3, mine, group=group)
+
+    on_ranks(2, write)
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize("offsets", [(0, 0), (5, 0)], ids=["twice", "a hole"])
+def test_pieces_that_do_not_make_up_their_tensor_are_an_error_on_all(folder: Path, offsets: tuple[int, int]) -> None:
+    def write(group: Threads) -> None:
+        begin = 0 if group.rank == 0 else offsets[0]
+        shard = Shard(
+            local=WEIGHT[begin : begin + 4].clone() if begin == 0 else WEIGHT[5:].clone(),
+            shape=(7, 5),
+            offsets=(begin, 0),
+        )
+        if group.rank == 1 and begin == 0:
+            shard = Shard(local=WEIGHT[1:5].clone(), shape=(7, 5), offsets=(1, 0))
+        with pytest.raises(CheckpointError, match=r"pieces do not make up one state|must be held, and once only"):
+            write_checkpoint(folder, 3, {"model": {"w": shard}}, group=group)
+
+    on_ranks(2, write)
+
+
+def test_a_block_outside_its_tensor_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="must lie inside its tensor"):
+        Shard(local=torch.zeros(4), shape=(6,), offsets=(3,))
+
+
+def test_a_background_save_of_several_ranks_is_published_when_all_have_written(folder: Path) -> None:
+    def save(group: Threads) -> tuple[str, int]:
+        saver = Saver(folder, group=group, keep_last=1)
+        polls = 0
+        for update in (1, 2):
+            mine = state(group)
+            saver.begin(update, mine)
+            mine["model"]["w"].local.fill_(-1.0)  # training goes on
+            saved = None
+            while saved is None:
+                saved = saver.poll()
+                polls += 1
+        assert saved is not None
+        return str(saved.path), saved.update
+
+    told = on_ranks(2, save)
+    assert told == [(str(folder / "step-00000002"), 2)] * 2
+    assert [path.name for path in folder.iterdir()] == ["step-00000002"]
+    model: Any = read_checkpoint(folder).state["model"]
+    assert torch.equal(model["w"], WEIGHT)
+
+
+def forge(step: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the table as a forger would, with checksums that fit."""
+    table = json.loads((step / "tensors.json").read_bytes())
+    change(table)
+    data = json.dumps(table).encode()
+    (step / "tensors.json").write_bytes(data)
+    content = json.loads((step / "manifest.json").read_bytes())
+    del content["crc32"]
+    content["files"]["tensors.json"] = {"bytes": len(data), "crc32": f"{crc32(data):08x}"}
+    (step / "manifest.json").write_text(json.dumps({**content, "crc32": _checksum(content)}))
+
+
+def first_piece(table: dict[str, Any]) -> dict[str, Any]:
+    return table["model/w"]["pieces"][0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda table: first_piece(table).update(file="../../secret"),
+        lambda table: first_piece(table).update(file="state.json"),
+        lambda table: first_piece(table).update(offsets=[1, 0]),
+        lambda table: first_piece(table).update(sizes=[10**9, 10**9]),
+        lambda table: first_piece(table)["bytes"].__setitem__(0, 0),
+        lambda table: table["model/w"].update(shape=[2**40, 5]),
+        lambda table: table["model/w"].update(shape=[-7, 5]),
+        lambda table: table["model/w"].update(dtype="F64"),
+        lambda table: table["model/w"]["pieces"].pop(),
+        lambda table: table["model/w"]["pieces"].append(first_piece(table)),
+        lambda table: table.update({"model/w": 5}),
+        lambda table: table.pop("model/b"),
+    ],
+)
+def test_a_forged_table_is_refused(three: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    forge(three, change)
+    with pytest.raises(CheckpointError):
+        read_checkpoint(three)
+
+
+def test_a_missing_or_swapped_shard_is_refused_by_name(three: Path) -> None:
+    one, other = three / "rank-00000.safetensors", three / "rank-00001.safetensors"
+    data = one.read_bytes(), other.read_bytes()
+    one.write_bytes(data[1])
+    other.write_bytes(data[0])
+    with pytest.raises(CheckpointError, match=r"rank-0000[01]\.safetensors`"):
+        read_checkpoint(three)
+    one.unlink()
+    with pytest.raises(CheckpointError, match=r"rank-00000\.safetensors` is missing"):
+        read_checkpoint(three)
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.lists(st.integers(1, 4), min_size=1, max_size=4))
+def test_a_grid_of_pieces_covers_and_any_change_of_it_does_not(rows: list[int], columns: list[int]) -> None:
+    shape = sum(rows), sum(columns)
+    pieces = [
+        Piece(offsets=(sum(rows[:i]), sum(columns[:j])), sizes=(rows[i], columns[j]), file="f", begin=0, end=0)
+        for i in range(len(rows))
+        for j in range(len(columns))
+    ]
+    check_cover("w", Stored(dtype=torch.float32, shape=shape, pieces=tuple(pieces)))
+    with pytest.raises(BadFileError):
+        check_cover("w", Stored(dtype=torch.float32, shape=shape, pieces=tuple(pieces[1:])))
+    with pytest.raises(BadFileError):
+        check_cover("w", Stored(dtype=torch.float32, shape=shape, pieces=(*pieces, pieces[-1])))

@@ -1,0 +1,30 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from evenstep.errors import ArgumentError
+from evenstep.parallel import Group, Mesh
+
+
+def test_each_rank_has_a_place_in_one_pipeline_and_one_column(on_ranks: Callable[..., list[Any]]) -> None:
+    def act(group: Any) -> tuple[list[int], list[int]]:
+        mesh = Mesh.of(group, pipeline=2)
+        assert (mesh.data.ranks, mesh.pipeline.ranks) == (3, 2)
+        return mesh.data.gather(group.rank), mesh.pipeline.gather(group.rank)
+
+    columns = [[0, 1, 2], [3, 4, 5]]
+    assert on_ranks(6, act) == [(columns[rank // 3], [rank % 3, rank % 3 + 3]) for rank in range(6)]
+
+
+def test_without_a_pipeline_all_ranks_are_replicas(on_ranks: Callable[..., list[Any]]) -> None:
+    def act(group: Any) -> tuple[int, int]:
+        mesh = Mesh.of(group)
+        return mesh.data.ranks, mesh.pipeline.ranks
+
+    assert on_ranks(2, act) == [(2, 1), (2, 1)]
+
+
+def test_a_number_of_ranks_that_is_not_a_multiple_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="must be a multiple of the 2 pipeline ranks, but is 1; start 2 ranks"):
+        Mesh.of(Group(), pipeline=2)

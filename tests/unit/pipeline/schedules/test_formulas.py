@@ -1,0 +1,160 @@
+"""Bubbles, peaks and warm-ups against the published formulas, exactly, over ranks, stages and micro-batches.
+
+Costs are whole numbers that 1 to 4 stages per rank divide; peaks are counted in activations of one stage.
+"""
+
+from collections.abc import Sequence
+
+import pytest
+
+from evenstep.errors import PlanError
+from evenstep.pipeline import SCHEDULES, Layout, Op
+from evenstep.pipeline.simulate import Costs, Simulation, simulate
+
+P = range(2, 9)
+TIMES = [(120, 120, 120), (120, 144, 84)]  # f, i, w of one rank's share
+
+
+def run(name: str, ranks: int, count: int, times: tuple[int, int, int], stages: int | None = None) -> Simulation:
+    layout = SCHEDULES[name].layout(ranks, stages)
+    each = layout.stages // ranks
+    forward, inputs, weights = (time // each for time in times)
+    costs = Costs(
+        forward_s=(forward,) * layout.stages,
+        input_backward_s=(inputs,) * layout.stages,
+        weight_backward_s=(weights,) * layout.stages,
+        activation_bytes=(1,) * layout.stages,
+    )
+    done = simulate(SCHEDULES[name].order(layout, range(count)), layout, costs)
+    assert done.busy_s == (count * sum(times),) * ranks
+    return done
+
+
+def bubble(done: Simulation) -> float:
+    return done.bubble_s[0]
+
+
+def stage_bubble(done: Simulation) -> float:
+    return max(window - busy for window, busy in zip(done.window_s, done.busy_s, strict=True))
+
+
+@pytest.mark.parametrize("times", TIMES)
+@pytest.mark.parametrize("ranks", P)
+def test_gpipe_and_1f1b_have_the_same_bubble_and_other_peaks(ranks: int, times: tuple[int, int, int]) -> None:
+    for count in (1, 2, 3, ranks - 1, ranks, ranks + 1, 13, 32):
+        gpipe, alternating = run("gpipe", ranks, count, times), run("1f1b", ranks, count, times)
+        assert bubble(gpipe) == bubble(alternating) == (ranks - 1) * sum(times)
+        assert gpipe.bubble_share == pytest.approx((ranks - 1) / (count + ranks - 1), rel=1e-12)
+        assert gpipe.peak_bytes == (count,) * ranks
+        assert alternating.peak_bytes == tuple(min(count, ranks - rank) for rank in range(ranks))
+
+
+@pytest.mark.parametrize("times", TIMES)
+@pytest.mark.parametrize("stages", range(1, 5))
+@pytest.mark.parametrize("ranks", P)
+def test_interleaved_and_breadth_first_divide_the_bubble(ranks: int, stages: int, times: tuple[int, int, int]) -> None:
+    layout = Layout.chain(ranks=ranks, stages_per_rank=stages)
+    costs = Costs(
+        forward_s=(times[0] // stages,) * layout.stages,
+        input_backward_s=(times[1] // stages,) * layout.stages,
+        weight_backward_s=(times[2] // stages,) * layout.stages,
+        activation_bytes=(1,) * layout.stages,
+    )
+    for count in sorted({ranks, 2 * ranks, 32 // ranks * ranks}):
+        done = simulate(SCHEDULES["interleaved"].order(layout, range(count)), layout, costs)
+        assert bubble(done) * stages == (ranks - 1) * sum(times)
+        if count > ranks:
+            assert done.peak_bytes == tuple((stages - 1) * ranks + 2 * (ranks - r - 1) + 1 for r in range(ranks))
+        done = simulate(SCHEDULES["breadth_first"].order(layout, range(count)), layout, costs)
+        assert bubble(done) * stages == (ranks - 1) * sum(times)
+        assert done.peak_bytes == (count * stages,) * ranks
+
+
+@pytest.mark.parametrize("times", TIMES)
+@pytest.mark.parametrize("ranks", P)
+def test_zb_h1_and_zb_h2_leave_what_weights_cannot_fill(ranks: int, times: tuple[int, int, int]) -> None:
+    forward, inputs, weights = times
+    for count in (ranks, ranks + 1, 2 * ranks, 32):
+        done = run("zb_h1", ranks, count, times)
+        assert stage_bubble(done) == (ranks - 1) * (forward + inputs - weights)
+        assert max(done.peak_bytes) == ranks
+    for count in (2 * ranks - 1, 2 * ranks, 32):
+        done = run("zb_h2", ranks, count, times)
+        assert stage_bubble(done) == (ranks - 1) * (forward + inputs - 2 * weights)
+        assert max(done.peak_bytes) == 2 * ranks - 1
+
+
+@pytest.mark.parametrize("ranks", P)
+def test_zb_v_has_no_bubble_between_first_and_last_action(ranks: int) -> None:
+    for count in (2 * ranks, 2 * ranks + 1, 32):
+        done = run("zb_v", ranks, count, (120, 120, 120))
+        assert stage_bubble(done) == 0
+        assert bubble(done) * 2 == (ranks - 1) * 120
+        assert max(done.peak_bytes) == 2 * ranks
+
+
+@pytest.mark.parametrize("ranks", P)
+def test_v_half_and_v_min_keep_a_half_and_a_third(ranks: int) -> None:
+    # The published bubbles are about 1/2 and 2/3 of 1F1B's.
+    for count in (2 * ranks, 32):
+        half, least = (run(name, ranks, count, (120, 120, 120)) for name in ("v_half", "v_min"))
+        assert max(half.peak_bytes) == 2 * ((ranks + 2) // 2)
+        assert max(least.peak_bytes) == 2 * ((ranks + 4) // 3)
+        assert bubble(half) <= 0.5 * (ranks - 1) * 360
+        assert bubble(least) <= 0.67 * (ranks - 1) * 360
+
+
+def warm_ups(name: str, ranks: int, count: int, stages: int | None = None) -> list[int]:
+    """How many forwards stand before the first turn of a forward and a backward."""
+    plans = SCHEDULES[name].order(SCHEDULES[name].layout(ranks, stages), range(count))
+    firsts = [next(place for place, action in enumerate(plan) if action.op is not Op.FORWARD) for plan in plans]
+    total = count * (stages or 1)
+    return [first if first == total else first - 1 for first in firsts]
+
+
+@pytest.mark.parametrize("ranks", P)
+def test_warm_ups_are_the_published_ones(ranks: int) -> None:
+    for count in (1, ranks, 2 * ranks, 4 * ranks):
+        expected = [min(ranks - rank - 1, count) for rank in range(ranks)]
+        got = warm_ups("1f1b", ranks, count)
+        assert all(g == e or (g == count and e == count - 1) for g, e in zip(got, expected, strict=True))
+    for stages in range(2, 5):
+        for count in (2 * ranks, 4 * ranks):
+            assert warm_ups("interleaved", ranks, count, stages) == [
+                2 * (ranks - rank - 1) + (stages - 1) * ranks for rank in range(ranks)
+            ]
+
+
+@pytest.mark.parametrize("name", sorted(SCHEDULES))
+def test_any_number_of_microbatches_makes_a_complete_update(name: str) -> None:
+    for ranks in (1, 2, 3, 5):
+        schedule = SCHEDULES[name]
+        layout = schedule.layout(ranks)
+        for count in (*range(2 * ranks + 2), 17):
+            plans = schedule.plans(layout, range(count))  # which checks them
+            assert all(str(plan[-1]).endswith("R") for plan in plans)
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "says"),
+    [
+        ("1f1b", Layout.chain(ranks=2, stages_per_rank=2), "one stage per rank, but 2 ranks own 4 .* interleaved"),
+        ("zb_v", Layout.chain(ranks=2, stages_per_rank=2), "then back, such as 0 1 2 2 1 0, but their owners are 0 1"),
+        ("interleaved", Layout(rank_of=(0, 0, 1, 1), edges=()), "go round the ranks"),
+    ],
+)
+def test_a_layout_that_does_not_fit_is_refused(name: str, layout: Layout, says: str) -> None:
+    with pytest.raises(PlanError, match=says):
+        SCHEDULES[name].plans(layout, range(4))
+
+
+def test_a_schedule_says_how_many_stages_per_rank_it_is_for() -> None:
+    with pytest.raises(PlanError, match="zb_v is for 2 stages per rank, but `stages_per_rank` is 3"):
+        SCHEDULES["zb_v"].layout(4, 3)
+    with pytest.raises(PlanError, match="interleaved is for at least 2 stages per rank"):
+        SCHEDULES["interleaved"].layout(4, 1)
+
+
+def test_the_table_is_by_name() -> None:
+    names: Sequence[str] = [schedule.name for schedule in SCHEDULES.values()]
+    assert list(SCHEDULES) == names

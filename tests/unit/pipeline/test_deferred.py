@@ -1,0 +1,128 @@
+"""Linear layers whose weight gradients wait, against plain ones: the same bits."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from evenstep.pipeline.deferred import Deferral, DeferredLinear, accumulate, prepare
+
+
+class Block(nn.Module):
+    def __init__(self, *, bias: bool, checkpointed: bool = False) -> None:
+        super().__init__()
+        self.norm, self.checkpointed = nn.LayerNorm(8), checkpointed
+        self.first, self.second = nn.Linear(8, 16, bias=bias), nn.Linear(16, 8, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.checkpointed:
+            return checkpoint(self.inner, x, use_reentrant=False)
+        return self.inner(x)
+
+    def inner(self, x: Tensor) -> Tensor:
+        return x + self.second(self.first(self.norm(x)).tanh())
+
+
+def made(**more: Any) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*[Block(**({"bias": True} | more)) for _ in range(2)])
+
+
+def gradients(model: nn.Module, x: Tensor, deferral: Deferral | None) -> list[Tensor | None]:
+    """Of the input and the parameters, after two micro-batches; in two halves if there is a deferral."""
+    x = x.detach().requires_grad_()
+    for _ in range(2):
+        output = model(x)
+        if deferral is not None:
+            deferral.begin()
+        output.backward(torch.ones_like(output))
+        if deferral is not None:
+            accumulate(deferral.end())
+    return [x.grad, *(parameter.grad for parameter in model.parameters())]
+
+
+def all_equal(left: list[Tensor | None], right: list[Tensor | None]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True) if a is not None and b is not None) and [
+        a is None for a in left
+    ] == [b is None for b in right]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(5, 8), (3, 4, 8), (2, 3, 4, 8), (8,)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_two_halves_are_the_whole(bias: bool, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    wanted = gradients(made(bias=bias).to(dtype), x, None)
+    for halves in (True, False):
+        model, deferral = made(bias=bias).to(dtype), Deferral()
+        prepare(model, deferral)
+        assert all_equal(gradients(model, x, deferral if halves else None), wanted)
+
+
+def test_two_halves_are_the_whole_under_autocast() -> None:
+    x, found = torch.randn(3, 4, 8, generator=torch.Generator().manual_seed(1)), []
+    for deferral in (None, Deferral()):
+        model = made()
+        if deferral is not None:
+            prepare(model, deferral)
+        with torch.autocast("cpu", torch.bfloat16):
+            found.append(gradients(model, x, deferral))
+    assert all_equal(*found)
+
+
+@pytest.mark.parametrize("freeze", [lambda m: m[0].first.weight, lambda m: m[1].second.bias])
+def test_frozen_parameters_get_none(freeze: Callable[[Any], nn.Parameter]) -> None:
+    x, found = torch.randn(5, 8), []
+    for deferral in (None, Deferral()):
+        model = made()
+        freeze(model).requires_grad_(False)
+        if deferral is not None:
+            prepare(model, deferral)
+        found.append(gradients(model, x, deferral))
+    assert all_equal(*found)
+
+
+def test_checkpointed_parts_are_right_and_run_forward_twice_only() -> None:
+    calls = 0
+
+    def count(*_: Any) -> None:
+        nonlocal calls
+        calls += 1
+
+    x = torch.randn(3, 4, 8)
+    wanted = gradients(made(checkpointed=True), x, None)
+    model, deferral = made(checkpointed=True), Deferral()
+    prepare(model, deferral)
+    model[0].norm.register_forward_hook(count)
+    assert all_equal(gradients(model, x, deferral), wanted)
+    assert calls == 4  # two micro-batches, each forward and once more in its backward
+
+
+def test_compiled_parts_keep_their_backward_in_one_piece() -> None:
+    x = torch.randn(3, 4, 8)
+    wanted = gradients(made(), x, None)
+    model, deferral = made(), Deferral()
+    model[0].compile(backend="aot_eager")
+    prepare(model, deferral)
+    assert type(model[0].first) is nn.Linear
+    assert type(model[1].first) is DeferredLinear
+    found = gradients(model, x, deferral)
+    for mine, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6)
+
+
+def test_the_first_half_leaves_the_weights_alone() -> None:
+    model, deferral = nn.Linear(2, 2), Deferral()
+    prepare(model, deferral)
+    x = torch.randn(3, 2, requires_grad=True)
+    output = model(x)
+    deferral.begin()
+    output.sum().backward()
+    assert x.grad is not None
+    assert model.weight.grad is None
+    accumulate(deferral.end())
+    assert model.weight.grad is not None
+    assert list(model.state_dict()) == ["weight", "bias"]

@@ -1,0 +1,110 @@
+import pytest
+from torch import Tensor, nn
+
+from evenstep.errors import ArgumentError
+from evenstep.pipeline import Layer, Layers
+from evenstep.pipeline.layers import call
+from evenstep.pipeline.split import cut, flows
+
+
+def relus(count: int) -> Layers:
+    return Layers.of([nn.ReLU() for _ in range(count)])
+
+
+def test_a_list_is_named_by_place_and_a_nested_sequential_by_path() -> None:
+    assert [layer.name for layer in relus(3).layers] == ["0", "1", "2"]
+    nested = nn.Sequential(nn.ReLU(), nn.Sequential(nn.ReLU(), nn.Sequential(nn.Tanh())), nn.Sequential())
+    assert [layer.name for layer in Layers.of(nested).layers] == ["0", "1.0", "1.1.0", "2"]
+
+
+def test_a_model_that_says_its_layers_is_cut_there() -> None:
+    class Own(nn.Module):
+        def layers(self) -> list[Layer]:
+            return [Layer("a", nn.ReLU()), Layer("b", nn.ReLU())]
+
+    assert [layer.name for layer in Layers.of(Own()).layers] == ["a", "b"]
+
+
+def test_any_other_model_is_refused_with_what_to_do() -> None:
+    with pytest.raises(ArgumentError, match=r"Linear can't be cut into stages: give it a method `layers\(\)`"):
+        Layers.of(nn.Linear(1, 1))
+
+
+@pytest.mark.parametrize(
+    ("layers", "said"),
+    [
+        ([], "must have a layer at least"),
+        ([Layer("a", nn.ReLU()), Layer("a", nn.ReLU())], "must have a name of its own"),
+        ([Layer("a", nn.ReLU()), Layer("a.b", nn.ReLU())], "that no other begins with"),
+        ([Layer("a..b", nn.ReLU())], "must have a name of its own"),
+        ([Layer("a", nn.ReLU(), sources=("b",)), Layer("b", nn.ReLU())], "must have sources before it, but 'b' is not"),
+        ([Layer("a", nn.ReLU()), Layer("b", nn.ReLU(), sources=("c",))], "a source of layer 'b' must be one of a"),
+        ([Layer("a", nn.ReLU()), Layer("b", nn.ReLU(), sources=())], "that of 'a' is by none"),
+    ],
+)
+def test_what_cannot_be_is_refused(layers: list[Layer], said: str) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        Layers(tuple(layers))
+
+
+def test_a_layer_gets_its_sources_outputs_and_then_what_it_wants_of_the_inputs() -> None:
+    def given(*args: object, **kwargs: object) -> tuple[object, object]:
+        return args, kwargs
+
+    assert call(given, [1, (2, 3)], (4, 5), True) == ((1, (2, 3), 4, 5), {})  # a source's tuple is one argument
+    assert call(given, [1], {"a": 2, "b": 3}, True) == ((1,), {"a": 2, "b": 3})
+    assert call(given, [1], {"a": 2, "b": 3}, ("b",)) == ((1,), {"b": 3})
+    assert call(given, [1], 9, False) == ((1,), {})
+    assert call(given, [], [9], True) == (([9],), {})
+    with pytest.raises(ArgumentError, match="must give a dict, but gave a Tensor"):
+        call(given, [], Tensor(), ("b",))
+
+
+def test_stages_are_as_equal_in_layers_as_can_be() -> None:
+    assert cut(relus(8), stages=3) == (range(2), range(2, 5), range(5, 8))
+
+
+def test_stages_begin_where_they_are_told_to_also_inside_a_module() -> None:
+    nested = Layers.of(nn.Sequential(nn.ReLU(), nn.Sequential(nn.ReLU(), nn.ReLU()), nn.ReLU()))
+    assert cut(nested, stages=3, split_at=["1", "1.1"]) == (range(1), range(1, 2), range(2, 4))
+
+
+@pytest.mark.parametrize(
+    ("split_at", "said"),
+    [(["1"], "stages 1 to 2"), (["2", "1"], "in order"), (["0", "1"], "in order"), (["7", "1"], "'7' is none")],
+)
+def test_a_split_that_does_not_fit_is_refused(split_at: list[str], said: str) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        cut(relus(4), stages=3, split_at=split_at)
+
+
+def test_more_stages_than_layers_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="2 layers can't be cut into 3 stages"):
+        cut(relus(2), stages=3)
+
+
+def test_an_output_goes_directly_to_every_stage_that_takes_it() -> None:
+    layers = Layers(
+        (
+            Layer("encoder", nn.ReLU()),
+            Layer("embedding", nn.ReLU(), sources=(), inputs=True),
+            *(
+                Layer(f"decoder.{n}", nn.ReLU(), sources=(f"decoder.{n - 1}" if n else "embedding", "encoder"))
+                for n in range(3)
+            ),
+        )
+    )
+    encoder, others = (0,), {(1, 2): (1,), (2, 3): (2,), (3, 4): (3,)}
+    wanted = {(0, stage): encoder for stage in (2, 3, 4)} | others
+    assert flows(layers, cut(layers, stages=5)) == wanted
+    assert flows(layers, cut(layers, stages=2)) == {(0, 1): (0, 1)}  # once, though three layers take it
+
+
+def test_a_container_called_layers_is_no_method_that_says_them() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.ReLU())
+
+    with pytest.raises(ArgumentError, match="Net can't be cut into stages: give it a method"):
+        Layers.of(Net())

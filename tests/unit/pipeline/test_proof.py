@@ -1,0 +1,264 @@
+"""What a checked plan promises, held against an executor that shares no code with the check.
+
+The executor runs plans on numbers: stage s computes y = a_s · (x_m + Σ what it is fed), and the loss is the sum of what
+stages give that feed nobody. Sends block until they are received, messages have no names, and ranks take turns, so a
+circle of waiting is found and not waited for.
+"""
+
+from collections import defaultdict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evenstep.errors import PlanError
+from evenstep.pipeline import SCHEDULES, Action, Layout, Op, Plan, check, forwards
+from evenstep.pipeline.text import read_plans
+
+
+class Stuck(Exception):
+    """No rank can go on."""
+
+
+def factor(stage: int) -> int:
+    return stage + 2
+
+
+def sample(microbatch: int) -> int:
+    return 3 * microbatch + 1
+
+
+def reference(layout: Layout, microbatches: list[int]) -> dict[int, int]:
+    """The gradients of the factors, from plain loops over the stages."""
+    gradient = dict.fromkeys(range(layout.stages), 0)
+    for microbatch in microbatches:
+        fed, out, back = {}, {}, {}
+        for stage in range(layout.stages):
+            fed[stage] = sample(microbatch) + sum(out[source] for source in layout.sources(stage))
+            out[stage] = factor(stage) * fed[stage]
+        for stage in reversed(range(layout.stages)):
+            peers = layout.destinations(stage)
+            grad = sum(back[peer] for peer in peers) if peers else 1
+            back[stage] = grad * factor(stage)
+            gradient[stage] += grad * fed[stage]
+    return gradient
+
+
+class Rank:
+    """One rank in the middle of its plan."""
+
+    def __init__(self, number: int, plan: Plan, layout: Layout) -> None:
+        self.number, self.plan, self.layout, self.place = number, plan, layout, 0
+        self.fed: dict[tuple[int, int], int] = {}
+        self.out: dict[tuple[int, int], int] = {}
+        self.back: dict[tuple[int, int], int] = {}
+        self.grad: dict[tuple[int, int], int] = {}
+        self.received: dict[tuple[Op, int, int, int], int] = {}
+        self.gradient: dict[int, int] = defaultdict(int)
+        self.reduced: dict[int, int] = {}
+        self.live = self.peak = 0
+
+    @property
+    def action(self) -> Action | None:
+        return self.plan[self.place] if self.place < len(self.plan) else None
+
+    def feed(self, op: Op, mine: dict[tuple[int, int], int], action: Action, peers: tuple[int, ...]) -> int:
+        stage, k = action.stage, action.microbatch
+        local = [mine[peer, k] for peer in peers if self.layout.rank_of[peer] == self.number]
+        remote = [self.received[op, stage, k, p] for p in peers if self.layout.rank_of[p] != self.number]
+        return sum(local) + sum(remote)
+
+    def compute(self, action: Action) -> None:
+        stage, k = unit = action.stage, action.microbatch
+        if action.op is Op.FORWARD:
+            self.fed[unit] = sample(k) + self.feed(Op.RECEIVE_INPUT, self.out, action, self.layout.sources(stage))
+            self.out[unit] = factor(stage) * self.fed[unit]
+            self.live += 1
+            self.peak = max(self.peak, self.live)
+        elif action.op in (Op.BACKWARD, Op.INPUT_BACKWARD):
+            peers = self.layout.destinations(stage)
+            self.grad[unit] = self.feed(Op.RECEIVE_GRADIENT, self.back, action, peers) if peers else 1
+            self.back[unit] = self.grad[unit] * factor(stage)
+        if action.op in (Op.BACKWARD, Op.WEIGHT_BACKWARD):
+            self.gradient[stage] += self.grad[unit] * self.fed[unit]
+            self.live -= 1
+        if action.op is Op.REDUCE:
+            self.reduced[stage] = self.gradient[stage]
+
+
+SENDS, RECEIVES = (Op.SEND_OUTPUT, Op.SEND_GRADIENT), (Op.RECEIVE_INPUT, Op.RECEIVE_GRADIENT)
+
+
+def execute(plans: tuple[Plan, ...], layout: Layout) -> tuple[dict[int, int], list[int]]:
+    """Run the plans; gives what was reduced of each stage, and each rank's peak of live activations.
+
+    Raises:
+        Stuck: the ranks wait for each other.
+        KeyError: something was computed or sent before what it needs was there.
+    """
+    ranks = [Rank(number, plan, layout) for number, plan in enumerate(plans)]
+    while any(rank.action for rank in ranks):
+        moved = False
+        for rank in ranks:
+            action = rank.action
+            if action is None or action.op in RECEIVES:
+                continue
+            if action.op in SENDS:
+                other = ranks[layout.rank_of[action.peer]]
+                taken = other.action
+                if taken is None or taken.op not in RECEIVES or layout.rank_of[taken.peer] != rank.number:
+                    continue
+                values = rank.out if action.op is Op.SEND_OUTPUT else rank.back
+                key = taken.op, taken.stage, taken.microbatch, taken.peer
+                other.received[key] = values[action.stage, action.microbatch]
+                other.place += 1
+            else:
+                rank.compute(action)
+            rank.place += 1
+            moved = True
+        if not moved:
+            raise Stuck
+    return {stage: rank.reduced[stage] for rank in ranks for stage in rank.reduced}, [rank.peak for rank in ranks]
+
+
+@st.composite
+def cases(draw: st.DrawFn, max_microbatches: int = 7) -> tuple[str, Layout, list[int]]:
+    """A schedule, one of its layouts with further edges, and global numbers of micro-batches."""
+    schedule = SCHEDULES[draw(st.sampled_from(sorted(SCHEDULES)))]
+    most = schedule.max_stages_per_rank or 3
+    layout = schedule.layout(draw(st.integers(1, 4)), draw(st.integers(schedule.min_stages_per_rank, most)))
+    stages = range(layout.stages)
+    skips = [(a, b) for a in stages for b in stages if a + 1 < b]
+    further = draw(st.lists(st.sampled_from(skips), unique=True, max_size=4)) if skips else []
+    layout = Layout(rank_of=layout.rank_of, edges=(*layout.edges, *further))
+    microbatches = draw(st.sets(st.integers(0, 30), max_size=max_microbatches))
+    return schedule.name, layout, sorted(microbatches)
+
+
+@given(cases())
+def test_every_schedule_comes_to_its_end_with_the_exact_gradient_and_the_peak_it_was_proved_to_have(
+    case: tuple[str, Layout, list[int]],
+) -> None:
+    name, layout, microbatches = case
+    plans = SCHEDULES[name].plans(layout, microbatches)
+    gradients, peaks = execute(plans, layout)
+    assert gradients == reference(layout, microbatches)
+    assert tuple(peaks) == check(plans, layout, microbatches)
+
+
+def damaged(plans: tuple[Plan, ...], layout: Layout, data: st.DataObject) -> tuple[Plan, ...]:
+    rank = data.draw(st.sampled_from([rank for rank, plan in enumerate(plans) if plan]), label="rank")
+    plan = list(plans[rank])
+    place = data.draw(st.integers(0, len(plan) - 1), label="place")
+    other = data.draw(st.integers(0, len(plan) - 1), label="other")
+    match data.draw(st.sampled_from(["drop", "double", "swap", "move", "peer", "microbatch", "rank"]), label="damage"):
+        case "drop":
+            del plan[place]
+        case "double":
+            plan.insert(other, plan[place])
+        case "swap":
+            plan[place], plan[other] = plan[other], plan[place]
+        case "move":
+            plan.insert(other, plan.pop(place))
+        case "peer":
+            action, peer = plan[place], data.draw(st.integers(0, layout.stages - 1))
+            plan[place] = Action(action.op, action.stage, action.microbatch, peer if action.peer >= 0 else -1)
+        case "microbatch":
+            action = plan[place]
+            number = plan[other].microbatch if action.microbatch >= 0 else -1
+            plan[place] = Action(action.op, action.stage, number, action.peer)
+        case _:
+            action = plan[place]
+            plan[place] = Action(action.op, (action.stage + 1) % layout.stages, action.microbatch, action.peer)
+    return (*plans[:rank], tuple(plan), *plans[rank + 1 :])
+
+
+@settings(max_examples=300)
+@given(cases(max_microbatches=4), st.data())
+def test_a_damaged_plan_is_refused_or_still_exact(case: tuple[str, Layout, list[int]], data: st.DataObject) -> None:
+    name, layout, microbatches = case
+    plans = damaged(SCHEDULES[name].plans(layout, microbatches), layout, data)
+    try:
+        check(plans, layout, microbatches)
+    except PlanError:
+        return
+    assert execute(plans, layout)[0] == reference(layout, microbatches)
+
+
+@given(cases())
+def test_forwards_alone_come_to_their_end(case: tuple[str, Layout, list[int]]) -> None:
+    _, layout, microbatches = case
+    plans = forwards(layout, microbatches)
+    assert check(plans, layout, microbatches, forward_only=True) == (0,) * layout.ranks
+    execute(plans, layout)
+
+
+@given(cases(), st.data())
+def test_replicas_with_other_microbatches_reduce_their_stages_in_the_same_order(
+    case: tuple[str, Layout, list[int]], data: st.DataObject
+) -> None:
+    name, layout, microbatches = case
+    others = data.draw(st.lists(st.integers(0, 30), unique=True, max_size=7).map(sorted))
+    for mine, theirs in zip(
+        SCHEDULES[name].plans(layout, microbatches), SCHEDULES[name].plans(layout, others), strict=True
+    ):
+        assert [a for a in mine if a.microbatch < 0] == [a for a in theirs if a.microbatch < 0]
+
+
+LAYOUT = Layout.chain(ranks=2)
+GOOD = """
+0F0 0SO0:1 0F1 0RG0:1 0SO1:1 0B0 0RG1:1 0A 0B1 0R
+1RI0:0 1F0 1B0 1SG0:0 1RI1:0 1F1 1A 1B1 1SG1:0 1R
+"""
+
+
+def test_the_plans_below_are_damaged_from_good_ones() -> None:
+    assert check(read_plans(GOOD), LAYOUT, range(2)) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes", "says"),
+    [
+        ("0RG0:1 0SO1:1", "0SO1:1 0RG0:1", "for ever: rank 0 at action 3, 0SO1:1, rank 1 at action 3, 1SG0:0"),
+        ("0F1 0RG0:1 0SO1:1", "0RG0:1 0SO1:1 0F1", "rank 0, action 3, 0SO1:1: 0F1 must come before it, but it comes l"),
+        ("1RI0:0 ", "", r"rank 1 must do 1RI0:0 \(RECEIVE_INPUT of stage 1\), but its plan lacks it"),
+        ("1F0", "1F0 1F0", "rank 1 must do 1F0 once, but its plan holds it 2 times"),
+        ("1SG1:0", "1SG1:1", "between the stages 1 and 1 nothing is to be sent"),
+        ("1SG1:0", "1SG7:0", "7 is not among the 2 micro-batches"),
+        ("0B0", "1B0", r"rank 0 must not do 1B0: it owns the stages \[0\]"),
+        ("0B0", "0I0", "rank 0 must do 0W0"),
+        ("0B0", "0B0 0W0", "backward of inputs or weights for the same stage"),
+        ("0A 0B1 0R", "0B1 0A 0R", "0 of its backwards are still to come"),
+        ("0A 0B1 0R", "0A 0R 0B1", "REDUCE must come after all backwards of stage 0, but 1"),
+        ("0B0 0RG1:1 0A 0B1", "0A 0B0 0RG1:1 0B1", "2 of its backwards are still to come"),
+    ],
+)
+def test_what_is_wrong_is_named(was: str, becomes: str, says: str) -> None:
+    assert was in GOOD
+    with pytest.raises(PlanError, match=says):
+        check(read_plans(GOOD.replace(was, becomes)), LAYOUT, range(2))
+
+
+def test_messages_in_another_order_on_both_ends_are_refused() -> None:
+    first, second = GOOD.split("\n")[1:3]
+    crossed = second.replace("1RI0:0 1F0 1B0 1SG0:0 1RI1:0", "1RI1:0 1RI0:0 1F0 1B0 1SG0:0")
+    with pytest.raises(
+        PlanError, match="message 0 from rank 0 to rank 1 must be the same on both ends, but is sent as"
+    ):
+        check(read_plans(f"{first}\n{crossed}"), LAYOUT, range(2))
+
+
+def test_an_order_of_reductions_in_which_replicas_could_wait_for_each_other_is_refused() -> None:
+    layout = Layout.chain(ranks=1, stages_per_rank=2)
+    with pytest.raises(PlanError, match="reduce the later stages before the earlier ones"):
+        check(read_plans("0F0 1F0 1I0 0I0 0A 0W0 0R 1A 1W0 1R"), layout, [0])
+
+
+def test_more_activations_than_allowed_are_refused() -> None:
+    with pytest.raises(PlanError, match="rank 0, action 2, 0F1: at most 1 activations"):
+        check(read_plans(GOOD), LAYOUT, range(2), max_live=1)
+
+
+def test_a_plan_for_each_rank_is_needed() -> None:
+    with pytest.raises(PlanError, match="one plan for each of the 2 ranks, but there are 1"):
+        check(read_plans(GOOD)[:1], LAYOUT, range(2))

@@ -1,0 +1,268 @@
+"""Checkpoints of a run as its user meets them: in the background, after errors, on disks that fail."""
+
+import errno
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from evenstep import Hook, MapData, Task, Trainer
+from evenstep.checkpoint import LocalDisk, complete_checkpoints, locked, read_checkpoint
+from evenstep.errors import CheckpointError
+from evenstep.events import Incident, SaveBegin, SaveEnd, UpdateBegin, UpdateEnd
+from evenstep.events.hooks import Save
+
+
+class Square(Task):
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        return ((output.squeeze(-1) - batch[1]) ** 2).sum()
+
+
+def network() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Tanh(), nn.Linear(8, 1))
+
+
+def trainer_of(folder: Path, model: nn.Module | None = None, **more: Any) -> Trainer:
+    model = model or network()
+    points = [(torch.randn(4, generator=torch.Generator().manual_seed(n)), torch.tensor(n % 5 / 4)) for n in range(24)]
+    more.setdefault("optimizer", torch.optim.AdamW(model.parameters(), lr=0.01, fused=True))
+    more.setdefault("updates", 9)
+    data = MapData(points, global_batch_size=8, micro_batch_size=3)
+    return Trainer(model=model, task=Square(), data=data, device="cpu", folder=folder, **more)
+
+
+class Log(Hook):
+    """Remember what was heard of saves."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+        self.incidents: list[Incident] = []
+
+    def before_update(self, event: UpdateBegin) -> None:
+        self.heard.append(f"update {event.update}")
+
+    def before_save(self, event: SaveBegin) -> None:
+        self.heard.append(f"save {event.update}")
+
+    def after_save(self, event: SaveEnd) -> None:
+        self.heard.append(f"{'saved' if event.path is not None else 'not saved'} {event.update}")
+
+    def on_incident(self, event: Incident) -> None:
+        self.incidents.append(event)
+
+
+class FailAt(Hook):
+    def __init__(self, update: int, error: BaseException) -> None:
+        self.update, self.error = update, error
+
+    def before_update(self, event: UpdateBegin) -> None:
+        if event.update == self.update:
+            raise self.error
+
+
+def slowed(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Nothing is synced before the event is set."""
+    gate, sync = threading.Event(), LocalDisk.sync
+
+    def wait(self: LocalDisk, file: Any) -> None:
+        assert gate.wait(20)
+        sync(self, file)
+
+    monkeypatch.setattr(LocalDisk, "sync", wait)
+    return gate
+
+
+def broken(monkeypatch: pytest.MonkeyPatch, code: int, *, names: str) -> None:
+    """Checkpoints of the updates in `names` cannot be written."""
+    create = LocalDisk.create
+
+    def fail(self: LocalDisk, path: Path) -> Any:
+        if any(name in str(path) for name in names.split()):
+            raise OSError(code, "the disk has failed", str(path))
+        return create(self, path)
+
+    monkeypatch.setattr(LocalDisk, "create", fail)
+
+
+def states(folder: Path) -> list[Any]:
+    return [read_checkpoint(path).state for path in complete_checkpoints(folder / "checkpoints")]
+
+
+def test_saved_in_the_background_or_not_is_the_same(tmp_path: Path) -> None:
+    for name, asynchronous in (("one", True), ("other", False)):
+        trainer_of(tmp_path / name, hooks=[Save(every_updates=2)], asynchronous_saves=asynchronous).train()
+    one, other = states(tmp_path / "one"), states(tmp_path / "other")
+    assert [state["progress"]["update"] for state in one] == [6, 8, 9]
+    for a, b in zip(one, other, strict=True):
+        torch.testing.assert_close(a["model"], b["model"], rtol=0, atol=0)
+        torch.testing.assert_close(a["optimizer"]["state"], b["optimizer"]["state"], rtol=0, atol=0)
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, log = slowed(monkeypatch), Log()
+
+    class Open(Hook):
+        def after_update(self, event: UpdateEnd) -> None:
+            if event.update == 4:
+                gate.set()
+
+    trainer_of(tmp_path, hooks=[Save(every_updates=2), Open(), log], updates=6).train()
+    begun, ended = log.heard.index("save 2"), log.heard.index("saved 2")
+    assert log.heard[begun + 1 : begun + 3] == ["update 3", "update 4"]
+    assert ended > log.heard.index("update 4")
+    # at most one is under way: the next one waits for it
+    assert log.heard.index("save 4") > ended
+    progress: Any = read_checkpoint(tmp_path / "checkpoints" / "step-00000002").state["progress"]
+    assert progress["update"] == 2
+
+
+def test_a_wait_for_the_save_before_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, log = slowed(monkeypatch), Log()
+    threading.Timer(1.5, gate.set).start()
+    trainer_of(tmp_path, hooks=[Save(every_updates=2), log], updates=4).train()
+    told = [incident for incident in log.incidents if incident.kind == "slow_save"]
+    assert len(told) == 1
+    assert "because the checkpoint of update 2 was still being written" in told[0].message
+    assert float(str(told[0].details["waited_s"])) >= 1.0
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
+def test_a_save_that_fails_in_the_background_is_an_incident_and_the_next_one_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    broken(monkeypatch, code, names="step-00000004")
+    log = Log()
+    trainer_of(tmp_path, hooks=[Save(every_updates=2), log], keep_checkpoints=None).train()
+    assert "not saved 4" in log.heard
+    (incident,) = log.incidents
+    assert (incident.kind, incident.update) == ("save_failed", 4)
+    assert errno.errorcode[code] in incident.message
+    assert "Training goes on; the next save tries again." in incident.message
+    assert [state["progress"]["update"] for state in states(tmp_path)] == [2, 6, 8, 9]
+
+
+def test_the_last_save_must_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken(monkeypatch, errno.ENOSPC, names="step-00000009")
+    with pytest.raises(CheckpointError, match="the checkpoint of update 9 could not be written"):
+        trainer_of(tmp_path, hooks=[Save(every_updates=4)]).train()
+    assert states(tmp_path)[-1]["progress"]["update"] == 8
+
+
+def test_a_save_in_the_foreground_that_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken(monkeypatch, errno.ENOSPC, names="step-00000004")
+    with pytest.raises(CheckpointError, match="update 4 could not be written"):
+        trainer_of(tmp_path, hooks=[Save(every_updates=2)], asynchronous_saves=False).train()
+
+
+def test_after_an_error_the_last_committed_update_is_saved_and_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    straight, log = network(), Log()
+    trainer_of(tmp_path / "straight", straight).train()
+    with pytest.raises(ValueError, match="no more"):
+        trainer_of(tmp_path / "run", hooks=[FailAt(6, ValueError("no more")), log]).train()
+    assert states(tmp_path / "run")[-1]["progress"]["update"] == 5
+    saved, kept = log.incidents
+    assert "the state after update 5 is saved in" in saved.message
+    assert "`evenstep replay" in kept.message
+    model = network()
+    trainer = trainer_of(tmp_path / "run", model, hooks=[])
+    assert trainer.resume("auto") == tmp_path / "run" / "checkpoints" / "step-00000005"
+    trainer.train()
+    last = read_checkpoint(tmp_path / "run")
+    assert last.manifest.resumed_from == str(tmp_path / "run" / "checkpoints" / "step-00000005")
+    for name, value in straight.state_dict().items():
+        assert torch.equal(value, model.state_dict()[name])
+
+
+def test_what_was_being_written_when_the_error_came_is_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = slowed(monkeypatch)
+    threading.Timer(0.5, gate.set).start()
+    with pytest.raises(ValueError, match="no more"):
+        trainer_of(tmp_path, hooks=[Save(every_updates=3), FailAt(4, ValueError("no more"))]).train()
+    assert [state["progress"]["update"] for state in states(tmp_path)] == [3]
+
+
+def test_an_error_inside_the_optimizer_step_leaves_no_checkpoint_of_a_half_step(tmp_path: Path) -> None:
+    model, log = network(), Log()
+
+    class Half(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            super().step()
+            self.steps = getattr(self, "steps", 0) + 1
+            if self.steps == 4:
+                raise RuntimeError("out of memory in the middle")
+
+    optimizer = Half(model.parameters(), lr=0.1)
+    with pytest.raises(RuntimeError, match="in the middle"):
+        trainer_of(tmp_path, model, optimizer=optimizer, hooks=[Save(every_updates=2), log]).train()
+    assert [state["progress"]["update"] for state in states(tmp_path)] == [2]
+    assert "the newest checkpoint stands" in log.incidents[0].message
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), CheckpointError("the disk is gone")], ids=["hurry", "disk"])
+def test_nothing_is_saved_for_whoever_is_in_a_hurry_nor_on_a_disk_that_fails(
+    tmp_path: Path, error: BaseException
+) -> None:
+    with pytest.raises(type(error)):
+        trainer_of(tmp_path, hooks=[FailAt(6, error)]).train()
+    assert states(tmp_path) == []
+
+
+def test_a_batch_that_cannot_be_kept_is_found_again_in_the_data(tmp_path: Path) -> None:
+    class Odd:
+        def __init__(self, samples: list[tuple[Tensor, Tensor]]) -> None:
+            self.x, self.y = (torch.stack(column) for column in zip(*samples, strict=True))
+
+        def to(self, device: Any, **more: Any) -> "Odd":
+            return self
+
+    class OfOdd(Task):
+        def inputs(self, batch: Any) -> Any:
+            return batch.x
+
+        def weight(self, batch: Any) -> int:
+            return len(batch.y)
+
+        def loss(self, output: Any, batch: Any) -> Tensor:
+            if bool((batch.y == 23).any()):
+                raise ValueError("a sample that cannot be")
+            return ((output.squeeze(-1) - batch.y) ** 2).sum()
+
+    def built(folder: Path) -> Trainer:
+        model = network()
+        points = [(torch.randn(4), torch.tensor(float(n))) for n in range(24)]
+        data = MapData(points, global_batch_size=8, collate=Odd, shuffle=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        return Trainer(
+            model=model, task=OfOdd(), optimizer=optimizer, data=data, updates=9, folder=folder, device="cpu"
+        )
+
+    with pytest.raises(ValueError, match="cannot be"):
+        built(tmp_path).train()
+    failure: Any = read_checkpoint(tmp_path / "failures" / "update-00000003-rank-00000").state["failure"]
+    assert (failure["microbatches"], failure["position"]) == (None, {"epoch": 0, "batch": 2})
+    with pytest.raises(ValueError, match="cannot be"):
+        built(tmp_path / "again").replay(read_checkpoint(tmp_path).state, failure)
+
+
+def test_two_runs_in_one_folder_are_refused_and_the_first_is_not_harmed(tmp_path: Path) -> None:
+    with locked(tmp_path), pytest.raises(CheckpointError, match="is in use by process"):
+        trainer_of(tmp_path).train()
+    assert list(tmp_path.iterdir()) == []
+    trainer_of(tmp_path).train()
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over_and_said(tmp_path: Path) -> None:
+    trainer_of(tmp_path, hooks=[Save(every_updates=4)]).train()
+    file = tmp_path / "checkpoints" / "step-00000009" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    log = Log()
+    trainer = trainer_of(tmp_path, hooks=[Save(every_updates=4), log])
+    assert trainer.resume("auto") == tmp_path / "checkpoints" / "step-00000008"
+    assert "step-00000009 was passed over" in log.incidents[0].message
+    assert trainer.train().update == 9

@@ -1,0 +1,403 @@
+"""A model in stages on several ranks, as threads, against the same on one process: the same bits."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from evenstep import Ema, Fp16Mixed, MapData, Task, Trainer
+from evenstep.errors import ArgumentError, EvenstepError
+from evenstep.events import Hook, UpdateEnd
+from evenstep.parallel import Ddp, Mesh, Ordered, Single
+from evenstep.parallel.zero1 import Zero1
+from evenstep.pipeline import SCHEDULES, Layer, Layers, Staged
+
+OnRanks = Callable[..., list[Any]]
+State = dict[str, Any]
+
+
+class Square(Task):
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        return ((output.squeeze(-1) - batch[1]) ** 2).sum()
+
+
+def points(count: int = 22, width: int = 3) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.randn(width, generator=generator), torch.tensor(float(n % 3))) for n in range(count)]
+
+
+def deep(layers: int = 12) -> Layers:
+    """Builders, which are seeded by place, but torch's generator is shared by threads: filled from one's own."""
+
+    def filled(place: int) -> nn.Module:
+        if place % 2:
+            return nn.Tanh()
+        linear = nn.Linear(3, 1 if place == layers else 3)
+        generator = torch.Generator().manual_seed(place)
+        with torch.no_grad():
+            for parameter in linear.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator))
+        return linear
+
+    return Layers.of([lambda place=place: filled(place) for place in range(layers + 1)])
+
+
+def trained(model: Staged, strategy: Any, **more: Any) -> tuple[Trainer, State]:
+    given: dict[str, Any] = {
+        "model": model,
+        "task": Square(),
+        "optimizer": torch.optim.AdamW(model.parameters(), lr=0.01, fused=True),
+        "data": MapData(points(), global_batch_size=10, micro_batch_size=2),
+        "updates": 5,
+        "device": "cpu",
+        "strategy": strategy,
+        "clip_norm": 0.5,
+    }
+    trainer = Trainer(**(given | more))
+    trainer.train()
+    return trainer, trainer.state_dict()
+
+
+def same(left: Any, right: Any) -> bool:
+    if isinstance(left, Tensor):
+        return torch.equal(left, right)
+    if isinstance(left, dict):
+        return list(left) == list(right) and all(same(left[name], right[name]) for name in left)
+    return left == right
+
+
+def check_same(mine: State, other: State) -> None:
+    for part in ("model", "ema", "precision", "progress"):
+        assert same(mine[part], other[part]), part
+    assert same(mine["optimizer"]["state"], other["optimizer"]["state"])
+    groups = [[group["parameters"] for group in state["optimizer"]["groups"]] for state in (mine, other)]
+    assert groups[0] == groups[1]
+
+
+@pytest.fixture(scope="module")
+def alone() -> State:
+    return trained(Staged(deep()), Ordered(), ema=Ema(decay=0.9))[1]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("schedule", list(SCHEDULES))
+def test_every_pipeline_schedule_ends_at_the_bits_of_one_process(
+    on_ranks: OnRanks, alone: State, schedule: str, ranks: int
+) -> None:
+    def act(group: Any) -> State:
+        mesh = Mesh.of(group, pipeline=ranks)
+        model = Staged(deep(), mesh=mesh, schedule=schedule)
+        return trained(model, Ordered(mesh.data), ema=Ema(decay=0.9))[1]
+
+    check_same(on_ranks(ranks, act)[0], alone)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb_v"])
+@pytest.mark.parametrize("strategy", [Ordered, Ddp])
+def test_replicas_of_pipelines_train_what_one_process_does(
+    on_ranks: OnRanks, alone: State, schedule: str, strategy: Any
+) -> None:
+    def act(group: Any) -> State:
+        mesh = Mesh.of(group, pipeline=2)
+        model = Staged(deep(), mesh=mesh, schedule=schedule)
+        return trained(model, strategy(mesh.data), ema=Ema(decay=0.9))[1]
+
+    state = on_ranks(6, act)[0]  # three replicas for five micro-batches, two in the short last batch
+    if strategy is Ordered:
+        check_same(state, alone)
+    for name, value in alone["model"].items():
+        torch.testing.assert_close(state["model"][name], value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("micro_batch_size", [10, 6])
+def test_fewer_micro_batches_than_ranks_are_enough(on_ranks: OnRanks, micro_batch_size: int) -> None:
+    data = {"data": MapData(points(), global_batch_size=10, micro_batch_size=micro_batch_size)}
+
+    def act(group: Any) -> State:
+        mesh = Mesh.of(group, pipeline=3)
+        return trained(Staged(deep(), mesh=mesh), Single(mesh.data), **data)[1]
+
+    check_same(on_ranks(3, act)[0], trained(Staged(deep()), Single(), **data)[1])
+
+
+class Memory(nn.Module):
+    """Gives a tree: values, a mask, and something that may be missing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        hidden = self.linear(x).tanh()
+        return {"all": (hidden, hidden * 2), "mask": x > 0, "extra": hidden.sum() if len(x) > 3 else None, "n": len(x)}
+
+
+class Reader(nn.Module):
+    """Reads the memory, and the batch once more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor, memory: dict[str, Any], again: Tensor) -> Tensor:
+        assert memory["n"] == len(x)
+        assert memory["mask"].dtype == torch.bool
+        read = self.linear(memory["all"][0]).masked_fill(memory["mask"], 0.0) + again
+        return x + read if memory["extra"] is None else x + read * memory["extra"]
+
+
+def branched() -> Layers:
+    def fixed(module: nn.Module, seed: int) -> nn.Module:
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator))
+        return module
+
+    return Layers(
+        (
+            Layer("memory", fixed(Memory(), 1), inputs=("x",)),
+            Layer("start", fixed(nn.Linear(3, 3), 2), sources=(), inputs=("input",)),
+            Layer("reader.0", fixed(Reader(), 3), sources=("start", "memory"), inputs=("again",)),
+            Layer("reader.1", fixed(Reader(), 4), sources=("reader.0", "memory"), inputs=("again",)),
+            Layer("end", fixed(nn.Linear(3, 1), 5)),
+        )
+    )
+
+
+class Branched(Square):
+    def inputs(self, batch: Any) -> Any:
+        return {"x": batch[0], "input": batch[0] + 1, "again": batch[0] * 2}
+
+
+@pytest.mark.parametrize(("ranks", "schedule"), [(2, "1f1b"), (5, "1f1b"), (2, "zb_h1"), (2, "interleaved")])
+def test_trees_masks_missing_tensors_and_skip_edges_cross_stages(on_ranks: OnRanks, ranks: int, schedule: str) -> None:
+    # 10 = 4 + 4 + 2: shapes change with the micro-batch, and "extra" is missing in one
+    more: dict[str, Any] = {"task": Branched(), "data": MapData(points(), global_batch_size=10, micro_batch_size=4)}
+
+    def act(group: Any) -> State:
+        mesh = Mesh.of(group, pipeline=ranks)
+        return trained(Staged(branched(), mesh=mesh, schedule=schedule), Ordered(mesh.data), **more)[1]
+
+    check_same(on_ranks(ranks, act)[0], trained(Staged(branched()), Ordered(), **more)[1])
+
+
+def tied() -> Layers:
+    layers = deep().layers
+    return Layers(layers, ties=(("0.weight", "4.weight", "10.weight"),))
+
+
+@pytest.mark.parametrize(("ranks", "schedule"), [(2, "1f1b"), (3, "zb_v"), (2, "interleaved")])
+def test_tied_parameters_stay_equal_wherever_their_owners_are(on_ranks: OnRanks, ranks: int, schedule: str) -> None:
+    def act(group: Any) -> State:
+        mesh = Mesh.of(group, pipeline=ranks)
+        model = Staged(tied(), mesh=mesh, schedule=schedule)
+        return trained(model, Ordered(mesh.data), ema=Ema(decay=0.9))[1]
+
+    state = on_ranks(ranks, act)[0]
+    check_same(state, trained(Staged(tied()), Ordered(), ema=Ema(decay=0.9))[1])
+    assert torch.equal(state["model"]["0.weight"], state["model"]["10.weight"])
+    assert "10.weight" not in state["optimizer"]["state"]
+
+
+def test_tied_parameters_train_as_one_parameter_does() -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(layer.build() for layer in deep().layers)  # type: ignore[operator]
+            self.layers[4].weight = self.layers[10].weight = self.layers[0].weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    model = Shared()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+    wanted = trained(model, Single(), optimizer=optimizer)[1]["model"]  # type: ignore[arg-type]
+    for name, value in trained(Staged(tied()), Single())[1]["model"].items():
+        torch.testing.assert_close(value, wanted[f"layers.{name}"], rtol=1e-5, atol=1e-6)
+
+
+def test_an_overflow_in_one_stage_is_answered_by_all(on_ranks: OnRanks) -> None:
+    def more() -> dict[str, Any]:
+        return {"precision": Fp16Mixed(initial=2.0**22), "updates": 3, "clip_norm": None}
+
+    def act(group: Any) -> tuple[Any, State]:
+        mesh = Mesh.of(group, pipeline=2)
+        return trained(Staged(deep(4), mesh=mesh), Single(mesh.data), **more())[1]
+
+    first, second = on_ranks(2, act)
+    wanted = trained(Staged(deep(4)), Single(), **more())[1]
+    assert wanted["precision"]["scale"] < 2.0**22  # there was an overflow
+    assert first["precision"] == second["precision"] == wanted["precision"]
+    check_same(first, wanted)
+
+
+def test_running_statistics_are_those_of_one_process(on_ranks: OnRanks) -> None:
+    def model(**more: Any) -> Staged:
+        layers = [layer.build for layer in deep(4).layers]
+        return Staged([*layers[:1], lambda: nn.BatchNorm1d(3), *layers[1:]], **more)
+
+    def act(group: Any) -> State:
+        mesh = Mesh.of(group, pipeline=2)
+        return trained(model(mesh=mesh), Single(mesh.data))[1]
+
+    check_same(on_ranks(2, act)[0], trained(model(), Single())[1])
+
+
+def test_metrics_and_evaluations_are_known_on_all_ranks(on_ranks: OnRanks) -> None:
+    def more() -> dict[str, Any]:
+        data = MapData(points(7), global_batch_size=7, micro_batch_size=2, shuffle=False)
+        return {"evaluations": {"valid": data}, "ema": Ema(decay=0.5)}
+
+    def act(group: Any) -> dict[str, float]:
+        mesh = Mesh.of(group, pipeline=2)
+        trainer, _ = trained(Staged(deep(), mesh=mesh, schedule="interleaved"), Single(mesh.data), **more())
+        return {name: trainer.storage.history(name)[-1].value for name in trainer.storage.names()}
+
+    trainer, _ = trained(Staged(deep()), Single(), **more())
+    wanted = {name: trainer.storage.history(name)[-1].value for name in trainer.storage.names()}
+    assert {"train/loss", "valid/loss", "train/grad_norm", "train/lr"} <= wanted.keys()
+    assert on_ranks(2, act) == [wanted, wanted]
+
+
+class Late(Square):
+    late_weight = True
+
+    def loss(self, output: Any, batch: Any) -> Any:
+        from evenstep import Loss
+
+        return Loss(((output.squeeze(-1) - batch[1]) ** 2).sum(), weight=(batch[1] > 0).sum())
+
+
+def test_a_weight_that_only_the_last_stage_knows_divides_on_all(on_ranks: OnRanks) -> None:
+    def act(group: Any) -> State:
+        mesh = Mesh.of(group, pipeline=2)
+        return trained(Staged(deep(), mesh=mesh), Ordered(mesh.data), task=Late())[1]
+
+    check_same(on_ranks(4, act)[0], trained(Staged(deep()), Ordered(), task=Late())[1])
+
+
+LAYOUTS: list[tuple[int, str]] = [(2, "1f1b"), (3, "interleaved"), (1, "sequential"), (2, "zb_v")]
+
+
+def test_a_run_goes_on_with_other_stages_on_other_ranks(on_ranks: OnRanks) -> None:
+    state: State = {}
+    for place, (ranks, schedule) in enumerate(LAYOUTS):
+
+        def act(group: Any, where: Any = (ranks, schedule, 2 * place + 2), begin: State = state) -> State:
+            ranks, schedule, end = where
+            mesh = Mesh.of(group, pipeline=ranks)
+            model = Staged(tied(), mesh=mesh, schedule=schedule)
+            trainer = Trainer(
+                model=model,
+                task=Square(),
+                optimizer=torch.optim.AdamW(model.parameters(), lr=0.01, fused=True),
+                data=MapData(points(), global_batch_size=10, micro_batch_size=2),
+                updates=end,
+                device="cpu",
+                strategy=Ordered(mesh.data),
+                ema=Ema(decay=0.9),
+            )
+            if begin:
+                trainer.load_state_dict(begin)
+            trainer.train()
+            return trainer.state_dict()
+
+        state = on_ranks(ranks, act)[0]
+    check_same(state, trained(Staged(tied()), Ordered(), updates=8, ema=Ema(decay=0.9), clip_norm=None)[1])
+
+
+class Failing(nn.Module):
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.rows = rows
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) == self.rows:
+            raise ValueError("no such thing")
+        return x
+
+
+@pytest.mark.parametrize("place", [0, 4])
+def test_an_error_in_one_stage_wakes_the_others_with_rank_action_and_micro_batch(on_ranks: OnRanks, place: int) -> None:
+    def act(group: Any) -> str:
+        mesh = Mesh.of(group, pipeline=2)
+        layers: list[Any] = [layer.build for layer in deep(4).layers]
+        layers.insert(place, Failing(rows=1))
+        data = MapData(points(5), global_batch_size=5, micro_batch_size=2)  # the third micro-batch has one row
+        with pytest.raises((ValueError, EvenstepError)) as raised:
+            trained(Staged(layers, mesh=mesh), Single(mesh.data), data=data)
+        return "\n".join([str(raised.value), *raised.value.__notes__])
+
+    said = on_ranks(2, act)
+    failed = 0 if place == 0 else 1
+    assert said[failed].startswith("no such thing\n")
+    stopped = f"pipeline rank {failed} of 2 stopped at action {failed}F2 (forward, stage {failed}, micro-batch 2)"
+    assert stopped in said[failed]
+    assert f"{stopped}: ValueError: no such thing" in said[1 - failed]
+
+
+def test_a_strategy_that_is_not_for_stages_or_not_for_these_ranks_is_refused(on_ranks: OnRanks) -> None:
+    def act(group: Any) -> None:
+        mesh = Mesh.of(group, pipeline=2)
+        with pytest.raises(ArgumentError, match="must be shared by Single, Ddp or Ordered, but the strategy is Zero1"):
+            trained(Staged(deep(), mesh=mesh), Zero1(Ddp(mesh.data)))
+        with pytest.raises(ArgumentError, match="between the 2 data-parallel ranks"):
+            trained(Staged(deep(), mesh=mesh), Single())
+
+    on_ranks(4, act)
+
+
+def test_hooks_hear_of_each_micro_batch_on_each_rank_once(on_ranks: OnRanks) -> None:
+    class Count(Hook):
+        def __init__(self) -> None:
+            self.said: list[str] = []
+
+        def before_microbatch(self, event: Any) -> None:
+            self.said.append(f"+{event.microbatch}")
+
+        def after_microbatch(self, event: Any) -> None:
+            self.said.append(f"-{event.microbatch}{'' if event.loss is None else ' loss'}")
+
+        def after_update(self, event: UpdateEnd) -> None:
+            self.trainer.ask_stop("one is enough")
+
+    def act(group: Any) -> list[str]:
+        mesh, count = Mesh.of(group, pipeline=2), Count()
+        data = MapData(points(4), global_batch_size=4, micro_batch_size=2)
+        trained(Staged(deep(), mesh=mesh), Single(mesh.data), data=data, hooks=[count])
+        return count.said
+
+    assert on_ranks(2, act) == [["+0", "+1", "-0", "-1"], ["+0", "-0 loss", "+1", "-1 loss"]]
+
+
+def test_what_waits_on_a_rank_does_not_grow_with_the_number_of_micro_batches(on_ranks: OnRanks) -> None:
+    def most(microbatches: int) -> Sequence[int]:
+        def act(group: Any) -> int:
+            mesh = Mesh.of(group, pipeline=2)
+            alive: set[int] = set()
+            peak = 0
+
+            class Watched(nn.Module):
+                def forward(self, x: Tensor) -> Tensor:
+                    nonlocal peak
+                    gone = torch.autograd.graph.get_gradient_edge(x).node
+                    alive.add(id(gone))
+                    y = x * 1
+                    y.register_hook(lambda _: alive.discard(id(gone)))
+                    peak = max(peak, len(alive))
+                    return y
+
+            layers: list[Any] = [layer.build for layer in deep(4).layers]
+            model = Staged([layers[0], Watched(), *layers[1:]], mesh=mesh)
+            data = MapData(points(microbatches), global_batch_size=microbatches, micro_batch_size=1)
+            trained(model, Single(mesh.data), data=data, updates=2)
+            return peak
+
+        return on_ranks(2, act)
+
+    assert most(16) == most(4) == [2, 0]
