@@ -17,10 +17,13 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from rows import cutting, faults, pipeline, ranks, resume, walk
+from rows import cutting, faults, pipeline, ranks, resume, tasks, walk
 from rows.row import Row
 
-ROWS: list[Row] = [*cutting.ROWS, *resume.ROWS, *ranks.ROWS, *pipeline.ROWS, *walk.ROWS, *faults.ROWS]
+ROWS: list[Row] = [
+    *(*cutting.ROWS, *resume.ROWS, *ranks.ROWS, *pipeline.ROWS, *walk.ROWS),
+    *(*faults.ROWS, *tasks.ROWS),
+]
 
 
 def prove(rows: list[Row]) -> list[dict[str, object]]:

@@ -13,16 +13,18 @@ from evenstep.version import __version__
 
 if TYPE_CHECKING:
     from evenstep import checkpoint, data, errors, events, optim, parallel, pipeline, precision, train
-    from evenstep.data import Data, MapData, StreamData
+    from evenstep.data import Batch, Data, MapData, Mixture, StreamData, UpdateData
     from evenstep.errors import EvenstepError
     from evenstep.events import Hook, Writer
     from evenstep.optim.ema import Ema
     from evenstep.precision import Bf16Mixed, Fp16Mixed, Full, Precision
-    from evenstep.train import Loss, LossSpikes, Result, Retry, Rewind, Skip, Stop, Task, Trainer
+    from evenstep.train import DropTask, Loss, LossSpikes, Result, Retry, Rewind, Skip, Stop, Task, Trainer
 
 __all__ = [
+    "Batch",
     "Bf16Mixed",
     "Data",
+    "DropTask",
     "Ema",
     "EvenstepError",
     "Fp16Mixed",
@@ -31,6 +33,7 @@ __all__ = [
     "Loss",
     "LossSpikes",
     "MapData",
+    "Mixture",
     "Precision",
     "Result",
     "Retry",
@@ -40,6 +43,7 @@ __all__ = [
     "StreamData",
     "Task",
     "Trainer",
+    "UpdateData",
     "Writer",
     "__version__",
     "checkpoint",
@@ -54,12 +58,12 @@ __all__ = [
 ]
 
 _HOMES = {
-    "data": ("Data", "MapData", "StreamData"),
+    "data": ("Batch", "Data", "MapData", "Mixture", "StreamData", "UpdateData"),
     "errors": ("EvenstepError",),
     "events": ("Hook", "Writer"),
     "optim.ema": ("Ema",),
     "precision": ("Bf16Mixed", "Fp16Mixed", "Full", "Precision"),
-    "train": ("Loss", "LossSpikes", "Result", "Retry", "Rewind", "Skip", "Stop", "Task", "Trainer"),
+    "train": ("DropTask", "Loss", "LossSpikes", "Result", "Retry", "Rewind", "Skip", "Stop", "Task", "Trainer"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evenstep import Ema, Loss, MapData, Task, Trainer
+from evenstep import Ema, Loss, MapData, Mixture, Task, Trainer
+from evenstep.data import AllTasks, RoundRobin
 from evenstep.errors import ArgumentError
 from evenstep.parallel import Fsdp, Group, OrderedFsdp, Processes, Single, Strategy
 from evenstep.train.failures import Skip
@@ -54,7 +55,7 @@ class Square(Task):
         return Loss(((output.squeeze(-1) - batch[1]) ** 2).sum())
 
 
-def trainer(strategy: Strategy, task: Task | None = None, *, samples: int = 20, **more: Any) -> Trainer:
+def trainer(strategy: Strategy, task: Any = None, *, samples: int = 20, **more: Any) -> Trainer:
     model = more.pop("model", None) or Heads()
     options: dict[str, Any] = {"updates": 3, "data": MapData(DATA[:samples], global_batch_size=8, micro_batch_size=2)}
     return Trainer(
@@ -183,6 +184,53 @@ def sixteen_bit_parameters_train(group: Group) -> object:
     )
     ours.train(), theirs.train()
     return 0 < near(values(theirs), values(ours)) < 0.03, sorted({str(value.dtype) for value in values(ours).values()})
+
+
+class Several(nn.Module):
+    """A trunk and a list of heads, each of which FSDP2 gathers by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(6)
+        self.trunk = nn.Linear(3, 4)
+        self.heads = nn.ModuleList([nn.Linear(4, 1) for _ in range(3)])
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator))
+
+    def forward(self, points: Tensor, head: int) -> Tensor:
+        return self.heads[head](self.trunk(points).tanh())
+
+
+class OfHead(Square):
+    """Uses one head."""
+
+    def __init__(self, head: int) -> None:
+        super().__init__()
+        self.head = head
+
+    def inputs(self, batch: Any) -> Any:
+        return {"points": batch[0], "head": self.head}
+
+
+def several_tasks_whose_heads_are_gathered_one_by_one(group: Group) -> object:
+    def run(strategy: Strategy, mixing: Any) -> dict[str, Tensor]:
+        sizes = {"a": 8, "b": 6, "c": 2}  # 4, 3 and 1 micro-batches
+        data = {name: MapData(DATA, global_batch_size=size, micro_batch_size=2) for name, size in sizes.items()}
+        valid = {"valid": Mixture(data, end="max")}
+        one = trainer(
+            strategy,
+            {name: OfHead(head) for head, name in enumerate(sizes)},
+            model=Several(),
+            data=Mixture(data, mixing=mixing),
+            evaluations=valid,
+        )
+        one.train()
+        return values(one) | {"loss": torch.tensor(one.evaluate()["valid"]["c/loss"])}
+
+    found = [near(run(Fsdp(group), mixing()), run(Single(), mixing())) < 1e-6 for mixing in (AllTasks, RoundRobin)]
+    ordered = near(run(OrderedFsdp(group), AllTasks()), run(Single(), AllTasks())) < 1e-6
+    return [*found, ordered]
 
 
 def an_optimizer_with_state_is_refused(group: Group) -> object:

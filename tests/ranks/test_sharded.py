@@ -20,6 +20,7 @@ WANTED: dict[str, Any] = {
     "training_goes_on_with_whole_parameters_after_an_evaluation": True,
     "sixteen_bit_parameters_train": [True, ["torch.float32"]],
     "an_optimizer_with_state_is_refused": "the optimizer has state already, ",
+    "several_tasks_whose_heads_are_gathered_one_by_one": [True, True, True],
     "a_fused_optimizer_is_refused_where_bits_must_be_equal": True,
 }
 

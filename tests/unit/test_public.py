@@ -11,8 +11,10 @@ ROOT = Path(__file__).parents[2]
 def test_the_public_names_are_these_and_sorted() -> None:
     assert evenstep.__all__ == sorted(evenstep.__all__)
     assert set(evenstep.__all__) == {
+        "Batch",
         "Bf16Mixed",
         "Data",
+        "DropTask",
         "Ema",
         "EvenstepError",
         "Fp16Mixed",
@@ -21,6 +23,7 @@ def test_the_public_names_are_these_and_sorted() -> None:
         "Loss",
         "LossSpikes",
         "MapData",
+        "Mixture",
         "Precision",
         "Result",
         "Retry",
@@ -30,6 +33,7 @@ def test_the_public_names_are_these_and_sorted() -> None:
         "StreamData",
         "Task",
         "Trainer",
+        "UpdateData",
         "Writer",
         "__version__",
         "checkpoint",

@@ -11,13 +11,15 @@ from typing import Any, cast
 import torch
 
 from evenstep.config.arguments import Call
-from evenstep.config.schema import Config, Evaluation
 from evenstep.config.schema import Data as DataConfig
+from evenstep.config.schema import Failures
 from evenstep.data import Data, MapData, StreamData
 from evenstep.errors import ConfigError, DataError, EvenstepError
 
 
-def build_data(run: Config, dataset: object, collate: Call | None) -> Data:
+def build_data(
+    config: DataConfig, failures: Failures, dataset: object, collate: Call | None, *, key: str = "data"
+) -> Data:
     """The training set, as a map-style dataset or, where it has no length, as a stream.
 
     With `micro_batch_size = "auto"` each rank gets one micro-batch of an update, which it cuts as finely as it must.
@@ -26,40 +28,41 @@ def build_data(run: Config, dataset: object, collate: Call | None) -> Data:
         ConfigError: a setting that the dataset can't follow.
         ArgumentError: it is empty, or nothing that can be trained on.
     """
-    config = run.data
     if config.micro_batch_size == "auto":
         config = config.model_copy(update={"micro_batch_size": _share(config)})
-    with _about("data.train"):
+    with _about(f"{key}.train"):
         if _is_stream(dataset):
             return _stream_data(config, cast("Iterable[Any]", dataset), collate)
         return MapData(
             cast("Any", dataset),
             **config.model_dump(exclude={"train", "evaluations", "collate"}),
             lengths=_lengths(dataset, config),
-            retries=run.failures.loader_retries,
-            skip_failing=run.failures.loader == "skip",
+            retries=failures.loader_retries,
+            skip_failing=failures.loader == "skip",
             **_collate(collate),
         )
 
 
-def build_evaluation(name: str, evaluation: Evaluation, run: Config, dataset: object, collate: Call | None) -> Data:
+def build_evaluation(
+    name: str, config: DataConfig, failures: Failures, dataset: object, collate: Call | None, *, key: str = "data"
+) -> Data:
     """An evaluation set: in its own order, a micro-batch at a time, read as the training set is; nothing is left out.
 
     Raises:
         ConfigError: a stream without a micro-batch size.
         ArgumentError: it is empty, or nothing that can be evaluated on.
     """
-    config = run.data
+    evaluation = config.evaluations[name]
     given = None if config.micro_batch_size == "auto" else config.micro_batch_size
     size = evaluation.micro_batch_size or given
     if size is None and config.micro_batch_tokens is None:
         size = config.global_batch_size
     tokens = None if size is not None else config.micro_batch_tokens or config.global_batch_tokens
-    with _about(f"data.evaluations.{name}"):
+    with _about(f"{key}.evaluations.{name}"):
         if _is_stream(dataset):
             if size is None:
                 raise ConfigError(
-                    [f"`data.evaluations.{name}.micro_batch_size` must be given, because its dataset is a stream."]
+                    [f"`{key}.evaluations.{name}.micro_batch_size` must be given, because its dataset is a stream."]
                 )
             return StreamData(cast("Iterable[Any]", dataset), global_batch_size=size, **_collate(collate))
         return MapData(
@@ -68,7 +71,7 @@ def build_evaluation(name: str, evaluation: Evaluation, run: Config, dataset: ob
             global_batch_tokens=tokens,
             lengths=None if tokens is None else _lengths(dataset, config),
             oversized="error" if tokens is None else config.oversized,
-            retries=run.failures.loader_retries,
+            retries=failures.loader_retries,
             shuffle=False,
             **config.model_dump(include={"num_workers", "prefetch_batches", "timeout_s"}),
             **_collate(collate),

@@ -19,7 +19,7 @@ def build_failures(config: Config) -> dict[str, Any]:
         "loss_spikes": _spikes(config),
         "on_hook_error": failures.hook,
         "max_skipped_samples": failures.max_skipped_samples,
-        "fit_memory": config.data.micro_batch_size == "auto",
+        "fit_memory": config.data is not None and config.data.micro_batch_size == "auto",
     }
 
 

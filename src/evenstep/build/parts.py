@@ -20,9 +20,11 @@ from evenstep.build.optimizer import build_optimizer
 from evenstep.build.pipeline import build_model
 from evenstep.build.ranks import rank_device
 from evenstep.build.tables import LR_SCHEDULES, PRECISIONS
+from evenstep.build.tasks import build_coefficients, build_combine, build_mixture
 from evenstep.config.load import Run
 from evenstep.config.schema import Config
-from evenstep.data import Data
+from evenstep.config.tasks import data_tables, evaluations_of
+from evenstep.data import Data, Mixture
 from evenstep.errors import TaskError
 from evenstep.events import Hook, Writer
 from evenstep.optim.ema import Ema
@@ -42,16 +44,16 @@ class Parts:
     Args:
         config: that it was built from.
         model: on the CPU, as initialised.
-        task: what a batch means.
+        task: what a batch means; several by name.
         optimizer: of the model's parameters.
-        data: the training set.
+        data: the training set, or a mixture of those of several tasks.
         evaluations: the evaluation sets, by name.
         hooks: the recipe's own, in the order of the run file.
     """
 
     config: Config
     model: nn.Module
-    task: Task
+    task: Task | Mapping[str, Task]
     optimizer: torch.optim.Optimizer
     data: Data
     evaluations: Mapping[str, Data]
@@ -96,6 +98,10 @@ class Parts:
             asynchronous_saves=config.checkpoint.asynchronous,
             settle_every_updates=config.train.settle_every_updates,
             **build_failures(config),
+            coefficients=build_coefficients(config),
+            combine=build_combine(config),
+            norm_statistics=config.train.norm_statistics,
+            channels_last=config.train.channels_last,
             **more,
         )
 
@@ -130,19 +136,45 @@ def build_parts(run: Run, mesh: Mesh | None = None) -> Parts:
         made = _checked("model", made, nn.Module)
     model = build_model(config, made, mesh)
     fuse = config.parallel.reduction == "fast" or rank_device(config).type != "cpu"
-    collate = calls.get("data.collate")
+    tables = data_tables(config.data, config.tasks)
+    task = {name: make(f"tasks.{name}", Task) for name in config.tasks} or make("task", Task)
+    train = {
+        key: build_data(table, config.failures, make(f"{key}.train", object), calls.get(f"{key}.collate"), key=key)
+        for key, table in tables.items()
+    }
+
+    def evaluation(name: str) -> dict[str, Data]:
+        return {
+            key: build_evaluation(
+                name,
+                table,
+                config.failures,
+                make(f"{key}.evaluations.{name}", object),
+                calls.get(f"{key}.collate"),
+                key=key,
+            )
+            for key, table in tables.items()
+            if name in table.evaluations
+        }
+
+    evaluations = {name: evaluation(name) for name in evaluations_of(config.data, config.tasks)}
     return Parts(
         config=config,
         model=model,
-        task=make("task", Task),
+        task=task,
         optimizer=build_optimizer(calls["optimizer"], model, config.optimizer.lr, fuse=fuse),
-        data=build_data(config, make("data.train", object), collate),
+        data=build_mixture(config, _by_task(train)) if config.tasks else train["data"],
         evaluations={
-            name: build_evaluation(name, evaluation, config, make(f"data.evaluations.{name}", object), collate)
-            for name, evaluation in config.data.evaluations.items()
+            name: Mixture(_by_task(some), end="max") if config.tasks else some["data"]
+            for name, some in evaluations.items()
         },
         hooks=[make(f"hooks.{index}", Hook) for index in range(len(config.hooks))],
     )
+
+
+def _by_task(data: Mapping[str, Data]) -> dict[str, Data]:
+    """By the names of the tasks instead of the keys of their tables, `tasks.NAME.data`."""
+    return {key.removeprefix("tasks.").removesuffix(".data"): one for key, one in data.items()}
 
 
 def _checked(key: str, made: object, kind: type[_Made]) -> _Made:

@@ -10,7 +10,19 @@ from evenstep.events import ConsoleWriter, CsvWriter, JsonlWriter, TensorBoardWr
 from evenstep.optim.schedules import Constant, Cosine, InverseSqrt, Linear, LrSchedule, Polynomial, Wsd
 from evenstep.parallel import Bf16, Compression, Fp16
 from evenstep.precision import Bf16Mixed, Fp16Mixed, Full, Precision
-from evenstep.train import FailurePolicy, Retry, Rewind, Skip, Stop
+from evenstep.train import (
+    AlignedMtl,
+    Combine,
+    DropTask,
+    FailurePolicy,
+    GradNorm,
+    PcGrad,
+    Retry,
+    Rewind,
+    Separate,
+    Skip,
+    Stop,
+)
 
 PRECISIONS: Mapping[str, Callable[..., Precision]] = {
     "32-true": Full,
@@ -32,6 +44,13 @@ FAILURE_POLICIES: Mapping[str, Callable[[Failures], FailurePolicy]] = {
     "retry": lambda _: Retry(limit=1),
     "rewind": lambda failures: Rewind(limit=failures.max_rewinds),
     "rewind_past": lambda failures: Rewind(past_data=True, limit=failures.max_rewinds),
+    "drop_task": lambda _: DropTask(),
+}
+COMBINES: Mapping[str, Callable[..., Combine]] = {
+    "separate": Separate,
+    "pc_grad": PcGrad,
+    "aligned_mtl": AlignedMtl,
+    "grad_norm": GradNorm,
 }
 WRITERS: Mapping[WriterName, Callable[[Config], Writer]] = {
     "console": lambda config: ConsoleWriter(every_updates=config.log.every_updates),

@@ -51,9 +51,14 @@ def run(path: str, settings: list[str]) -> int:
             _take_first_batches(parts)
             result = trainer.train()
         parts_of_it = f"{one.num_microbatches} micro-batch{'es' if one.num_microbatches > 1 else ''}"
+        losses = [
+            f"{name} {value:.4g}"
+            for name, value in sorted(result.metrics.items())
+            if name == "train/loss" or (name.startswith("train/") and name.endswith("/loss"))
+        ]
         print(
-            f"checked     1 update of {one.num_samples} samples in {parts_of_it}: train/loss "
-            f"{result.metrics['train/loss']:.4g}; nothing was written"
+            f"checked     1 update of {one.num_samples} samples in {parts_of_it}: {', '.join(losses)}; nothing was "
+            f"written"
         )
     return EXIT_DONE
 

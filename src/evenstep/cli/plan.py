@@ -95,6 +95,7 @@ def _measured(path: str, settings: Sequence[str]) -> tuple[Layered, dict[str, An
     from evenstep.pipeline import Layers
     from evenstep.pipeline.measure import measure
     from evenstep.pipeline.split import flows
+    from evenstep.train import Task
     from evenstep.train.transfer import build_transfer
 
     with open_run(Path(path), [*from_environment(os.environ), *from_arguments(settings)]) as opened:
@@ -106,9 +107,11 @@ def _measured(path: str, settings: Sequence[str]) -> tuple[Layered, dict[str, An
             with seeded(opened.config.seed):
                 layers = Layers.of(opened.calls["model"]())
             batch = next(iter(parts.data.batches(Position(), seed=opened.config.seed)))
-            data = build_transfer(device)(batch.microbatches[0].data)
+            first = batch.microbatches[0]
+            task = parts.task if isinstance(parts.task, Task) else parts.task[first.task]
+            data = task.transform(build_transfer(device)(first.data))
             precision = build_precision(opened.config)
-            costs = measure(layers, parts.task.inputs(data), device=device, context=lambda: precision.forward(device))
+            costs = measure(layers, task.inputs(data), device=device, context=lambda: precision.forward(device))
         of_run: dict[str, Any] = {"microbatches": batch.num_microbatches}
         if opened.config.parallel.pipeline > 1:
             of_run["ranks"] = opened.config.parallel.pipeline

@@ -3,9 +3,12 @@
 It computes nothing that the run itself doesn't use.
 """
 
+from collections import Counter
+from collections.abc import Sequence
+
 from evenstep.build import Parts
-from evenstep.config.schema import Data
-from evenstep.data import MapData
+from evenstep.config.schema import Data as DataConfig
+from evenstep.data import Data, MapData, Mixture
 from evenstep.pipeline import Staged
 from evenstep.train import Trainer
 
@@ -21,9 +24,27 @@ def describe(parts: Parts, trainer: Trainer) -> list[str]:
         f"model       {type(parts.model).__name__}, {sum(parameters):,} parameters{some}, on {trainer.device}",
         *_stages(parts),
         f"data        {_samples(parts)}",
-        f"update      {_global_batch(config.data)}",
+        *_updates(parts),
         f"run         {length}{_epochs(parts, trainer)}, precision {config.train.precision}, seed {config.seed}",
     ]
+
+
+def _updates(parts: Parts) -> list[str]:
+    """How an update is made; of a mixture also whose batches the first ones hold."""
+    config = parts.config
+    if config.data is not None:
+        return [f"update      {_global_batch(config.data)}"]
+    lines = [f"task        {name}: {_global_batch(task.data)}" for name, task in config.tasks.items()]
+    assert isinstance(parts.data, Mixture)
+    first = [", ".join(_counted(tasks)) for tasks in parts.data.preview(_FIRST_UPDATES, seed=config.seed)]
+    return [*lines, f"mixture     updates 1 to {_FIRST_UPDATES}: {' | '.join(first)}"]
+
+
+_FIRST_UPDATES = 6
+
+
+def _counted(tasks: Sequence[str]) -> list[str]:
+    return [name if count == 1 else f"{count} × {name}" for name, count in Counter(tasks).items()]
 
 
 def _stages(parts: Parts) -> list[str]:
@@ -36,7 +57,10 @@ def _stages(parts: Parts) -> list[str]:
 
 
 def _samples(parts: Parts) -> str:
-    sets = {"train": parts.data, **parts.evaluations}
+    sets: dict[str, Data] = {}
+    for name, data in {"train": parts.data, **parts.evaluations}.items():
+        tasks = data.data.items() if isinstance(data, Mixture) else ()
+        sets |= {f"{name}/{task}": one for task, one in tasks} or {name: data}
     return ", ".join(
         f"{name} {data.num_samples:,} samples"
         + (f" ({data.num_skipped:,} too long, skipped)" if data.num_skipped else "")
@@ -46,7 +70,7 @@ def _samples(parts: Parts) -> str:
     )
 
 
-def _global_batch(data: Data) -> str:
+def _global_batch(data: DataConfig) -> str:
     size, tokens = data.global_batch_size, data.global_batch_tokens
     whole = f"{size:,} samples" if tokens is None else f"at most {tokens:,} tokens"
     part_size, part_tokens = data.micro_batch_size, data.micro_batch_tokens

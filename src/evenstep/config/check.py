@@ -27,6 +27,7 @@ from evenstep.config.schema import (
     Train,
 )
 from evenstep.config.schema_lr import AnySchedule
+from evenstep.config.tasks import TASK_RULES, Tasks, evaluations_of, for_every_table
 
 Rule = Callable[..., Iterator[Fault]]
 
@@ -74,6 +75,7 @@ def _parallel(parallel: Parallel) -> Iterator[Fault]:
             )
 
 
+@for_every_table
 def _batches(data: Data) -> Iterator[Fault]:
     sizes = {"global_batch_size": data.global_batch_size, "global_batch_tokens": data.global_batch_tokens}
     yield from _one_of_two("data", "global_batch_size", "global_batch_tokens", sizes)
@@ -89,6 +91,7 @@ def _batches(data: Data) -> Iterator[Fault]:
             )
 
 
+@for_every_table
 def _auto_micro_batch(data: Data) -> Iterator[Fault]:
     if data.micro_batch_size == "auto" and (data.global_batch_size is None or data.micro_batch_tokens is not None):
         yield Fault(
@@ -108,6 +111,7 @@ def _rewinds(failures: Failures, checkpoint: Checkpoint) -> Iterator[Fault]:
             )
 
 
+@for_every_table
 def _batch_options(data: Data) -> Iterator[Fault]:
     if data.curriculum_epochs and not data.shuffle:
         yield Fault(
@@ -130,6 +134,7 @@ def _batch_options(data: Data) -> Iterator[Fault]:
             )
 
 
+@for_every_table
 def _evaluations(data: Data) -> Iterator[Fault]:
     for name in data.evaluations:
         if name in ("train", "perf") or not re.fullmatch(r"[A-Za-z0-9_-]+", name):
@@ -140,9 +145,9 @@ def _evaluations(data: Data) -> Iterator[Fault]:
             )
 
 
-def _evaluate(evaluate: Evaluate, data: Data) -> Iterator[Fault]:
+def _evaluate(evaluate: Evaluate, data: Data | None, tasks: Tasks) -> Iterator[Fault]:
     for name, period in (("every_updates", evaluate.every_updates), ("every_epochs", evaluate.every_epochs)):
-        if period is not None and not data.evaluations:
+        if period is not None and not evaluations_of(data, tasks):
             yield Fault(
                 about=(f"evaluate.{name}", "data.evaluations"),
                 text=f"`evaluate.{name}` is {period}, but there is nothing to evaluate on; add a table "
@@ -150,25 +155,26 @@ def _evaluate(evaluate: Evaluate, data: Data) -> Iterator[Fault]:
             )
 
 
-def _followed(checkpoint: Checkpoint, early_stop: EarlyStop | None, data: Data) -> Iterator[Fault]:
+def _followed(checkpoint: Checkpoint, early_stop: EarlyStop | None, data: Data | None, tasks: Tasks) -> Iterator[Fault]:
+    evaluations = evaluations_of(data, tasks)
     followed = {"checkpoint.best.metric": checkpoint.best, "early_stop.metric": early_stop}
     for key, section in followed.items():
         if section is None:
             continue
         evaluation = section.metric.partition("/")[0]
         of_training = section is checkpoint.best and evaluation == "train"
-        if "/" in section.metric and (of_training or evaluation in data.evaluations):
+        if "/" in section.metric and (of_training or evaluation in evaluations):
             continue
-        if data.evaluations:
-            close = get_close_matches(evaluation, data.evaluations, n=1)
-            options = close or list(data.evaluations)
+        if evaluations:
+            close = get_close_matches(evaluation, evaluations, n=1)
+            options = close or evaluations
             advice = f"did you mean `{options[0]}/{section.metric.partition('/')[2] or 'loss'}`?"
         else:
             advice = "add a table `[data.evaluations.valid]` with a target, and follow `valid/loss`."
         yield Fault(
             about=(key, "data.evaluations"),
             text=f"`{key}` must be a metric of an evaluation, EVALUATION/METRIC with one of "
-            f'{", ".join(data.evaluations) or "none"}, but is "{section.metric}"; {advice}',
+            f'{", ".join(evaluations) or "none"}, but is "{section.metric}"; {advice}',
         )
 
 
@@ -300,6 +306,7 @@ def _resume(resume: str) -> Iterator[Fault]:
 
 RULES: tuple[Rule, ...] = (
     _resume,
+    *TASK_RULES,
     _pipeline,
     _batches,
     _auto_micro_batch,

@@ -12,8 +12,9 @@ from typing import Any, cast, final
 
 from evenstep.config.arguments import Call, bind
 from evenstep.config.faults import Fault
-from evenstep.config.schema import Config, Optimizer
+from evenstep.config.schema import Config, Optimizer, Target
 from evenstep.config.target import find
+from evenstep.config.tasks import data_tables
 from evenstep.errors import ArgumentError
 
 
@@ -84,17 +85,25 @@ def find_calls(config: Config, *, recipe: Path, folder: Path) -> tuple[Calls, li
         The calls, the faults, and the exceptions that the user's own code raised when it was imported.
     """
     finder = _Finder(recipe=recipe, folder=folder)
-    targets = {
+    data = data_tables(config.data, config.tasks)
+    targets: dict[str, Target] = {
         "model": config.model,
-        "task": config.task,
-        "data.train": config.data.train,
-        **{f"data.evaluations.{name}": target for name, target in config.data.evaluations.items()},
+        **({} if config.task is None else {"task": config.task}),
+        **{f"tasks.{name}": task for name, task in config.tasks.items()},
+        **{f"{key}.train": table.train for key, table in data.items()},
+        **{
+            f"{key}.evaluations.{name}": target
+            for key, table in data.items()
+            for name, target in table.evaluations.items()
+        },
         **{f"hooks.{index}": target for index, target in enumerate(config.hooks)},
     }
     for key, target in targets.items():
         finder.add(key, partial(find, target.target, recipe), target.args, at=f"{key}.target")
-    if config.data.collate is not None:
-        finder.add("data.collate", partial(find, config.data.collate, recipe), {}, at="data.collate", num_given=1)
+    for key, table in data.items():
+        if table.collate is not None:
+            at = f"{key}.collate"
+            finder.add(at, partial(find, table.collate, recipe), {}, at=at, num_given=1)
     optimizer = config.optimizer
     if (optimizer.name is None) != (optimizer.target is None):
         at = "optimizer.name" if optimizer.target is None else "optimizer.target"

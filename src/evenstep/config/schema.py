@@ -75,10 +75,69 @@ class Train(Section):
     """In which number formats the model computes."""
     clip_norm: Positive | None = None
     """Gradients with a larger global 2-norm are scaled down to it; not clipped by default."""
+    norm_statistics: Literal["shared", "per-task", "frozen"] = "shared"
+    """Whose running statistics normalisation layers keep: those of all tasks, of each its own, or as they are."""
+    channels_last: bool = False
+    """Whether model and images are in channels-last order."""
     settle_every_updates: Count | None = None
     """How often, in updates, the host waits for the device's verdicts; decided by the device by default."""
     max_minutes: Positive | None = None
     """Save and stop with exit code 75 after so many minutes, to be run again; never by default."""
+
+
+class NamedTask(Target):
+    """One of several tasks, with data of its own."""
+
+    data: Data
+    """What this task is trained and evaluated on, as the table `data` of a run with one task."""
+    coefficient: Positive = 1.0
+    """What the gradient of this task's loss is multiplied by."""
+    coefficient_schedule: LrSchedule | None = None
+    """How that changes over the run, as a multiplier of it; it does not by default."""
+    repeats: Count = 1
+    """Batches of this task in each update (mixture "all"), or updates of it in each round ("round_robin")."""
+    sampling_weight: Positive | None = None
+    """How often this task is drawn (mixture "sampled"), relative to others; its batches per epoch by default."""
+    start_update: Count = 1
+    """The first update that this task takes part in."""
+    end_update: Count | None = None
+    """The last update that this task takes part in; the run's by default."""
+
+
+class Mixture(Section):
+    """Which tasks' batches make an update."""
+
+    kind: Literal["all", "round_robin", "sampled"] = "all"
+    """`all` takes a batch of each task, `round_robin` one task after the other, `sampled` draws tasks at random."""
+    end: Literal["min", "max", "cycle"] = "cycle"
+    """When an epoch ends: with the first task that is through its data (`min`), or with the last, while the others wait
+    (`max`) or begin again (`cycle`)."""
+    temperature: Positive = 1.0
+    """Of `sampled`: 1 draws in proportion, more draws flatter."""
+    draws: Count = 1
+    """Of `sampled`: how many batches an update takes."""
+
+
+class Coefficients(Section):
+    """How much each task's loss counts."""
+
+    kind: Literal["fixed", "uncertainty"] = "fixed"
+    """`fixed` takes the tasks' own numbers and their schedules, `uncertainty` learns them with the model."""
+    regression: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Of `uncertainty`: the tasks whose loss is a squared error; others are taken for likelihoods."""
+
+
+class Combine(Section):
+    """What is made of the tasks' separate gradients. It costs a set of gradients and a reduction per task."""
+
+    kind: Literal["separate", "pc_grad", "aligned_mtl", "grad_norm"] = "separate"
+    """Which method; `separate` adds them up, as without this table, which tasks with late weights need."""
+    alpha: NonNegative = 1.5
+    """Of `grad_norm`: how strongly tasks that learn slowly are favoured."""
+    coefficient_lr: Positive = 0.025
+    """Of `grad_norm`: how fast the coefficients move."""
+    parameters: Annotated[tuple[str, ...], Field(strict=False)] = ("*",)
+    """Of `grad_norm`: patterns of the shared parameters whose gradients are measured; all by default."""
 
 
 class LossScale(Section):
@@ -176,9 +235,10 @@ class Launch(Section):
 class Failures(Section):
     """What to do about what goes wrong; `docs/failures.md` says what each does exactly."""
 
-    non_finite: Literal["stop", "skip", "retry", "rewind", "rewind_past"] = "stop"
+    non_finite: Literal["stop", "skip", "retry", "rewind", "rewind_past", "drop_task"] = "stop"
     """A loss or gradient that is inf or NaN; it is never applied. skip gives the global batch up, retry tries it once
-    more, rewind goes back to the last checkpoint, rewind_past also leaves out the data from there to here."""
+    more, rewind goes back to the last checkpoint, rewind_past also leaves out the data from there to here, drop_task
+    applies the update without the tasks that are to blame, also for those that raise an error."""
     out_of_memory: Literal["retry", "stop"] = "retry"
     """A micro-batch that does not fit into memory: retry cuts it in two, which gives the same gradient."""
     loss_spike: Literal["ignore", "report", "stop", "rewind", "rewind_past"] = "report"
@@ -294,10 +354,18 @@ class Config(Section):
     of a checkpoint or run folder."""
     model: Target
     """The model: a callable that gives a `torch.nn.Module`."""
-    task: Target
-    """The task: a callable that gives an `evenstep.Task`."""
-    data: Data
+    task: Target | None = None
+    """The task: a callable that gives an `evenstep.Task`. Give either this and `data`, or `tasks`."""
+    data: Data | None = None
     """What is trained and evaluated on."""
+    tasks: dict[str, NamedTask] = Field(default_factory=dict)
+    """Several tasks that are trained together, by name, each with its own data."""
+    mixture: Mixture | None = None
+    """Which tasks' batches make an update; a batch of each by default."""
+    coefficients: Coefficients | None = None
+    """How much each task's loss counts; as the tasks say by default."""
+    combine: Combine | None = None
+    """What is made of the tasks' separate gradients; by default they are accumulated into one."""
     train: Train
     """How long to train, and how an update is made."""
     loss_scale: LossScale | None = None

@@ -5,13 +5,13 @@ here reads a dataset; `MapData` and `StreamData` do.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from evenstep.errors import DataError
 
-__all__ = ["JSON", "Data", "DataFault", "GlobalBatch", "Microbatch", "Position"]
+__all__ = ["JSON", "Data", "DataFault", "GlobalBatch", "Microbatch", "Part", "Position"]
 
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 
@@ -60,12 +60,31 @@ class Microbatch:
         data: the collated samples, on the CPU (in pinned memory if that was asked for).
         num_samples: how many samples it holds.
         samples: their numbers in the dataset, where they have some.
+        task: the name of the task that it is for; "" where a run has one task without a name.
     """
 
     index: int
     data: object
     num_samples: int
     samples: Sequence[int] = ()
+    task: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One batch of one task in a global batch of several; its micro-batches are numbered one after the other.
+
+    Args:
+        task: whose.
+        num_microbatches: it was cut into, over all ranks.
+        num_samples: over all ranks.
+        data_s: how long this rank waited for it, in seconds.
+    """
+
+    task: str
+    num_microbatches: int
+    num_samples: int
+    data_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +99,7 @@ class GlobalBatch:
         num_samples: over all ranks, those counted that a rank had to leave out.
         ends_epoch: whether `following` is in the next epoch.
         faults: what went wrong on this rank while it was fetched.
+        parts: the batches that it is made of, in the order of their micro-batches; none for one batch of one task.
     """
 
     position: Position
@@ -89,6 +109,13 @@ class GlobalBatch:
     num_samples: int
     ends_epoch: bool
     faults: tuple[DataFault, ...] = ()
+    parts: tuple[Part, ...] = ()
+
+    def without(self, tasks: Collection[str]) -> "GlobalBatch":
+        """The same global batch without the work of `tasks`; all other micro-batches keep their numbers."""
+        left_out = sum(part.num_samples for part in self.parts if part.task in tasks)
+        kept = tuple(microbatch for microbatch in self.microbatches if microbatch.task not in tasks)
+        return replace(self, microbatches=kept, num_samples=self.num_samples - left_out)
 
 
 class Data(ABC):
@@ -118,6 +145,11 @@ class Data(ABC):
     @abstractmethod
     def fingerprint(self) -> dict[str, JSON]:
         """What must be equal for a resumed run to be exact."""
+
+    @property
+    def tasks(self) -> tuple[str, ...] | None:
+        """The names of the tasks that it has batches for; ("",) without names, None where only reading tells."""
+        return ("",)
 
     @property
     def resumable(self) -> bool:

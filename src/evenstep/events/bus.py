@@ -19,7 +19,7 @@ from evenstep.events.deliver import Receiver, deliver
 from evenstep.events.event import Event, Incident
 from evenstep.events.hook import Hook, HookTrainer
 
-SpanName = Literal["train", "epoch", "update", "microbatch", "backward", "evaluate", "save"]
+SpanName = Literal["train", "epoch", "update", "microbatch", "forward", "backward", "step", "evaluate", "save"]
 Heard: TypeAlias = "Receiver | None"
 Pair: TypeAlias = tuple[Heard, Heard]
 

@@ -63,37 +63,66 @@ class EpochEnd(Event):
 class UpdateBegin(Event):
     """The global batch of update `update` is here, in `num_microbatches` micro-batches over all ranks.
 
-    `data_s` is how long the loop waited for it, in seconds; None when it was not measured.
+    `data_s` is how long the loop waited for it, in seconds; None when it was not measured. `task_data_s` is how much of
+    that was for each task, where there are several.
     """
 
     num_microbatches: int
     data_s: float | None = None
+    task_data_s: Mapping[str, float] = field(default_factory=dict[str, float], repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateEnd(Event):
-    """Update `update` was applied (`committed`) or given up; it read `num_samples` samples over all ranks."""
+    """Update `update` was applied (`committed`) or given up; it read `num_samples` samples over all ranks.
+
+    `task_samples` is how many of them each task had, where there are several.
+    """
 
     committed: bool
     num_samples: int
+    task_samples: Mapping[str, int] = field(default_factory=dict[str, int], repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicrobatchBegin(Event):
-    """Micro-batch `microbatch` (its number in the global batch) goes into the model; `batch` is the collated data."""
+    """Micro-batch `microbatch` (its number in the global batch) of `task` begins; `batch` is the collated data."""
 
     microbatch: int
     batch: object = field(repr=False, compare=False)
+    task: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicrobatchEnd(Event):
-    """Micro-batch `microbatch` is done: the model's `output` and the summed `loss`; both None when it failed."""
+    """Micro-batch `microbatch` is done: the model's `output` and the summed `loss`; both None when it failed.
+
+    The `loss` is also None where the task gave none.
+    """
 
     microbatch: int
     batch: object = field(repr=False, compare=False)
     output: object = field(repr=False, compare=False)
     loss: Tensor | None = field(repr=False, compare=False)
+    task: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardBegin(Event):
+    """Micro-batch `microbatch` of `task` goes into the model: `batch` is on the device, with the task's transforms."""
+
+    microbatch: int
+    batch: object = field(repr=False, compare=False)
+    task: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardEnd(Event):
+    """The forward of micro-batch `microbatch` ends: the `output` after inverse transforms; None when it failed."""
+
+    microbatch: int
+    output: object = field(repr=False, compare=False)
+    task: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +130,7 @@ class BackwardBegin(Event):
     """The backward of micro-batch `microbatch` begins."""
 
     microbatch: int
+    task: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +138,17 @@ class BackwardEnd(Event):
     """The backward of micro-batch `microbatch` ends."""
 
     microbatch: int
+    task: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepBegin(Event):
+    """The gradients of update `update` are complete, and the optimizer is about to apply them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepEnd(Event):
+    """The optimizer is done with update `update`; whether it was applied is what `UpdateEnd` says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from evenstep.errors import ArgumentError, ReplicaError
 from evenstep.parallel.group import Group
 
-_NORMS = (
+NORMS = (
     nn.BatchNorm1d,
     nn.BatchNorm2d,
     nn.BatchNorm3d,
@@ -30,7 +30,7 @@ def running_statistics(module: nn.Module) -> list[Tensor]:
     >>> [tuple(buffer.shape) for buffer in running_statistics(nn.Sequential(nn.BatchNorm1d(3), nn.ReLU()))]
     [(3,), (3,), ()]
     """
-    norms = (part for part in module.modules() if isinstance(part, _NORMS))
+    norms = (part for part in module.modules() if isinstance(part, NORMS))
     return [buffer for norm in norms for buffer in norm.buffers(recurse=False)]
 
 

@@ -72,7 +72,7 @@ class Sharded(Strategy):
         self._shards: list[Any] = []  # FSDP2's record of each parameter
         self._present: list[bool] = []
         self._muted = False
-        self._example: Any = None
+        self._examples: dict[str, Any] = {}  # a micro-batch of each kind
 
     def wrap(self, module: nn.Module) -> nn.Module:
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
@@ -112,23 +112,24 @@ class Sharded(Strategy):
         for group in optimizer.param_groups:
             group["params"] = [self._old[id(parameter)] for parameter in group["params"]]
 
-    def match(self, work: Sequence[T], run: Callable[[T], None], *, backward: bool) -> None:
+    def match(self, work: Sequence[T], run: Callable[[T], None], *, backward: bool, kind: str = "") -> None:
         here = [0.0] * (2 * self.ranks)
-        self._example = work[0] if work else self._example
-        here[self.rank], here[self.ranks + self.rank] = len(work), float(self._example is not None)
+        example: Any = work[0] if work else self._examples.get(kind)
+        here[self.rank], here[self.ranks + self.rank] = len(work), float(example is not None)
         said = self.group.sum_floats(here)
         counts, have = said[: self.ranks], said[self.ranks :]
         if not all(have):
             giver = have.index(1.0)
-            given = self.group.gather(self._example if self.rank == giver else None)[giver]
-            self._example = given if self._example is None else self._example
+            given = self.group.gather(example if self.rank == giver else None)[giver]
+            example = given if example is None else example
+        self._examples[kind] = example
         missing = int(max(counts)) - len(work)
         owed = backward and not work and missing > 0
         for _ in range(missing - owed):
-            self._run_muted(partial(run, self._example))
+            self._run_muted(partial(run, example))
             self._forget_gradients()
         if owed:
-            self._owe(partial(run, self._example))
+            self._owe(partial(run, example))
 
     @abstractmethod
     def _owe(self, run: Callable[[], None]) -> None:

@@ -78,7 +78,7 @@ class Strategy(ABC):
     def adopt(self, optimizer: torch.optim.Optimizer) -> None:
         """After `wrap`: let `optimizer` hold the parameters that this rank steps."""
 
-    def match(self, work: Sequence[T], run: Callable[[T], None], *, backward: bool) -> None:
+    def match(self, work: Sequence[T], run: Callable[[T], None], *, backward: bool, kind: str = "") -> None:
         """Before an update's or an evaluation's passes: run more, where all ranks must run the same number.
 
         Args:
@@ -86,6 +86,7 @@ class Strategy(ABC):
             run: runs a micro-batch without a trace: no metrics, no changed buffers. What it adds to gradients is
                 the strategy's to remove.
             backward: whether passes come back.
+            kind: of the micro-batches; only those of one kind go through the same parts of a model.
         """
 
     def arm(self, module: Callable[..., Any]) -> None:

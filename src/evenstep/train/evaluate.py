@@ -14,14 +14,15 @@ from typing import Any, cast, final
 import torch
 from torch import nn
 
-from evenstep.data import Data, GlobalBatch, Position
-from evenstep.errors import DataError, OutOfMemoryError
+from evenstep.data import Data, Position
+from evenstep.errors import DataError, OutOfMemoryError, TaskError
 from evenstep.events import Incident, Record
 from evenstep.memory import give_back, is_out_of_memory
 from evenstep.train.cuts import Cuts, described
 from evenstep.train.execution import Execution
 from evenstep.train.passage import Passage, Way
 from evenstep.train.randomness import undisturbed
+from evenstep.train.task import Task
 from evenstep.train.weigh import Weights, weigh
 
 
@@ -74,10 +75,11 @@ class Evaluation:
             for module, training in modes.items():
                 module.training = training
         records = self._way.storage.settle(self._execution.group.gather)
-        if not any(record.name == prefix + "loss" for record in records):
+        if not any(record.name.startswith(prefix) for record in records):
+            kinds = ", ".join(f"`{type(task).__name__}.weight`" for task in self._way.tasks.values())
             raise DataError(
                 f"the evaluation '{self._name}' holds nothing to evaluate: the weights of all its batches are 0; "
-                f"look at its data and at `{type(self._way.task).__name__}.weight`."
+                f"look at its data and at {kinds}."
             )
         return records
 
@@ -86,27 +88,31 @@ class Evaluation:
         batches = self._data.batches(Position(), seed=way.seed, rank=strategy.rank, ranks=strategy.ranks)
         with closing(cast("Any", batches)):
             for batch in batches:
-                weights = weigh(way.task, batch, strategy.group)
-                while not self._through(batch, weights, update, prefix):
-                    give_back()
+                if self._model.training:
+                    raise TaskError(
+                        f"the evaluation '{self._name}' found the model in training mode; something has called "
+                        f"`train()` on it meanwhile."
+                    )
+                weights = weigh(way.tasks, batch, strategy.group)
+                for name in weights.totals:  # one task after the other, on all ranks
+                    while not self._through(weights.of(name), update, batch.position.batch):
+                        give_back()
                 if batch.ends_epoch:
                     break
 
-    def _through(self, batch: GlobalBatch, weights: Weights, update: int, prefix: str) -> bool:
-        """Take one global batch through the model; False if a micro-batch must be cut finer first."""
-        way, mark = self._way, self._way.storage.mark()
+    def _through(self, weights: Weights, update: int, place: int) -> bool:
+        """Take one task's part of a global batch through the model; False if it must be cut finer first."""
+        way, mark, task = self._way, self._way.storage.mark(), next(iter(weights.totals))
         passage = Passage(
             way,
-            weights.work,
-            weights.each,
-            path=("evaluate", self._name, batch.position.batch),
+            weights,
+            path=("evaluate", self._name, place),
             update=update,
             factor=1.0,
-            prefix=prefix,
+            prefix=f"{self._name}/",
             cuts=self._cuts,
         )
-        unseen = partial(Passage.unseen, way)
-        self._execution.match([microbatch.data for microbatch in weights.work], unseen, backward=False)
+        self._execution.match(weights.work, partial(Passage.unseen, way), backward=False, kind=task)
         try:
             with passage:
                 self._execution.evaluate(tuple(microbatch.index for microbatch in weights.work), passage)
@@ -114,16 +120,16 @@ class Evaluation:
             if not (is_out_of_memory(error) and self._execution.strategy.retries_alone):
                 raise
             way.storage.drop_after(mark)
-            self._cut(passage, update, traceback.format_exc())
+            self._cut(passage, way.tasks[task], update, traceback.format_exc())
             return False
         return True
 
-    def _cut(self, passage: Passage, update: int, fault: str) -> None:
+    def _cut(self, passage: Passage, task: Task, update: int, fault: str) -> None:
         assert passage.doing is not None, "memory is taken by micro-batches"
         phase, microbatch, piece = passage.doing
         what = f"rank {self._execution.strategy.rank} ran out of memory in the {phase} of {described(piece)}"
         message = f"{what} of evaluation '{self._name}'"
-        if not self._cuts.finer(self._way.task, piece):
+        if not self._cuts.finer(task, piece):
             raise OutOfMemoryError(
                 f"{message}, and that can't be cut any finer. The parameters are those after update {update}; "
                 f"evaluate smaller samples, or on a device with more memory."

@@ -46,14 +46,20 @@ class Execution(ABC):
         """Run `microbatches` forward only."""
 
     def match(
-        self, work: Sequence[T], unseen: Callable[[T], AbstractContextManager[Passage]], *, backward: bool
+        self,
+        work: Sequence[T],
+        unseen: Callable[[T], AbstractContextManager[Passage]],
+        *,
+        backward: bool,
+        kind: str = "",
     ) -> None:
         """Before `train` or `evaluate`: run passes that count nowhere, where all ranks must run the same number.
 
         Args:
-            work: the batches of this rank's micro-batches.
-            unseen: gives the passage, of one micro-batch, of a batch that counts nowhere.
+            work: this rank's micro-batches.
+            unseen: gives the passage of a micro-batch that counts nowhere.
             backward: whether they come back.
+            kind: of the micro-batches; only those of one kind go through the same parts of a model.
         """
 
     @abstractmethod
@@ -110,15 +116,20 @@ class OneStage(Execution):
         self._evaluator.run(forwards(Layout.chain(ranks=1), microbatches)[0], passage, len(microbatches))
 
     def match(
-        self, work: Sequence[T], unseen: Callable[[T], AbstractContextManager[Passage]], *, backward: bool
+        self,
+        work: Sequence[T],
+        unseen: Callable[[T], AbstractContextManager[Passage]],
+        *,
+        backward: bool,
+        kind: str = "",
     ) -> None:
         plan = _one_stage((0,)) if backward else forwards(Layout.chain(ranks=1), (0,))[0]
 
-        def run(batch: T) -> None:
-            with unseen(batch) as passage:
+        def run(microbatch: T) -> None:
+            with unseen(microbatch) as passage:
                 self._alone.run(plan, passage, 1)
 
-        self.strategy.match(work, run, backward=backward)
+        self.strategy.match(work, run, backward=backward, kind=kind)
 
     def begin(self) -> None:
         self.strategy.begin(self._wrapped)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, cast, final
+from typing import Any, Literal, cast, final
 
 from torch import nn
 
@@ -28,6 +28,7 @@ from evenstep.errors import DataError, NonFiniteError, TaskError
 from evenstep.events import Bus, EpochBegin, EpochEnd, Incident, Storage, UpdateBegin, UpdateEnd
 from evenstep.precision import Precision
 from evenstep.train.asks import Asks
+from evenstep.train.blame import Blamed, blame
 from evenstep.train.diagnose import diagnose
 from evenstep.train.execution import Execution
 from evenstep.train.failures import Answer, FailurePolicy, Retry, Skip
@@ -260,11 +261,17 @@ class Loop:
         self._hear(batch)
         with self.bus.span(
             "update",
-            lambda: UpdateBegin(update=number, num_microbatches=batch.num_microbatches, data_s=data_s),
+            lambda: UpdateBegin(
+                update=number,
+                num_microbatches=batch.num_microbatches,
+                data_s=data_s,
+                task_data_s=_by_task(batch, "data_s"),
+            ),
             lambda error: UpdateEnd(
                 update=number,
                 committed=error is None and self.progress.update >= number,
                 num_samples=batch.num_samples - skipped,
+                task_samples=_by_task(batch, "num_samples"),
             ),
         ):
             before, precision = self.progress, self.precision.state
@@ -275,7 +282,9 @@ class Loop:
             self._positions.append((number, batch.following))
             self.precision.committed()
             self._count(skipped)
-            if len(self._ledger) >= self.settle_every_updates:
+            # The device has not heard of an abort that only the host knows of, so it would apply what follows.
+            known = isinstance(outcome.aborted, float) and outcome.aborted > 0
+            if known or len(self._ledger) >= self.settle_every_updates:
                 self.settle()
         self.failed = None
         if self.progress.update >= number:
@@ -346,28 +355,53 @@ class Loop:
             self._positions.append((number, first.batch.following))
             self.rewind(incident, answer)
             return
-        elif answer is Answer.SKIP:
-            self.progress = first.before.without(first.batch)
-        else:
+        again = [entry.batch for entry in entries]
+        if answer is Answer.SKIP:
+            self.progress = first.before.without(again.pop(0))
+        elif answer is Answer.DROP:
+            again[0] = again[0].without(cast("list[str]", incident.details["tasks"]))
+        elif answer is Answer.RETRY:
             self.precision.overflowed()
-        again = entries if answer is Answer.RETRY else entries[1:]
-        self._again.extendleft(entry.batch for entry in reversed(again))
+        self._again.extendleft(reversed(again))
 
     def _incident(self, entry: Entry, number: int) -> tuple[Incident, FailurePolicy]:
         position = entry.batch.position
         details: dict[str, Any] = {"epoch": position.epoch, "batch": position.batch}
         where = f"update {number} (global batch {position.batch} of epoch {position.epoch})"
+        blamed = self._blamed(entry, number)
+        if blamed:
+            details["tasks"] = sorted({one.task for one in blamed if one.task})
+            details["microbatches"] = [one.microbatch for one in blamed if one.microbatch >= 0]
         if float(entry.outcome.total) == 0:
             kind, policy = "no_weight", self._on_no_weight
-            message = f"{where} was aborted: the weights of all its micro-batches are 0."
-        elif self.precision.retries_overflow:
+            message = (
+                f"{where} was aborted: the weights of all its micro-batches are 0, or no task gave a loss (did `loss` "
+                f"forget to return it?)."
+            )
+        elif any(one.raised for one in blamed):
+            kind, policy = "task_error", self.on_non_finite
+            message = f"{where} was aborted: a task failed"
+        elif self.precision.retries_overflow and not (blamed and self.on_non_finite.tolerates_errors):
             kind, policy = "overflow", Retry()
             details["loss_scale"] = self.precision.scale
             message = f"{where} was aborted: its gradient overflowed at a loss scale of {self.precision.scale:g}."
         else:
             kind, policy = "non_finite", self.on_non_finite
-            message = f"{where} was aborted: its gradient is not finite."
+            message = f"{where} was aborted: its gradient is not finite"
+        if kind in ("task_error", "non_finite"):
+            more = f" and {len(blamed) - 3} more" if len(blamed) > 3 else ""
+            message += f"; {'; '.join(map(str, blamed[:3]))}{more}." if blamed else "."
         return Incident(kind=kind, update=number, message=message, details=details), policy
+
+    def _blamed(self, entry: Entry, number: int) -> list[Blamed]:
+        """Who is to blame for an abort; an overflow is the loss scale's fault, unless a policy asks about tasks."""
+        if float(entry.outcome.total) == 0:
+            return []
+        if not self.precision.retries_overflow:
+            blamed = self.update.blame(entry.batch, entry.outcome.gathered, number)
+            self.storage.discard_from(number)  # looking for it may have put metrics again
+            return blamed
+        return blame(entry.outcome.gathered, self.execution.group) if self.on_non_finite.tolerates_errors else []
 
     def _stop(self, incident: Incident, entry: Entry) -> None:
         kept = f"The parameters are those after update {incident.update - 1}."
@@ -377,6 +411,11 @@ class Loop:
                 f"{incident.message} The same held for the global batches before it; look at the data, and at "
                 f"`weight` of the task. {kept}"
             )
+        for _, error in entry.outcome.gathered.failures.values():
+            error.add_note(f"{incident.message} {kept}")
+            raise error
+        if incident.kind == "task_error":
+            raise TaskError(f"{incident.message} {kept}")
         with self.execution.strategy.uncompressed() as advice:
             cause = diagnose(self.model, lambda: self.update.rerun(entry.batch, incident.update), if_finite=advice)
         self.storage.discard_from(incident.update)
@@ -384,3 +423,12 @@ class Loop:
             f"{incident.message} When it is run again, {cause}. {kept} Look at this batch and at the loss, lower the "
             f"learning rate or clip gradients, or let such batches be skipped."
         )
+
+
+def _by_task(batch: GlobalBatch, count: Literal["data_s", "num_samples"]) -> dict[str, Any]:
+    """A count of the batch's parts, summed by task; of unnamed ones the whole count says it already."""
+    counts: dict[str, Any] = {}
+    for part in batch.parts:
+        if part.task:
+            counts[part.task] = counts.get(part.task, 0) + getattr(part, count)
+    return counts

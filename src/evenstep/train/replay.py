@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from evenstep.data import Data, GlobalBatch, Microbatch, Position
+from evenstep.data import Data, GlobalBatch, Microbatch, Part, Position
 from evenstep.errors import DataError
 from evenstep.train.diagnose import diagnose
 
@@ -39,6 +39,9 @@ def failed_batch(failure: dict[str, Any], data: Data, *, seed: int) -> GlobalBat
         num_microbatches=failure["num_microbatches"],
         num_samples=failure["num_samples"],
         ends_epoch=failure["ends_epoch"],
+        parts=tuple(
+            Part(task=task, num_microbatches=count, num_samples=samples) for task, count, samples in failure["parts"]
+        ),
     )
 
 

@@ -272,6 +272,8 @@ def describe_failure(error: BaseException, batch: GlobalBatch, update: int, *, r
         "num_samples": batch.num_samples,
         "ends_epoch": batch.ends_epoch,
         "microbatches": [
-            {"index": one.index, "num_samples": one.num_samples, "data": one.data} for one in batch.microbatches
+            {"index": one.index, "num_samples": one.num_samples, "task": one.task, "data": one.data}
+            for one in batch.microbatches
         ],
+        "parts": [[one.task, one.num_microbatches, one.num_samples] for one in batch.parts],
     }

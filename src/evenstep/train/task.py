@@ -7,7 +7,7 @@ them. It does not divide: the update divides by the weight of all its micro-batc
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any, Literal, final
 
 from torch import Tensor
 
@@ -21,7 +21,7 @@ class Loss:
     """What a task makes of a micro-batch.
 
     Args:
-        sum: the summed (not averaged) loss over the micro-batch's units, 0-dim.
+        sum: the summed (not averaged) loss over the micro-batch's units, 0-dim; None where there is none to train on.
         weight: the number of units, only from tasks whose weight is known after their forward (`late_weight`).
         metrics: further numbers as (sum, weight) pairs, such as `{"accuracy": (correct, total)}`; they are logged
             as Σsum/Σweight over micro-batches, updates and ranks, never as a mean of means.
@@ -31,7 +31,7 @@ class Loss:
     (3, 4)
     """
 
-    sum: Tensor
+    sum: Tensor | None
     weight: Tensor | float | None = None
     metrics: Mapping[str, tuple[Tensor | float, Tensor | float]] = field(default_factory=dict[str, Any])
 
@@ -39,9 +39,17 @@ class Loss:
 class Task(ABC):
     """What a batch means. Subclass it and write `loss`; override the rest where the defaults don't fit.
 
-    The gradient of an update over micro-batches m with summed losses S_m and weights w_m is Σ∇S_m / Σw_m.
+    The gradient of an update over micro-batches m with summed losses S_m and weights w_m is
+
+        Σ∇S_m / Σw_m                       reduction "weight": per sample, per token, per whatever `weight` counts
+        Σ∇S_m                              reduction "sum"
+        1/K · Σ_k (Σ_{m∈k} ∇S_m / Σ_{m∈k} w_m)   reduction "mean": of the K batches of the task in the update
+
+    whichever way the batches are cut into micro-batches; with several tasks, the sum of that over tasks, each times its
+    coefficient.
 
     Attributes:
+        reduction: what the summed loss is divided by.
         late_weight: True when the weight is known only after the forward (masked positions chosen inside the
             model); `loss` must then give it, and `weight` is not called.
 
@@ -53,13 +61,25 @@ class Task(ABC):
     8
     """
 
+    reduction: Literal["weight", "sum", "mean"] = "weight"
     late_weight: bool = False
+
+    def transform(self, batch: Any) -> Any:
+        """What becomes of a batch on the model's device, before its forward and outside autocast; nothing by default.
+
+        Random numbers drawn here are keyed as those of the forward are.
+        """
+        return batch
 
     def inputs(self, batch: Any) -> Any:
         """What the model is called with: a tuple is its positional, a dict its keyword arguments, all else its
         only argument. By default the first item of a list or tuple, else the batch itself.
         """
         return batch[0] if isinstance(batch, tuple | list) else batch
+
+    def inverse(self, output: Any, batch: Any) -> Any:
+        """Take back in the model's output what `transform` did to the batch; nothing by default."""
+        return output
 
     def weight(self, batch: Any) -> float | Tensor:
         """How many units the summed loss of `batch` covers: valid tokens, samples, boxes.
@@ -86,5 +106,8 @@ class Task(ABC):
         return halves(batch)
 
     @abstractmethod
-    def loss(self, output: Any, batch: Any) -> Loss | Tensor:
-        """The loss of the model's output, SUMMED over the batch's units, on the model's device."""
+    def loss(self, output: Any, batch: Any) -> Loss | Tensor | None:
+        """The loss of the model's output, SUMMED over the batch's units, on the model's device.
+
+        None, or a tensor without elements, is a loss of 0: the batch's weight counts, and so does that it had none.
+        """

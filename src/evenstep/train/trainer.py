@@ -47,11 +47,16 @@ from evenstep.train.arguments import (
     check_same_on_all_ranks,
     choose_device,
 )
+from evenstep.train.channels_last import as_it_is
+from evenstep.train.channels_last import channels_last as in_channels_last
+from evenstep.train.coefficients import Coefficients
+from evenstep.train.combine import Combine
 from evenstep.train.cuts import Cuts
 from evenstep.train.evaluate import Evaluation
 from evenstep.train.execution import build_execution
 from evenstep.train.failures import Answer, FailurePolicy, Retry, Rewind, Stop
 from evenstep.train.loop import Actions, Loop
+from evenstep.train.norms import build_norms
 from evenstep.train.passage import Way
 from evenstep.train.portion import build_portion
 from evenstep.train.progress import Progress
@@ -63,6 +68,7 @@ from evenstep.train.saving import Saving, describe_failure
 from evenstep.train.spikes import LOSS, LossSpikes
 from evenstep.train.state import Saved, Tree, check_fits, check_same_run, parameter_names, unwrapped
 from evenstep.train.task import Task
+from evenstep.train.tasks import attach, check_tasks, coefficients_of, combine_of, named, poison_of
 from evenstep.train.transfer import build_transfer
 from evenstep.train.update import Update
 from evenstep.version import __version__
@@ -94,7 +100,7 @@ class Trainer:
 
     Args:
         model: any module. It is moved to the device.
-        task: what a batch means.
+        task: what a batch means; several by name, as a mapping.
         optimizer: of the model's parameters, any of torch.optim but LBFGS. With `fused=True` the gradient is scaled
             and clipped inside its kernel, and an accelerator never waits for a verdict.
         data: gives the global batches.
@@ -125,6 +131,11 @@ class Trainer:
             it takes as much memory again as the state.
         settle_every_updates: how many updates an accelerator may run ahead of the host's knowledge whether they were
             committed; `log_every_updates` by default. A CPU, an optimizer that is not fused, or a stream: always 1.
+        coefficients: how much each task counts: numbers by name, or what changes or learns them; 1 by default.
+        combine: what is made of the tasks' separate gradients; by default they are accumulated into one.
+        norm_statistics: whose running statistics normalisation layers keep: "shared" by all tasks, "per-task", or
+            "frozen".
+        channels_last: whether model and images are in channels-last order.
         config: anything to be kept with checkpoints, such as the resolved configuration.
 
     Raises:
@@ -147,7 +158,7 @@ class Trainer:
         self,
         *,
         model: nn.Module,
-        task: Task,
+        task: Task | Mapping[str, Task],
         optimizer: Optimizer,
         data: Data,
         updates: int | None = None,
@@ -174,6 +185,10 @@ class Trainer:
         keep_every_updates: int | None = None,
         asynchronous_saves: bool = True,
         settle_every_updates: int | None = None,
+        coefficients: Coefficients | Mapping[str, float] | None = None,
+        combine: Combine | None = None,
+        norm_statistics: Literal["shared", "per-task", "frozen"] = "shared",
+        channels_last: bool = False,
         config: Mapping[str, Any] | None = None,
     ) -> None:
         check_counts(
@@ -193,10 +208,27 @@ class Trainer:
         check_failures(rewinds=bool(rewinds), folder=folder, keep_checkpoints=keep_checkpoints)
         if folder is not None and keep_checkpoints != 0:
             check_resumable(data)
+        tasks, policy, strategy = named(task), on_non_finite or Stop(), strategy or Single()
+        coefficients_, combine = coefficients_of(coefficients), combine_of(combine, tasks, strategy)
+        check_tasks(
+            tasks,
+            data={"`data`": data, **{f"the evaluation '{name}'": one for name, one in (evaluations or {}).items()}},
+            coefficients=coefficients_,
+            combine=combine,
+            strategy=strategy,
+            model=model,
+            policy=policy,
+            by_task=bool(coefficients) or norm_statistics == "per-task",
+        )
+        attach(model, optimizer, "task_coefficients", coefficients_.build(tuple(tasks)))
+        attach(model, optimizer, "task_balance", None if combine is None else combine.build(tuple(tasks)))
+        self._norms = build_norms(model, tuple(tasks), norm_statistics)
         precision = precision or Full()
         self.device = choose_device(device)
         precision.check(self.device)
         self.model = model.to(self.device)
+        if channels_last:
+            cast("Any", self.model).to(memory_format=torch.channels_last)
         self.optimizer = optimizer
         self.evaluations = dict(evaluations or {})
         self.folder = None if folder is None else Path(folder)
@@ -204,7 +236,6 @@ class Trainer:
         self.updates = updates if updates is not None else _updates_of(data, cast("int", epochs), seed)
         self._data = data
         self._config = dict(config or {})
-        strategy = strategy or Single()
         self._group = model.mesh.world if isinstance(model, Staged) else strategy.group
         self._writers = Writers(writers if self.is_first_rank else (), report=lambda incident: self._report(incident))
         heard = [hook for hook in hooks if self.is_first_rank or not getattr(hook, "first_rank_only", False)]
@@ -226,14 +257,19 @@ class Trainer:
         self._cuts = Cuts()
         self._evaluation_cuts = {name: Cuts() for name in self.evaluations}
         self._way = Way(
-            task=task,
+            tasks=tasks,
             precision=precision,
             device=self.device,
             transfer=build_transfer(self.device),
             storage=self.storage,
             bus=self._bus,
             seed=seed,
+            reorder=in_channels_last if channels_last else as_it_is,
+            coefficients=coefficients_,
+            norms=self._norms,
+            poison=poison_of(optimizer) if policy.tolerates_errors else None,
         )
+        coefficients_.check(self.updates)
         learning_rates = LearningRates(optimizer, lr_schedule or Constant(), self.updates)
         defer = None if settle_every_updates is None else settle_every_updates > 1
         apply = build_apply(optimizer, clip_norm=clip_norm, device=self.device, defer=defer)
@@ -260,6 +296,7 @@ class Trainer:
                 cuts=self._cuts,
                 on_out_of_memory=on_out_of_memory or Retry(),
                 report=self._report,
+                combine=combine,
             ),
             model=model,
             data=data,
@@ -275,7 +312,7 @@ class Trainer:
                 poll=self._poll_saves,
                 rewind=self._rewind,
             ),
-            on_non_finite=on_non_finite or Stop(),
+            on_non_finite=policy,
             updates=updates,
             epochs=epochs,
             seed=seed,
@@ -354,6 +391,7 @@ class Trainer:
         check_same_on_all_ranks(self._execution.strategy.group, self._described_model())
         if not self.model.training:
             self.model.train()
+        self._norms.prepare()
 
         def end(error: BaseException | None) -> TrainEnd:
             done = not self._loop.asks.stop
@@ -406,6 +444,7 @@ class Trainer:
             "precision": self._way.precision.name,
             "update": self.progress.update,
             "updates": self.updates,
+            "tasks": list(self._way.tasks),
             "data": self._data.fingerprint(),
             "evaluations": {name: data.fingerprint() for name, data in self.evaluations.items()},
             "config": self._config,

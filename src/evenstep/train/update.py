@@ -9,7 +9,8 @@ into memory is cut, and the accumulation begins anew, before anything of it has 
 import traceback
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import final
 
 import torch
@@ -17,19 +18,22 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from evenstep.data import GlobalBatch, Microbatch
-from evenstep.errors import OutOfMemoryError
-from evenstep.events import Incident
+from evenstep.errors import OutOfMemoryError, TaskError
+from evenstep.events import Incident, StepBegin, StepEnd
 from evenstep.memory import give_back, is_out_of_memory
 from evenstep.optim.apply import Apply, gradients
 from evenstep.optim.ema import Ema
 from evenstep.optim.learning_rate import LearningRates
 from evenstep.parallel import Spoiled
+from evenstep.train.blame import Blamed, blame
 from evenstep.train.buffers import Buffers
+from evenstep.train.combine import Combine
 from evenstep.train.cuts import Cuts, described
 from evenstep.train.execution import Execution
 from evenstep.train.failures import Answer, FailurePolicy
 from evenstep.train.fit import fitting, state_allocated
-from evenstep.train.passage import Passage, Way
+from evenstep.train.passage import Gathered, Passage, Way
+from evenstep.train.separately import Separately
 from evenstep.train.weigh import Weights, weigh
 
 
@@ -42,11 +46,13 @@ class Outcome:
         aborted: 0.0 when it was applied, 1.0 when not; a tensor while only the device knows.
         total: Σw of the update; a tensor where the weight is late.
         skipped_samples: how many samples all ranks had to leave out.
+        gathered: of this rank's micro-batches.
     """
 
     aborted: float | Tensor
     total: float | Tensor
     skipped_samples: int = 0
+    gathered: Gathered = field(default_factory=Gathered)
 
 
 @final
@@ -65,6 +71,7 @@ class Update:
         cuts: how finely micro-batches are cut to fit into this rank's memory.
         on_out_of_memory: the policy for micro-batches that don't fit: retry, cut in two, or stop.
         report: told of incidents.
+        combine: what is made of the tasks' separate gradients; None accumulates them into one.
 
     Attributes:
         is_whole: False if an error came while parameters were changed, so that they are those of no update.
@@ -84,10 +91,12 @@ class Update:
         cuts: Cuts,
         on_out_of_memory: FailurePolicy,
         report: Callable[[Incident], None],
+        combine: Combine | None = None,
     ) -> None:
         self._parameters = parameters
         self._with_grad = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._sparse = any(getattr(module, "sparse", False) is True for module in model.modules())
+        self._model = model
         self._way = way
         self._optimizer = optimizer
         self._execution = execution
@@ -99,28 +108,45 @@ class Update:
         self._learning_rates = learning_rates
         self._buffers = Buffers(model)
         self.is_whole = True
+        self._gather: Callable[[Weights, int], Gathered] = self._accumulate
+        if combine is not None:
+            trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
+            self._gather = Separately(
+                accumulate=self._accumulate, combine=combine, parameters=trained, way=way, group=execution.group
+            )
 
     def __call__(self, batch: GlobalBatch, update: int) -> Outcome:
         """Execute update number `update` with `batch`.
 
         With S the loss scale and all sums over micro-batches and ranks, the parameters' gradients become
-        S·Σ∇S_m / Σw_m, or S·Σ∇S_m where the weight is late; what is left of S / Σw_m goes into the divisor of
+        S·Σ_t λ_t·Σ∇S_m / Σw_m, or S·Σ∇S_m where the weight is late; what is left of S / Σw_m goes into the divisor of
         `Apply`.
         """
         self.begin()
         self._execution.group.at(update)
-        weights = weigh(self._way.task, batch, self._execution.strategy.group)
+        if not self._model.training:
+            raise TaskError(
+                f"update {update} trains a model that is in evaluation mode; something has called `eval()` on it and "
+                f"not `train()` afterwards. Freeze single layers by calling `eval()` on those."
+            )
+        weights = self._weigh(batch)
+        skipped = weights.skipped_samples
         if weights.total == 0:
-            return Outcome(aborted=1.0, total=0.0, skipped_samples=weights.skipped_samples)
-        late_weight = self._accumulate(weights, update)
+            return Outcome(aborted=1.0, total=0.0, skipped_samples=skipped)
+        gathered = self._gather(weights, update)
+        late_weight = gathered.late_total
         total = weights.total if late_weight is None else late_weight
         scale = self._way.precision.scale
         lr = self._learning_rates(update)
         grads = gradients(self._parameters, sparse=self._sparse)
+        if not grads and self._execution.stages is None:  # on no rank: no task gave a loss
+            self._buffers.restore(1.0)
+            return Outcome(aborted=1.0, total=0.0, skipped_samples=skipped)
         squared = self._execution.squared_norm(grads)
         self.is_whole = False  # until all that follows has been applied
-        applied = self._apply(grads, squared, scale if late_weight is None else scale * total)
-        self._execution.strategy.after_step()
+        with self._way.bus.span("step", lambda: StepBegin(update=update), lambda error: StepEnd(update=update)):
+            applied = self._apply(grads, squared, scale if late_weight is None else scale * total)
+            self._execution.strategy.after_step()
         self._buffers.restore(applied.aborted)
         if self._ema is not None and applied.aborted != 1.0:
             self._ema.after_update(update, applied.aborted)
@@ -128,7 +154,7 @@ class Update:
         put = self._way.storage.put
         put("train/grad_norm", applied.norm, update=update)
         put("train/lr", lr, update=update)
-        return Outcome(aborted=applied.aborted, total=total, skipped_samples=weights.skipped_samples)
+        return Outcome(aborted=applied.aborted, total=total, gathered=gathered, skipped_samples=skipped)
 
     def begin(self) -> None:
         """Take the buffers as they are: whatever the user did to them since the last update stays."""
@@ -143,13 +169,13 @@ class Update:
         if not batch.microbatches or self._cuts.limit is not None:
             return
         with state_allocated(self._optimizer):
-            self._cuts.limit = fitting(self._way.task, batch.microbatches[0].data, self._fits)
+            first = batch.microbatches[0]
+            self._cuts.limit = fitting(self._way.tasks[first.task], first.data, partial(self._fits, first.task))
         self._discard(self._way.storage.mark())
 
-    def _fits(self, data: object) -> bool:
+    def _fits(self, task: str, data: object) -> bool:
         """Whether the gradient of `data` can be computed in the memory that there is."""
-        microbatch = Microbatch(index=0, data=data, num_samples=1)
-        weights = Weights(total=1.0, num_microbatches=1, each={0: 1.0}, work=(microbatch,), skipped_samples=0)
+        weights = Weights.of_one(Microbatch(index=0, data=data, num_samples=1, task=task), weight=1.0)
         mark = self._way.storage.mark()
         self._discard(mark)
         passage = self._passage(weights, path=("fit",), update=0)
@@ -174,15 +200,36 @@ class Update:
 
     def rerun(self, batch: GlobalBatch, update: int) -> None:
         """Compute the gradients of an aborted update once more, to look at them; nothing is applied."""
-        self._accumulate(weigh(self._way.task, batch, self._execution.strategy.group), update)
+        self._gather(self._weigh(batch), update)
         self._buffers.restore(1.0)
+
+    def blame(self, batch: GlobalBatch, gathered: Gathered, update: int) -> list[Blamed]:
+        """Whose fault it is that an update's gradient is not finite: all ranks ask together, and get the same.
+
+        Where every loss is finite, each task's gradient is computed once more by itself.
+        """
+        blamed = blame(gathered, self._execution.group)
+        if blamed or len(self._way.tasks) == 1:
+            return blamed
+        weights = self._weigh(batch)
+        for name in weights.totals:
+            self._accumulate(weights.of(name), update)
+            self._buffers.restore(1.0)
+            squared = self._execution.squared_norm(gradients(self._parameters, sparse=self._sparse))
+            if not bool(squared.isfinite()):
+                blamed.append(Blamed(microbatch=-1, task=name, why="its gradient is not finite, though its losses are"))
+        return blamed
+
+    def _weigh(self, batch: GlobalBatch) -> Weights:
+        way = self._way
+        return weigh(way.tasks, batch, self._execution.strategy.group, tolerant=way.poison is not None)
 
     def resume(self) -> None:
         """Apply updates again after the loop has answered an abort."""
         self._apply.resume()
 
-    def _accumulate(self, weights: Weights, update: int) -> Tensor | None:
-        """Leave the update's gradients in `.grad`; gives Σw_m where the weight is late.
+    def _accumulate(self, weights: Weights, update: int) -> Gathered:
+        """Leave the gradients of the micro-batches in `.grad`, summed over all ranks.
 
         Raises:
             OutOfMemoryError: a micro-batch does not fit and can't, or must not, be cut.
@@ -193,22 +240,18 @@ class Update:
             passage = self._passage(weights, path=(update,), update=update)
             fault = self._try(passage, weights)
             if fault is None:
-                return self._late_total(passage.late_weights, weights) if self._way.task.late_weight else None
+                break
             if fault:
                 self._make_room(passage, weights, update, fault)
             self._buffers.restore(1.0)
+        gathered = passage.gathered
+        if all(self._way.tasks[name].late_weight for name in weights.totals):
+            gathered.late_total = self._late_total(passage.late_weights, weights)
+        return gathered
 
     def _passage(self, weights: Weights, *, path: tuple[int | str, ...], update: int) -> Passage:
-        return Passage(
-            self._way,
-            weights.work,
-            weights.each,
-            path=path,
-            update=update,
-            factor=self._way.precision.scale / weights.total,
-            prefix="train/",
-            cuts=self._cuts,
-        )
+        factor = self._way.precision.scale
+        return Passage(self._way, weights, path=path, update=update, factor=factor, prefix="train/", cuts=self._cuts)
 
     def _discard(self, mark: int) -> None:
         """Forget what a failed try has left."""
@@ -222,7 +265,7 @@ class Update:
 
         The error itself does not leave: its traceback refers to all that must be freed.
         """
-        self._execution.match([microbatch.data for microbatch in weights.work], self._unseen, backward=True)
+        self._execution.match(weights.work, self._unseen, backward=True, kind=next(iter(weights.totals)))
         work = tuple(microbatch.index for microbatch in weights.work)
         try:
             with passage:
@@ -267,19 +310,20 @@ class Update:
         )
         if self._on_out_of_memory(incident) is Answer.STOP:
             raise error
-        if not self._cuts.finer(self._way.task, piece):
+        task = self._way.tasks[next(m.task for m in weights.work if m.index == microbatch)]
+        if not self._cuts.finer(task, piece):
             raise OutOfMemoryError(
                 f"{message}, and that can't be cut any finer. Use a smaller model, shorter samples, a precision or "
                 f"optimizer that needs less memory, or a device with more; if the batch holds several samples, "
-                f"`{type(self._way.task).__name__}.split` must say how it is cut."
+                f"`{type(task).__name__}.split` must say how it is cut."
             )
         if not self._execution.strategy.retries_alone:
             self._execution.spoil(weights.num_microbatches, error)
 
     @contextmanager
-    def _unseen(self, batch: object) -> Generator[Passage]:
-        """The passage of a batch that counts nowhere, after which buffers are as before."""
-        with Passage.unseen(self._way, batch) as passage:
+    def _unseen(self, microbatch: Microbatch) -> Generator[Passage]:
+        """The passage of a micro-batch that counts nowhere, after which buffers are as before."""
+        with Passage.unseen(self._way, microbatch) as passage:
             yield passage
         self._buffers.restore(1.0)
 

@@ -1,12 +1,14 @@
 """Counts what an update's losses cover, before any forward.
 
-With the total known, each micro-batch's summed loss is divided at once and every later reduction is a plain SUM:
-g = Σ∇S_m / Σw_m. It does not look at outputs; a late weight is counted by the forward itself.
+With the totals known, each micro-batch's summed loss is divided at once and every later reduction is a plain SUM:
+g = Σ_t λ_t · Σ_{m∈t} ∇S_m / Σ_{m∈t} w_m. It does not look at outputs; a late weight is counted by the forward itself.
 """
 
 import math
-from dataclasses import dataclass
-from typing import final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from typing import Self, final
 
 from evenstep.data import GlobalBatch, Microbatch
 from evenstep.errors import TaskError
@@ -20,42 +22,141 @@ class Weights:
     """The weights of one update.
 
     Args:
-        total: Σw_m over all micro-batches and ranks; 1.0 while the task's weights are late.
+        totals: Σw_m of each task that has work, over all micro-batches and ranks; 1.0 where its weights are late.
         num_microbatches: of the update, over all ranks.
-        each: w_m of this rank's micro-batches, by their global number; empty while late.
+        each: w_m of this rank's micro-batches, by their global number; none of those that are late.
+        divisors: what the summed loss of a micro-batch of this rank is divided by; see `Task.reduction`.
         work: this rank's micro-batches that have a weight above 0, or a late one.
+        num_tasks: how many tasks have work in the update.
+        failures: what `weight` has raised for micro-batches of this rank, where it is to be agreed on later; each
+            weighs 1 until then.
         skipped_samples: how many samples all ranks had to leave out because they could not be read.
     """
 
-    total: float
+    totals: Mapping[str, float]
     num_microbatches: int
     each: dict[int, float]
+    divisors: Mapping[int, float]
     work: tuple[Microbatch, ...]
-    skipped_samples: int
+    num_tasks: int
+    failures: dict[int, Exception] = field(default_factory=dict[int, Exception])
+    skipped_samples: int = 0
+
+    @property
+    def total(self) -> float:
+        """Σw_m over all tasks; 0 where nobody has work."""
+        return math.fsum(self.totals.values())
+
+    @classmethod
+    def of_one(cls, microbatch: Microbatch, *, weight: float) -> Self:
+        """Those of one micro-batch alone, whose summed loss is divided by nothing."""
+        totals, number = {microbatch.task: 1.0}, microbatch.index
+        each, divisors = {number: weight}, {number: 1.0}
+        return cls(totals=totals, num_microbatches=1, each=each, divisors=divisors, work=(microbatch,), num_tasks=1)
+
+    def of(self, task: str) -> Self:
+        """The part of one task."""
+        work = tuple(microbatch for microbatch in self.work if microbatch.task == task)
+        return replace(self, totals={task: self.totals[task]}, work=work)
 
 
-def weigh(task: Task, batch: GlobalBatch, group: Group) -> Weights:
+def weigh(tasks: Mapping[str, Task], batch: GlobalBatch, group: Group, *, tolerant: bool = False) -> Weights:
     """Count the weights of one update.
 
-    All ranks sum the same weights in the same order (exactly rounded, even), so all get the same total.
+    All ranks sum the same weights in the same order (exactly rounded, even), so all get the same totals.
+
+    Args:
+        tasks: by name.
+        batch: of the update.
+        group: the ranks.
+        tolerant: whether what `weight` raises is kept, so that the ranks can agree on it later.
 
     Raises:
-        TaskError: a weight is negative, not finite, or not a number.
+        TaskError: a batch of no task of the run; a weight that is negative, not finite, or not a number.
     """
+    each: dict[int, float] = {}
+    mine: dict[int, float] = {}
+    failures: dict[int, Exception] = {}
+    for microbatch in batch.microbatches:
+        task = _task_of(tasks, microbatch)
+        if task.late_weight:
+            mine[microbatch.index] = 1.0
+            continue
+        try:
+            weight = weight_of(task, microbatch.data, f"micro-batch {microbatch.index}")
+        except Exception as error:
+            if not tolerant:
+                raise
+            failures[microbatch.index] = error
+            weight = 1.0
+        each[microbatch.index] = mine[microbatch.index] = weight
     count = batch.num_microbatches
+    spans = _spans(batch)
     skipped = float(sum(fault.num_skipped for fault in batch.faults))
-    if task.late_weight:
+    if all(tasks[name].late_weight for name in spans):
+        totals, divisors = dict.fromkeys(spans, 1.0), dict.fromkeys(range(count), 1.0)
         (skipped,) = group.sum_floats([skipped])
-        return Weights(
-            total=1.0, num_microbatches=count, each={}, work=batch.microbatches, skipped_samples=int(skipped)
+    else:
+        *everybody, skipped = group.sum_floats([*(mine.get(index, 0.0) for index in range(count)), skipped])
+        totals, divisors = _totals(tasks, spans, everybody)
+    return Weights(
+        totals=totals,
+        num_microbatches=count,
+        each=each,
+        divisors=divisors,
+        work=tuple([microbatch for microbatch in batch.microbatches if mine[microbatch.index] > 0]),
+        num_tasks=len(totals),
+        failures=failures,
+        skipped_samples=int(skipped),
+    )
+
+
+def _totals(
+    tasks: Mapping[str, Task], spans: Mapping[str, Sequence[range]], everybody: Sequence[float]
+) -> tuple[dict[str, float], dict[int, float]]:
+    """Σw_m of each task that has work, and the divisor of each of its micro-batches."""
+    totals: dict[str, float] = {}
+    divisors: dict[int, float] = {}
+    for name, theirs in spans.items():
+        total = math.fsum(everybody[index] for span in theirs for index in span)
+        if total == 0:
+            continue
+        late, reduction = tasks[name].late_weight, tasks[name].reduction
+        totals[name] = 1.0 if late else total
+        sums = [math.fsum(everybody[index] for index in span) for span in theirs]
+        num_batches = sum(one > 0 for one in sums)
+        for span, one in zip(theirs, sums, strict=True):
+            divisor = {"weight": total, "sum": 1.0, "mean": num_batches * one}[reduction]
+            divisors.update(dict.fromkeys(span, 1.0 if late else divisor))
+    return totals, divisors
+
+
+def _spans(batch: GlobalBatch) -> dict[str, list[range]]:
+    """The numbers of the micro-batches of each task's batches."""
+    if not batch.parts:
+        return {"": [range(batch.num_microbatches)]}
+    spans: dict[str, list[range]] = {}
+    first = 0
+    for part in batch.parts:
+        spans.setdefault(part.task, []).append(range(first, first + part.num_microbatches))
+        first += part.num_microbatches
+    return spans
+
+
+def _task_of(tasks: Mapping[str, Task], microbatch: Microbatch) -> Task:
+    task = tasks.get(microbatch.task)
+    if task is not None:
+        return task
+    names = ", ".join(f"`{name}`" for name in tasks)
+    if not microbatch.task:
+        raise TaskError(
+            f"micro-batch {microbatch.index} does not say which task it is for, but the run has {names}; give it as "
+            f"(data, task name) or Batch(task=…, data=…), or the data of each task in a `Mixture`."
         )
-    each = {
-        microbatch.index: weight_of(task, microbatch.data, f"micro-batch {microbatch.index}")
-        for microbatch in batch.microbatches
-    }
-    work = tuple(microbatch for microbatch in batch.microbatches if each[microbatch.index] > 0)
-    *weights, skipped = group.sum_floats([*(each.get(index, 0.0) for index in range(count)), skipped])
-    return Weights(total=math.fsum(weights), num_microbatches=count, each=each, work=work, skipped_samples=int(skipped))
+    close = get_close_matches(microbatch.task, tasks, n=1)
+    advice = f"did you mean `{close[0]}`?" if close else "name the tasks when you build the trainer."
+    has = f"has {names}" if "" not in tasks else "has one task without a name"
+    raise TaskError(f"micro-batch {microbatch.index} is for task `{microbatch.task}`, but the run {has}; {advice}")
 
 
 def weight_of(task: Task, data: object, what: str) -> float:

@@ -207,7 +207,9 @@ def test_a_bound_that_fails_makes_the_exit_code_1(
 def test_a_typo_lists_the_benchmarks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["run.py", "overhed"])
     assert run.main() == 2
-    assert capsys.readouterr().err.endswith("there are: checkpoint, overhead, pipeline, ranks. Did you mean 'overhead'?\n")
+    assert capsys.readouterr().err.endswith(
+        "there are: checkpoint, overhead, pipeline, ranks. Did you mean 'overhead'?\n"
+    )
 
 
 def test_all_benchmarks_run_unless_one_is_named() -> None:

@@ -41,6 +41,8 @@ def test_the_public_keys_are_these() -> None:
     assert sorted(schema["properties"]) == [
         *(
             "checkpoint",
+            "coefficients",
+            "combine",
             "data",
             "device",
             "early_stop",
@@ -49,25 +51,11 @@ def test_the_public_keys_are_these() -> None:
             "failures",
             "hooks",
             "launch",
-            "log",
-            "loss_scale",
         ),
-        *(
-            "lr_schedule",
-            "model",
-            "name",
-            "optimizer",
-            "parallel",
-            "recipe",
-            "resume",
-            "runs",
-            "seed",
-            "task",
-            "threads",
-            "train",
-        ),
+        *("log", "loss_scale", "lr_schedule", "mixture", "model", "name", "optimizer", "parallel", "recipe", "resume"),
+        *("runs", "seed", "task", "tasks", "threads", "train"),
     ]
-    assert schema["required"] == ["name", "model", "task", "data", "train", "optimizer"]
+    assert schema["required"] == ["name", "model", "train", "optimizer"]
     definitions = {name: sorted(table["properties"]) for name, table in schema["$defs"].items()}
     assert definitions == PUBLIC_KEYS
 
@@ -90,6 +78,8 @@ PUBLIC_KEYS = {
     "Checkpoint": [
         *("asynchronous", "best", "every_epochs", "every_minutes", "every_updates", "keep_every_updates", "keep_last"),
     ],
+    "Coefficients": ["kind", "regression"],
+    "Combine": ["alpha", "coefficient_lr", "kind", "parameters"],
     "Constant": ["kind", "warmup_updates"],
     "Cosine": ["end_factor", "kind", "warmup_updates"],
     "Data": [
@@ -105,10 +95,18 @@ PUBLIC_KEYS = {
     "Linear": ["end_factor", "kind", "warmup_updates"],
     "Log": ["every_updates", "writers"],
     "LossScale": ["floor", "growth_updates", "initial", "tolerance"],
+    "Mixture": ["draws", "end", "kind", "temperature"],
+    "NamedTask": [
+        *("args", "coefficient", "coefficient_schedule", "data", "end_update", "repeats", "sampling_weight"),
+        *("start_update", "target"),
+    ],
     "Optimizer": ["args", "lr", "name", "target"],
     "Polynomial": ["end_factor", "kind", "power", "warmup_updates"],
     "Target": ["args", "target"],
-    "Train": ["clip_norm", "epochs", "max_minutes", "precision", "settle_every_updates", "updates"],
+    "Train": [
+        *("channels_last", "clip_norm", "epochs", "max_minutes", "norm_statistics", "precision"),
+        *("settle_every_updates", "updates"),
+    ],
     "Wsd": ["decay_updates", "end_factor", "kind", "shape", "warmup_updates"],
 }
 

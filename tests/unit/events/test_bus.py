@@ -111,7 +111,7 @@ def test_an_event_that_nobody_hears_is_not_built_and_costs_one_shared_object(tra
     ("misspelt", "advice"),
     [
         ("after_updates", "did you mean `after_update`"),
-        ("before_step", "did you mean|there are"),
+        ("before_stage", "did you mean|there are"),
         ("on_incidents", "did you mean `on_incident`"),
         ("on_zebra", "there are before_train, after_train,"),
     ],

@@ -19,7 +19,7 @@ def test_an_event_takes_no_positional_arguments() -> None:
 
 def test_every_event_is_slotted() -> None:
     kinds = {kind.__name__: kind for kind in Event.__subclasses__()}
-    assert len(kinds) == 15
+    assert len(kinds) == 19
     assert not hasattr(Incident(kind="x", update=1, message="", details={}), "__dict__")
     assert all("__slots__" in vars(kind) for kind in kinds.values())
 
@@ -29,7 +29,7 @@ def test_micro_batch_events_with_tensors_can_be_compared_and_shown() -> None:
         MicrobatchEnd(update=1, microbatch=0, batch=torch.ones(2), output=torch.ones(2) * n, loss=None) for n in (1, 2)
     )
     assert one == other
-    assert repr(one) == "MicrobatchEnd(update=1, microbatch=0)"
+    assert repr(one) == "MicrobatchEnd(update=1, microbatch=0, task='')"
 
 
 def test_the_time_waited_for_data_may_be_unknown() -> None:

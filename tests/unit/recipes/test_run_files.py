@@ -26,4 +26,15 @@ def test_a_recipe_makes_its_first_update(path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_all_recipes_are_found():
-    assert [path.parent.name for path in RUN_FILES] == ["digits", "gpt_bytes", "translation"]
+    assert [path.parent.name for path in RUN_FILES] == ["digits", "digits_multitask", "gpt_bytes", "translation"]
+
+
+def test_a_mixture_shows_whose_batches_the_first_updates_hold(capsys: pytest.CaptureFixture[str]):
+    path = RUN_FILES[0].parents[1] / "digits_multitask" / "run.toml"
+    settings = ["--mixture.kind", "round_robin", "--tasks.box.repeats", "2", "--combine.kind", "pc_grad"]
+    assert check.run(str(path), settings) == 0
+    shown = capsys.readouterr().out
+    assert "updates 1 to 6: class | parity | box | box | class | parity" in shown
+    assert "task        box: 16 samples = 1 micro-batch of 16" in shown
+    assert "train/class/loss" in shown
+    assert "train/box/loss" not in shown

@@ -66,7 +66,7 @@ def batch_of(*items: Any) -> GlobalBatch:
 
 
 def test_weights_are_summed_and_microbatches_of_weight_zero_have_no_work() -> None:
-    weights = weigh(Given(), batch_of(3, 0, torch.tensor(2)), Group())
+    weights = weigh({"": Given()}, batch_of(3, 0, torch.tensor(2)), Group())
     assert weights.total == 5
     assert [microbatch.index for microbatch in weights.work] == [0, 2]
     assert weights.each == {0: 3.0, 1: 0.0, 2: 2.0}
@@ -89,7 +89,7 @@ def test_a_late_task_is_not_asked_for_weights() -> None:
         def weight(self, batch: Any) -> Any:
             raise AssertionError
 
-    weights = weigh(Late(), batch_of(3, 0), Group())
+    weights = weigh({"": Late()}, batch_of(3, 0), Group())
     assert (weights.total, len(weights.work)) == (1.0, 2)
 
 

@@ -280,3 +280,16 @@ def test_bf16_trains_close_to_float32_without_a_loss_scale() -> None:
         results.append(flat(model))
     difference = float((results[0] - results[1]).norm() / results[0].norm())
     assert 0 < difference < 2e-2
+
+
+@pytest.mark.parametrize("settle", [None, 5])
+def test_a_batch_without_weight_changes_nothing_of_the_updates_after_it(settle: int | None) -> None:
+    data = [(x.float(), y.float(), w.float()) for x, y, w in dataset([1.0] * 12 + [0.0] * 12 + [1.0] * 36)]
+    results: list[Tensor] = []
+    for some in (data, data[:12] + data[24:]):
+        model = network().float()
+        trainer = trainer_of(model, some, micro=4, fused=True, updates=4, settle_every_updates=settle)
+        trainer.train()
+        results.append(flat(model))
+    # the keys of micro-batches are those of updates, so nothing else differs
+    assert torch.equal(*results)

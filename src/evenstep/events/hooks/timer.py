@@ -1,5 +1,7 @@
 """How fast the run is, over windows of updates: perf/update_s, perf/samples_per_s, perf/data_s.
 
+Where there are several tasks, the last two also for each: perf/<task>/samples_per_s, perf/<task>/data_s.
+
 It reads a clock and never waits for a device, so a single update on an accelerator would mean little; a window is
 right because logging waits once in a while. Time spent on evaluations and checkpoints does not count.
 """
@@ -54,11 +56,15 @@ class Timer(Hook):
         if event.data_s is not None:
             self._data_s += event.data_s
             self._fetches += 1
+            for task, seconds in event.task_data_s.items():
+                self._task_data_s[task] = self._task_data_s.get(task, 0.0) + seconds
 
     def after_update(self, event: UpdateEnd) -> None:
         if event.committed:
             self._updates += 1
             self._samples += event.num_samples
+            for task, count in event.task_samples.items():
+                self._task_samples[task] = self._task_samples.get(task, 0) + count
             if event.update % self._every == 0:
                 self._put(event.update)
 
@@ -85,6 +91,8 @@ class Timer(Hook):
         self._began = perf_counter()
         self._updates = self._samples = self._fetches = 0
         self._data_s = 0.0
+        self._task_data_s: dict[str, float] = {}
+        self._task_samples: dict[str, int] = {}
 
     def _put(self, update: int) -> None:
         seconds, put = perf_counter() - self._began, self.trainer.storage.put
@@ -92,4 +100,8 @@ class Timer(Hook):
         put("perf/samples_per_s", float(self._samples), seconds, update=update)
         if self._fetches:
             put("perf/data_s", self._data_s, float(self._fetches), update=update)
+        for task, count in self._task_samples.items():
+            put(f"perf/{task}/samples_per_s", float(count), seconds, update=update)
+        for task, waited in self._task_data_s.items():
+            put(f"perf/{task}/data_s", waited, float(self._fetches), update=update)
         self._begin()

@@ -1,7 +1,7 @@
 """The metrics on the screen: one live line on a terminal, a plain line every few updates elsewhere.
 
 Training metrics are averaged over the updates since the last line, learning rates are the latest; the values of an
-evaluation are shown whenever they come. Names of three parts and those of the timer are left to the files.
+evaluation are shown whenever they come. Training metrics of three parts and those of the timer are left to the files.
 """
 
 import sys
@@ -90,7 +90,7 @@ class ConsoleWriter(Writer):
         evaluated: list[str] = []
         for _, name, value, weight in records:
             part, _, rest = name.partition("/")
-            if part == "perf" or "/" in rest:
+            if part == "perf" or (part == "train" and "/" in rest):
                 continue
             if part != "train":
                 evaluated.append(f"{name} {value:.4g}")

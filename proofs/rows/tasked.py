@@ -1,0 +1,127 @@
+"""One rank of a run of three tasks: `python tasked.py FOLDER STRATEGY UPDATES REDUCTION`; RANK, WORLD_SIZE as torchrun.
+
+K batches per task and update, of unequal sizes and weights, cut into micro-batches of 2, so that of four ranks some
+have no work for a task. Task c takes part in the first updates only. It goes on from the newest checkpoint in FOLDER.
+Rank 0 writes the parameters and what the optimizer keeps of the idle head to FOLDER/parameters.pt, and prints the
+sha256 of all that training changes.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+import evenstep
+from evenstep.data import AllTasks
+from evenstep.parallel import Ddp, Group, Ordered, Processes, Single, Strategy
+from rows.cutting import flat
+from rows.killed import digest
+
+Reduction = Literal["weight", "sum", "mean"]
+REDUCTIONS: dict[str, dict[str, Reduction]] = {
+    "per token": {"a": "weight", "b": "weight", "c": "weight"},
+    "sum": {"a": "sum", "b": "sum", "c": "sum"},
+    "mean of batches": {"a": "mean", "b": "mean", "c": "mean"},
+    "one each": {"a": "weight", "b": "sum", "c": "mean"},
+}
+SIZES, REPEATS = {"a": 6, "b": 4, "c": 3}, {"a": 1, "b": 2, "c": 3}
+COEFFICIENTS = {"a": 1.0, "b": 0.25, "c": 3.0}
+SAMPLES, UPDATES, LAST_OF_C = 60, 20, 12
+STRATEGIES: dict[str, type[Strategy]] = {"single": Single, "ordered": Ordered, "ddp": Ddp}
+
+Sample = tuple[Tensor, Tensor, Tensor]
+
+
+def samples(place: int) -> list[Sample]:
+    """Inputs, values and weights 0, 1, 2, … of the task at this place, in float64."""
+    generator = torch.Generator().manual_seed(place)
+    return [
+        (
+            torch.randn(5, generator=generator, dtype=torch.float64),
+            torch.randn((), generator=generator, dtype=torch.float64),
+            torch.tensor(float(number % 4), dtype=torch.float64),
+        )
+        for number in range(SAMPLES)
+    ]
+
+
+class Heads(nn.Module):
+    """A trunk and a head for each task."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Sequential(nn.Linear(5, 12), nn.Tanh())
+        self.heads = nn.ModuleDict({name: nn.Linear(12, 1) for name in SIZES})
+
+    def forward(self, x: Tensor, head: str) -> Tensor:
+        return self.heads[head](self.trunk(x)).squeeze(-1)
+
+
+def model() -> Heads:
+    torch.manual_seed(0)
+    return Heads().double()
+
+
+class Regress(evenstep.Task):
+    """Weighted squared errors of one head."""
+
+    def __init__(self, head: str, reduction: Reduction) -> None:
+        self.head = head
+        self.reduction = reduction
+
+    def inputs(self, batch: Any) -> Any:
+        return {"x": batch[0], "head": self.head}
+
+    def weight(self, batch: Any) -> Tensor:
+        return batch[2].sum()
+
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        return (batch[2] * (output - batch[1]) ** 2).sum()
+
+
+def adamw(trained: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(trained.parameters(), lr=3e-3)
+
+
+def trainer_of(trained: nn.Module, strategy: Strategy, updates: int, reduction: str, **more: Any) -> evenstep.Trainer:
+    data = {
+        name: evenstep.MapData(samples(place), global_batch_size=size, micro_batch_size=2, shuffle=False)
+        for place, (name, size) in enumerate(SIZES.items())
+    }
+    return evenstep.Trainer(
+        model=trained,
+        task={name: Regress(name, kind) for name, kind in REDUCTIONS[reduction].items()},
+        optimizer=adamw(trained),
+        data=evenstep.Mixture(data, mixing=AllTasks(repeats=REPEATS), windows={"c": (1, LAST_OF_C)}),
+        updates=updates,
+        device="cpu",
+        strategy=strategy,
+        clip_norm=0.5,
+        coefficients=COEFFICIENTS,
+        **more,
+    )
+
+
+def main(folder: Path, strategy: str, updates: int, reduction: str) -> None:
+    torch.set_num_threads(1)
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    group = Processes(torch.device("cpu"), timeout_s=60) if several else Group()
+    trained = model()
+    trainer = trainer_of(trained, STRATEGIES[strategy](group), updates, reduction, folder=folder)
+    trainer.resume("auto")
+    trainer.train()
+    state = trainer.state_dict()
+    if group.rank == 0:
+        idle = [value for name, value in state["model"].items() if name.startswith("heads.c")]
+        kept = [value for name, value in state["optimizer"]["state"].items() if name.startswith("heads.c")]
+        torch.save(flat(trained), folder / "parameters.pt")
+        print(digest([idle, kept]))
+        print(digest([state["model"], state["optimizer"]["state"], state["progress"]]))
+    group.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *cast("Any", (sys.argv[2], int(sys.argv[3]), sys.argv[4])))

@@ -1,0 +1,305 @@
+"""Global batches of several tasks, each with its own data: a `Data` made of `Data`s.
+
+Which tasks update u takes batches of is a pure function of (seed, u) and of how many batches each task's data has, so
+all ranks agree, any position is a place to start, and nothing is saved. The micro-batches of all tasks are numbered
+together, 0..n-1: for ranks, plans and ordered sums a mixture is one global batch like any other. How the tasks' losses
+are weighed against each other is not decided here.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any, Literal, NamedTuple, cast, final
+
+from evenstep.data.arguments import require_count, require_rank
+from evenstep.data.batch import JSON, Data, GlobalBatch, Microbatch, Part, Position
+from evenstep.data.mixing import AllTasks, Mixing
+from evenstep.data.mixing.mixing import check_known
+from evenstep.errors import ArgumentError, DataError
+from evenstep.keys import key
+
+__all__ = ["Mixture"]
+
+End = Literal["min", "max", "cycle"]
+Windows = Mapping[str, tuple[int, int | None]]
+
+
+class _Step(NamedTuple):
+    """One global batch of the walk: whose batches it takes, and where it leads."""
+
+    tasks: Sequence[str]
+    position: Position
+    following: Position
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class _Walk:
+    """Through the global batches from the first one on: the same on every rank, and on every resume.
+
+    Args:
+        data: of each task.
+        mixing: chooses the tasks.
+        end: what to do about a task that has come to the end of its data.
+        windows: first and last update of tasks that are not in all.
+        seed: the run's.
+        number: of the next global batch in the whole run.
+        position: of it.
+        places: the batch that each task's data gives next.
+        ended: the tasks whose data have come to an end in this epoch of the mixture.
+    """
+
+    data: Mapping[str, Data]
+    mixing: Mixing
+    end: End
+    windows: Windows
+    seed: int
+    number: int
+    position: Position
+    places: dict[str, Position]
+    ended: set[str]
+
+    def step(self) -> _Step:
+        """The next global batch."""
+        ready = [name for name in self._active(self.number) if self.end != "max" or name not in self.ended]
+        if not ready:
+            raise DataError(
+                f"no task takes part in update {self.number + 1} of the mixture; widen `windows`, or train for fewer "
+                f"updates."
+            )
+        sizes = {name: self._size(name) for name in ready}
+        tasks = [name for name in self.mixing(self.number, sizes, seed=self.seed) if self._take(name)]
+        self.number += 1
+        later = set(self._active(self.number))
+        ends_epoch = bool(self.ended) if self.end == "min" else bool(self.ended) and self.ended >= later
+        position, self.position = self.position, self.position.after(ends_epoch=ends_epoch)
+        if ends_epoch:
+            self.ended = set()
+        return _Step(tasks, position, self.position)
+
+    def _active(self, number: int) -> list[str]:
+        return [name for name in self.data if _within(self.windows.get(name, (1, None)), number + 1)]
+
+    def _size(self, name: str) -> int:
+        return cast("int", self.data[name].num_batches(self.places[name].epoch, seed=task_seed(self.seed, name)))
+
+    def _take(self, name: str) -> bool:
+        """Move behind the next batch of a task; False where it is to wait for the others."""
+        if self.end == "max" and name in self.ended:
+            return False
+        place = self.places[name]
+        ends = place.batch + 1 == self._size(name)
+        self.places[name] = place.after(ends_epoch=ends)
+        if ends:
+            self.ended.add(name)
+        return True
+
+
+def _within(window: tuple[int, int | None], update: int) -> bool:
+    return window[0] <= update and (window[1] is None or update <= window[1])
+
+
+def task_seed(seed: int, task: str) -> int:
+    """The seed of a task's data, so that tasks on one dataset visit it in different orders."""
+    return key(seed, "task", task)
+
+
+@final
+class Mixture(Data):
+    """Several tasks' global batches, taken together.
+
+    Each task's data goes on where it was, epoch after epoch of its own. Where one comes to its end, `end` says when the
+    mixture's epoch ends: "min" at once, with whoever ends first; "cycle" when every task has been through its data
+    once, and those that were through earlier have begun again; "max" likewise, but those that were through earlier
+    wait, so every sample is in exactly one batch of each epoch of the mixture.
+
+    On several ranks each task's micro-batches are divided as its data divides them, beginning with another rank for
+    each task, so that tasks of a single micro-batch do not all fall to one rank.
+
+    Args:
+        data: of each task, by its name; data that know how many batches they have.
+        mixing: chooses the tasks of each update; all by default.
+        end: what happens when a task comes to the end of its data.
+        windows: (first, last) update of tasks that do not take part in all, counted from 1; a last one of None is open.
+
+    Raises:
+        ArgumentError: a name, a window or a task's data that cannot be.
+
+    >>> from evenstep.data.map_data import MapData
+    >>> sets = {"class": [1, 2, 3], "box": [10, 20]}
+    >>> data = {name: MapData(some, global_batch_size=1, shuffle=False) for name, some in sets.items()}
+    >>> batches = Mixture(data, end="max").batches(Position(), seed=1)
+    >>> [[(one.index, one.task, one.data.item()) for one in next(batches).microbatches] for _ in range(3)]
+    [[(0, 'class', 1), (1, 'box', 10)], [(0, 'class', 2), (1, 'box', 20)], [(0, 'class', 3)]]
+    """
+
+    def __init__(
+        self,
+        data: Mapping[str, Data],
+        *,
+        mixing: Mixing | None = None,
+        end: End = "cycle",
+        windows: Windows | None = None,
+    ) -> None:
+        if not data:
+            raise ArgumentError("a mixture needs the data of one task at least, but `data` is empty.")
+        for name, one in data.items():
+            _check_task(name, one)
+        if end not in ("min", "max", "cycle"):
+            raise ArgumentError(f'`end` must be "min", "max" or "cycle", but is {end!r}.')
+        self._data = dict(data)
+        self._mixing = mixing or AllTasks()
+        self._end: End = end
+        self._windows = _checked_windows(windows or {}, list(data))
+        self._mixing.check(list(data))
+        self._epochs: dict[int, tuple[_Walk, list[int]]] = {}
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        return tuple(self._data)
+
+    @property
+    def data(self) -> Mapping[str, Data]:
+        """The data of each task."""
+        return self._data
+
+    def stats(self) -> dict[str, int]:
+        """Those of each task's data, with its name before them."""
+        return {f"{name}/{stat}": count for name, one in self._data.items() for stat, count in one.stats().items()}
+
+    def preview(self, count: int, *, seed: int) -> list[Sequence[str]]:
+        """The tasks of the first `count` global batches.
+
+        >>> from evenstep.data.map_data import MapData
+        >>> data = {name: MapData([1, 2], global_batch_size=1) for name in ("class", "box")}
+        >>> Mixture(data, windows={"box": (2, None)}).preview(2, seed=1)
+        [['class'], ['class', 'box']]
+        """
+        walk = self._walk(seed)
+        return [walk.step().tasks for _ in range(count)]
+
+    def num_batches(self, epoch: int, *, seed: int) -> int:
+        require_count("epoch", epoch, at_least=0)
+        walk, counts = self._epochs.setdefault(seed, (self._walk(seed), []))
+        while len(counts) <= epoch:
+            step = walk.step()
+            if step.following.batch == 0:
+                counts.append(step.position.batch + 1)
+        return counts[epoch]
+
+    def fingerprint(self) -> dict[str, JSON]:
+        """Each task's, in order, and everything that decides which of them make an update."""
+        return {
+            "kind": "mixture",
+            "tasks": [[name, one.fingerprint()] for name, one in self._data.items()],
+            "mixing": self._mixing.fingerprint(),
+            "end": self._end,
+            "windows": {name: list[JSON](window) for name, window in self._windows.items()},
+        }
+
+    def batches(
+        self, start: Position, *, seed: int, rank: int = 0, ranks: int = 1, pin_memory: bool = False
+    ) -> Iterator[GlobalBatch]:
+        require_rank(rank, ranks)
+        walk = self._walk(seed)
+        while walk.position != start:
+            if (walk.position.epoch, walk.position.batch) > (start.epoch, start.batch):
+                raise DataError(
+                    f"the mixture has no batch {start.batch} in epoch {start.epoch}; its data or the way of mixing are "
+                    f"others than when the run was saved: set them back, or start a new run."
+                )
+            walk.step()
+        return self._generate(walk, rank=rank, ranks=ranks, pin_memory=pin_memory)
+
+    def close(self) -> None:
+        for one in self._data.values():
+            one.close()
+
+    def _walk(self, seed: int) -> _Walk:
+        return _Walk(
+            data=self._data,
+            mixing=self._mixing,
+            end=self._end,
+            windows=self._windows,
+            seed=seed,
+            number=0,
+            position=Position(),
+            places={name: Position() for name in self._data},
+            ended=set(),
+        )
+
+    def _generate(self, walk: _Walk, *, rank: int, ranks: int, pin_memory: bool) -> Iterator[GlobalBatch]:
+        with ExitStack() as stack:
+            sources: dict[str, Iterator[GlobalBatch]] = {}
+            for place, (name, one) in enumerate(self._data.items()):
+                sources[name] = one.batches(
+                    walk.places[name],
+                    seed=task_seed(walk.seed, name),
+                    rank=(rank + place) % ranks,
+                    ranks=ranks,
+                    pin_memory=pin_memory,
+                )
+                stack.enter_context(closing(cast("Any", sources[name])))
+            while True:
+                yield _joined(walk.step(), sources)
+
+
+def _joined(step: _Step, sources: Mapping[str, Iterator[GlobalBatch]]) -> GlobalBatch:
+    """One global batch of the batches that the tasks give next."""
+    parts: list[Part] = []
+    microbatches: list[Microbatch] = []
+    count = 0
+    for name in step.tasks:
+        began = perf_counter()
+        batch = next(sources[name], None)
+        if batch is None:
+            raise DataError(
+                f"the data of task `{name}` ended, but a mixture goes on; give it data without `num_epochs`."
+            )
+        waited = perf_counter() - began
+        parts.append(
+            Part(
+                task=name,
+                num_microbatches=batch.num_microbatches,
+                num_samples=batch.num_samples,
+                data_s=waited,
+            )
+        )
+        microbatches += [replace(one, index=count + one.index, task=name) for one in batch.microbatches]
+        count += batch.num_microbatches
+    return GlobalBatch(
+        position=step.position,
+        following=step.following,
+        microbatches=tuple(microbatches),
+        num_microbatches=count,
+        num_samples=sum(part.num_samples for part in parts),
+        ends_epoch=step.following.batch == 0,
+        parts=tuple(parts),
+    )
+
+
+def _check_task(name: str, data: Data) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+        raise ArgumentError(f"a task's name must be of letters, digits, `_` and `-`, but one is {name!r}; rename it.")
+    if data.tasks != ("",):
+        raise ArgumentError(f"the data of task `{name}` are of several tasks themselves; put them side by side.")
+    if data.num_batches(0, seed=0) is None:
+        raise ArgumentError(
+            f"a mixture must know how many batches each task has, but the data of task `{name}` are a stream, which "
+            f"does not say; mix in the stream itself and give it to `UpdateData`, or give the task a dataset with a "
+            f"length."
+        )
+
+
+def _checked_windows(windows: Windows, tasks: Sequence[str]) -> Windows:
+    check_known("windows", windows, tasks)
+    for name, (first, last) in windows.items():
+        if type(first) is not int or first < 1 or not (last is None or (type(last) is int and last >= first)):
+            raise ArgumentError(
+                f"the window of task `{name}` must be (first update, last update), from 1, with None for no last one, "
+                f"but is {(first, last)}."
+            )
+    return deepcopy(dict(windows))

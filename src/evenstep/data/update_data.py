@@ -1,0 +1,154 @@
+"""Global batches that are ready made: each item of an iterable is one update, for whoever brings their own loop.
+
+What an item holds is told by its type alone, never by guessing at its contents. It reads like `StreamData`, which it
+asks for the items; it mixes nothing and cuts nothing.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, cast, final
+
+from evenstep.data.arguments import require_rank
+from evenstep.data.batch import JSON, Data, GlobalBatch, Microbatch, Part, Position
+from evenstep.data.batching import share
+from evenstep.data.pin import can_pin, pin
+from evenstep.data.stream import samples_in
+from evenstep.data.stream_data import StreamData
+from evenstep.errors import DataError
+
+__all__ = ["Batch", "UpdateData", "batches_in"]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """One batch of a named task; it is never taken for several.
+
+    >>> Batch(task="box", data=[1, 2]).task
+    'box'
+    """
+
+    task: str
+    data: Any
+
+
+def batches_in(item: object) -> list[Batch]:
+    """The batches of one update.
+
+    A plain tuple is several batches, except a pair (data, task name), which is one; a list, a dict, a named tuple, a
+    `Batch` and any other object is one. A batch without a task's name is of the task "".
+
+    Raises:
+        DataError: a tuple without a batch.
+
+    >>> [(batch.task, batch.data) for batch in batches_in(([1], ([2], "box"), Batch(task="class", data=[3])))]
+    [('', [1]), ('box', [2]), ('class', [3])]
+    """
+    if type(item) is not tuple or _is_pair(cast("tuple[object, ...]", item)):
+        return [_one(item)]
+    several = cast("tuple[object, ...]", item)
+    if not several:
+        raise DataError("an update was given as an empty tuple, but must hold one batch at least.")
+    return [_one(one) for one in several]
+
+
+def _is_pair(item: tuple[object, ...]) -> bool:
+    return len(item) == 2 and isinstance(item[1], str)
+
+
+def _one(item: object) -> Batch:
+    if isinstance(item, Batch):
+        return item
+    if type(item) is tuple and _is_pair(cast("tuple[object, ...]", item)):
+        data, task = cast("tuple[object, str]", item)
+        return Batch(task=task, data=data)
+    return Batch(task="", data=item)
+
+
+@final
+class UpdateData(Data):
+    """The updates of an iterable: a tuple of batches, or one batch; see `batches_in`.
+
+    On several ranks all iterate over the same updates, and each runs its share of an update's batches.
+
+    Args:
+        stream: gives one update after the other; iterating it again is the next epoch. To be resumable it needs
+            `state_dict` and `load_state_dict`.
+        samples_in: the number of samples of a batch; by default the first dimension of its first part.
+
+    Raises:
+        ArgumentError: it cannot be iterated.
+
+    >>> data = UpdateData([((["a"], "class"), (["b", "c"], "box"))], samples_in=len)
+    >>> batch = next(data.batches(Position(), seed=1))
+    >>> [(one.index, one.task, one.data) for one in batch.microbatches], batch.num_samples
+    ([(0, 'class', ['a']), (1, 'box', ['b', 'c'])], 3)
+    """
+
+    def __init__(self, stream: Iterable[Any], *, samples_in: Callable[[Any], int] = samples_in) -> None:
+        self._stream = StreamData(stream, batched=True, samples_in=_none)
+        self._samples_in = samples_in
+
+    @property
+    def tasks(self) -> None:
+        return None
+
+    @property
+    def resumable(self) -> bool:
+        return self._stream.resumable
+
+    def num_batches(self, epoch: int, *, seed: int) -> None:
+        """None: only reading the stream tells."""
+
+    def fingerprint(self) -> dict[str, JSON]:
+        return {"kind": "updates", "stream": self._stream.fingerprint()}
+
+    def state_dict(self) -> dict[str, object]:
+        return self._stream.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        self._stream.load_state_dict(state)
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def batches(
+        self, start: Position, *, seed: int, rank: int = 0, ranks: int = 1, pin_memory: bool = False
+    ) -> Iterator[GlobalBatch]:
+        require_rank(rank, ranks)
+        pinned = pin if pin_memory and can_pin() else _as_it_is
+        whole = self._stream.batches(start, seed=seed)
+        return (self._cut(update, pinned, rank=rank, ranks=ranks) for update in whole)
+
+    def _cut(self, update: GlobalBatch, pinned: Callable[[Any], Any], *, rank: int, ranks: int) -> GlobalBatch:
+        batches = batches_in(update.microbatches[0].data)
+        counts = [self._samples_in(batch.data) for batch in batches]
+        mine = share(len(batches), rank=rank, ranks=ranks)
+        return GlobalBatch(
+            position=update.position,
+            following=update.following,
+            microbatches=tuple(
+                Microbatch(
+                    index=index,
+                    data=pinned(batches[index].data),
+                    num_samples=counts[index],
+                    task=batches[index].task,
+                )
+                for index in mine
+            ),
+            num_microbatches=len(batches),
+            num_samples=sum(counts),
+            ends_epoch=update.ends_epoch,
+            parts=tuple(
+                Part(task=batch.task, num_microbatches=1, num_samples=count)
+                for batch, count in zip(batches, counts, strict=True)
+            ),
+        )
+
+
+def _none(batch: object) -> int:
+    return 0
+
+
+def _as_it_is(batch: object) -> object:
+    return batch

@@ -1,0 +1,170 @@
+"""Puts the tasks of a run together: their names, their coefficients, and what is learned about them.
+
+What is learned becomes a part of the model, `task_coefficients` or `task_balance`, so that checkpoints, averages,
+clipping and ranks treat it as they treat all parameters and buffers. It runs nothing.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from evenstep.data import Data
+from evenstep.errors import ArgumentError
+from evenstep.parallel import Ddp, Ordered, Single, Strategy, Zero1
+from evenstep.parallel.sharded import Sharded
+from evenstep.pipeline import Staged
+from evenstep.train.coefficients import Coefficients, Fixed, Uncertainty
+from evenstep.train.combine import Combine, Separate
+from evenstep.train.failures import FailurePolicy
+from evenstep.train.state import unwrapped
+from evenstep.train.task import Task
+
+RESERVED = ("loss", "lr", "grad_norm", "param_norm", "update_ratio")  # metrics that stand beside the tasks' own
+
+
+def named(task: Task | Mapping[str, Task]) -> dict[str, Task]:
+    """The tasks by name; one without a name has "".
+
+    Raises:
+        ArgumentError: no task, or a name that metrics and files cannot have.
+    """
+    if isinstance(task, Task):
+        return {"": task}
+    given: Any = task
+    if not isinstance(given, Mapping) or not given:
+        what = "empty" if isinstance(given, Mapping) else f"a {type(given).__name__}"
+        raise ArgumentError(
+            f"`task` must be a Task, or tasks by name, but is {what}; give an instance of a subclass of "
+            f"`evenstep.Task`."
+        )
+    for name in task:
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", name) or name in RESERVED:
+            raise ArgumentError(
+                f"a task's name must be of letters, digits, `_` and `-`, and none of {', '.join(RESERVED)}, but one is "
+                f"{name!r}; rename it."
+            )
+    return dict(task)
+
+
+def coefficients_of(given: Coefficients | Mapping[str, float] | None) -> Coefficients:
+    """Numbers are fixed coefficients."""
+    return given if isinstance(given, Coefficients) else Fixed(given)
+
+
+def combine_of(given: Combine | None, tasks: Mapping[str, Task], strategy: Strategy) -> Combine | None:
+    """The method asked for; shards need the tasks one after the other, since all ranks must run the same parts."""
+    return Separate() if given is None and len(tasks) > 1 and isinstance(strategy, Sharded) else given
+
+
+def check_tasks(
+    tasks: Mapping[str, Task],
+    *,
+    data: Mapping[str, Data],
+    coefficients: Coefficients,
+    combine: Combine | None,
+    strategy: Strategy,
+    model: nn.Module,
+    policy: FailurePolicy,
+    by_task: bool,
+) -> None:
+    """Raise ArgumentError for what cannot be done with these tasks.
+
+    Args:
+        tasks: of the run.
+        data: for training and evaluation, by what messages call them.
+        coefficients: of the tasks.
+        combine: the method for separate gradients, or None.
+        strategy: of the ranks.
+        model: whose gradients they are.
+        policy: for what goes wrong.
+        by_task: whether something is asked for that only named tasks have.
+    """
+    for what, one in data.items():
+        _check_names(what, one.tasks, tasks)
+    for name, task in tasks.items():
+        if task.reduction not in ("weight", "sum", "mean"):
+            raise ArgumentError(
+                f'`reduction` of `{type(task).__name__}` must be "weight", "sum" or "mean", but is {task.reduction!r}.'
+            )
+        if task.late_weight and task.reduction != "weight":
+            raise ArgumentError(
+                f"task `{name}` has `late_weight`, so its loss is divided by that weight, but its `reduction` is "
+                f'"{task.reduction}"; leave one of them out.'
+            )
+        if task.late_weight and len(tasks) > 1 and combine is None:
+            raise ArgumentError(
+                f"task `{name}` gives its weight with its loss (`late_weight`), too late to divide it beside that of "
+                f"another task; count it in `weight`, or keep the tasks' gradients apart with `combine=Separate()`."
+            )
+    if "" in tasks and (by_task or combine is not None or policy.tolerates_errors):
+        raise ArgumentError(
+            "coefficients, `combine`, statistics per task and DropTask are for several tasks, but this run has one "
+            "without a name; give tasks by name, `task={'class': …, 'box': …}`."
+        )
+    if isinstance(strategy, Sharded) and (isinstance(coefficients, Uncertainty) or policy.tolerates_errors):
+        what = "coefficients learned by uncertainty" if isinstance(coefficients, Uncertainty) else "DropTask"
+        raise ArgumentError(
+            f"the strategy {type(strategy).__name__} shards the model, which {what} cannot be used with; train with "
+            f"replicas (ddp, zero1), or choose another."
+        )
+    if isinstance(model, Staged) and (combine or policy.tolerates_errors or (by_task and "" not in tasks)):
+        raise ArgumentError(
+            "a model in stages trains several tasks with coefficients of 1, accumulated; coefficients, `combine`, "
+            "statistics per task and DropTask need a model that each rank holds whole."
+        )
+    if combine is not None and combine.needs_products:
+        _check_separable(strategy, model)
+
+
+def _check_names(what: str, names: Sequence[str] | None, tasks: Mapping[str, Task]) -> None:
+    for name in names or ():
+        if name in tasks:
+            continue
+        known = ", ".join(tasks) or "none"
+        if name == "":
+            raise ArgumentError(
+                f"{what} does not say which task a batch is for, but the run has tasks {known}; give it as "
+                f"`Mixture({{task: data}})`."
+            )
+        if "" in tasks:
+            raise ArgumentError(f"{what} has batches of task `{name}`, but the run's task has no name; give it one.")
+        close = get_close_matches(name, tasks, n=1)
+        advice = f"did you mean `{close[0]}`?" if close else f"there are {known}."
+        raise ArgumentError(f"{what} has batches of task `{name}`, which the run has not; {advice}")
+
+
+def _check_separable(strategy: Strategy, model: nn.Module) -> None:
+    if not isinstance(strategy, Single | Ddp | Ordered | Zero1):
+        raise ArgumentError(
+            f"`combine` needs every task's whole gradient on every rank, but the strategy {type(strategy).__name__} "
+            f"divides gradients between ranks; train with replicas, or leave `combine` out."
+        )
+    sparse = [name for name, part in model.named_modules() if getattr(part, "sparse", False) is True]
+    if sparse:
+        raise ArgumentError(f"`combine` needs dense gradients, but those of `{sparse[0]}` are sparse.")
+
+
+def attach(model: nn.Module, optimizer: Optimizer, name: str, module: nn.Module | None) -> None:
+    """Make what is learned about tasks a part of the model, and its parameters a group of the optimizer's."""
+    if module is None:
+        return
+    dtype = next(model.parameters()).dtype
+    module.to(torch.float64 if dtype == torch.float64 else torch.float32)
+    unwrapped(model).add_module(name, module)
+    parameters = list(module.parameters())
+    if parameters:
+        decay = {"weight_decay": 0.0} if "weight_decay" in optimizer.defaults else {}
+        optimizer.add_param_group({"params": parameters, **decay})
+
+
+def poison_of(optimizer: Optimizer) -> Callable[[], Tensor]:
+    """Gives losses whose gradient is NaN, in a parameter that every rank has."""
+    parameters = (one for group in optimizer.param_groups for one in group["params"] if one.requires_grad)
+    first: Tensor = next(parameters)
+    return lambda: first.flatten()[:1].float().sum() * math.nan

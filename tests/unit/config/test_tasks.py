@@ -1,0 +1,132 @@
+"""Tables of several tasks: what they must be to each other, said with the keys at which they stand."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from evenstep.config.load import open_run
+from evenstep.errors import ConfigError
+
+HEAD = """
+name = "several"
+model = { target = "parts.py:Model", args = { layers = 2 } }
+train = { updates = 10 }
+optimizer = { name = "SGD", lr = 0.1 }
+"""
+TASKS = """
+[tasks.class]
+target = "parts.py:Task"
+[tasks.class.data]
+global_batch_size = 8
+train = { target = "parts.py:samples" }
+[tasks.box]
+target = "parts.py:Task"
+[tasks.box.data]
+global_batch_size = 4
+train = { target = "parts.py:samples" }
+[tasks.box.data.evaluations.valid]
+target = "parts.py:samples"
+"""
+
+
+@pytest.fixture
+def several(recipe: Path) -> Callable[[str], list[str]]:
+    """The faults of a run file."""
+
+    def read(text: str) -> list[str]:
+        (recipe / "run.toml").write_text(text)
+        try:
+            with open_run(recipe / "run.toml"):
+                return []
+        except ConfigError as error:
+            return error.faults
+
+    return read
+
+
+def test_tables_of_several_tasks_are_read_with_their_calls(several: Callable[[str], list[str]], recipe: Path) -> None:
+    assert several(HEAD + TASKS) == []
+    with open_run(recipe / "run.toml") as run:
+        assert set(run.calls.by_key) == {
+            *("model", "optimizer", "tasks.class", "tasks.box", "tasks.class.data.train", "tasks.box.data.train"),
+            "tasks.box.data.evaluations.valid",
+        }
+        assert "task" not in run.resolved()
+
+
+@pytest.mark.parametrize(
+    ("added", "text"),
+    [
+        ('[task]\ntarget = "parts.py:Task"\n', "`task` is for runs of one task, but there are `tasks`"),
+        ('[data]\nglobal_batch_size = 1\ntrain = { target = "parts.py:samples" }\n', "`data` is for runs of one task"),
+        ("[mixture]\ndraws = 2\n", '`mixture.draws` is for a mixture of kind "sampled", but this is "all"'),
+        ("[mixture]\ntemperature = 2.0\n", '`mixture.temperature` is for a mixture of kind "sampled"'),
+        (
+            '[mixture]\nend = "cicle"\n',
+            '`mixture.end` must be "min", "max" or "cycle", but is "cicle"; did you mean "cycle"',
+        ),
+        (
+            '[coefficients]\nregression = ["box"]\n',
+            '`coefficients.regression` is for coefficients of kind "uncertainty"',
+        ),
+        (
+            '[coefficients]\nkind = "uncertainty"\nregression = ["bocks"]\n',
+            "names the task `bocks`, which is not there",
+        ),
+        ('[combine]\nkind = "pc_grad"\nalpha = 1.0\n', '`combine.alpha` is for the kind "grad_norm"'),
+        ('[early_stop]\nmetric = "vaild/box/loss"\n', "did you mean `valid/box/loss`"),
+        ("[evaluate]\nevery_updates = 2\n", ""),
+    ],
+)
+def test_faults_between_tables_are_said(several: Callable[[str], list[str]], added: str, text: str) -> None:
+    found = several(HEAD + TASKS + added)
+    assert any(re.search(text, fault) for fault in found) if text else not found
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "text"),
+    [
+        (
+            "global_batch_size = 4",
+            "global_batch_size = 4\nmicro_batch_size = 8",
+            "`tasks.box.data.micro_batch_size` must be at most",
+        ),
+        ("global_batch_size = 4", "", "`tasks.box.data.global_batch_size` and `tasks.box.data.global_batch_tokens`"),
+        ("valid]", "train]", "`tasks.box.data.evaluations.train` must have a name"),
+        ("tasks.box", "tasks.loss", "`tasks.loss` must have a name"),
+        ('"parts.py:Task"\n[tasks.box.data]', '"parts.py:Tusk"\n[tasks.box.data]', "`tasks.box.target` .*Task"),
+        ("[tasks.box]", "[tasks.box]\nend_update = 3\nstart_update = 5", "`tasks.box.end_update` must be at least"),
+        (
+            "[tasks.box]",
+            "[tasks.box]\nsampling_weight = 1.0",
+            '`tasks.box.sampling_weight` is for a mixture of kind "sampled"',
+        ),
+        ("[tasks.box]", "[tasks.box]\ncoeficient = 1.0", "did you mean `tasks.box.coefficient`"),
+    ],
+)
+def test_faults_of_one_tasks_table_are_said_with_its_key(
+    several: Callable[[str], list[str]], old: str, new: str, text: str
+) -> None:
+    found = several(HEAD + TASKS.replace(old, new))
+    assert any(re.search(text, fault) for fault in found), found
+
+
+def test_what_is_drawn_is_weighed_and_not_repeated(several: Callable[[str], list[str]]) -> None:
+    sampled = '[mixture]\nkind = "sampled"\ndraws = 2\n'
+    assert several(HEAD + TASKS + sampled) == []
+    (fault,) = several(HEAD + TASKS.replace("[tasks.box]", "[tasks.box]\nrepeats = 2") + sampled)
+    assert fault.startswith("`tasks.box.repeats` is for mixtures")
+    (fault,) = several(HEAD + TASKS.replace("[tasks.box]", "[tasks.box]\nsampling_weight = 2.0") + sampled)
+    assert fault.startswith("`tasks.class.sampling_weight` must be given")
+
+
+def test_a_run_without_any_task_says_what_is_missing(several: Callable[[str], list[str]]) -> None:
+    found = several(HEAD)
+    assert [fault.partition(" is missing")[0] for fault in found] == ["`task`", "`data`"]
+
+
+def test_what_is_for_several_tasks_needs_some(faults: Callable[..., list[str]]) -> None:
+    found = faults("--failures.non_finite", "drop_task", "--mixture.kind", "all", "--combine.kind", "pc_grad")
+    assert sorted(fault.partition(" asks")[0] for fault in found) == ["`combine`", "`failures.non_finite`", "`mixture`"]

@@ -1,0 +1,197 @@
+"""Mixtures: pure, resumable, the same for any number of ranks, and with every end-of-data policy."""
+
+from collections import Counter
+from itertools import islice
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evenstep.data import AllTasks, Data, MapData, Mixing, Mixture, Position, RoundRobin, Sampled, StreamData
+from evenstep.errors import ArgumentError, DataError
+
+SIZES = {"a": 7, "b": 3, "c": 5}
+
+
+def tasks(batch: int = 2, **sizes: int) -> dict[str, Data]:
+    return {
+        name: MapData([100 * place + n for n in range(count)], global_batch_size=batch, micro_batch_size=1)
+        for place, (name, count) in enumerate((sizes or SIZES).items())
+    }
+
+
+def shown(batch: Any) -> tuple[Any, ...]:
+    """Everything of a global batch but how long it took."""
+    return (
+        batch.position,
+        batch.following,
+        batch.num_microbatches,
+        batch.num_samples,
+        batch.ends_epoch,
+        [(part.task, part.num_microbatches, part.num_samples) for part in batch.parts],
+        [(one.index, one.task, one.data.tolist(), one.num_samples) for one in batch.microbatches],
+    )
+
+
+def taken(mixture: Mixture, count: int, start: Position | None = None, **more: Any) -> list[Any]:
+    return [shown(batch) for batch in islice(mixture.batches(start or Position(), seed=3, **more), count)]
+
+
+MIXINGS: list[Mixing] = [
+    AllTasks(),
+    AllTasks(repeats={"b": 3}),
+    RoundRobin(repeats={"a": 2}),
+    Sampled(),
+    Sampled(temperature=5.0, draws=3),
+    Sampled(weights={"a": 1.0, "b": 9.0, "c": 2.0}),
+]
+mixed = st.builds(
+    lambda mixing, end, window: Mixture(tasks(), mixing=mixing, end=end, windows={"c": window}),
+    st.sampled_from(MIXINGS),
+    st.sampled_from(["min", "max", "cycle"]),
+    st.sampled_from([(1, None), (3, None), (1, 4)]),
+)
+
+
+@given(mixture=mixed, resume=st.integers(0, 24))
+@settings(max_examples=60)
+def test_any_position_is_a_place_to_start(mixture: Mixture, resume: int) -> None:
+    whole = taken(mixture, 30)
+    start = whole[resume][0]
+    assert taken(mixture, 30 - resume, start) == whole[resume:]
+
+
+@given(mixture=mixed, ranks=st.integers(2, 4))
+@settings(max_examples=40)
+def test_ranks_divide_what_one_process_has(mixture: Mixture, ranks: int) -> None:
+    whole = taken(mixture, 12)
+    parts = [taken(mixture, 12, rank=rank, ranks=ranks) for rank in range(ranks)]
+    for one, *theirs in zip(whole, *parts, strict=True):
+        assert all(part[:-1] == one[:-1] for part in theirs)
+        assert sorted(micro for part in theirs for micro in part[-1]) == one[-1]
+        assert [micro[0] for micro in one[-1]] == list(range(one[2]))
+
+
+@given(mixture=mixed)
+@settings(max_examples=30)
+def test_epochs_have_as_many_batches_as_they_say(mixture: Mixture) -> None:
+    whole = taken(mixture, 40)
+    ends = [batch[0].batch + 1 for batch in whole if batch[4]]
+    assert ends == [mixture.num_batches(epoch, seed=3) for epoch in range(len(ends))]
+
+
+def values(batches: list[Any], task: str) -> list[int]:
+    return [value for batch in batches for _, name, (value,), _ in batch[-1] if name == task]
+
+
+def test_max_takes_every_sample_once_and_lets_those_that_are_through_wait() -> None:
+    mixture = Mixture(tasks(), end="max")
+    epoch = taken(mixture, mixture.num_batches(0, seed=3))
+    for place, (name, count) in enumerate(SIZES.items()):
+        assert sorted(values(epoch, name)) == [100 * place + n for n in range(count)]
+    assert [len(batch[5]) for batch in epoch] == [3, 3, 2, 1]
+    assert epoch[-1][4]
+
+
+def test_min_ends_with_the_first_and_the_others_go_on_where_they_are() -> None:
+    mixture = Mixture(tasks(), end="min")
+    assert [mixture.num_batches(epoch, seed=3) for epoch in (0, 1)] == [2, 1]
+    batches = taken(mixture, 4)
+    assert [batch[4] for batch in batches] == [False, True, True, True]  # b is through, then c, then a and b
+    assert sorted(values(batches, "a")) == list(range(7))
+
+
+def test_cycle_begins_again_until_all_are_through() -> None:
+    mixture = Mixture(tasks())
+    assert mixture.num_batches(0, seed=3) == 4
+    counts = Counter(values(taken(mixture, 4), "b"))
+    assert set(counts.values()) == {2}  # twice through three samples, in two batches each time
+
+
+def test_tasks_on_one_dataset_visit_it_in_different_orders() -> None:
+    same = list(range(20))
+    mixture = Mixture({name: MapData(same, global_batch_size=20, micro_batch_size=1) for name in "ab"})
+    batches = taken(mixture, 1)
+    assert values(batches, "a") != values(batches, "b")
+    assert sorted(values(batches, "a")) == sorted(values(batches, "b")) == same
+
+
+def test_temperature_flattens_what_is_drawn_in_proportion() -> None:
+    def share(mixing: Sampled) -> float:
+        drawn = Counter(mixing(number, {"a": 90, "b": 10}, seed=1)[0] for number in range(4000))
+        return drawn["a"] / 4000
+
+    assert share(Sampled()) == pytest.approx(0.9, abs=0.02)
+    assert share(Sampled(temperature=2.0)) == pytest.approx(0.75, abs=0.03)
+    assert share(Sampled(temperature=1e6)) == pytest.approx(0.5, abs=0.03)
+    assert share(Sampled(temperature=1e-3)) == 1.0
+
+
+def test_single_micro_batches_of_several_tasks_do_not_all_fall_to_one_rank() -> None:
+    data = {name: MapData([1, 2], global_batch_size=2) for name in "abcd"}
+    for ranks in (2, 4):
+        counts = [
+            len(next(Mixture(data).batches(Position(), seed=1, rank=rank, ranks=ranks)).microbatches)
+            for rank in range(ranks)
+        ]
+        assert counts == [4 // ranks] * ranks
+
+
+def test_windows_are_counted_from_the_first_update() -> None:
+    mixture = Mixture(tasks(), windows={"b": (2, 3), "c": (3, None)})
+    assert mixture.preview(4, seed=1) == [["a"], ["a", "b"], ["a", "b", "c"], ["a", "c"]]
+
+
+def test_updates_in_which_no_task_takes_part_are_an_error() -> None:
+    mixture = Mixture(tasks(a=4), windows={"a": (1, 2)})
+    with pytest.raises(DataError, match="no task takes part in update 3"):
+        taken(mixture, 3)
+
+
+def test_data_that_end_are_an_error_in_a_mixture_that_goes_on() -> None:
+    mixture = Mixture({"a": MapData([1, 2], global_batch_size=2, num_epochs=1)})
+    with pytest.raises(DataError, match="the data of task `a` ended"):
+        taken(mixture, 2)
+
+
+def test_the_fingerprint_tells_mixtures_apart() -> None:
+    given = [
+        Mixture(tasks()),
+        Mixture(tasks(), end="max"),
+        Mixture(tasks(), mixing=RoundRobin()),
+        Mixture(tasks(), windows={"a": (1, 5)}),
+        Mixture(tasks(batch=3)),
+        Mixture(dict(reversed(tasks().items()))),
+    ]
+    prints = [str(mixture.fingerprint()) for mixture in given]
+    assert len(set(prints)) == len(prints)
+    assert Mixture(tasks()).fingerprint() == given[0].fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: Mixture({}), "`data` is empty"),
+        (lambda: Mixture({"a b": tasks()["a"]}), "must be of letters"),
+        (lambda: Mixture({"a": Mixture(tasks())}), "are of several tasks themselves"),
+        (lambda: Mixture({"a": StreamData(range(3), global_batch_size=1)}), "are a stream"),
+        (lambda: Mixture(tasks(), end="stop"), "`end` must be"),
+        (lambda: Mixture(tasks(), windows={"d": (1, 2)}), "`windows` names task `d`, but the mixture has a, b, c"),
+        (lambda: Mixture(tasks(), windows={"a": (3, 2)}), "the window of task `a` must be"),
+        (lambda: Mixture(tasks(), mixing=AllTasks(repeats={"d": 2})), "`repeats` names task `d`"),
+        (lambda: AllTasks(repeats={"a": 0}), "`repeats` of task `a` must be a whole number"),
+        (lambda: Mixture(tasks(), mixing=Sampled(weights={"a": 1.0})), "leaves out `b`"),
+        (lambda: Sampled(temperature=0), "`temperature` must be finite and above 0"),
+        (lambda: Sampled(weights={"a": -1.0}), "`weights` of task `a` must be finite"),
+        (lambda: Sampled(draws=0), "`draws` must be at least 1"),
+    ],
+)
+def test_what_cannot_be_is_refused(make: Any, text: str) -> None:
+    with pytest.raises(ArgumentError, match=text):
+        make()
+
+
+def test_a_position_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(DataError, match="the mixture has no batch 99 in epoch 0"):
+        Mixture(tasks()).batches(Position(batch=99), seed=1)

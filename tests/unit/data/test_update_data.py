@@ -1,0 +1,104 @@
+"""Updates that are ready made: what is one batch, and what is several."""
+
+from collections import namedtuple
+from typing import Any
+
+import pytest
+import torch
+
+from evenstep.data import Batch, Position, UpdateData, batches_in
+from evenstep.errors import ArgumentError, DataError
+
+Named = namedtuple("Named", "images labels")
+
+
+class Own:
+    pass
+
+
+OWN = Own()
+
+
+@pytest.mark.parametrize(
+    ("item", "expected"),
+    [
+        ([1, 2], [("", [1, 2])]),
+        ({"x": 1}, [("", {"x": 1})]),
+        (OWN, [("", OWN)]),
+        (Named(1, 2), [("", Named(1, 2))]),
+        (Named([1], "box"), [("", Named([1], "box"))]),
+        (Batch(task="box", data=(1, 2)), [("box", (1, 2))]),
+        (([1], "box"), [("box", [1])]),
+        (([1], [2]), [("", [1]), ("", [2])]),
+        ((Named(1, 2), ([1], "box")), [("", Named(1, 2)), ("box", [1])]),
+        ((Batch(task="a", data=1), Batch(task="a", data=2)), [("a", 1), ("a", 2)]),
+        (([1],), [("", [1])]),
+    ],
+)
+def test_a_tuple_is_several_batches_and_everything_else_is_one(item: Any, expected: list[tuple[str, Any]]) -> None:
+    assert [(batch.task, batch.data) for batch in batches_in(item)] == expected
+
+
+def test_an_empty_tuple_is_an_error() -> None:
+    with pytest.raises(DataError, match="empty tuple"):
+        batches_in(())
+
+
+class Stream:
+    """Resumable updates of one to three batches."""
+
+    def __init__(self) -> None:
+        self.given = 0
+
+    def __iter__(self) -> Any:
+        while self.given < 6:
+            self.given += 1
+            n = self.given
+            yield tuple((torch.full((n,), float(k)), "ab"[k % 2]) for k in range(1 + n % 3))
+        self.given = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"given": self.given}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.given = state["given"]
+
+
+def shown(batches: Any) -> list[Any]:
+    return [
+        (batch.num_microbatches, batch.num_samples, batch.ends_epoch, [(m.index, m.task) for m in batch.microbatches])
+        for batch in batches
+    ]
+
+
+def test_ranks_share_the_batches_of_every_update() -> None:
+    whole = shown(next(batches) for batches in [UpdateData(Stream()).batches(Position(), seed=1)] for _ in range(6))
+    for ranks in (2, 4):
+        parts = [
+            shown(next(batches) for _ in range(6))
+            for rank in range(ranks)
+            for batches in [UpdateData(Stream()).batches(Position(), seed=1, rank=rank, ranks=ranks)]
+        ]
+        for one, *theirs in zip(whole, *parts, strict=True):
+            assert all(part[:3] == one[:3] for part in theirs)
+            assert [micro for part in theirs for micro in part[3]] == one[3]
+
+
+def test_it_goes_on_where_it_was_saved() -> None:
+    data = UpdateData(Stream())
+    batches = data.batches(Position(), seed=1)
+    whole = [next(batches) for _ in range(6)]
+    data = UpdateData(Stream())
+    batches = data.batches(Position(), seed=1)
+    for _ in range(3):
+        following = next(batches).following
+    resumed = UpdateData(Stream())
+    assert resumed.resumable
+    resumed.load_state_dict(data.state_dict())
+    rest = resumed.batches(following, seed=1)
+    assert shown(next(rest) for _ in range(3)) == shown(whole[3:])
+
+
+def test_what_cannot_be_iterated_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="must be something to iterate"):
+        UpdateData(3)  # type: ignore[arg-type]

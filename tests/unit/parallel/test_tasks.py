@@ -1,0 +1,181 @@
+"""Several tasks on several ranks, as threads, against the same run of one process."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from evenstep import DropTask, Hook, Loss, MapData, Mixture, Trainer
+from evenstep.data import RoundRobin
+from evenstep.errors import EvenstepError
+from evenstep.parallel import Ddp, Group, Ordered, Single
+from evenstep.train import AlignedMtl, GradNorm, PcGrad, Uncertainty
+
+OnRanks = Callable[..., list[Any]]
+SIZES = {"a": 6, "b": 4, "c": 2}
+REDUCTIONS = {"a": "weight", "b": "mean", "c": "sum"}
+
+
+def mixture(several: Any, micro: int = 2, **more: Any) -> Mixture:
+    sets = {
+        name: MapData(several.samples(24, seed), global_batch_size=size, micro_batch_size=micro)
+        for seed, (name, size) in enumerate(SIZES.items())
+    }
+    return Mixture(sets, **more)
+
+
+def trained(several: Any, strategy: Any, group: Any, *, updates: int = 4, **more: Any) -> tuple[Any, Trainer]:
+    model = several.model_of(*SIZES)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    more.setdefault("task", {name: several.Regress(name, REDUCTIONS[name]) for name in SIZES})
+    more.setdefault("data", mixture(several))
+    trainer = Trainer(
+        model=model,
+        optimizer=optimizer,
+        updates=updates,
+        device="cpu",
+        strategy=strategy(group),
+        clip_norm=1.0,
+        **more,
+    )
+    trainer.train()
+    return model, trainer
+
+
+def state(several: Any, *given: Any, **more: Any) -> dict[str, Tensor]:
+    model, trainer = trained(several, *given, **more)
+    return {**model.state_dict(), "loss": torch.tensor(trainer.storage.history("train/a/loss")[-1].value)}
+
+
+CASES: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "all in each": lambda several: {},
+    "one micro-batch per task": lambda several: {"data": mixture(several, 6)},
+    "one task at a time, ranks without work": lambda several: {"data": mixture(several, 6, mixing=RoundRobin())},
+    "uncertainty": lambda several: {"coefficients": Uncertainty(regression=("a",))},
+    "PCGrad": lambda several: {"combine": PcGrad()},
+    "Aligned-MTL": lambda several: {"combine": AlignedMtl()},
+    "GradNorm": lambda several: {"combine": GradNorm()},
+}
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("case", CASES)
+def test_the_update_is_that_of_one_process(several: Any, on_ranks: OnRanks, case: str, ranks: int) -> None:
+    wanted = state(several, Single, Group(), **CASES[case](several))
+    for strategy in (Ddp, Ordered):
+
+        def act(group: Any, strategy: Any = strategy) -> dict[str, Tensor]:
+            return state(several, strategy, group, **CASES[case](several))
+
+        first, *others = on_ranks(ranks, act)
+        for name, value in wanted.items():
+            torch.testing.assert_close(first[name], value, rtol=1e-6 if case == "GradNorm" else 1e-12, atol=1e-9)
+            assert all(torch.equal(first[name], other[name]) for other in others), name
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if name != "GradNorm"])
+def test_ordered_sums_give_the_same_bits_on_any_number_of_ranks(several: Any, on_ranks: OnRanks, case: str) -> None:
+    def act(group: Any) -> dict[str, Tensor]:
+        return trained(several, Ordered, group, **CASES[case](several))[0].state_dict()
+
+    wanted = act(Group())
+    for ranks in (2, 4):
+        for other in on_ranks(ranks, act):
+            assert all(torch.equal(value, other[name]) for name, value in wanted.items())
+
+
+def test_a_head_that_one_rank_alone_had_work_for_is_not_diluted_and_idle_ones_stay(
+    several: Any, on_ranks: OnRanks
+) -> None:
+    """With RoundRobin and one micro-batch one rank has all the work; two heads have none at all."""
+    data = {"data": lambda: mixture(several, 6, mixing=RoundRobin())}
+
+    def act(group: Any) -> Any:
+        model, trainer = trained(several, Ddp, group, updates=1, data=data["data"]())
+        states = {name: len(trainer.optimizer.state[model.heads[name].weight]) for name in SIZES}
+        return model.state_dict(), states
+
+    wanted, _ = act(Group())
+    before = several.model_of(*SIZES).state_dict()
+    for got, states in on_ranks(2, act):
+        assert states["a"] > 0
+        assert states["b"] == states["c"] == 0
+        torch.testing.assert_close(got["heads.a.weight"], wanted["heads.a.weight"], rtol=1e-12, atol=1e-14)
+        for name in ("heads.b.weight", "heads.c.bias"):
+            assert torch.equal(got[name], before[name])
+
+
+def test_an_update_of_three_tasks_makes_one_round_of_gradient_reduction(several: Any, on_ranks: OnRanks) -> None:
+    def act(group: Any) -> tuple[int, int]:
+        model, trainer = trained(several, Ddp, group, updates=1)
+        begun = len(group.said)
+        trainer._loop.updates = 4
+        trainer.train()
+        size = sum(parameter.numel() for parameter in model.parameters())
+        return [word for word in group.said[begun:] if word.startswith("sum ") and "floats" not in word], size
+
+    for words, size in on_ranks(2, act):
+        assert words == [f"sum {size}"] * 3
+
+
+class Bad(Exception):
+    pass
+
+
+def bad_task(several: Any, what: str) -> Any:
+    marked = several.samples(24, 1)[5][1]
+
+    class Task(several.Regress):  # type: ignore[name-defined,misc]
+        def loss(self, output: Any, batch: Any) -> Any:
+            loss = super().loss(output, batch)
+            if not (batch[1] == marked).any():
+                return loss
+            if what == "raises":
+                raise Bad("on one rank")
+            return Loss(loss.sum * float("nan"))
+
+    return {name: (Task if name == "b" else several.Regress)(name) for name in SIZES}
+
+
+@pytest.mark.parametrize("what", ["raises", "nan"])
+@pytest.mark.parametrize("strategy", [Ddp, Ordered])
+def test_one_bad_task_on_one_rank_is_dropped_on_all(several: Any, on_ranks: OnRanks, what: str, strategy: Any) -> None:
+    def act(group: Any, kind: Any = strategy) -> tuple[dict[str, Tensor], list[Any]]:
+        heard: list[Any] = []
+
+        class Listens(Hook):
+            def on_incident(self, event: Any) -> None:
+                heard.append((event.kind, event.update, event.details["tasks"], event.details["microbatches"]))
+
+        model, _ = trained(
+            several, kind, group, task=bad_task(several, what), on_non_finite=DropTask(), hooks=[Listens()]
+        )
+        return model.state_dict(), heard
+
+    wanted, incidents = act(Group(), Single)
+    assert len(incidents) == 1
+    for got, heard in on_ranks(2, act):
+        assert heard == incidents
+        for name, value in wanted.items():
+            torch.testing.assert_close(got[name], value, rtol=1e-12, atol=1e-14)
+
+
+def test_what_one_rank_raised_ends_all_when_the_policy_says_so(several: Any, on_ranks: OnRanks) -> None:
+    def act(group: Any) -> str:
+        task = bad_task(several, "raises")
+        task["a"] = task["c"] = task["b"]  # the marked sample is in b's data, but all would fail on it
+        policy = DropTask(limit=1)
+        policy._limit = 0
+        try:
+            trained(several, Ddp, group, task=task, on_non_finite=policy)
+        except Bad as error:
+            return f"Bad {' '.join(error.__notes__)}"
+        except EvenstepError as error:
+            return str(error)
+        return "nothing"
+
+    said = on_ranks(2, act)
+    assert sum(text.startswith("Bad") for text in said) == 1
+    assert all("task `b`, micro-batch" in text and "Bad: on one rank" in text for text in said)

@@ -1,0 +1,89 @@
+"""Whose running statistics a normalisation layer keeps under several tasks."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from evenstep import MapData, Mixture, Trainer
+
+
+def trunk() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5, momentum=0.5), nn.Tanh())
+
+
+def trained(several: Any, kind: Any, folder: Path | None = None, updates: int = 3) -> tuple[Any, Trainer]:
+    model = several.model_of("a", "b", trunk=trunk())
+    data = Mixture(
+        {name: MapData(several.samples(24, seed), global_batch_size=4, shuffle=False) for seed, name in enumerate("ab")}
+    )
+    trainer = Trainer(
+        model=model,
+        task={name: several.Regress(name) for name in "ab"},
+        data=data,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
+        updates=updates,
+        device="cpu",
+        norm_statistics=kind,
+        folder=folder,
+    )
+    return model, trainer
+
+
+def expected(several: Any, order: list[tuple[int, int]]) -> nn.Module:
+    """A layer's statistics after the batches (task, number); the learning rate is 0, so nothing else moves."""
+    model = several.model_of("a", "b", trunk=trunk())
+    for task, number in order:
+        model.trunk(several.stacked(several.samples(24, task)[4 * number : 4 * number + 4])[0])
+    return model.trunk[1]
+
+
+def test_shared_statistics_are_moved_by_every_batch_in_order(several: Any) -> None:
+    model, trainer = trained(several, "shared")
+    trainer.train()
+    wanted = expected(several, [(task, number) for number in range(3) for task in (0, 1)])
+    assert torch.equal(model.trunk[1].running_mean, wanted.running_mean)
+    assert torch.equal(model.trunk[1].running_var, wanted.running_var)
+
+
+def test_statistics_per_task_are_those_of_a_run_of_that_task_alone_and_are_resumed(
+    several: Any, tmp_path: Path
+) -> None:
+    trained(several, "per-task", tmp_path, updates=1)[1].train()
+    model, trainer = trained(several, "per-task", tmp_path)
+    trainer.resume()
+    trainer.train()
+    norm = model.trunk[1]
+    for task, suffix in ((0, ""), (1, "_b")):
+        wanted = expected(several, [(task, number) for number in range(3)])
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            assert torch.equal(norm.get_buffer(name + suffix), wanted.get_buffer(name)), name + suffix
+
+
+def test_evaluation_uses_the_statistics_of_each_batches_task(several: Any) -> None:
+    model, trainer = trained(several, "per-task")
+    trainer.train()
+    valid = {name: MapData(several.samples(6, 7), global_batch_size=3, shuffle=False) for name in "ab"}
+    trainer.evaluations["valid"] = Mixture(valid, end="max")
+    metrics = trainer.evaluate("valid")["valid"]
+    model.eval()
+    x, y, v = several.stacked(several.samples(6, 7))
+    for name in "ab":
+        norm = model.trunk[1]
+        if name == "b":
+            norm.running_mean, norm.running_var = norm.running_mean_b, norm.running_var_b
+        with torch.no_grad():
+            wanted = (v * (model(x, name) - y) ** 2).sum() / v.sum()
+        assert metrics[f"{name}/loss"] == pytest.approx(float(wanted), rel=1e-12)
+
+
+def test_frozen_statistics_do_not_move_and_the_model_stays_in_training_mode(several: Any) -> None:
+    model, trainer = trained(several, "frozen")
+    trainer.evaluations["valid"] = trained(several, "shared")[1]._data
+    trainer.train()
+    assert model.training
+    assert not model.trunk[1].training
+    assert torch.equal(model.trunk[1].running_mean, torch.zeros(5, dtype=torch.float64))
+    assert int(model.trunk[1].num_batches_tracked) == 0
