@@ -85,8 +85,8 @@ def _only_for_several(
         if task.data.micro_batch_size == "auto":
             yield Fault(
                 about=(f"tasks.{name}.data.micro_batch_size",),
-                text=f'`tasks.{name}.data.micro_batch_size` is "auto", which is for runs with one task; give a number. A '
-                f"micro-batch that does not fit is cut all the same.",
+                text=f'`tasks.{name}.data.micro_batch_size` is "auto", which is for runs with one task; give a '
+                f"number. A micro-batch that does not fit is cut all the same.",
             )
 
 

@@ -207,6 +207,12 @@ class Passage:
 
     def _taken(self, task: Task, one: Microbatch, loss: Loss | Tensor | None) -> Tensor | None:
         """Check and record what the task gave; the sum to go back from."""
+        if loss is None and not one.task:  # with one task, more likely a forgotten `return` than a batch without a loss
+            raise TaskError(
+                f"`{type(task).__name__}.loss` must give a 0-dim tensor, or a `Loss` of one, but gave None for "
+                f"micro-batch {one.index}; return the loss summed over the batch's units, or `Loss(None)` for a batch "
+                f"that has none."
+            )
         if not isinstance(loss, Loss):
             loss = Loss(loss)
         return self._record(one, loss, self._checked(task, loss, one.index))

@@ -255,7 +255,7 @@ class Trainer:
         self._rewound: tuple[int, int] | None = None  # the update of the last rewind's fault, and where it went back to
         self._spikes = loss_spikes
         self._cuts = Cuts()
-        self._evaluation_cuts = {name: Cuts() for name in self.evaluations}
+        self._evaluation_cuts: dict[str, Cuts] = {}
         self._way = Way(
             tasks=tasks,
             precision=precision,
@@ -519,7 +519,7 @@ class Trainer:
             model=self.model,
             way=self._way,
             execution=self._execution,
-            cuts=self._evaluation_cuts[name],
+            cuts=self._evaluation_cuts.setdefault(name, Cuts()),
             report=self._report,
         )
         with self._bus.span(

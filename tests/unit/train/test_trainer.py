@@ -415,7 +415,7 @@ class Frozen(Task):
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        (lambda output: None, "did `loss` forget to return it"),
+        (lambda output: None, "must give a 0-dim tensor, or a `Loss` of one, but gave None"),
         (lambda output: 1.0, "gave float"),
         (lambda output: output, "shape"),
         (lambda output: output.detach().sum(), "depends on no trainable parameter"),
