@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from datetime import timedelta
 from functools import partial
-from time import monotonic, perf_counter
+from time import monotonic, perf_counter, sleep
 from typing import Any, TypeVar, cast, final
 
 import torch
@@ -30,6 +30,7 @@ from evenstep.parallel.rendezvous import meet
 
 T = TypeVar("T")
 _A_WHILE = timedelta(seconds=1)
+_LETTING_GO_S = 0.05
 _UNUSED_TAG = 2**30  # of a message that nobody sends
 
 
@@ -167,6 +168,7 @@ class Processes(Group):
                 f"{str(error).splitlines()[0]} Check that no firewall stands between them, and that gloo takes the "
                 f"right network (GLOO_SOCKET_IFNAME names it)."
             ) from error
+        self._parts = [self]  # with those that were split off
         self.device = device
         self._timeout_s = timeout_s
         self._hosts = cast("dist.ProcessGroup", dist.group.WORLD)
@@ -227,6 +229,7 @@ class Processes(Group):
 
     def split(self, parts: Sequence[Sequence[int]]) -> Group:
         mine = copy(self)
+        self._parts.append(mine)
         for part in parts:
             hosts = dist.new_group(list(part), timeout=self._timeout, backend="gloo")
             devices = hosts
@@ -275,8 +278,15 @@ class Processes(Group):
         return cast("dist.ProcessGroup", own)
 
     def close(self) -> None:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        if not dist.is_initialized():
+            return
+        dist.destroy_process_group()
+        # gloo's threads let go of the last tensors a moment after these have been waited for, and need Python for that.
+        # If it is gone by then the process ends with SIGABRT; so end the threads first, or at least let them go on.
+        for part in self._parts:
+            for name in ("_hosts", "_devices"):
+                vars(part).pop(name, None)
+        sleep(_LETTING_GO_S)
 
     def _do(self, what: str, tensor: Tensor, act: Callable[[], object]) -> None:
         self._begin(what, tensor, act)()

@@ -74,21 +74,24 @@ class Saved:
         if self.ema is not None:
             self.ema.attach(self.model)
 
-    def state_dict(self) -> Tree:
-        """The parts "model", "optimizer", "ema" (empty without one) and "precision", whole; on all ranks together."""
+    def state_dict(self, *, whole: bool = True) -> Tree:
+        """The parts "model", "optimizer", "ema" (empty without one) and "precision"; on all ranks together.
+
+        Args:
+            whole: False to leave tensors that are cut over ranks as they are, which costs no memory.
+        """
+        taken = self._whole if whole else dict
         state = optimizer_state(self.optimizer, self._own, self._built)
         everybody = self.strategy.all_states(state["state"])
         for group, names in zip(state["groups"], self.names, strict=True):
             group["parameters"] = list(names)
         return {
-            "model": self._whole(self.model.state_dict()),
+            "model": taken(self.model.state_dict()),
             "optimizer": {
                 **state,
-                "state": {
-                    name: self._whole(everybody[name]) for names in self.names for name in names if name in everybody
-                },
+                "state": {name: taken(everybody[name]) for names in self.names for name in names if name in everybody},
             },
-            "ema": {} if self.ema is None else self._whole(self.ema.state_dict()),
+            "ema": {} if self.ema is None else taken(self.ema.state_dict()),
             "precision": self.precision.state,
         }
 

@@ -546,10 +546,10 @@ class Trainer:
     def _begin_save(self, *, must: bool = False) -> None:
         self._loop.settle()
         self._write()
-        self._saving.begin(self.progress.update, self.state_dict, must=must)
+        self._saving.begin(self.progress.update, self._held, must=must)
 
     def _poll_saves(self) -> None:
-        self._saving.poll(self.progress.update, self.state_dict)
+        self._saving.poll(self.progress.update, self._held)
 
     def resume(self, source: Path | str = "auto") -> Path | None:
         """Go on from a checkpoint.
@@ -586,8 +586,15 @@ class Trainer:
 
         All ranks call it together. Of a model in stages the first rank gets the whole, the others what they hold.
         """
+        return self._state(whole=True)
+
+    def _held(self) -> Tree:
+        """The same for a checkpoint, in which each rank writes its part of tensors that are cut over ranks."""
+        return self._state(whole=False)
+
+    def _state(self, *, whole: bool) -> Tree:
         return {
-            **self._portion.gathered(self._saved.state_dict()),
+            **self._portion.gathered(self._saved.state_dict(whole=whole)),
             "progress": self.progress.state_dict(),
             "data": {"fingerprint": self._data.fingerprint(), "state": self._data.state_dict()},
             "hooks": self._bus.state_dict(),
