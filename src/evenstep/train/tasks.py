@@ -7,8 +7,9 @@ clipping and ranks treat it as they treat all parameters and buffers. It runs no
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Self, final
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +23,82 @@ from evenstep.pipeline import Staged
 from evenstep.train.coefficients import Coefficients, Fixed, Uncertainty
 from evenstep.train.combine import Combine, Separate
 from evenstep.train.failures import FailurePolicy
+from evenstep.train.norms import Kind, Norms, build_norms
 from evenstep.train.state import unwrapped
 from evenstep.train.task import Task
 
 RESERVED = ("loss", "lr", "grad_norm", "param_norm", "update_ratio")  # metrics that stand beside the tasks' own
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tasks:
+    """The tasks of a run, and what is said about them together.
+
+    Args:
+        by_name: "" is that of a run with one task without a name.
+        coefficients: of the tasks.
+        combine: the method for separate gradients, or None.
+        norm_statistics: whose running statistics normalisation layers keep.
+        distinguished: whether something is asked for that only named tasks have.
+    """
+
+    by_name: dict[str, Task]
+    coefficients: Coefficients
+    combine: Combine | None
+    norm_statistics: Kind
+    distinguished: bool
+
+    @classmethod
+    def of(
+        cls,
+        task: Task | Mapping[str, Task],
+        coefficients: Coefficients | Mapping[str, float] | None,
+        combine: Combine | None,
+        norm_statistics: Kind,
+        strategy: Strategy,
+    ) -> Self:
+        """The tasks from a trainer's arguments.
+
+        Raises:
+            ArgumentError: no task, or a name that metrics and files cannot have.
+        """
+        tasks = named(task)
+        return cls(
+            by_name=tasks,
+            coefficients=coefficients_of(coefficients),
+            combine=combine_of(combine, tasks, strategy),
+            norm_statistics=norm_statistics,
+            distinguished=bool(coefficients) or norm_statistics == "per-task",
+        )
+
+    def check(
+        self,
+        data: Data,
+        evaluations: Mapping[str, Data] | None,
+        *,
+        strategy: Strategy,
+        model: nn.Module,
+        policy: FailurePolicy,
+    ) -> None:
+        """Raise ArgumentError for what cannot be done with these tasks; see `check_tasks`."""
+        check_tasks(
+            self.by_name,
+            data={"`data`": data, **{f"the evaluation '{name}'": one for name, one in (evaluations or {}).items()}},
+            coefficients=self.coefficients,
+            combine=self.combine,
+            strategy=strategy,
+            model=model,
+            policy=policy,
+            by_task=self.distinguished,
+        )
+
+    def attach(self, model: nn.Module, optimizer: Optimizer) -> Norms:
+        """Make what is learned about the tasks a part of the model; gives its normalisation layers."""
+        names = tuple(self.by_name)
+        attach(model, optimizer, "task_coefficients", self.coefficients.build(names))
+        attach(model, optimizer, "task_balance", None if self.combine is None else self.combine.build(names))
+        return build_norms(model, names, self.norm_statistics)
 
 
 def named(task: Task | Mapping[str, Task]) -> dict[str, Task]:
