@@ -6,7 +6,6 @@ How an update goes is told in `update`, how updates follow each other in `loop`.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast, final
 
@@ -14,32 +13,17 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from evenstep.checkpoint import newest_valid, read_checkpoint, step_name
+from evenstep.checkpoint import read_checkpoint, step_name
 from evenstep.data import Data
 from evenstep.errors import ArgumentError, LostRankError
-from evenstep.events import (
-    Bus,
-    Hook,
-    Incident,
-    IncidentFiles,
-    Storage,
-    TrainBegin,
-    TrainEnd,
-    Writer,
-    Writers,
-)
+from evenstep.events import Bus, Hook, Incident, IncidentFiles, Storage, TrainBegin, TrainEnd, Writer, Writers
 from evenstep.optim.ema import Ema
 from evenstep.optim.schedules import LrSchedule
 from evenstep.parallel import Single, Strategy
 from evenstep.pipeline import Staged
 from evenstep.precision import Full, Precision
-from evenstep.train.arguments import (
-    check_counts,
-    check_keeping,
-    check_model,
-    check_optimizer,
-    check_same_on_all_ranks,
-)
+from evenstep.train.agreement import check_agreement
+from evenstep.train.arguments import check_counts, check_keeping, check_model, check_optimizer
 from evenstep.train.assembly import build_loop, place, updates_of
 from evenstep.train.channels_last import as_it_is
 from evenstep.train.channels_last import channels_last as in_channels_last
@@ -48,41 +32,21 @@ from evenstep.train.combine import Combine
 from evenstep.train.cuts import Cuts
 from evenstep.train.evaluations import Evaluations
 from evenstep.train.failures import FailurePolicy, Stop
-from evenstep.train.loop import Actions
+from evenstep.train.loop import Actions, Loop
 from evenstep.train.passage import Way
 from evenstep.train.progress import Progress
 from evenstep.train.randomness import undisturbed
 from evenstep.train.replay import replay_failure
 from evenstep.train.reports import Reports, failed
+from evenstep.train.result import Result
 from evenstep.train.rewinding import Rewinding, may_rewind
 from evenstep.train.run_state import build_run_state
 from evenstep.train.saving import Saving, describe_failure
 from evenstep.train.spikes import LossSpikes
-from evenstep.train.state import Tree, parameter_names, unwrapped
+from evenstep.train.state import Tree, parameter_names
 from evenstep.train.task import Task
 from evenstep.train.tasks import Tasks, poison_of
 from evenstep.train.transfer import build_transfer
-from evenstep.version import __version__
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """How training ended.
-
-    Args:
-        update: committed updates.
-        outcome: "done" when all that was planned is done, "stopped" when something asked for it.
-        reason: in words.
-        metrics: the last value of every metric.
-        requeue: whether it was stopped by something that wants it to be run again.
-    """
-
-    update: int
-    outcome: Literal["done", "stopped"]
-    reason: str
-    metrics: dict[str, float]
-    requeue: bool = False
 
 
 @final
@@ -210,28 +174,8 @@ class Trainer:
         self._writers = Writers(writers if self.is_first_rank else (), report=lambda incident: self._report(incident))
         heard = [hook for hook in hooks if self.is_first_rank or not getattr(hook, "first_rank_only", False)]
         self._bus = Bus(heard, self, on_error=on_hook_error, report=lambda incident: self._report(incident))
-        self._saving = Saving(
-            folder=self.folder,
-            group=self._group,
-            bus=self._bus,
-            report=self._report,
-            keep=keep_checkpoints,
-            keep_every_updates=keep_every_updates,
-            asynchronous=asynchronous_saves,
-        )
-        self._way = Way(
-            tasks=tasks.by_name,
-            precision=precision,
-            device=self.device,
-            transfer=build_transfer(self.device),
-            storage=self.storage,
-            bus=self._bus,
-            seed=seed,
-            reorder=in_channels_last if channels_last else as_it_is,
-            coefficients=tasks.coefficients,
-            norms=self._norms,
-            poison=poison_of(optimizer) if policy.tolerates_errors else None,
-        )
+        self._saving = self._build_saving(keep_checkpoints, keep_every_updates, asynchronous=asynchronous_saves)
+        self._way = self._build_way(tasks, precision, policy, seed, channels_last=channels_last)
         names, cuts = parameter_names(model, optimizer), Cuts()
         self._loop = build_loop(
             way=self._way,
@@ -256,23 +200,53 @@ class Trainer:
             max_skipped_samples=max_skipped_samples,
             fit_memory=fit_memory,
         )
+        self._surround(self._loop, cuts, loss_spikes, ema)
+        # After the strategy has made replicas equal: the average begins as a copy of the parameters.
+        self._state = build_run_state(
+            self._loop, optimizer, names, ema, self._evaluations, cuts, self._reports, self._config
+        )
+
+    def _build_saving(self, keep: int | None, keep_every_updates: int | None, *, asynchronous: bool) -> Saving:
+        return Saving(
+            folder=self.folder,
+            group=self._group,
+            bus=self._bus,
+            report=self._report,
+            keep=keep,
+            keep_every_updates=keep_every_updates,
+            asynchronous=asynchronous,
+        )
+
+    def _build_way(
+        self, tasks: Tasks, precision: Precision, policy: FailurePolicy, seed: int, *, channels_last: bool
+    ) -> Way:
+        return Way(
+            tasks=tasks.by_name,
+            precision=precision,
+            device=self.device,
+            transfer=build_transfer(self.device),
+            storage=self.storage,
+            bus=self._bus,
+            seed=seed,
+            reorder=in_channels_last if channels_last else as_it_is,
+            coefficients=tasks.coefficients,
+            norms=self._norms,
+            poison=poison_of(self.optimizer) if policy.tolerates_errors else None,
+        )
+
+    def _surround(self, loop: Loop, cuts: Cuts, loss_spikes: LossSpikes | None, ema: Ema | None) -> None:
+        """Build what goes on around the loop."""
         self._reports = Reports(
             bus=self._bus,
             writers=self._writers,
             files=IncidentFiles(self.folder, makes_folder=self.is_first_rank),
             group=self._group,
             cuts=cuts,
-            busy_s=self._loop.take_busy_s,
+            busy_s=loop.take_busy_s,
         )
-        self._evaluations = Evaluations(
-            loop=self._loop, way=self._way, ema=ema, writers=self._writers, report=self._report
-        )
-        # After the strategy has made replicas equal: the average begins as a copy of the parameters.
-        self._state = build_run_state(
-            self._loop, optimizer, names, ema, self._evaluations, cuts, self._reports, self._config
-        )
+        self._evaluations = Evaluations(loop=loop, way=self._way, ema=ema, writers=self._writers, report=self._report)
         self._rewinding = Rewinding(
-            loop=self._loop,
+            loop=loop,
             load=self.load_state_dict,
             saving=self._saving,
             writers=self._writers,
@@ -330,15 +304,18 @@ class Trainer:
         try:
             return self._train()
         finally:
-            self._loop.asks.stop, self._loop.asks.requeue = (
-                "",
-                False,
-            )  # not at the beginning: a signal may have asked before
+            # not at the beginning: a signal may have asked before
+            self._loop.asks.stop, self._loop.asks.requeue = "", False
 
     def _train(self) -> Result:
         reason = ""
-        check_same_on_all_ranks(self._group, self._described())
-        check_same_on_all_ranks(self._loop.execution.strategy.group, self._described_model())
+        check_agreement(
+            self._loop,
+            tasks=list(self._way.tasks),
+            updates=self.updates,
+            evaluations=self.evaluations,
+            config=self._config,
+        )
         if not self.model.training:
             self.model.train()
         self._norms.prepare()
@@ -385,26 +362,6 @@ class Trainer:
         """
         return self._saving.holding_folder()
 
-    def _described(self) -> dict[str, object]:
-        """What must be the same on all ranks for their updates to be one update."""
-        return {
-            "evenstep": __version__,
-            "torch": torch.__version__,
-            "seed": self._way.seed,
-            "precision": self._way.precision.name,
-            "update": self.progress.update,
-            "updates": self.updates,
-            "tasks": list(self._way.tasks),
-            "data": self._data.fingerprint(),
-            "evaluations": {name: data.fingerprint() for name, data in self.evaluations.items()},
-            "config": self._config,
-        }
-
-    def _described_model(self) -> dict[str, object]:
-        """What must be the same on all ranks that hold the same part of the model."""
-        shapes = {name: list(value.shape) for name, value in unwrapped(self.model).state_dict().items()}
-        return {"model": shapes}
-
     def _salvage(self, error: BaseException, end: Callable[[BaseException], TrainEnd]) -> None:
         """Go back to the last committed update, save it and write what is known of it; never hide `error`."""
         try:
@@ -415,11 +372,7 @@ class Trainer:
             self._report(failed(error, self._group, self.progress.update))
             execution = self._loop.execution
             strategy = execution.strategy
-            failure = (
-                {}
-                if under_way is None
-                else describe_failure(error, *under_way, rank=strategy.rank, ranks=strategy.ranks)
-            )
+            failure = describe_failure(error, under_way, rank=strategy.rank, ranks=strategy.ranks)
             alone = is_whole and strategy.holds_all and execution.stages is None
             self._saving.rescue(error, self.progress.update, self.state_dict if alone else None, failure)
             if self._group.ranks == 1:  # the others may not be there to sum with
@@ -492,22 +445,13 @@ class Trainer:
         Raises:
             CheckpointError: it is not there, damaged, or of another run. Nothing has been changed then.
         """
-        path = Path(source) if source != "auto" else self._group.first_rank_does(self._newest)
+        path = Path(source) if source != "auto" else self._group.first_rank_does(self._saving.newest)
         if path is None:
             return None
         checkpoint = read_checkpoint(path)
         self.load_state_dict(checkpoint.state)
         self._saving.resumed(self.progress.update, checkpoint.path)
         return checkpoint.path
-
-    def _newest(self) -> Path | None:
-        if self.folder is None:
-            raise ArgumentError("`resume` must be a path, since this trainer has no `folder` to look into.")
-        path, rejected = newest_valid(self.folder)
-        for name, why in rejected:
-            message = f"{name.name} was passed over: {why}"
-            self._report(Incident(kind="checkpoint", update=0, message=message, details={}))
-        return path
 
     def state_dict(self) -> Tree:
         """Everything that the run needs to go on exactly, as a tree.
