@@ -45,7 +45,7 @@ from evenstep.train.saving import Saving, describe_failure
 from evenstep.train.spikes import LossSpikes
 from evenstep.train.state import Tree, parameter_names
 from evenstep.train.task import Task
-from evenstep.train.tasks import Tasks, poison_of
+from evenstep.train.tasks import Tasks, check_tasks, poison_of
 from evenstep.train.transfer import build_transfer
 
 
@@ -161,7 +161,7 @@ class Trainer:
         self._can_rewind = may_rewind(policy, loss_spikes)
         check_keeping(data, folder=folder, keep_checkpoints=keep_checkpoints, rewinds=self._can_rewind)
         tasks = Tasks.of(task, coefficients, combine, norm_statistics, strategy)
-        tasks.check(data, evaluations, strategy=strategy, model=model, policy=policy)
+        check_tasks(tasks, data, evaluations or {}, strategy=strategy, model=model, policy=policy)
         self._norms = tasks.attach(model, optimizer)
         self.device = place(model, device, precision, channels_last=channels_last)
         self.model, self.optimizer = model, optimizer
