@@ -109,10 +109,9 @@ def build_run_state(
     """The state of the run of `loop`; the average begins as a copy of what the parameters are now.
 
     Args:
-        loop: as in `RunState`, which the others are told of in as well.
-        optimizer: of the run.
+        loop, evaluations, cuts, reports, config: see `RunState`.
+        optimizer, ema: of the run.
         names: of the optimizer's groups' parameters, over all ranks.
-        ema: the average, or None.
     """
     portion = build_portion(loop.model, loop.execution.stages)
     saved = Saved(
