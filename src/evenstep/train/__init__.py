@@ -5,9 +5,10 @@ from evenstep.train.collect import Collected, Trained
 from evenstep.train.combine import AlignedMtl, Combine, GradNorm, PcGrad, Separate
 from evenstep.train.failures import Answer, DropTask, FailurePolicy, Retry, Rewind, Skip, Stop
 from evenstep.train.progress import Progress
+from evenstep.train.result import Result
 from evenstep.train.spikes import LossSpikes
 from evenstep.train.task import Loss, Task
-from evenstep.train.trainer import Result, Trainer
+from evenstep.train.trainer import Trainer
 
 __all__ = [
     "AlignedMtl",

@@ -65,18 +65,15 @@ def check_counts(
         raise ArgumentError(f"`clip_norm` must be finite and above 0, but is {clip_norm}; None does not clip.")
 
 
-def check_failures(*, rewinds: bool, folder: object, keep_checkpoints: int | None) -> None:
-    """Raise ArgumentError for a policy that has nothing to go back to."""
-    if rewinds and (folder is None or keep_checkpoints == 0):
+def check_keeping(data: Data, *, folder: object, keep_checkpoints: int | None, rewinds: bool) -> None:
+    """Raise ArgumentError for a policy that has nothing to go back to, or checkpoints that can't be gone on from."""
+    keeps = folder is not None and keep_checkpoints != 0
+    if rewinds and not keeps:
         raise ArgumentError(
             "a policy that goes back to a checkpoint needs checkpoints, but this run keeps none; give it a `folder` "
             "and let it keep some, or choose a policy that stops or skips."
         )
-
-
-def check_resumable(data: Data) -> None:
-    """Raise ArgumentError when a checkpoint of a run on `data` could not be resumed."""
-    if not data.resumable:
+    if keeps and not data.resumable:
         raise ArgumentError(
             "a run with a `folder` saves checkpoints, but this stream cannot say where it is, so none could be "
             "resumed; give the stream `state_dict` and `load_state_dict`, or save none with `keep_checkpoints=0`."

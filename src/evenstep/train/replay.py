@@ -4,15 +4,45 @@ Randomness is keyed by the update's number, so the same parameters and the same 
 """
 
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
+import torch
 from torch import nn
 
 from evenstep.data import Data, GlobalBatch, Microbatch, Part, Position
 from evenstep.errors import DataError
 from evenstep.train.diagnose import diagnose
+from evenstep.train.loop import Loop
+from evenstep.train.randomness import undisturbed
+from evenstep.train.state import Tree, check_fits, unwrapped
 
 _FINITE = "all is finite"
+
+
+def replay_failure(loop: Loop, device: torch.device, state: Tree, failure: Tree) -> str:
+    """Run the update of a failure again, up to its gradients; says what is not finite in it, or "".
+
+    Args:
+        loop: of a run that is built as the one that failed was.
+        device: of its model.
+        state: of the update before; only the model is taken, and a loss scale.
+        failure: as `describe_failure` gave it.
+
+    Raises:
+        CheckpointError: the state is of another model.
+        Exception: what the update raises.
+    """
+    whole = unwrapped(loop.model)
+    check_fits(state["model"], whole.state_dict(), "model")
+    whole.load_state_dict(state["model"])
+    if state["run"]["precision"] == loop.precision.name:
+        loop.precision.state = state["precision"]
+    batch = failed_batch(failure, loop.data, seed=loop.seed)
+    loop.model.train()
+    loop.update.begin()
+    with undisturbed(device), closing(loop.data):
+        return replay(loop.model, lambda: loop.update.rerun(batch, failure["update"]))
 
 
 def failed_batch(failure: dict[str, Any], data: Data, *, seed: int) -> GlobalBatch:
@@ -55,7 +85,6 @@ def replay(model: nn.Module, rerun: Callable[[], object]) -> str:
     Raises:
         Exception: what the update raises, with a note that names the innermost module that was computing.
 
-    >>> import torch
     >>> model = nn.Sequential(nn.Linear(2, 1), nn.ReLU())
     >>> try:
     ...     replay(model, lambda: model(torch.ones(1, 3)))  # two were expected

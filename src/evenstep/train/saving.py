@@ -15,7 +15,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, final
 
-from evenstep.checkpoint import Saved, Saver, clean_leftovers, locked, write_emergency, write_failure
+from evenstep.checkpoint import Saved, Saver, clean_leftovers, locked, newest_valid, write_emergency, write_failure
 from evenstep.data import GlobalBatch
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.events import Bus, Incident, SaveBegin, SaveEnd
@@ -69,6 +69,20 @@ class Saving:
     def enabled(self) -> bool:
         """Whether checkpoints are written."""
         return self.folder is not None and self.keep != 0
+
+    def newest(self) -> Path | None:
+        """The newest valid checkpoint of the run folder, or None; those that were passed over are incidents.
+
+        Raises:
+            ArgumentError: there is no folder.
+        """
+        if self.folder is None:
+            raise ArgumentError("`resume` must be a path, since this trainer has no `folder` to look into.")
+        path, rejected = newest_valid(self.folder)
+        for name, why in rejected:
+            message = f"{name.name} was passed over: {why}"
+            self.report(Incident(kind="checkpoint", update=0, message=message, details={}))
+        return path
 
     def resumed(self, update: int, path: Path) -> None:
         """The run has gone on from `path`: that one need not be written again."""
@@ -252,15 +266,19 @@ class Saving:
         raise ArgumentError("a checkpoint was asked for, but `keep_checkpoints` is 0; set how many to keep.")
 
 
-def describe_failure(error: BaseException, batch: GlobalBatch, update: int, *, rank: int, ranks: int) -> dict[str, Any]:
+def describe_failure(
+    error: BaseException, under_way: tuple[GlobalBatch, int] | None, *, rank: int, ranks: int
+) -> dict[str, Any]:
     """What is known of an update that failed, as a state; see `evenstep.train.replay` for its use.
 
     Args:
         error: what it failed with.
-        batch: that it was of.
-        update: its number.
+        under_way: the batch of the update and its number; None, where there was none, gives an empty state.
         rank, ranks: where.
     """
+    if under_way is None:
+        return {}
+    batch, update = under_way
     return {
         "update": update,
         "rank": rank,

@@ -7,8 +7,9 @@ clipping and ranks treat it as they treat all parameters and buffers. It runs no
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Self, final
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +23,61 @@ from evenstep.pipeline import Staged
 from evenstep.train.coefficients import Coefficients, Fixed, Uncertainty
 from evenstep.train.combine import Combine, Separate
 from evenstep.train.failures import FailurePolicy
+from evenstep.train.norms import Kind, Norms, build_norms
 from evenstep.train.state import unwrapped
 from evenstep.train.task import Task
 
 RESERVED = ("loss", "lr", "grad_norm", "param_norm", "update_ratio")  # metrics that stand beside the tasks' own
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tasks:
+    """The tasks of a run, and what is said about them together.
+
+    Args:
+        by_name: "" is that of a run with one task without a name.
+        coefficients: of the tasks.
+        combine: the method for separate gradients, or None.
+        norm_statistics: whose running statistics normalisation layers keep.
+        distinguished: whether something is asked for that only named tasks have.
+    """
+
+    by_name: dict[str, Task]
+    coefficients: Coefficients
+    combine: Combine | None
+    norm_statistics: Kind
+    distinguished: bool
+
+    @classmethod
+    def of(
+        cls,
+        task: Task | Mapping[str, Task],
+        coefficients: Coefficients | Mapping[str, float] | None,
+        combine: Combine | None,
+        norm_statistics: Kind,
+        strategy: Strategy,
+    ) -> Self:
+        """The tasks from a trainer's arguments.
+
+        Raises:
+            ArgumentError: no task, or a name that metrics and files cannot have.
+        """
+        tasks = named(task)
+        return cls(
+            by_name=tasks,
+            coefficients=coefficients_of(coefficients),
+            combine=combine_of(combine, tasks, strategy),
+            norm_statistics=norm_statistics,
+            distinguished=bool(coefficients) or norm_statistics == "per-task",
+        )
+
+    def attach(self, model: nn.Module, optimizer: Optimizer) -> Norms:
+        """Make what is learned about the tasks a part of the model; gives its normalisation layers."""
+        names = tuple(self.by_name)
+        _attach(model, optimizer, "task_coefficients", self.coefficients.build(names))
+        _attach(model, optimizer, "task_balance", None if self.combine is None else self.combine.build(names))
+        return build_norms(model, names, self.norm_statistics)
 
 
 def named(task: Task | Mapping[str, Task]) -> dict[str, Task]:
@@ -63,31 +115,29 @@ def combine_of(given: Combine | None, tasks: Mapping[str, Task], strategy: Strat
 
 
 def check_tasks(
-    tasks: Mapping[str, Task],
+    tasks: Tasks,
+    data: Data,
+    evaluations: Mapping[str, Data],
     *,
-    data: Mapping[str, Data],
-    coefficients: Coefficients,
-    combine: Combine | None,
     strategy: Strategy,
     model: nn.Module,
     policy: FailurePolicy,
-    by_task: bool,
 ) -> None:
     """Raise ArgumentError for what cannot be done with these tasks.
 
     Args:
         tasks: of the run.
-        data: for training and evaluation, by what messages call them.
-        coefficients: of the tasks.
-        combine: the method for separate gradients, or None.
+        data: for training.
+        evaluations: for evaluation, by name.
         strategy: of the ranks.
         model: whose gradients they are.
         policy: for what goes wrong.
-        by_task: whether something is asked for that only named tasks have.
     """
-    for what, one in data.items():
-        _check_names(what, one.tasks, tasks)
-    for name, task in tasks.items():
+    by_name, combine = tasks.by_name, tasks.combine
+    _check_names("`data`", data.tasks, by_name)
+    for name, one in evaluations.items():
+        _check_names(f"the evaluation '{name}'", one.tasks, by_name)
+    for name, task in by_name.items():
         if task.reduction not in ("weight", "sum", "mean"):
             raise ArgumentError(
                 f'`reduction` of `{type(task).__name__}` must be "weight", "sum" or "mean", but is {task.reduction!r}.'
@@ -97,23 +147,25 @@ def check_tasks(
                 f"task `{name}` has `late_weight`, so its loss is divided by that weight, but its `reduction` is "
                 f'"{task.reduction}"; leave one of them out.'
             )
-        if task.late_weight and len(tasks) > 1 and combine is None:
+        if task.late_weight and len(by_name) > 1 and combine is None:
             raise ArgumentError(
                 f"task `{name}` gives its weight with its loss (`late_weight`), too late to divide it beside that of "
                 f"another task; count it in `weight`, or keep the tasks' gradients apart with `combine=Separate()`."
             )
-    if "" in tasks and (by_task or combine is not None or policy.tolerates_errors):
+    if "" in by_name and (tasks.distinguished or combine is not None or policy.tolerates_errors):
         raise ArgumentError(
             "coefficients, `combine`, statistics per task and DropTask are for several tasks, but this run has one "
             "without a name; give tasks by name, `task={'class': …, 'box': …}`."
         )
-    if isinstance(strategy, Sharded) and (isinstance(coefficients, Uncertainty) or policy.tolerates_errors):
-        what = "coefficients learned by uncertainty" if isinstance(coefficients, Uncertainty) else "DropTask"
+    if isinstance(strategy, Sharded) and (isinstance(tasks.coefficients, Uncertainty) or policy.tolerates_errors):
+        what = "coefficients learned by uncertainty" if isinstance(tasks.coefficients, Uncertainty) else "DropTask"
         raise ArgumentError(
             f"the strategy {type(strategy).__name__} shards the model, which {what} cannot be used with; train with "
             f"replicas (ddp, zero1), or choose another."
         )
-    if isinstance(model, Staged) and (combine or policy.tolerates_errors or (by_task and "" not in tasks)):
+    if isinstance(model, Staged) and (
+        combine or policy.tolerates_errors or (tasks.distinguished and "" not in by_name)
+    ):
         raise ArgumentError(
             "a model in stages trains several tasks with coefficients of 1, accumulated; coefficients, `combine`, "
             "statistics per task and DropTask need a model that each rank holds whole."
@@ -150,7 +202,7 @@ def _check_separable(strategy: Strategy, model: nn.Module) -> None:
         raise ArgumentError(f"`combine` needs dense gradients, but those of `{sparse[0]}` are sparse.")
 
 
-def attach(model: nn.Module, optimizer: Optimizer, name: str, module: nn.Module | None) -> None:
+def _attach(model: nn.Module, optimizer: Optimizer, name: str, module: nn.Module | None) -> None:
     """Make what is learned about tasks a part of the model, and its parameters a group of the optimizer's."""
     if module is None:
         return

@@ -5,8 +5,7 @@ How an update goes is told in `update`, how updates follow each other in `loop`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any, Literal, cast, final
 
@@ -14,84 +13,40 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from evenstep.checkpoint import newest_valid, read_checkpoint, step_name
+from evenstep.checkpoint import read_checkpoint, step_name
 from evenstep.data import Data
-from evenstep.errors import ArgumentError, LostRankError, NonFiniteError
-from evenstep.events import (
-    Bus,
-    EvaluateBegin,
-    EvaluateEnd,
-    Hook,
-    Incident,
-    IncidentFiles,
-    Record,
-    Storage,
-    TrainBegin,
-    TrainEnd,
-    Writer,
-    Writers,
-)
-from evenstep.optim.apply import HostApply, build_apply
+from evenstep.errors import ArgumentError, LostRankError
+from evenstep.events import Bus, Hook, Incident, IncidentFiles, Storage, TrainBegin, TrainEnd, Writer, Writers
 from evenstep.optim.ema import Ema
-from evenstep.optim.learning_rate import LearningRates
-from evenstep.optim.schedules import Constant, LrSchedule
+from evenstep.optim.schedules import LrSchedule
 from evenstep.parallel import Single, Strategy
 from evenstep.pipeline import Staged
 from evenstep.precision import Full, Precision
-from evenstep.train.arguments import (
-    check_counts,
-    check_failures,
-    check_model,
-    check_optimizer,
-    check_resumable,
-    check_same_on_all_ranks,
-    choose_device,
-)
+from evenstep.train.agreement import check_agreement
+from evenstep.train.arguments import check_counts, check_keeping, check_model, check_optimizer
+from evenstep.train.assembly import build_loop, place, updates_of
 from evenstep.train.channels_last import as_it_is
 from evenstep.train.channels_last import channels_last as in_channels_last
 from evenstep.train.coefficients import Coefficients
 from evenstep.train.combine import Combine
 from evenstep.train.cuts import Cuts
-from evenstep.train.evaluate import Evaluation
-from evenstep.train.execution import build_execution
-from evenstep.train.failures import Answer, FailurePolicy, Retry, Rewind, Stop
+from evenstep.train.evaluations import Evaluations
+from evenstep.train.failures import FailurePolicy, Stop
 from evenstep.train.loop import Actions, Loop
-from evenstep.train.norms import build_norms
 from evenstep.train.passage import Way
-from evenstep.train.portion import build_portion
 from evenstep.train.progress import Progress
 from evenstep.train.randomness import undisturbed
-from evenstep.train.replay import failed_batch, replay
+from evenstep.train.replay import replay_failure
 from evenstep.train.reports import Reports, failed
-from evenstep.train.rewinding import forget_after, newest_before
+from evenstep.train.result import Result
+from evenstep.train.rewinding import Rewinding, may_rewind
+from evenstep.train.run_state import build_run_state
 from evenstep.train.saving import Saving, describe_failure
-from evenstep.train.spikes import LOSS, LossSpikes
-from evenstep.train.state import Saved, Tree, check_fits, check_same_run, parameter_names, unwrapped
+from evenstep.train.spikes import LossSpikes
+from evenstep.train.state import Tree, parameter_names
 from evenstep.train.task import Task
-from evenstep.train.tasks import attach, check_tasks, coefficients_of, combine_of, named, poison_of
+from evenstep.train.tasks import Tasks, check_tasks, poison_of
 from evenstep.train.transfer import build_transfer
-from evenstep.train.update import Update
-from evenstep.version import __version__
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """How training ended.
-
-    Args:
-        update: committed updates.
-        outcome: "done" when all that was planned is done, "stopped" when something asked for it.
-        reason: in words.
-        metrics: the last value of every metric.
-        requeue: whether it was stopped by something that wants it to be run again.
-    """
-
-    update: int
-    outcome: Literal["done", "stopped"]
-    reason: str
-    metrics: dict[str, float]
-    requeue: bool = False
 
 
 @final
@@ -202,62 +157,71 @@ class Trainer:
         )
         check_model(model)
         check_optimizer(optimizer)
-        rewinds = [
-            policy for policy in (on_non_finite, loss_spikes and loss_spikes.policy) if isinstance(policy, Rewind)
-        ]
-        check_failures(rewinds=bool(rewinds), folder=folder, keep_checkpoints=keep_checkpoints)
-        if folder is not None and keep_checkpoints != 0:
-            check_resumable(data)
-        tasks, policy, strategy = named(task), on_non_finite or Stop(), strategy or Single()
-        coefficients_, combine = coefficients_of(coefficients), combine_of(combine, tasks, strategy)
-        check_tasks(
-            tasks,
-            data={"`data`": data, **{f"the evaluation '{name}'": one for name, one in (evaluations or {}).items()}},
-            coefficients=coefficients_,
-            combine=combine,
-            strategy=strategy,
-            model=model,
-            policy=policy,
-            by_task=bool(coefficients) or norm_statistics == "per-task",
-        )
-        attach(model, optimizer, "task_coefficients", coefficients_.build(tuple(tasks)))
-        attach(model, optimizer, "task_balance", None if combine is None else combine.build(tuple(tasks)))
-        self._norms = build_norms(model, tuple(tasks), norm_statistics)
-        precision = precision or Full()
-        self.device = choose_device(device)
-        precision.check(self.device)
-        self.model = model.to(self.device)
-        if channels_last:
-            cast("Any", self.model).to(memory_format=torch.channels_last)
-        self.optimizer = optimizer
+        policy, strategy, precision = on_non_finite or Stop(), strategy or Single(), precision or Full()
+        self._can_rewind = may_rewind(policy, loss_spikes)
+        check_keeping(data, folder=folder, keep_checkpoints=keep_checkpoints, rewinds=self._can_rewind)
+        tasks = Tasks.of(task, coefficients, combine, norm_statistics, strategy)
+        check_tasks(tasks, data, evaluations or {}, strategy=strategy, model=model, policy=policy)
+        self._norms = tasks.attach(model, optimizer)
+        self.device = place(model, device, precision, channels_last=channels_last)
+        self.model, self.optimizer = model, optimizer
         self.evaluations = dict(evaluations or {})
         self.folder = None if folder is None else Path(folder)
         self.storage = Storage()
-        self.updates = updates if updates is not None else _updates_of(data, cast("int", epochs), seed)
-        self._data = data
-        self._config = dict(config or {})
+        self.updates = updates if updates is not None else updates_of(data, cast("int", epochs), seed)
+        self._data, self._config, self._resumed = data, dict(config or {}), False
         self._group = model.mesh.world if isinstance(model, Staged) else strategy.group
         self._writers = Writers(writers if self.is_first_rank else (), report=lambda incident: self._report(incident))
         heard = [hook for hook in hooks if self.is_first_rank or not getattr(hook, "first_rank_only", False)]
         self._bus = Bus(heard, self, on_error=on_hook_error, report=lambda incident: self._report(incident))
-        self._evaluated_at = -1
-        self._saving = Saving(
+        self._saving = self._build_saving(keep_checkpoints, keep_every_updates, asynchronous=asynchronous_saves)
+        self._way = self._build_way(tasks, precision, policy, seed, channels_last=channels_last)
+        names, cuts = parameter_names(model, optimizer), Cuts()
+        self._loop = build_loop(
+            way=self._way,
+            model=model,
+            names=names,
+            optimizer=optimizer,
+            data=data,
+            strategy=strategy,
+            combine=tasks.combine,
+            lr_schedule=lr_schedule,
+            clip_norm=clip_norm,
+            ema=ema,
+            cuts=cuts,
+            actions=self._actions(),
+            on_non_finite=policy,
+            on_out_of_memory=on_out_of_memory,
+            updates=updates,
+            epochs=epochs,
+            planned_updates=self.updates,
+            log_every_updates=log_every_updates,
+            settle_every_updates=settle_every_updates,
+            max_skipped_samples=max_skipped_samples,
+            fit_memory=fit_memory,
+        )
+        self._surround(self._loop, cuts, loss_spikes, ema)
+        # After the strategy has made replicas equal: the average begins as a copy of the parameters.
+        self._state = build_run_state(
+            self._loop, optimizer, names, ema, self._evaluations, cuts, self._reports, self._config
+        )
+
+    def _build_saving(self, keep: int | None, keep_every_updates: int | None, *, asynchronous: bool) -> Saving:
+        return Saving(
             folder=self.folder,
             group=self._group,
             bus=self._bus,
             report=self._report,
-            keep=keep_checkpoints,
+            keep=keep,
             keep_every_updates=keep_every_updates,
-            asynchronous=asynchronous_saves,
+            asynchronous=asynchronous,
         )
-        self._resumed = False
-        self._can_rewind = bool(rewinds)
-        self._rewound: tuple[int, int] | None = None  # the update of the last rewind's fault, and where it went back to
-        self._spikes = loss_spikes
-        self._cuts = Cuts()
-        self._evaluation_cuts: dict[str, Cuts] = {}
-        self._way = Way(
-            tasks=tasks,
+
+    def _build_way(
+        self, tasks: Tasks, precision: Precision, policy: FailurePolicy, seed: int, *, channels_last: bool
+    ) -> Way:
+        return Way(
+            tasks=tasks.by_name,
             precision=precision,
             device=self.device,
             transfer=build_transfer(self.device),
@@ -265,80 +229,40 @@ class Trainer:
             bus=self._bus,
             seed=seed,
             reorder=in_channels_last if channels_last else as_it_is,
-            coefficients=coefficients_,
+            coefficients=tasks.coefficients,
             norms=self._norms,
-            poison=poison_of(optimizer) if policy.tolerates_errors else None,
+            poison=poison_of(self.optimizer) if policy.tolerates_errors else None,
         )
-        coefficients_.check(self.updates)
-        learning_rates = LearningRates(optimizer, lr_schedule or Constant(), self.updates)
-        defer = None if settle_every_updates is None else settle_every_updates > 1
-        apply = build_apply(optimizer, clip_norm=clip_norm, device=self.device, defer=defer)
-        known_at_once = isinstance(apply, HostApply) or data.num_batches(0, seed=seed) is None
-        self._ema = ema
-        if fit_memory and (isinstance(model, Staged) or not strategy.cuts_alone):
-            raise ArgumentError(
-                "`fit_memory` cuts each rank's micro-batches by themselves, which ranks that share a model can't; give "
-                "the micro-batch size as a number."
-            )
-        names = parameter_names(model, optimizer)
-        self._execution = build_execution(model, strategy, optimizer, self.device)
-        by_name = dict(unwrapped(model).named_parameters())
-        self._loop = Loop(
-            update=Update(
-                model=model,
-                optimizer=optimizer,
-                parameters=[by_name[name] for group in names for name in group],
-                way=self._way,
-                execution=self._execution,
-                apply=apply,
-                ema=ema,
-                learning_rates=learning_rates,
-                cuts=self._cuts,
-                on_out_of_memory=on_out_of_memory or Retry(),
-                report=self._report,
-                combine=combine,
-            ),
-            model=model,
-            data=data,
-            execution=self._execution,
-            precision=precision,
-            bus=self._bus,
-            storage=self.storage,
-            actions=Actions(
-                write=self._write,
-                evaluate=self._evaluate_all,
-                save=self._begin_save,
-                report=self._report,
-                poll=self._poll_saves,
-                rewind=self._rewind,
-            ),
-            on_non_finite=policy,
-            updates=updates,
-            epochs=epochs,
-            seed=seed,
-            pin_memory=self.device.type == "cuda",
-            log_every_updates=log_every_updates,
-            settle_every_updates=1 if known_at_once else settle_every_updates or log_every_updates,
-            max_skipped_samples=max_skipped_samples,
-            fit_memory=fit_memory,
-        )
+
+    def _surround(self, loop: Loop, cuts: Cuts, loss_spikes: LossSpikes | None, ema: Ema | None) -> None:
+        """Build what goes on around the loop."""
         self._reports = Reports(
             bus=self._bus,
             writers=self._writers,
             files=IncidentFiles(self.folder, makes_folder=self.is_first_rank),
             group=self._group,
-            cuts=self._cuts,
-            busy_s=self._loop.take_busy_s,
+            cuts=cuts,
+            busy_s=loop.take_busy_s,
         )
-        # After the strategy has made replicas equal: the average begins as a copy of the parameters.
-        self._portion = build_portion(model, self._execution.stages)
-        self._saved = Saved(
-            model=unwrapped(model),
-            optimizer=optimizer,
-            names=names,
-            strategy=self._execution.strategy,
-            ema=ema,
-            precision=precision,
+        self._evaluations = Evaluations(loop=loop, way=self._way, ema=ema, writers=self._writers, report=self._report)
+        self._rewinding = Rewinding(
+            loop=loop,
+            load=self.load_state_dict,
+            saving=self._saving,
+            writers=self._writers,
+            cuts=cuts,
+            spikes=loss_spikes,
+            report=self._report,
+        )
+
+    def _actions(self) -> Actions:
+        return Actions(
+            write=self._write,
+            evaluate=self._evaluate_all,
+            save=self._begin_save,
+            report=self._report,
+            poll=self._poll_saves,
+            rewind=lambda update: self._rewinding.to_before(update),
         )
 
     @property
@@ -380,15 +304,18 @@ class Trainer:
         try:
             return self._train()
         finally:
-            self._loop.asks.stop, self._loop.asks.requeue = (
-                "",
-                False,
-            )  # not at the beginning: a signal may have asked before
+            # not at the beginning: a signal may have asked before
+            self._loop.asks.stop, self._loop.asks.requeue = "", False
 
     def _train(self) -> Result:
         reason = ""
-        check_same_on_all_ranks(self._group, self._described())
-        check_same_on_all_ranks(self._execution.strategy.group, self._described_model())
+        check_agreement(
+            self._loop,
+            tasks=list(self._way.tasks),
+            updates=self.updates,
+            evaluations=self.evaluations,
+            config=self._config,
+        )
         if not self.model.training:
             self.model.train()
         self._norms.prepare()
@@ -435,26 +362,6 @@ class Trainer:
         """
         return self._saving.holding_folder()
 
-    def _described(self) -> dict[str, object]:
-        """What must be the same on all ranks for their updates to be one update."""
-        return {
-            "evenstep": __version__,
-            "torch": torch.__version__,
-            "seed": self._way.seed,
-            "precision": self._way.precision.name,
-            "update": self.progress.update,
-            "updates": self.updates,
-            "tasks": list(self._way.tasks),
-            "data": self._data.fingerprint(),
-            "evaluations": {name: data.fingerprint() for name, data in self.evaluations.items()},
-            "config": self._config,
-        }
-
-    def _described_model(self) -> dict[str, object]:
-        """What must be the same on all ranks that hold the same part of the model."""
-        shapes = {name: list(value.shape) for name, value in unwrapped(self.model).state_dict().items()}
-        return {"model": shapes}
-
     def _salvage(self, error: BaseException, end: Callable[[BaseException], TrainEnd]) -> None:
         """Go back to the last committed update, save it and write what is known of it; never hide `error`."""
         try:
@@ -463,13 +370,10 @@ class Trainer:
             under_way, is_whole = self._loop.failed, self._loop.update.is_whole
             self._loop.abandon()
             self._report(failed(error, self._group, self.progress.update))
-            strategy = self._execution.strategy
-            failure = (
-                {}
-                if under_way is None
-                else describe_failure(error, *under_way, rank=strategy.rank, ranks=strategy.ranks)
-            )
-            alone = is_whole and strategy.holds_all and self._execution.stages is None
+            execution = self._loop.execution
+            strategy = execution.strategy
+            failure = describe_failure(error, under_way, rank=strategy.rank, ranks=strategy.ranks)
+            alone = is_whole and strategy.holds_all and execution.stages is None
             self._saving.rescue(error, self.progress.update, self.state_dict if alone else None, failure)
             if self._group.ranks == 1:  # the others may not be there to sum with
                 self._write()
@@ -479,7 +383,7 @@ class Trainer:
 
     def _finish(self) -> None:
         # A run that was stopped goes on later, and whoever stopped it is waiting: it is saved, not evaluated.
-        if not self._loop.asks.stop and self._evaluated_at != self.progress.update:
+        if not self._loop.asks.stop and self._evaluations.all_at != self.progress.update:
             self._evaluate_all()
         wanted = self._loop.asks.take_save()  # by what has heard of the evaluation
         self._saving.settle()
@@ -503,34 +407,11 @@ class Trainer:
         self._loop.settle()
         self._write()
         names = list(self.evaluations) if name is None else [name]
-        with self._ema.swapped() if self._ema is not None else nullcontext():
-            return {name: self._evaluate(name) for name in names}
+        return self._evaluations({name: self.evaluations[name] for name in names}, self.progress.update)
 
     def _evaluate_all(self) -> None:
         self.evaluate()
-        self._evaluated_at = self.progress.update
-
-    def _evaluate(self, name: str) -> dict[str, float]:
-        update = self.progress.update
-        values: dict[str, float] = {}
-        evaluation = Evaluation(
-            name=name,
-            data=self.evaluations[name],
-            model=self.model,
-            way=self._way,
-            execution=self._execution,
-            cuts=self._evaluation_cuts.setdefault(name, Cuts()),
-            report=self._report,
-        )
-        with self._bus.span(
-            "evaluate",
-            lambda: EvaluateBegin(update=update, name=name),
-            lambda error: EvaluateEnd(update=update, name=name, metrics=values),
-        ):
-            records = evaluation(update)
-            self._writers.write(records)
-            values |= {record.name: record.value for record in records}
-        return {key.removeprefix(f"{name}/"): value for key, value in values.items()}
+        self._evaluations.all_at = self.progress.update
 
     def save(self) -> Path:
         """Write a checkpoint of the state as of the last committed update; gives its folder once it is published.
@@ -564,7 +445,7 @@ class Trainer:
         Raises:
             CheckpointError: it is not there, damaged, or of another run. Nothing has been changed then.
         """
-        path = Path(source) if source != "auto" else self._group.first_rank_does(self._newest)
+        path = Path(source) if source != "auto" else self._group.first_rank_does(self._saving.newest)
         if path is None:
             return None
         checkpoint = read_checkpoint(path)
@@ -572,41 +453,16 @@ class Trainer:
         self._saving.resumed(self.progress.update, checkpoint.path)
         return checkpoint.path
 
-    def _newest(self) -> Path | None:
-        if self.folder is None:
-            raise ArgumentError("`resume` must be a path, since this trainer has no `folder` to look into.")
-        path, rejected = newest_valid(self.folder)
-        for name, why in rejected:
-            message = f"{name.name} was passed over: {why}"
-            self._report(Incident(kind="checkpoint", update=0, message=message, details={}))
-        return path
-
     def state_dict(self) -> Tree:
         """Everything that the run needs to go on exactly, as a tree.
 
         All ranks call it together. Of a model in stages the first rank gets the whole, the others what they hold.
         """
-        return self._state(whole=True)
+        return self._state.state_dict(whole=True)
 
     def _held(self) -> Tree:
         """The same for a checkpoint, in which each rank writes its part of tensors that are cut over ranks."""
-        return self._state(whole=False)
-
-    def _state(self, *, whole: bool) -> Tree:
-        return {
-            **self._portion.gathered(self._saved.state_dict(whole=whole)),
-            "progress": self.progress.state_dict(),
-            "data": {"fingerprint": self._data.fingerprint(), "state": self._data.state_dict()},
-            "hooks": self._bus.state_dict(),
-            "storage": self.storage.state_dict(),
-            "run": {
-                "seed": self._way.seed,
-                "precision": self._way.precision.name,
-                "evaluated_at": self._evaluated_at,
-                "cuts": self._reports.limits,
-                "config": self._config,
-            },
-        }
+        return self._state.state_dict(whole=False)
 
     def load_state_dict(self, state: Tree) -> None:
         """Restore what `state_dict` gave.
@@ -614,19 +470,7 @@ class Trainer:
         Raises:
             CheckpointError: it is of another model, optimizer, data, seed or precision. Nothing has been changed.
         """
-        check_same_run(
-            {**state["run"], "data": state["data"]["fingerprint"]},
-            {"seed": self._way.seed, "precision": self._way.precision.name, "data": self._data.fingerprint()},
-        )
-        state = self._portion.own(state)
-        self._saved.check(state)
-        self._bus.load_state_dict(state["hooks"])
-        self._data.load_state_dict(state["data"]["state"])
-        self._saved.load_state_dict(state)
-        self.storage.load_state_dict(state["storage"])
-        self._loop.progress = Progress.from_state_dict(state["progress"])
-        self._evaluated_at = state["run"]["evaluated_at"]
-        self._load_cuts(state["run"].get("cuts", []))
+        self._state.load_state_dict(state)
         self._resumed = True
 
     def replay(self, state: Tree, failure: Tree) -> str:
@@ -640,76 +484,13 @@ class Trainer:
             CheckpointError: the state is of another model.
             Exception: what the update raises.
         """
-        model = unwrapped(self.model)
-        check_fits(state["model"], model.state_dict(), "model")
-        model.load_state_dict(state["model"])
-        if state["run"]["precision"] == self._way.precision.name:
-            self._way.precision.state = state["precision"]
-        batch = failed_batch(failure, self._data, seed=self._way.seed)
-        self.model.train()
-        update = self._loop.update
-        update.begin()
-        with undisturbed(self.device), closing(self._data):
-            return replay(self.model, lambda: update.rerun(batch, failure["update"]))
-
-    def _load_cuts(self, limits: list[int | None]) -> None:
-        """Cut as finely as this rank did; on another number of ranks, as the one that did so most."""
-        if not self._execution.strategy.cuts_alone:
-            return
-        known = [limit for limit in limits if limit is not None]
-        same = len(limits) == self._group.ranks
-        self._cuts.limit = limits[self._group.rank] if same else min(known, default=None)
-
-    def _rewind(self, update: int) -> None:
-        """Go back, in place, to the newest checkpoint of fewer than `update` updates."""
-        group, folder = self._group, self.folder
-        assert folder is not None, "checked when built"
-        cut = self._cuts.limit  # what did not fit then would not fit now
-        # Where going back did not help, the checkpoint itself may be spoiled: the next time goes further.
-        helped = self._rewound is None or update > self._rewound[0]
-        before = update if self._rewound is None or helped else self._rewound[1]
-        self._saving.settle()
-        path = group.first_rank_does(lambda: newest_before(folder, before, self._report))
-        self.load_state_dict(read_checkpoint(path).state)
-        self._saving.resumed(self.progress.update, path)
-        self._cuts.limit = cut
-        self._rewound = update, self.progress.update
-        self._writers.close()
-        self._writers.open(folder, self.progress.update)
-        group.first_rank_does(lambda: forget_after(folder, self.progress.update))
-        if self._spikes is not None:
-            self._spikes.forget()
-        message = f"the run went back to {path.name}, since update {update} must not have happened."
-        self._report(Incident(kind="rewind", update=self.progress.update, message=message))
+        return replay_failure(self._loop, self.device, state, failure)
 
     def _write(self) -> None:
         self._reports.update = self.progress.update
         records = self.storage.settle(self._reports.gather)
         self._writers.write(records)
-        if self._spikes is not None:
-            self._look_for_spikes(self._spikes, [record for record in records if record.name == LOSS])
-
-    def _look_for_spikes(self, spikes: LossSpikes, losses: list[Record]) -> None:
-        window = self.storage.last(LOSS, spikes.window_updates + len(losses))
-        before = [record for record in window if not losses or record.update < losses[0].update]
-        incident = spikes.first(before, losses)
-        if incident is None:
-            return
-        answer = None if spikes.policy is None else spikes.policy(incident)
-        self._report(incident)
-        if answer is Answer.STOP:
-            raise NonFiniteError(
-                f"{incident.message} The parameters are those after update {self.progress.update}; go on from a "
-                f"checkpoint before the spike with a lower learning rate or clipped gradients, or let "
-                f"`failures.loss_spike` be rewind_past, which leaves the data that caused it out."
-            )
-        if answer in (Answer.REWIND, Answer.REWIND_PAST):
-            self._loop.rewind(incident, answer)
+        self._rewinding.look_for_spikes(records)
 
     def _report(self, incident: Incident) -> None:
         self._reports.report(incident)
-
-
-def _updates_of(data: Data, epochs: int, seed: int) -> int | None:
-    counts = [data.num_batches(epoch, seed=seed) for epoch in range(epochs)]
-    return None if None in counts else sum(cast("list[int]", counts))

@@ -1,0 +1,134 @@
+"""Puts model and device, and then the update and the loop, together from plain arguments.
+
+Here is decided, once, what the update then asks nothing about: how it is applied, how it is executed, and how often its
+verdict is read. It runs nothing.
+"""
+
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from evenstep.data import Data
+from evenstep.errors import ArgumentError
+from evenstep.optim.apply import HostApply, build_apply
+from evenstep.optim.ema import Ema
+from evenstep.optim.learning_rate import LearningRates
+from evenstep.optim.schedules import Constant, LrSchedule
+from evenstep.parallel import Strategy
+from evenstep.pipeline import Staged
+from evenstep.precision import Precision
+from evenstep.train.arguments import choose_device
+from evenstep.train.combine import Combine
+from evenstep.train.cuts import Cuts
+from evenstep.train.execution import build_execution
+from evenstep.train.failures import FailurePolicy, Retry
+from evenstep.train.loop import Actions, Loop
+from evenstep.train.passage import Way
+from evenstep.train.state import unwrapped
+from evenstep.train.update import Update
+
+
+def updates_of(data: Data, epochs: int, seed: int) -> int | None:
+    """How many updates so many epochs are; None where the data do not know."""
+    counts = [data.num_batches(epoch, seed=seed) for epoch in range(epochs)]
+    return None if None in counts else sum(cast("list[int]", counts))
+
+
+def place(model: nn.Module, device: str | torch.device, precision: Precision, *, channels_last: bool) -> torch.device:
+    """Move the model to the device by this name, which is given back, and into its memory format.
+
+    Raises:
+        ArgumentError: there is no such device, or it can't compute in this precision.
+    """
+    chosen = choose_device(device)
+    precision.check(chosen)
+    model.to(chosen)
+    if channels_last:
+        cast("Any", model).to(memory_format=torch.channels_last)
+    return chosen
+
+
+def build_loop(
+    *,
+    way: Way,
+    model: nn.Module,
+    names: list[list[str]],
+    optimizer: Optimizer,
+    data: Data,
+    strategy: Strategy,
+    combine: Combine | None,
+    lr_schedule: LrSchedule | None,
+    clip_norm: float | None,
+    ema: Ema | None,
+    cuts: Cuts,
+    actions: Actions,
+    on_non_finite: FailurePolicy,
+    on_out_of_memory: FailurePolicy | None,
+    updates: int | None,
+    epochs: int | None,
+    planned_updates: int | None,
+    log_every_updates: int,
+    settle_every_updates: int | None,
+    max_skipped_samples: int,
+    fit_memory: bool,
+) -> Loop:
+    """The loop and its update; arguments are a trainer's, or of `Loop` and `Update`.
+
+    Args:
+        names: of the optimizer's groups' parameters, from before the strategy has divided them between ranks.
+        planned_updates: how many there will be, also where only the epochs were given; None if that is not known.
+
+    Raises:
+        ArgumentError: parts that do not go together.
+    """
+    way.coefficients.check(planned_updates)
+    learning_rates = LearningRates(optimizer, lr_schedule or Constant(), planned_updates)
+    defer = None if settle_every_updates is None else settle_every_updates > 1
+    apply = build_apply(optimizer, clip_norm=clip_norm, device=way.device, defer=defer)
+    known_at_once = isinstance(apply, HostApply) or data.num_batches(0, seed=way.seed) is None
+    _check_fit_memory(model, strategy, wanted=fit_memory)
+    execution = build_execution(model, strategy, optimizer, way.device)
+    by_name = dict(unwrapped(model).named_parameters())
+    update = Update(
+        model=model,
+        optimizer=optimizer,
+        parameters=[by_name[name] for group in names for name in group],
+        way=way,
+        execution=execution,
+        apply=apply,
+        ema=ema,
+        learning_rates=learning_rates,
+        cuts=cuts,
+        on_out_of_memory=on_out_of_memory or Retry(),
+        report=actions.report,
+        combine=combine,
+    )
+    return Loop(
+        update=update,
+        model=model,
+        data=data,
+        execution=execution,
+        precision=way.precision,
+        bus=way.bus,
+        storage=way.storage,
+        actions=actions,
+        on_non_finite=on_non_finite,
+        updates=updates,
+        epochs=epochs,
+        seed=way.seed,
+        pin_memory=way.device.type == "cuda",
+        log_every_updates=log_every_updates,
+        settle_every_updates=1 if known_at_once else settle_every_updates or log_every_updates,
+        max_skipped_samples=max_skipped_samples,
+        fit_memory=fit_memory,
+    )
+
+
+def _check_fit_memory(model: nn.Module, strategy: Strategy, *, wanted: bool) -> None:
+    if wanted and (isinstance(model, Staged) or not strategy.cuts_alone):
+        raise ArgumentError(
+            "`fit_memory` cuts each rank's micro-batches by themselves, which ranks that share a model can't; give "
+            "the micro-batch size as a number."
+        )

@@ -1,0 +1,70 @@
+"""The evaluations of a run: each of its sets of data, with what hooks and writers hear of it.
+
+The parameters' average, if there is one, is evaluated in their place. It remembers how finely each set had to be cut,
+and when all of them were last evaluated. How one set is evaluated is told in `evaluate`; when is the loop's to say.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import final
+
+from evenstep.data import Data
+from evenstep.events import EvaluateBegin, EvaluateEnd, Incident, Writers
+from evenstep.optim.ema import Ema
+from evenstep.train.cuts import Cuts
+from evenstep.train.evaluate import Evaluation
+from evenstep.train.loop import Loop
+from evenstep.train.passage import Way
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class Evaluations:
+    """Evaluates for a trainer.
+
+    Args:
+        loop: whose model is evaluated, on its ranks.
+        way: task, precision, device and recording; see `Passage`.
+        ema: the average that is evaluated in place of the parameters, or None.
+        writers: get the metrics.
+        report: told of incidents.
+        all_at: the update after which all were last evaluated, or -1.
+    """
+
+    loop: Loop
+    way: Way
+    ema: Ema | None
+    writers: Writers
+    report: Callable[[Incident], None]
+    all_at: int = -1
+    _cuts: dict[str, Cuts] = field(default_factory=dict[str, Cuts])
+
+    def __call__(self, sets: Mapping[str, Data], update: int) -> dict[str, dict[str, float]]:
+        """Evaluate the parameters after `update` on `sets`; gives each one's metrics, without the prefix.
+
+        All that was trained must have been written: nothing else may be pending in the storage.
+        """
+        with self.ema.swapped() if self.ema is not None else nullcontext():
+            return {name: self._one(name, data, update) for name, data in sets.items()}
+
+    def _one(self, name: str, data: Data, update: int) -> dict[str, float]:
+        values: dict[str, float] = {}
+        evaluation = Evaluation(
+            name=name,
+            data=data,
+            model=self.loop.model,
+            way=self.way,
+            execution=self.loop.execution,
+            cuts=self._cuts.setdefault(name, Cuts()),
+            report=self.report,
+        )
+        with self.way.bus.span(
+            "evaluate",
+            lambda: EvaluateBegin(update=update, name=name),
+            lambda error: EvaluateEnd(update=update, name=name, metrics=values),
+        ):
+            records = evaluation(update)
+            self.writers.write(records)
+            values |= {record.name: record.value for record in records}
+        return {key.removeprefix(f"{name}/"): value for key, value in values.items()}
