@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -86,8 +86,7 @@ class Passage:
 
 def measured(schedule: str, group: Processes) -> Row:
     """One schedule, on this rank; all ranks get the same row."""
-    from evenstep.pipeline import stages as runner
-
+    runner = cast("Any", importlib.import_module("evenstep.pipeline.stages"))
     chain = SCHEDULES[schedule].layout(RANKS)
     unit_s = UNIT_S * RANKS / chain.stages
     layers = [Sleeping(unit_s) for _ in range(chain.stages)]

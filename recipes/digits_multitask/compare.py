@@ -16,11 +16,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from digits import Label, digits
 from model import SharedNet
-from tasks import Classify, Enclose, OfHead
 
 from evenstep import MapData, Mixture, Trainer
 from evenstep.optim.schedules import Cosine
 from evenstep.train import Combine, PcGrad
+from tasks import Classify, Enclose, OfHead
 
 SIZES: dict[Label, int] = {"class": 32, "parity": 32, "box": 16}
 METRICS = {"class": "accuracy", "parity": "accuracy", "box": "error_px"}
