@@ -5,6 +5,7 @@ the order of a plan add. `ratio` is the median wall time of an update, of the sl
 one; `spread` is the distance between the quartiles. There is no processor time to judge: all figures are by the clock.
 """
 
+import importlib
 import os
 import socket
 import statistics
