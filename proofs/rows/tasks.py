@@ -4,9 +4,6 @@ The reference shares no code with the engine: it walks each task's samples in or
 reduction down as it is defined, and steps torch's own optimizer once per update.
 """
 
-import os
-import subprocess
-import sys
 import tempfile
 from functools import cache, partial
 from pathlib import Path
@@ -15,12 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from rows.cutting import flat
-from rows.ranks import free_port
+from rows.ranks import started
 from rows.row import Row
 from rows.tasked import COEFFICIENTS, LAST_OF_C, REDUCTIONS, REPEATS, SAMPLES, SIZES, UPDATES, adamw, model, samples
 
 SCRIPT = Path(__file__).with_name("tasked.py")
-TIMEOUT_S = 180
 
 
 @cache
@@ -56,28 +52,7 @@ def reference(reduction: str) -> Tensor:
 
 def run(folder: Path, strategy: str, ranks: int, updates: int, reduction: str) -> list[str]:
     """Run all ranks to the end; the lines that rank 0 printed."""
-    command = [sys.executable, str(SCRIPT), str(folder), strategy, str(updates), reduction]
-    common = os.environ | {
-        "PYTHONPATH": f"{SCRIPT.parents[1]}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
-        "WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-    }
-    processes = [
-        subprocess.Popen(
-            command, env=common | {"RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        said = [process.communicate(timeout=TIMEOUT_S) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for process, (_, errors) in zip(processes, said, strict=True):
-        if process.returncode:
-            raise RuntimeError(f"{' '.join(command)} exited {process.returncode}:\n{errors}")
-    return said[0][0].split()
+    return started([str(SCRIPT), str(folder), strategy, str(updates), reduction], ranks).split()
 
 
 def difference(strategy: str, ranks: int, reduction: str) -> tuple[float, float]:
