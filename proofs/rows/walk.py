@@ -26,6 +26,7 @@ from evenstep.errors import ReplicaError
 from evenstep.events.hooks import Evaluate
 from evenstep.parallel import Ddp, Fsdp, Strategy, Zero1
 from evenstep.parallel.fake import Fake, Word
+from evenstep.parallel.sharded import Sharded
 from rows.row import Row
 
 UPDATES = 4
@@ -127,7 +128,7 @@ class Script(evenstep.Hook):
         self._group.said.append(Word("abort", ""))
 
     def after_update(self, event: Any) -> None:
-        if event.update == SAVED_AT and event.committed:
+        if event.update == SAVED_AT and event.committed and self.trainer.folder is not None:
             self.trainer.ask_save()
 
     def before_save(self, event: Any) -> None:
@@ -174,6 +175,7 @@ class Walk:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(8, self.width), nn.Tanh(), nn.Linear(self.width, self.width))
         short = self.microbatches // 3
+        strategy = self.strategy(group)
         points = [(torch.ones(8),)] * (2 * self.microbatches + short)
         return evenstep.Trainer(
             model=model,
@@ -182,11 +184,12 @@ class Walk:
             data=evenstep.MapData(points, global_batch_size=self.microbatches, micro_batch_size=1),
             updates=UPDATES,
             device="cpu",
-            strategy=self.strategy(group),
+            strategy=strategy,
             evaluations={"valid": evenstep.MapData(points[:short], global_batch_size=short, micro_batch_size=1)},
             hooks=[Script(group), Evaluate(every_updates=2)],
             on_non_finite=evenstep.Skip(),
-            folder=folder,
+            # A save of shards is planned from what all ranks say of theirs, which nobody can say for them.
+            folder=None if isinstance(strategy, Sharded) else folder,
             asynchronous_saves=False,  # how often a rank asks whether its thread is done would differ
         )
 
