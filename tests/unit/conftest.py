@@ -1,5 +1,6 @@
 """What several packages' tests share: ranks as threads of one process, and a model with several tasks."""
 
+import gc
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -94,9 +95,15 @@ def on_ranks() -> Callable[[int, Callable[[Threads], Any]], list[Any]]:
 
     def run(ranks: int, act: Callable[[Threads], Any]) -> list[Any]:
         meeting = Meeting(ranks)
-        with ThreadPoolExecutor(ranks) as pool:
-            futures = [pool.submit(act, Threads(meeting, rank, ranks)) for rank in range(ranks)]
-            return [future.result(timeout=2 * TIMEOUT_S) for future in futures]
+        # Threads share torch's generator, whose lock is held while a state is copied. A collection in that moment lets
+        # another thread run, which then waits for the lock without letting go of Python: both wait for ever.
+        gc.disable()
+        try:
+            with ThreadPoolExecutor(ranks) as pool:
+                futures = [pool.submit(act, Threads(meeting, rank, ranks)) for rank in range(ranks)]
+                return [future.result(timeout=2 * TIMEOUT_S) for future in futures]
+        finally:
+            gc.enable()
 
     return run
 
