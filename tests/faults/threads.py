@@ -1,5 +1,6 @@
 """Ranks as threads of one process, whose group ends when one of them fails, as that of processes does."""
 
+import gc
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -84,10 +85,14 @@ def on_ranks(ranks: int, act: Callable[[Group], Any]) -> list[Any]:
     if ranks == 1:
         return [_caught(lambda: act(Group()))]
     meeting = Meeting(ranks)
-    with ThreadPoolExecutor(ranks) as pool:
-        groups = [Threads(meeting, rank, ranks) for rank in range(ranks)]
-        futures = [pool.submit(_caught, lambda group=group: act(group)) for group in groups]
-        return [future.result(timeout=4 * TIMEOUT_S) for future in futures]
+    gc.disable()  # as in tests/unit/conftest.py: a collection under the lock of torch's generator stops all threads
+    try:
+        with ThreadPoolExecutor(ranks) as pool:
+            groups = [Threads(meeting, rank, ranks) for rank in range(ranks)]
+            futures = [pool.submit(_caught, lambda group=group: act(group)) for group in groups]
+            return [future.result(timeout=4 * TIMEOUT_S) for future in futures]
+    finally:
+        gc.enable()
 
 
 def _caught(act: Callable[[], Any]) -> Any:
