@@ -38,7 +38,7 @@ from evenstep.train.weigh import Weights, weigh
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen: one is made in every update, and freezing costs
 class Outcome:
     """What became of one update.
 
@@ -246,7 +246,7 @@ class Update:
                 self._make_room(passage, weights, update, fault)
             self._buffers.restore(1.0)
         gathered = passage.gathered
-        if all([self._way.tasks[name].late_weight for name in weights.totals]):
+        if all(self._way.tasks[name].late_weight for name in weights.totals):
             gathered.late_total = self._late_total(passage.late_weights, weights)
         return gathered
 

@@ -17,7 +17,7 @@ from evenstep.train.task import Task
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen: one is made in every update, and freezing costs
 class Weights:
     """The weights of one update.
 
