@@ -117,6 +117,10 @@ class Group:
         line = message.splitlines()[0] if message else "no word"
         return f"rank {self.rank} failed{self.where()}: {line}"
 
+    def explained(self, error: BaseException) -> BaseException:
+        """What `error` is, seen from here: a LostRankError if a collective of torch's own has raised it."""
+        return error
+
     def at(self, update: int) -> None:
         """Note which update is being computed, for messages."""
 
@@ -263,6 +267,10 @@ class Processes(Group):
     def abort_reason(self) -> str:
         return self._notices.failure()
 
+    def explained(self, error: BaseException) -> BaseException:
+        of_torch = isinstance(error, dist.DistError) or type(error) is RuntimeError and "/gloo/" in str(error)
+        return self._lost("share the model", error) if of_torch else error
+
     def recorded(self) -> list[str]:
         return self._flight.last()
 
@@ -335,7 +343,7 @@ class Processes(Group):
             else:
                 return
 
-    def _lost(self, what: str, error: RuntimeError) -> LostRankError:
+    def _lost(self, what: str, error: BaseException) -> LostRankError:
         """Who is missing, as far as it can be found out within seconds."""
         timed_out = any(word in str(error).lower() for word in ("timed out", "timeout"))
         failure = self._notices.failure()
