@@ -40,9 +40,9 @@ class Meter(evenstep.Hook):
 
 
 def open_files() -> Iterator[str]:
-    for number in os.listdir("/proc/self/fd"):
+    for file in Path("/proc/self/fd").iterdir():
         with suppress(OSError):  # the folder's own
-            yield os.readlink(f"/proc/self/fd/{number}")
+            yield str(file.readlink())
 
 
 class Chaos(evenstep.Hook):

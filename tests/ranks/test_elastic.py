@@ -32,8 +32,9 @@ class Square(evenstep.Task):
 class KillOnce(evenstep.Hook):
     # one rank, in the first attempt only, between the checkpoints of updates 6 and 9
     def before_update(self, event):
-        attempt = os.environ.get("_EVENSTEP_ATTEMPT", "0"), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        if event.update == 8 and attempt == ("0", "0") and os.environ.get("RANK") == os.environ.get("KILLED_RANK", "none"):
+        env = os.environ
+        attempt = env.get("_EVENSTEP_ATTEMPT", "0"), env.get("TORCHELASTIC_RESTART_COUNT", "0")
+        if event.update == 8 and attempt == ("0", "0") and env.get("RANK") == env.get("KILLED_RANK", "none"):
             os.kill(os.getpid(), signal.SIGKILL)
 
 def model():

@@ -268,7 +268,7 @@ class Processes(Group):
         return self._notices.failure()
 
     def explained(self, error: BaseException) -> BaseException:
-        of_torch = isinstance(error, dist.DistError) or type(error) is RuntimeError and "/gloo/" in str(error)
+        of_torch = isinstance(error, dist.DistError) or (type(error) is RuntimeError and "/gloo/" in str(error))
         return self._lost("share the model", error) if of_torch else error
 
     def recorded(self) -> list[str]:
