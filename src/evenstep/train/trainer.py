@@ -342,9 +342,12 @@ class Trainer:
                     reason = self._loop.why_over()
                     self._finish()
                     self._writers.event("train_end", end(None))
-                except BaseException as error:
+                except BaseException as raised:
+                    error = self._group.explained(raised)
                     self._salvage(error, end)
-                    raise
+                    if error is raised:
+                        raise
+                    raise error from raised
             self._write()  # once more: hooks may have put values when they heard of the end
         return Result(
             update=self.progress.update,
