@@ -35,6 +35,7 @@ from evenstep.pipeline import Section, Stage
 from evenstep.precision import Precision
 from evenstep.train.coefficients import Coefficients, Fixed
 from evenstep.train.cuts import Cuts, Piece
+from evenstep.train.metrics import observations
 from evenstep.train.norms import Norms
 from evenstep.train.randomness import seed_generators
 from evenstep.train.task import Loss, Task
@@ -344,6 +345,11 @@ class Passage:
             if isinstance(metric_sum, Tensor):
                 metric_sum = metric_sum.detach()
             put(prefix + name, metric_sum, metric_weight, update=update)
+        task = self._way.tasks[one.task]
+        if task.metrics:
+            for name, seen in observations(task, loss, one.index):
+                key = f"{one.task}/{name}" if one.task else name
+                self._way.storage.observe(self._prefix, key, seen, update=update)
         if total is None:
             put(prefix + "loss", 0.0, weight, update=update)
             put(prefix + "no_loss", 1.0, update=update)

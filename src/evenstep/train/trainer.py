@@ -33,6 +33,7 @@ from evenstep.train.cuts import Cuts
 from evenstep.train.evaluations import Evaluations
 from evenstep.train.failures import FailurePolicy, Stop
 from evenstep.train.loop import Actions, Loop
+from evenstep.train.metrics import build_meters
 from evenstep.train.passage import Way
 from evenstep.train.progress import Progress
 from evenstep.train.randomness import undisturbed
@@ -167,7 +168,7 @@ class Trainer:
         self.model, self.optimizer = model, optimizer
         self.evaluations = dict(evaluations or {})
         self.folder = None if folder is None else Path(folder)
-        self.storage = Storage()
+        self.storage = Storage(meters=build_meters(tasks.by_name, self.device))
         self.updates = updates if updates is not None else updates_of(data, cast("int", epochs), seed)
         self._data, self._config, self._resumed = data, dict(config or {}), False
         self._group = model.mesh.world if isinstance(model, Staged) else strategy.group
