@@ -1,7 +1,7 @@
 """Metrics with a state of their own, such as torchmetrics' F1 or AUROC, beside those that are pairs (sum, weight).
 
 A meter is updated with what each micro-batch shows it, and can be taken back to before an update that was given up, or
-a try that is made again. When metrics settle, the ranks' states are gathered once, reduced as each state says, computed,
+a try that is made again. When metrics settle, the ranks' states are gathered once, reduced as each says, computed,
 and set back; ranks that have seen nothing are left out. It knows torchmetrics' objects by their shape alone.
 """
 

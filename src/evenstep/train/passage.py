@@ -98,6 +98,11 @@ class Gathered:
     losses: dict[int, tuple[str, Tensor]] = field(default_factory=dict[int, tuple[str, Tensor]])
     failures: dict[int, tuple[str, Exception]] = field(default_factory=dict[int, tuple[str, Exception]])
 
+    def add(self, other: "Gathered") -> None:
+        """Take what is known of other micro-batches of the update."""
+        self.losses.update(other.losses)
+        self.failures.update(other.failures)
+
 
 @final
 class Passage:

@@ -17,6 +17,7 @@ from evenstep.events import Storage
 from evenstep.events.meters import Meters
 from evenstep.parallel import Ddp, Group, Single
 
+pytestmark = pytest.mark.filterwarnings("ignore:No .* samples in targets")  # torchmetrics, of short windows
 OnRanks = Callable[..., list[Any]]
 SIZES = {"a": 6, "b": 5}
 
@@ -133,7 +134,6 @@ def test_a_second_evaluation_begins_anew(several: Any) -> None:
     assert trainer.evaluate() == trainer.evaluate()
 
 
-@pytest.mark.filterwarnings("ignore:No .* samples in targets")
 def test_training_metrics_cover_the_updates_since_they_were_written_last(several: Any) -> None:
     outputs: list[tuple[Tensor, Any]] = []
 
