@@ -302,7 +302,9 @@ class Late(OfHead):
 def late_weights_beside_others_are_divided(group: Group) -> object:
     def run(strategy: Strategy, late: bool) -> dict[str, Tensor]:
         kinds = (Late, OfHead, Late) if late else (OfHead,) * 3
-        one = _mixed(strategy, task={name: kind(head) for head, (name, kind) in enumerate(zip("abc", kinds))})
+        one = _mixed(
+            strategy, task={name: kind(head) for head, (name, kind) in enumerate(zip("abc", kinds, strict=True))}
+        )
         one.train()
         return values(one)
 

@@ -2,8 +2,8 @@
 
 FSDP2 gathers a unit's parameters where they are used and frees them afterwards, so all ranks must run the same
 passes: a rank with fewer micro-batches runs some again, whose gradients are replaced by zeros before anyone adds them.
-It averages by default; here every reduction is a SUM. Parameters that are single numbers stay whole on every rank. How gradients are reduced is the variants' (`fsdp`,
-`ordered_fsdp`); nothing of FSDP2 itself is rewritten.
+It averages by default; here every reduction is a SUM. Parameters that are single numbers stay whole on every rank. How
+gradients are reduced is the variants' (`fsdp`, `ordered_fsdp`); nothing of FSDP2 itself is rewritten.
 """
 
 from abc import abstractmethod

@@ -50,6 +50,16 @@ def _check(task: Task, name: str, metric: Any) -> None:
         raise ArgumentError(f"{where} must have a printable name that is none of {', '.join(_TAKEN)}; rename it.")
 
 
+def check_names(task: Task, loss: Loss) -> None:
+    """Raise TaskError for a metric that would be mixed into the loss that is recorded under the same name."""
+    for name in _TAKEN:
+        if name in loss.metrics:
+            raise TaskError(
+                f"{type(task).__name__} gives a metric called `{name}`, which is what the trained loss is recorded as; "
+                f"rename it."
+            )
+
+
 def observations(task: Task, loss: Loss, microbatch: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """What each metric of the task sees of a micro-batch: the arguments of its `update`, by name.
 

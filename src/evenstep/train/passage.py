@@ -35,7 +35,7 @@ from evenstep.pipeline import Section, Stage
 from evenstep.precision import Precision
 from evenstep.train.coefficients import Coefficients, Fixed
 from evenstep.train.cuts import Cuts, Piece
-from evenstep.train.metrics import observations
+from evenstep.train.metrics import check_names, observations
 from evenstep.train.norms import Norms
 from evenstep.train.randomness import seed_generators
 from evenstep.train.task import Loss, Task
@@ -346,6 +346,7 @@ class Passage:
         put, update = self._way.storage.put, self._update
         prefix = f"{self._prefix}{one.task}/" if one.task else self._prefix
         weight = self._weight_of(one, loss)
+        check_names(self._way.tasks[one.task], loss)
         for name, (metric_sum, metric_weight) in loss.metrics.items():
             if isinstance(metric_sum, Tensor):
                 metric_sum = metric_sum.detach()
