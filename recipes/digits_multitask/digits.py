@@ -81,9 +81,7 @@ def digits(split: Split, label: Label, *, max_shift: int = 0) -> Digits:
         MissingExtraError: scikit-learn is not installed.
     """
     if split not in ("train", "test", "fit", "valid") or label not in ("class", "parity", "box"):
-        raise ArgumentError(
-            f"`split` must be train, test, fit or valid and `label` class, parity or box, but they are {split}, {label}."
-        )
+        raise ArgumentError(f"`split` and `label` must be of {Split} and {Label}, but are {split}, {label}.")
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
