@@ -48,10 +48,12 @@ class Strategy(ABC):
         holds_all: whether each rank has all that a checkpoint holds, without asking the others.
         cuts_alone: whether a rank may run its micro-batches in more pieces than its peers do: they share no model, so
             no forward or backward waits for another rank's.
+        in_turn: whether all ranks must run micro-batches of one kind at the same time.
     """
 
     holds_all: bool = True
     cuts_alone: ClassVar[bool] = False
+    in_turn: ClassVar[bool] = False
 
     def __init__(self, group: Group | None = None) -> None:
         self.group = group or Group()
@@ -93,7 +95,9 @@ class Strategy(ABC):
     def adopt(self, optimizer: torch.optim.Optimizer) -> None:
         """After `wrap`: let `optimizer` hold the parameters that this rank steps."""
 
-    def match(self, work: Sequence[T], run: Callable[[T], None], *, backward: bool, kind: str = "") -> None:
+    def match(
+        self, work: Sequence[T], run: Callable[[T], None], *, backward: bool, kind: str = "", last: bool = True
+    ) -> None:
         """Before an update's or an evaluation's passes: run more, where all ranks must run the same number.
 
         Args:
@@ -102,6 +106,7 @@ class Strategy(ABC):
                 the strategy's to remove.
             backward: whether passes come back.
             kind: of the micro-batches; only those of one kind go through the same parts of a model.
+            last: whether no passes of another kind follow in this accumulation.
         """
 
     def arm(self, module: Callable[..., Any]) -> None:
@@ -130,6 +135,13 @@ class Strategy(ABC):
         """
         each = norms(gradients)
         return each.dot(each)
+
+    def facing(self, gradient: Tensor) -> Tensor:
+        """What of a reduced gradient this rank takes inner products of. All ranks ask for the same ones in order."""
+        return gradient
+
+    def over_shards(self, products: Tensor) -> None:
+        """Sum inner products of what ranks were `facing`, in place, where those are parts of gradients."""
 
     def after_step(self) -> None:
         """The optimizer has made its step on this rank: parameters that others stepped may be fetched."""
