@@ -61,6 +61,7 @@ def build_model(config: Config, made: nn.Module | Layers, mesh: Mesh | None) -> 
             schedule=schedule.name,
             stages_per_rank=here,
             split_at=split_at,
+            relay_skips=parallel.relay_skips,
             seed=config.seed,
         )
     except (ArgumentError, PlanError) as error:

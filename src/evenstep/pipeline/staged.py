@@ -36,6 +36,8 @@ class Staged(nn.Module):
         schedule: name of the pipeline schedule.
         stages_per_rank: how many stages each rank holds; None: as few as the schedule allows.
         split_at: names of the layers that begin the second and later stages; None: equal numbers of layers.
+        relay_skips: whether an output that several or distant stages take goes from each stage to the next, and its
+            gradients are summed on the way back; by default it goes directly to each of them.
         ties: sets of names of parameters that are one; those that modules share are found by themselves.
         seed: of the layers that are built here.
 
@@ -56,6 +58,7 @@ class Staged(nn.Module):
         schedule: str = "1f1b",
         stages_per_rank: int | None = None,
         split_at: Sequence[str] | None = None,
+        relay_skips: bool = False,
         ties: Sequence[tuple[str, ...]] = (),
         seed: int = 0,
     ) -> None:
@@ -68,7 +71,7 @@ class Staged(nn.Module):
             stages_per_rank = -(-(len(split_at) + 1) // ranks)
         chain = self.schedule.layout(ranks, stages_per_rank)
         self._places = cut(self.layers, stages=chain.stages, split_at=split_at)
-        self.carried = flows(self.layers, self._places)
+        self.carried = flows(self.layers, self._places, relayed=relay_skips)
         self.layout = Layout(rank_of=chain.rank_of, edges=tuple(self.carried))
         self.own = self.layout.stages_of(self.mesh.pipeline.rank)
         shared = _shared(self.layers)
