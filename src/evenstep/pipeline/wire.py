@@ -28,7 +28,7 @@ SENDING = 4  # messages to one rank that are on their way at once
 _LOOK_EVERY_S = 0.5
 _GRACE_S = 2.0  # a rank that fails leaves word and then its connections break; the word may come a little later
 _Sending = tuple[list[Callable[[], None]], list[Tensor]]  # how to wait for a message, and what must stay until then
-_KINDS = ("output", "gradient", "state")
+_KINDS = ("output", "gradient", "state", "prediction")
 
 
 @final
@@ -37,9 +37,9 @@ class Address:
     """Which tree a message holds.
 
     Args:
-        kind: "output" or "gradient"; "state" for what a checkpoint gathers.
-        source: the stage that it comes from.
-        destination: the stage that it goes to.
+        kind: "output" or "gradient"; "state" for what a checkpoint gathers, "prediction" for what is collected.
+        source: the stage that it comes from; of what is collected, the rank.
+        destination: the stage, or rank, that it goes to.
         microbatch: global number.
     """
 

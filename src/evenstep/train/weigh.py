@@ -78,7 +78,7 @@ def weigh(tasks: Mapping[str, Task], batch: GlobalBatch, group: Group, *, tolera
     mine: dict[int, float] = {}
     failures: dict[int, Exception] = {}
     for microbatch in batch.microbatches:
-        task = _task_of(tasks, microbatch)
+        task = task_of(tasks, microbatch)
         if task.late_weight:
             mine[microbatch.index] = 1.0
             continue
@@ -143,7 +143,12 @@ def _spans(batch: GlobalBatch) -> dict[str, list[range]]:
     return spans
 
 
-def _task_of(tasks: Mapping[str, Task], microbatch: Microbatch) -> Task:
+def task_of(tasks: Mapping[str, Task], microbatch: Microbatch) -> Task:
+    """The task that a micro-batch is for.
+
+    Raises:
+        TaskError: the run has none of this name.
+    """
     task = tasks.get(microbatch.task)
     if task is not None:
         return task
