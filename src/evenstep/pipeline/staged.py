@@ -77,7 +77,7 @@ class Staged(nn.Module):
         shared = _shared(self.layers)
         built = self._build(seed)
         _separate(built.values())
-        _check_dense(built.values())
+        _check_whole(built.values())
         # what other ranks hold must not stay here because this refers to it
         kept = tuple(replace(layer, build=nn.Identity) for layer in self.layers.layers)
         self.layers = Layers(kept, self.layers.ties)
@@ -215,8 +215,18 @@ def _separate(modules: Iterable[nn.Module]) -> None:
                     seen[id(copy)] = module
 
 
-def _check_dense(modules: Iterable[nn.Module]) -> None:
-    sparse = [part for module in modules for part in module.modules() if getattr(part, "sparse", False) is True]
+def _check_whole(modules: Iterable[nn.Module]) -> None:
+    """Refuse parameters that are cut over ranks already, and sparse gradients."""
+    parts = [part for module in modules for part in original(module).modules()]
+    for part in parts:
+        for name, parameter in part.named_parameters(recurse=False):
+            if hasattr(parameter, "placements"):  # a DTensor, without importing what it is made of
+                raise ArgumentError(
+                    f"each rank must hold the parameters of its stages whole, but `{name}` of {part} is cut over ranks "
+                    f"(tensor parallelism), which norms, reductions and checkpoints know nothing of; give the model "
+                    f"uncut."
+                )
+    sparse = [part for part in parts if getattr(part, "sparse", False) is True]
     if sparse:
         raise ArgumentError(
             f"all gradients of a model in stages must be dense, but those of {sparse[0]} are sparse; build it without "
