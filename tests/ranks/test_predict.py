@@ -16,7 +16,7 @@ from evenstep.parallel import Fsdp, Mesh, Ordered, Processes
 from evenstep.pipeline import Staged
 
 torch.set_num_threads(1)
-world = Processes(torch.device("cpu"), timeout_s=60) if sys.argv[1] == "ranks" else None
+world = Processes(torch.device("cpu"), timeout_s=120) if sys.argv[1] == "ranks" else None
 
 class Fit(evenstep.Task):
     def weight(self, batch):
@@ -92,7 +92,7 @@ def test_stages_and_shards_predict_what_one_process_does(tmp_path: Path) -> None
         for rank in range(4)
     ]
     try:
-        assert [process.wait(timeout=120) for process in processes] == [0] * 5
+        assert [process.wait(timeout=240) for process in processes] == [0] * 5
     finally:
         for process in processes:
             process.kill()
