@@ -48,6 +48,7 @@ WAYS: dict[str, tuple[str, Way]] = {
     },
     "2 × 1f1b × 2 replicas": ("chain", (4, 2, "1f1b", 0)),
     "2 × 1f1b, encoder-decoder": ("encoder-decoder", (2, 2, "1f1b", 0)),
+    "4 × 1f1b, encoder-decoder relayed": ("relayed", (4, 4, "1f1b", 0)),
     "4 × 1f1b, tied embeddings": ("tied", (4, 4, "1f1b", 0)),
     "2 × 1f1b, ragged lengths": ("ragged", (2, 2, "1f1b", 0)),
 }

@@ -62,14 +62,16 @@ class Decode(nn.Module):
         return x + self.dropout(self.out(read).tanh())
 
 
-def encoder_decoder() -> Layers:
+def encoder_decoder(decoders: int) -> Layers:
     """An encoder whose output goes to every decoder layer; the decoder begins with inputs of its own."""
     return Layers(
         (
             Layer("encoder", Encode(), inputs=("source",)),
             Layer("embedding", nn.Embedding(WORDS, WIDTH), sources=(), inputs=("input",)),
-            Layer("decoder.0", Decode(), sources=("embedding", "encoder")),
-            Layer("decoder.1", Decode(), sources=("decoder.0", "encoder")),
+            *(
+                Layer(f"decoder.{n}", Decode(), sources=(f"decoder.{n - 1}" if n else "embedding", "encoder"))
+                for n in range(decoders)
+            ),
             Layer("scores", nn.Linear(WIDTH, WORDS)),
         )
     )
@@ -95,12 +97,13 @@ def main(folder: Path, case: str, pipeline: int, schedule: str, stages_per_rank:
     world = Processes(torch.device("cpu"), timeout_s=60) if several else Group()
     mesh = Mesh.of(world, pipeline=pipeline)
     torch.manual_seed(mesh.data.rank)  # replicas begin different; the strategy must make them equal
-    layers = encoder_decoder() if case == "encoder-decoder" else chain(tied=case == "tied")
-    model = Staged(layers, mesh=mesh, schedule=schedule, stages_per_rank=stages_per_rank)
+    decoders = {"encoder-decoder": 2, "relayed": 7}.get(case)
+    layers = chain(tied=case == "tied") if decoders is None else encoder_decoder(decoders)
+    model = Staged(layers, mesh=mesh, schedule=schedule, stages_per_rank=stages_per_rank, relay_skips=case == "relayed")
     collate: Any = {"collate": trimmed} if case == "ragged" else {}
     trainer = evenstep.Trainer(
         model=model,
-        task=Translate() if case == "encoder-decoder" else Words(),
+        task=Words() if decoders is None else Translate(),
         optimizer=torch.optim.AdamW(model.parameters(), lr=3e-3, fused=True),
         data=evenstep.MapData(sentences(52), global_batch_size=16, micro_batch_size=2, **collate),
         updates=updates,

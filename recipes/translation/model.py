@@ -5,13 +5,13 @@ translates it keeps no cache: it is written to be read and copied, not to serve.
 """
 
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from evenstep.pipeline import Layer
+from evenstep.pipeline import Layer, Layers
 
 NUM_TOKENS, PAD, BEGIN, END = 259, 256, 257, 258
 
@@ -55,11 +55,15 @@ class Embed(nn.Module):
         return self.dropout(self.tokens(tokens) + self.places(places))
 
 
-class Source(Embed):
+class Source(nn.Module):
     """The beginning of the encoder."""
 
-    def forward(self, source: Tensor) -> Encoded:  # type: ignore[override]
-        return {"x": super().forward(source), "mask": source != PAD}
+    def __init__(self, width: int, context: int, dropout: float) -> None:
+        super().__init__()
+        self.embed = Embed(width, context, dropout)
+
+    def forward(self, source: Tensor) -> Encoded:
+        return {"x": self.embed(source), "mask": source != PAD}
 
 
 class EncoderBlock(nn.Module):
@@ -184,3 +188,8 @@ class Translator(nn.Module):
 def _bytes(tokens: list[int]) -> bytes:
     end = tokens.index(END) if END in tokens else len(tokens)
     return bytes(token for token in tokens[:end] if token < 256)
+
+
+def in_layers(**arguments: Any) -> Layers:
+    """The layers of a `Translator`: one process, too, runs them as a stage, with the dropout masks of any pipeline."""
+    return Layers.of(Translator(**arguments))

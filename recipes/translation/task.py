@@ -46,7 +46,7 @@ class Translate(Task):
 
 
 class Translations(Hook):
-    """At the end, show some translations of the evaluation's messages, and the chrF of all.
+    """At the end, show some translations of the evaluation's messages, and the BLEU and chrF of all.
 
     Args:
         show: how many.
@@ -54,7 +54,8 @@ class Translations(Hook):
         language: of the pairs.
         max_bytes: of the pairs.
 
-    Reference: Popović, "chrF: character n-gram F-score for automatic MT evaluation", WMT 2015, as sacrebleu has it.
+    Reference: Papineni et al., "BLEU: a method for automatic evaluation of machine translation", ACL 2002, and Popović,
+    "chrF: character n-gram F-score for automatic MT evaluation", WMT 2015, as sacrebleu has them.
     """
 
     first_rank_only = True
@@ -72,8 +73,9 @@ class Translations(Hook):
         if event.outcome == "failed" or folder is None:
             return
         found = list(self.translated(folder))
-        score = import_module("sacrebleu").corpus_chrf([mine for _, _, mine in found], [[ref for _, ref, _ in found]])
-        print(f"\nchrF of {len(found)} valid messages, after update {event.update}: {score.score:.1f}")
+        scores, pairs = import_module("sacrebleu"), ([mine for _, _, mine in found], [[ref for _, ref, _ in found]])
+        bleu, chrf = scores.corpus_bleu(*pairs).score, scores.corpus_chrf(*pairs).score
+        print(f"\n{len(found)} valid messages, after update {event.update}: BLEU {bleu:.1f}, chrF {chrf:.1f}")
         for english, reference, mine in found[:: max(1, len(found) // self.show)][: self.show]:
             print(f"  {english}\n    reference  {reference}\n    model      {mine}")
         print(flush=True)

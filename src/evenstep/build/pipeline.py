@@ -41,12 +41,12 @@ def build_model(config: Config, made: nn.Module | Layers, mesh: Mesh | None) -> 
         ConfigError: a pipeline schedule that is not known, or that can't run this model's stages.
     """
     parallel = config.parallel
-    if parallel.pipeline == 1 and isinstance(made, nn.Module):
-        return made
     if parallel.pipeline_schedule not in SCHEDULES:
         close = get_close_matches(parallel.pipeline_schedule, SCHEDULES, n=1)
         advice = f"did you mean `{close[0]}`?" if close else f"there are {', '.join(SCHEDULES)}."
         raise ConfigError([f"`parallel.pipeline_schedule` is `{parallel.pipeline_schedule}`, which is none; {advice}"])
+    if parallel.pipeline == 1 and isinstance(made, nn.Module):
+        return made
     ranks, schedule = parallel.pipeline, SCHEDULES[parallel.pipeline_schedule]
     split_at = parallel.split_at or None
     count = parallel.stages_per_rank
@@ -61,6 +61,7 @@ def build_model(config: Config, made: nn.Module | Layers, mesh: Mesh | None) -> 
             schedule=schedule.name,
             stages_per_rank=here,
             split_at=split_at,
+            relay_skips=parallel.relay_skips,
             seed=config.seed,
         )
     except (ArgumentError, PlanError) as error:

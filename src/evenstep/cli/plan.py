@@ -79,6 +79,7 @@ def run(path: str, settings: list[str]) -> int:
         raise PlanError(f"{chosen.name if chosen else ''} cannot be used here: {left_out[-1]}")
     if layered is not None:
         _print_cut(row, layered)
+    _print_links(row)
     _draw(row, options)
     return EXIT_DONE
 
@@ -115,7 +116,8 @@ def _measured(path: str, settings: Sequence[str]) -> tuple[Layered, dict[str, An
         of_run: dict[str, Any] = {"microbatches": batch.num_microbatches}
         if opened.config.parallel.pipeline > 1:
             of_run["ranks"] = opened.config.parallel.pipeline
-    return Layered(layers=tuple(costs), flows=lambda cuts: flows(layers, cuts)), of_run
+        relayed = opened.config.parallel.relay_skips
+    return Layered(layers=tuple(costs), flows=lambda cuts: flows(layers, cuts, relayed=relayed)), of_run
 
 
 def _chosen(asked: str) -> Schedule | None:
@@ -192,6 +194,19 @@ def _print_cut(row: Row, layered: Layered) -> None:
     seconds = [sum(layered.layers[place].seconds for place in places) for places in cuts]
     print(f"\nthe most balanced {len(cuts)} stages: {', '.join(map(_time, seconds))} per micro-batch")
     print(f"parallel.split_at = [{names}]")
+
+
+def _print_links(row: Row) -> None:
+    links = {link: size for link, size in row.simulation.link_bytes.items() if size}
+    if len(links) > 2 * row.layout.ranks:
+        busiest = max(links, key=lambda link: links[link])
+        print(f"\n{len(links)} links between ranks; the busiest: {_link(busiest, links[busiest])}")
+    elif links:
+        print(f"\nsent from rank to rank: {', '.join(_link(link, size) for link, size in links.items())}")
+
+
+def _link(link: tuple[int, int], size: float) -> str:
+    return f"{link[0]}>{link[1]} {_size(size)}"
 
 
 def _draw(row: Row, options: Options) -> None:

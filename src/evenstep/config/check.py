@@ -272,8 +272,8 @@ def _writers(log: Log) -> Iterator[Fault]:
 def _pipeline(parallel: Parallel, launch: Launch) -> Iterator[Fault]:
     ranks = parallel.pipeline
     if ranks == 1:
-        for name, given in (("stages_per_rank", parallel.stages_per_rank), ("split_at", parallel.split_at)):
-            if given:
+        for name in ("stages_per_rank", "split_at", "relay_skips"):
+            if getattr(parallel, name):
                 yield Fault(
                     about=(f"parallel.{name}", "parallel.pipeline"),
                     text=f"`parallel.{name}` is for a pipeline, but `parallel.pipeline` is 1; leave it out, or set how "

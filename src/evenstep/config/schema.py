@@ -202,6 +202,9 @@ class Parallel(Section):
     """Stages that each pipeline rank holds; as few as the pipeline schedule allows by default."""
     split_at: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Names of the layers that begin the second and later stages; equal numbers of layers by default."""
+    relay_skips: bool = False
+    """Whether an output that several or distant stages take goes from each stage to the next, and its gradients are
+    summed on the way back; by default it goes directly to each of them."""
 
 
 class Slurm(Section):

@@ -20,7 +20,8 @@ class Section(nn.Module):
     Args:
         layers: of the whole model.
         places: of this stage's layers.
-        leaving: places of those whose output later stages take, and of the model's last layer if it is here.
+        leaving: places of those whose output goes to a later stage, and of the model's last layer if it is here. What
+            an earlier stage gave may be among them: it is sent on.
         modules: of this stage's layers; a compiled one keeps the names of what it was compiled from.
     """
 

@@ -5,6 +5,7 @@ nobody up. It is exact for that model: with whole numbers or fractions as costs,
 it is not told: congestion, received copies, and reductions over data-parallel ranks.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -14,6 +15,8 @@ from evenstep.errors import ArgumentError
 from evenstep.pipeline.action import Action, Op, Plan
 from evenstep.pipeline.layout import Layout
 from evenstep.pipeline.order import Span, spans
+
+_CROSSES = (Op.FORWARD, Op.BACKWARD, Op.INPUT_BACKWARD)  # what gives something to send
 
 
 @final
@@ -130,7 +133,7 @@ class Simulation:
         window_s: seconds from each rank's own first start to its last end.
         peak_bytes: the most memory that each rank holds at once.
         peak_live: the most (stage, micro-batch) activations that each rank holds at once.
-        bytes_sent: that each rank sends to others.
+        link_bytes: that go from one rank to another, by (sender, receiver).
     """
 
     spans: tuple[Span, ...]
@@ -139,7 +142,15 @@ class Simulation:
     window_s: tuple[float, ...]
     peak_bytes: tuple[float, ...]
     peak_live: tuple[int, ...]
-    bytes_sent: tuple[float, ...]
+    link_bytes: Mapping[tuple[int, int], float]
+
+    @property
+    def bytes_sent(self) -> tuple[float, ...]:
+        """Bytes that each rank sends to others."""
+        return tuple(
+            sum(size for (sender, _), size in self.link_bytes.items() if sender == rank)
+            for rank in range(len(self.busy_s))
+        )
 
     @property
     def bubble_s(self) -> tuple[float, ...]:
@@ -192,7 +203,7 @@ def simulate(plans: Sequence[Plan], layout: Layout, costs: Costs) -> Simulation:
         window_s=tuple(last.get(rank, 0) - first.get(rank, 0) for rank in range(layout.ranks)),
         peak_bytes=tuple(_peak_bytes(plan, layout.stages_of(rank), costs) for rank, plan in enumerate(plans)),
         peak_live=tuple(map(_peak_live, plans)),
-        bytes_sent=_bytes_sent(found, layout, costs),
+        link_bytes=_link_bytes(found, layout, costs),
     )
 
 
@@ -217,18 +228,17 @@ def _peak_live(plan: Plan) -> int:
     return max(accumulate(changes), default=0)
 
 
-def _bytes_sent(found: Sequence[Span], layout: Layout, costs: Costs) -> tuple[float, ...]:
-    forward: list[float] = [0] * layout.stages
-    backward: list[float] = [0] * layout.stages
-    for (source, destination), size in costs.edge_bytes.items():
-        if layout.rank_of[source] != layout.rank_of[destination]:
-            forward[source] += size
-            backward[destination] += size
-    sent: list[float] = [0] * layout.ranks
-    for span in found:
-        if span.action.op is not Op.WEIGHT_BACKWARD:
-            sent[span.rank] += (forward if span.action.op is Op.FORWARD else backward)[span.action.stage]
-    return tuple(sent)
+def _link_bytes(found: Sequence[Span], layout: Layout, costs: Costs) -> dict[tuple[int, int], float]:
+    rank_of = layout.rank_of
+    runs = Counter((span.action.op is Op.FORWARD, span.action.stage) for span in found if span.action.op in _CROSSES)
+    sent: dict[tuple[int, int], float] = {}
+    for source, destination in layout.edges:
+        size = costs.edge_bytes.get((source, destination), 0)
+        here, there = rank_of[source], rank_of[destination]
+        if here != there:
+            sent[here, there] = sent.get((here, there), 0) + runs[True, source] * size
+            sent[there, here] = sent.get((there, here), 0) + runs[False, destination] * size
+    return dict(sorted(sent.items()))
 
 
 def _check(name: str, values: Sequence[float], stages: int) -> None:

@@ -36,6 +36,8 @@ class Staged(nn.Module):
         schedule: the pipeline schedule, or its name.
         stages_per_rank: how many stages each rank holds; None: as few as the schedule allows.
         split_at: names of the layers that begin the second and later stages; None: equal numbers of layers.
+        relay_skips: whether an output that several or distant stages take goes from each stage to the next, and its
+            gradients are summed on the way back; by default it goes directly to each of them.
         ties: sets of names of parameters that are one; those that modules share are found by themselves.
         seed: of the layers that are built here.
 
@@ -56,6 +58,7 @@ class Staged(nn.Module):
         schedule: str | Schedule = "1f1b",
         stages_per_rank: int | None = None,
         split_at: Sequence[str] | None = None,
+        relay_skips: bool = False,
         ties: Sequence[tuple[str, ...]] = (),
         seed: int = 0,
     ) -> None:
@@ -69,13 +72,13 @@ class Staged(nn.Module):
             stages_per_rank = -(-(len(split_at) + 1) // ranks)
         chain = self.schedule.layout(ranks, stages_per_rank)
         self._places = cut(self.layers, stages=chain.stages, split_at=split_at)
-        self.carried = flows(self.layers, self._places)
+        self.carried = flows(self.layers, self._places, relayed=relay_skips)
         self.layout = Layout(rank_of=chain.rank_of, edges=tuple(self.carried))
         self.own = self.layout.stages_of(self.mesh.pipeline.rank)
         shared = _shared(self.layers)
         built = self._build(seed)
         _separate(built.values())
-        _check_dense(built.values())
+        _check_whole(built.values())
         # what other ranks hold must not stay here because this refers to it
         kept = tuple(replace(layer, build=nn.Identity) for layer in self.layers.layers)
         self.layers = Layers(kept, self.layers.ties)
@@ -213,8 +216,18 @@ def _separate(modules: Iterable[nn.Module]) -> None:
                     seen[id(copy)] = module
 
 
-def _check_dense(modules: Iterable[nn.Module]) -> None:
-    sparse = [part for module in modules for part in module.modules() if getattr(part, "sparse", False) is True]
+def _check_whole(modules: Iterable[nn.Module]) -> None:
+    """Refuse parameters that are cut over ranks already, and sparse gradients."""
+    parts = [part for module in modules for part in original(module).modules()]
+    for part in parts:
+        for name, parameter in part.named_parameters(recurse=False):
+            if hasattr(parameter, "placements"):  # a DTensor, without importing what it is made of
+                raise ArgumentError(
+                    f"each rank must hold the parameters of its stages whole, but `{name}` of {part} is cut over ranks "
+                    f"(tensor parallelism), which norms, reductions and checkpoints know nothing of; give the model "
+                    f"uncut."
+                )
+    sparse = [part for part in parts if getattr(part, "sparse", False) is True]
     if sparse:
         raise ArgumentError(
             f"all gradients of a model in stages must be dense, but those of {sparse[0]} are sparse; build it without "

@@ -29,7 +29,7 @@ _GRACE_S = 2.0  # a rank that fails leaves word and then its connections break; 
 _ALIGNED = 64  # bytes: each tensor lies where one of its own would
 _SECOND = 1  # the channel of second pieces
 _HEADER = Struct("6q16x")  # kind, source, destination, micro-batch, bytes of the form, bytes of the body with the form
-_KINDS = ("output", "gradient", "state")
+_KINDS = ("output", "gradient", "state", "prediction")
 
 
 @final
@@ -38,9 +38,9 @@ class Address:
     """Which tree a message holds.
 
     Args:
-        kind: "output" or "gradient"; "state" for what a checkpoint gathers.
-        source: the stage that it comes from.
-        destination: the stage that it goes to.
+        kind: "output" or "gradient"; "state" for what a checkpoint gathers, "prediction" for what is collected.
+        source: the stage that it comes from; of what is collected, the rank.
+        destination: the stage, or rank, that it goes to.
         microbatch: global number.
     """
 

@@ -4,6 +4,7 @@ from evenstep.train.coefficients import Coefficients, Fixed, Scheduled, Uncertai
 from evenstep.train.collect import Collected, Trained
 from evenstep.train.combine import AlignedMtl, Combine, GradNorm, PcGrad, Separate
 from evenstep.train.failures import Answer, DropTask, FailurePolicy, Retry, Rewind, Skip, Stop
+from evenstep.train.predict import Prediction
 from evenstep.train.progress import Progress
 from evenstep.train.result import Result
 from evenstep.train.spikes import LossSpikes
@@ -23,6 +24,7 @@ __all__ = [
     "Loss",
     "LossSpikes",
     "PcGrad",
+    "Prediction",
     "Progress",
     "Result",
     "Retry",

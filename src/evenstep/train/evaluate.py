@@ -6,8 +6,8 @@ when something raises. It does not choose when.
 """
 
 import traceback
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Generator
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any, cast, final
 
@@ -24,6 +24,19 @@ from evenstep.train.passage import Passage, Way
 from evenstep.train.randomness import undisturbed
 from evenstep.train.task import Task
 from evenstep.train.weigh import Weights, weigh
+
+
+@contextmanager
+def evaluating(model: nn.Module, device: torch.device) -> Generator[None]:
+    """Inside, `model` is in evaluation mode, without gradients; its modes and the generators come back as they were."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad(), undisturbed(device):
+            yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
 
 
 @final
@@ -66,14 +79,8 @@ class Evaluation:
             The metrics, "valid/loss" and so on: Σsum/Σweight over the whole set.
         """
         prefix = f"{self._name}/"
-        modes = {module: module.training for module in self._model.modules()}
-        self._model.eval()
-        try:
-            with torch.no_grad(), undisturbed(self._way.device):
-                self._run(update, prefix)
-        finally:
-            for module, training in modes.items():
-                module.training = training
+        with evaluating(self._model, self._way.device):
+            self._run(update, prefix)
         records = self._way.storage.settle(self._execution.group.gather)
         if not any(record.name.startswith(prefix) for record in records):
             kinds = ", ".join(f"`{type(task).__name__}.weight`" for task in self._way.tasks.values())

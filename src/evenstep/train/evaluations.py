@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from typing import final
 
 from evenstep.data import Data
+from evenstep.errors import ArgumentError
 from evenstep.events import EvaluateBegin, EvaluateEnd, Incident, Writers
 from evenstep.optim.ema import Ema
 from evenstep.train.cuts import Cuts
 from evenstep.train.evaluate import Evaluation
 from evenstep.train.loop import Loop
 from evenstep.train.passage import Way
+from evenstep.train.predict import Prediction, predict
 
 
 @final
@@ -48,6 +50,18 @@ class Evaluations:
         with self.ema.swapped() if self.ema is not None else nullcontext():
             return {name: self._one(name, data, update) for name, data in sets.items()}
 
+    def predict(self, data: Data, *, collect: bool | None) -> list[Prediction]:
+        """Collect what the tasks keep of the outputs for `data`; see `predict.predict`."""
+        with self.ema.swapped() if self.ema is not None else nullcontext():
+            return predict(
+                data,
+                model=self.loop.model,
+                way=self.way,
+                execution=self.loop.execution,
+                collect=collect,
+                hear=self.loop.hear,
+            )
+
     def _one(self, name: str, data: Data, update: int) -> dict[str, float]:
         values: dict[str, float] = {}
         evaluation = Evaluation(
@@ -68,3 +82,14 @@ class Evaluations:
             self.writers.write(records)
             values |= {record.name: record.value for record in records}
         return {key.removeprefix(f"{name}/"): value for key, value in values.items()}
+
+
+def named_set(sets: Mapping[str, Data], name: str) -> dict[str, Data]:
+    """The set of this name alone.
+
+    Raises:
+        ArgumentError: there is none.
+    """
+    if name not in sets:
+        raise ArgumentError(f"there is no evaluation '{name}'; there are {', '.join(sets) or 'none'}.")
+    return {name: sets[name]}

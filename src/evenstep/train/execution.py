@@ -31,11 +31,13 @@ class Execution(ABC):
         group: all ranks that train the model.
         strategy: how gradients are shared between data-parallel ranks.
         stages: that this rank runs; None where the model is not in stages.
+        holds_output: whether this rank has the model's outputs for its micro-batches.
     """
 
     group: Group
     strategy: Strategy
     stages: Stages | None = None
+    holds_output: bool = True
 
     @abstractmethod
     def train(
@@ -187,6 +189,7 @@ class Pipelined(Execution):
         self.group, self.strategy = model.mesh.world, PerStage(strategy)
         self._model = model
         self.stages = stages = Stages(model, self.strategy, device)
+        self.holds_output = model.last in model.own
         self._run = stages.run
         self._rank, self._pipeline = model.mesh.pipeline.rank, model.mesh.pipeline
         self._plan = lru_cache(maxsize=256)(self._planned)

@@ -258,7 +258,7 @@ class Loop:
         number, data_s = self.progress.update + 1, perf_counter() - began
         self.failed = batch, number
         waited_s, skipped = self.execution.strategy.group.waited_s, 0
-        self._hear(batch)
+        self.hear(batch)
         with self.bus.span(
             "update",
             lambda: UpdateBegin(
@@ -292,7 +292,7 @@ class Loop:
         self._busy_s += perf_counter() - began - (self.execution.strategy.group.waited_s - waited_s)
         self._busy_updates += 1
 
-    def _hear(self, batch: GlobalBatch) -> None:
+    def hear(self, batch: GlobalBatch) -> None:
         """Report what went wrong on this rank while `batch` was fetched."""
         for fault in batch.faults:
             incident = Incident(

@@ -105,6 +105,13 @@ class Task(ABC):
             )
         return samples
 
+    def predict(self, output: Any, batch: Any) -> Any:
+        """What `Trainer.predict` keeps of the model's output: any tree of tensors and values; by default all of it.
+
+        Called instead of `loss`, on the model's device; the less it gives, the less is copied, sent and held.
+        """
+        return output
+
     def split(self, batch: Any) -> list[Any]:
         """`batch` in two, because it did not fit into memory; in one, if it can't be cut.
 

@@ -4,7 +4,7 @@ It puts the parts together, holds what a checkpoint holds, opens and closes what
 How an update goes is told in `update`, how updates follow each other in `loop`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any, Literal, cast, final
@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 
 from evenstep.checkpoint import read_checkpoint, step_name
 from evenstep.data import Data
-from evenstep.errors import ArgumentError, LostRankError
 from evenstep.events import Bus, Hook, Incident, IncidentFiles, Storage, TrainBegin, TrainEnd, Writer, Writers
 from evenstep.optim.ema import Ema
 from evenstep.optim.schedules import LrSchedule
@@ -30,19 +29,21 @@ from evenstep.train.channels_last import channels_last as in_channels_last
 from evenstep.train.coefficients import Coefficients
 from evenstep.train.combine import Combine
 from evenstep.train.cuts import Cuts
-from evenstep.train.evaluations import Evaluations
+from evenstep.train.evaluations import Evaluations, named_set
 from evenstep.train.failures import FailurePolicy, Stop
 from evenstep.train.loop import Actions, Loop
 from evenstep.train.metrics import build_meters
 from evenstep.train.passage import Way
+from evenstep.train.predict import Prediction
 from evenstep.train.progress import Progress
 from evenstep.train.randomness import undisturbed
 from evenstep.train.replay import replay_failure
-from evenstep.train.reports import Reports, failed
+from evenstep.train.reports import Reports
 from evenstep.train.result import Result
 from evenstep.train.rewinding import Rewinding, may_rewind
 from evenstep.train.run_state import build_run_state
-from evenstep.train.saving import Saving, describe_failure
+from evenstep.train.salvage import salvage
+from evenstep.train.saving import Saving
 from evenstep.train.spikes import LossSpikes
 from evenstep.train.state import Tree, parameter_names
 from evenstep.train.task import Task
@@ -345,7 +346,16 @@ class Trainer:
                     self._writers.event("train_end", end(None))
                 except BaseException as raised:
                     error = self._group.explained(raised)
-                    self._salvage(error, end)
+                    salvage(
+                        error,
+                        loop=self._loop,
+                        group=self._group,
+                        saving=self._saving,
+                        report=self._report,
+                        state_dict=self.state_dict,
+                        write=self._write,
+                        end=lambda error: self._writers.event("train_end", end(error)),
+                    )
                     if error is raised:
                         raise
                     raise error from raised
@@ -365,25 +375,6 @@ class Trainer:
             CheckpointError: on entering, when another run is in it.
         """
         return self._saving.holding_folder()
-
-    def _salvage(self, error: BaseException, end: Callable[[BaseException], TrainEnd]) -> None:
-        """Go back to the last committed update, save it and write what is known of it; never hide `error`."""
-        try:
-            if not isinstance(error, LostRankError):
-                self._group.fail(f"{type(error).__name__}: {error}")
-            under_way, is_whole = self._loop.failed, self._loop.update.is_whole
-            self._loop.abandon()
-            self._report(failed(error, self._group, self.progress.update))
-            execution = self._loop.execution
-            strategy = execution.strategy
-            failure = describe_failure(error, under_way, rank=strategy.rank, ranks=strategy.ranks)
-            alone = is_whole and strategy.holds_all and execution.stages is None
-            self._saving.rescue(error, self.progress.update, self.state_dict if alone else None, failure)
-            if self._group.ranks == 1:  # the others may not be there to sum with
-                self._write()
-            self._writers.event("train_end", end(error))
-        except Exception as second:  # noqa: BLE001 - nothing is lost: it is attached to the error in flight
-            error.add_note(f"Then writing the last metrics raised {type(second).__name__}: {second}")
 
     def _finish(self) -> None:
         # A run that was stopped goes on later, and whoever stopped it is waiting: it is saved, not evaluated.
@@ -406,12 +397,22 @@ class Trainer:
         Raises:
             ArgumentError: there is no evaluation of this name.
         """
-        if name is not None and name not in self.evaluations:
-            raise ArgumentError(f"there is no evaluation '{name}'; there are {', '.join(self.evaluations) or 'none'}.")
+        sets = self.evaluations if name is None else named_set(self.evaluations, name)
         self._loop.settle()
         self._write()
-        names = list(self.evaluations) if name is None else [name]
-        return self._evaluations({name: self.evaluations[name] for name in names}, self.progress.update)
+        return self._evaluations(sets, self.progress.update)
+
+    def predict(self, data: Data, *, collect: bool | None = None) -> list[Prediction]:
+        """What the task keeps of the outputs for one epoch of `data`, in its order; see `Task.predict`.
+
+        It takes the parameters that `evaluate` does; the bits are the same on any ranks and stages. All ranks call it.
+
+        Args:
+            data: run forward only; neither losses nor weights are asked for. A shuffled set comes shuffled.
+            collect: whether this rank gets them, one per micro-batch, or none; by default the first rank does.
+        """
+        self._loop.settle()
+        return self._evaluations.predict(data, collect=collect)
 
     def _evaluate_all(self) -> None:
         self.evaluate()

@@ -80,7 +80,7 @@ def weigh(tasks: Mapping[str, Task], batch: GlobalBatch, group: Group, *, tolera
     mine = [0.0] * (batch.num_microbatches + 1)  # the last one for the samples that had to be left out
     for microbatch in batch.microbatches:
         weight, number = 1.0, microbatch.index
-        task = _task_of(tasks, microbatch)
+        task = task_of(tasks, microbatch)
         if not task.late_weight:
             try:
                 weight = weight_of(task, microbatch.data, f"micro-batch {number}")
@@ -139,7 +139,12 @@ def _spans(batch: GlobalBatch) -> dict[str, list[range]]:
     return spans
 
 
-def _task_of(tasks: Mapping[str, Task], microbatch: Microbatch) -> Task:
+def task_of(tasks: Mapping[str, Task], microbatch: Microbatch) -> Task:
+    """The task that a micro-batch is for.
+
+    Raises:
+        TaskError: the run has none of this name.
+    """
     task = tasks.get(microbatch.task)
     if task is not None:
         return task

@@ -26,6 +26,7 @@ def test_all_schedules_are_compared_and_the_fastest_is_drawn(evenstep: Run) -> N
     assert table["1f1b"] == ["4", "33", "ms", "27.3%", "4", "400", "MiB", "48", "MiB"]
     assert table["zb_v"] == ["8", "25.5", "ms", "5.9%", "4", "400", "MiB", "96", "MiB"]
     assert "* the fastest: zb_v" in done.out
+    assert "sent from rank to rank: 0>1 48 MiB, 1>0 48 MiB, 1>2 48 MiB" in done.out
     assert "zb_v: 4 ranks, 8 micro-batches, 25.5 ms from left to right" in done.out
     assert [len(line) for line in done.out.splitlines() if line.startswith("rank ")] == [9 + 60] * 4
 

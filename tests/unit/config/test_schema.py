@@ -71,8 +71,8 @@ PUBLIC_KEYS = {
         *("out_of_memory", "spike_threshold", "spike_window_updates"),
     ],
     "Parallel": [
-        *("compression", "gather_dtype", "offload", "pipeline", "pipeline_schedule", "reduction", "shard_ranks"),
-        *("split_at", "stages_per_rank", "strategy", "timeout_s"),
+        *("compression", "gather_dtype", "offload", "pipeline", "pipeline_schedule", "reduction", "relay_skips"),
+        *("shard_ranks", "split_at", "stages_per_rank", "strategy", "timeout_s"),
     ],
     "Best": ["keep", "metric", "mode"],
     "Checkpoint": [

@@ -1,11 +1,14 @@
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from evenstep.errors import ArgumentError, PlanError, TaskError
 from evenstep.parallel import Mesh
@@ -110,6 +113,22 @@ def test_a_layer_that_is_no_module_is_refused() -> None:
 def test_sparse_gradients_are_refused() -> None:
     with pytest.raises(ArgumentError, match="must be dense"):
         Staged([nn.Embedding(3, 2, sparse=True)])
+
+
+@pytest.fixture
+def device_mesh() -> Iterator[Any]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield init_device_mesh("cpu", (1,))
+    finally:
+        dist.destroy_process_group()
+
+
+def test_parameters_that_are_cut_over_ranks_are_refused(device_mesh: Any) -> None:
+    cut = nn.Linear(2, 2)
+    cut.weight = nn.Parameter(distribute_tensor(cut.weight.detach(), device_mesh, [Shard(0)]))
+    with pytest.raises(ArgumentError, match=r"`weight` of Linear.* is cut over ranks \(tensor parallelism\)"):
+        Staged([nn.ReLU(), nn.Sequential(cut)])
 
 
 def test_a_rank_that_holds_some_stages_cannot_be_called(on_ranks: Callable[..., list[Any]]) -> None:

@@ -108,6 +108,14 @@ def test_stages_compute_what_the_whole_model_does(model_file: ModuleType, stages
     assert set(staged.state_dict()) == set(whole.state_dict())
 
 
+def test_a_run_file_asks_for_the_layers_of_the_translator(model_file: ModuleType) -> None:
+    torch.manual_seed(0)
+    layers = model_file.in_layers(blocks=2, width=16, heads=2, context=12)
+    source, tokens = torch.randint(256, (3, 7)), torch.randint(256, (3, 5))
+    wanted = made(model_file)(source, tokens)
+    assert torch.equal(Staged(layers, stages_per_rank=3, relay_skips=True)(source=source, tokens=tokens), wanted)
+
+
 def test_padding_of_the_source_changes_nothing(model_file: ModuleType) -> None:
     whole, source, tokens = made(model_file), torch.randint(256, (2, 5)), torch.randint(256, (2, 4))
     longer = torch.cat([source, torch.full((2, 3), 256)], 1)

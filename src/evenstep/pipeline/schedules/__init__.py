@@ -8,8 +8,7 @@ from evenstep.pipeline.schedules.interleaved import interleaved
 from evenstep.pipeline.schedules.one_f_one_b import one_f_one_b
 from evenstep.pipeline.schedules.schedule import Order, Schedule
 from evenstep.pipeline.schedules.sequential import sequential
-from evenstep.pipeline.schedules.v_half import v_half
-from evenstep.pipeline.schedules.v_min import v_min
+from evenstep.pipeline.schedules.v_half_min import v_half, v_min
 from evenstep.pipeline.schedules.zb_h1 import zb_h1
 from evenstep.pipeline.schedules.zb_h2 import zb_h2
 from evenstep.pipeline.schedules.zb_v import zb_v

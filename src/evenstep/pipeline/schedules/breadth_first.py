@@ -12,11 +12,7 @@ from evenstep.pipeline.layout import Layout
 
 
 def breadth_first(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
-    """What each rank computes.
-
-    Args:
-        layout: of the stages; any.
-        microbatches: their global numbers, in ascending order.
+    """Stage after stage for all micro-batches, on any stages; see `Order`.
 
     >>> print(*breadth_first(Layout.chain(ranks=2, stages_per_rank=2), [0, 1])[1])
     1F0 1F1 3F0 3F1 3B0 3B1 1B0 1B1

@@ -12,14 +12,7 @@ from evenstep.pipeline.schedules.demands import check_one_stage_per_rank
 
 
 def gpipe(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
-    """What each rank computes.
-
-    Args:
-        layout: of the stages, one per rank.
-        microbatches: their global numbers, in ascending order.
-
-    Raises:
-        PlanError: a rank with several stages.
+    """F0 F1 … B0 B1 … on one stage per rank; see `Order`.
 
     >>> print(*gpipe(Layout.chain(ranks=2), [0, 1])[1])
     1F0 1F1 1B0 1B1

@@ -14,14 +14,7 @@ from evenstep.pipeline.schedules.demands import check_loop
 
 
 def interleaved(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
-    """What each rank computes.
-
-    Args:
-        layout: of the stages, which go round the ranks.
-        microbatches: their global numbers, in ascending order; any number of them.
-
-    Raises:
-        PlanError: stages that do not go round.
+    """1F1B in groups of P micro-batches, on stages that go round the ranks; see `Order`.
 
     >>> print(*interleaved(Layout.chain(ranks=2, stages_per_rank=2), range(4))[1])
     1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3

@@ -12,14 +12,7 @@ from evenstep.pipeline.schedules.demands import check_one_stage_per_rank
 
 
 def one_f_one_b(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
-    """What each rank computes.
-
-    Args:
-        layout: of the stages, one per rank.
-        microbatches: their global numbers, in ascending order; fewer than ranks are allowed.
-
-    Raises:
-        PlanError: a rank with several stages.
+    """Forwards, then F and B in turns, on one stage per rank; see `Order`.
 
     >>> print(*one_f_one_b(Layout.chain(ranks=2), [0, 1, 2])[0])
     0F0 0F1 0B0 0F2 0B1 0B2

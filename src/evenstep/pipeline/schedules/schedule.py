@@ -14,6 +14,8 @@ from evenstep.pipeline.layout import Layout
 from evenstep.pipeline.lower import lower
 
 Order = Callable[[Layout, Sequence[int]], tuple[Plan, ...]]
+"""What each rank computes: a pure function of the layout of the stages and of the micro-batches' global numbers, in
+ascending order and any number of them. It raises a PlanError for a layout that it is not for."""
 
 
 @final

@@ -11,11 +11,7 @@ from evenstep.pipeline.layout import Layout
 
 
 def sequential(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
-    """What each rank computes when micro-batches go through one after another.
-
-    Args:
-        layout: of the stages; any.
-        microbatches: their global numbers, in ascending order.
+    """F0 B0 F1 B1 … through all stages; see `Order`.
 
     >>> print(*sequential(Layout.chain(ranks=1, stages_per_rank=2), [0, 1])[0])
     0F0 1F0 1B0 0B0 0F1 1F1 1B1 0B1

@@ -13,14 +13,7 @@ from evenstep.pipeline.schedules.demands import check_one_stage_per_rank
 
 
 def zb_h1(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
-    """What each rank computes.
-
-    Args:
-        layout: of the stages, one per rank.
-        microbatches: their global numbers, in ascending order; fewer than ranks are allowed.
-
-    Raises:
-        PlanError: a rank with several stages.
+    """F and I in turns, W when P activations live, on one stage per rank; see `Order`.
 
     >>> print(*zb_h1(Layout.chain(ranks=2), [0, 1, 2])[1])
     1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1W2

@@ -13,14 +13,7 @@ from evenstep.pipeline.schedules.zb_h1 import split_alternated
 
 
 def zb_h2(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
-    """What each rank computes.
-
-    Args:
-        layout: of the stages, one per rank.
-        microbatches: their global numbers, in ascending order.
-
-    Raises:
-        PlanError: a rank with several stages.
+    """F and I in turns, W when 2P-1 activations live, on one stage per rank; see `Order`.
 
     >>> print(*zb_h2(Layout.chain(ranks=2), range(4))[0])
     0F0 0F1 0F2 0I0 0W0 0F3 0I1 0W1 0I2 0W2 0I3 0W3

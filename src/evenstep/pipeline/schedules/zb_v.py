@@ -15,15 +15,9 @@ from evenstep.pipeline.schedules.demands import check_v
 
 
 def zb_v(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
-    """What each rank computes.
+    """All six actions of two stages in turns, on stages that go through the ranks and back; see `Order`.
 
-    Args:
-        layout: of the stages, two per rank, which go through the ranks and back.
-        microbatches: their global numbers, in ascending order. With fewer than 2P-1 the order is that of 2P-1 with
-            the missing ones left out.
-
-    Raises:
-        PlanError: the layout is no V.
+    With fewer than 2P-1 micro-batches the order is that of 2P-1 with the missing ones left out.
 
     >>> print(*zb_v(Layout.chain(ranks=2, stages_per_rank=2, v_shaped=True), range(3))[1])
     1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1I1 2I2 1I2 1W1 2W2 1W2

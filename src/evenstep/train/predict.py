@@ -1,0 +1,191 @@
+"""Runs a model forward only and collects what its tasks keep of the outputs, in the order of the data.
+
+To the runner it is an evaluation whose losses are 0: tasks are asked for what they keep instead, where the last stage
+is, and the ranks that want it get it global batch by global batch. So one process, replicas and stages give the same
+bits. It looks at no labels and no weights, and changes nothing.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeAlias, cast, final
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor, nn
+
+from evenstep.data import Data, GlobalBatch, Microbatch, Position
+from evenstep.errors import LostRankError
+from evenstep.parallel import Group
+from evenstep.pipeline.wire import Address, Wire
+from evenstep.train.cuts import Cuts
+from evenstep.train.evaluate import evaluating
+from evenstep.train.execution import Execution
+from evenstep.train.passage import Passage, Way
+from evenstep.train.task import Task
+from evenstep.train.weigh import Weights, task_of
+
+Kept: TypeAlias = tuple[int, str, list[int], Any]  # number of the micro-batch, its task, samples, and what is kept
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What is kept of one micro-batch.
+
+    Args:
+        output: what `Task.predict` gave, any tree; its tensors are copies on the CPU.
+        samples: their numbers in the dataset, in the order of the output; empty where they have none.
+        task: the name of the task; "" where a run has one task without a name.
+    """
+
+    output: Any
+    samples: Sequence[int] = ()
+    task: str = ""
+
+
+def predict(
+    data: Data,
+    *,
+    model: nn.Module,
+    way: Way,
+    execution: Execution,
+    collect: bool | None,
+    hear: Callable[[GlobalBatch], None],
+) -> list[Prediction]:
+    """Run one epoch of `data` forward; all ranks call it together.
+
+    Args:
+        data: in its own order.
+        model: what is run, in evaluation mode.
+        way: tasks, precision and device.
+        execution: how forwards are run, and on which ranks.
+        collect: whether this rank gets the predictions; None: the first one does.
+        hear: told of each batch, which may have left out samples that could not be read.
+
+    Returns:
+        One prediction per micro-batch, in the order of the data; none on ranks that do not collect.
+    """
+    group, strategy = execution.group, execution.strategy
+    wants = group.rank == 0 if collect is None else collect
+    everybody = group.gather((wants, execution.holds_output))
+    post = _Post(
+        group=group,
+        wire=Wire(group, way.device),
+        wanting=tuple(rank for rank, (wanting, _) in enumerate(everybody) if wanting),
+        holding=tuple(rank for rank, (_, holding) in enumerate(everybody) if holding),
+    )
+    found: list[Prediction] = []
+    batches = data.batches(Position(), seed=way.seed, rank=strategy.rank, ranks=strategy.ranks)
+    try:
+        with evaluating(model, way.device), closing(cast("Any", batches)):
+            for batch in batches:
+                hear(batch)
+                kept = post.exchange(_kept(batch, way, execution))
+                found += [Prediction(output=output, samples=samples, task=task) for _, task, samples, output in kept]
+                if batch.ends_epoch:
+                    break
+    except Exception as error:
+        if not isinstance(error, LostRankError):
+            group.fail(f"{type(error).__name__}: {error}")
+        raise
+    return found
+
+
+def _kept(batch: GlobalBatch, way: Way, execution: Execution) -> list[Kept]:
+    """What is kept of this rank's micro-batches; nothing where the model's last stage is not."""
+    kept: list[Kept] = []
+    for one in batch.microbatches:
+        task_of(way.tasks, one)
+    for name in dict.fromkeys(part.task for part in batch.parts) or [""]:  # one task after the other, on all ranks
+        work = tuple(one for one in batch.microbatches if one.task == name)
+        execution.match(work, partial(_unseen, way), backward=False, kind=f"predict {name}")
+        keeping, silent = _keeping(way)
+        weights = Weights(
+            totals={name: 1.0},
+            num_microbatches=batch.num_microbatches,
+            each={one.index: 1.0 for one in work},
+            divisors={},
+            work=work,
+            num_tasks=1,
+        )
+        path = ("predict", batch.position.batch)
+        with Passage(silent, weights, path=path, update=0, factor=1.0, prefix="", cuts=Cuts()) as passage:
+            execution.evaluate(tuple(one.index for one in work), passage)
+        if execution.holds_output:
+            outputs = keeping[name].kept if work else []
+            kept += [
+                (one.index, one.task, [int(sample) for sample in one.samples], output)
+                for one, output in zip(work, outputs, strict=True)  # forwards run in the order of their numbers
+            ]
+    return kept
+
+
+def _keeping(way: Way) -> "tuple[dict[str, _Keeping], Way]":
+    """A way on which outputs are kept and nobody hears of anything."""
+    tasks = {name: _Keeping(task) for name, task in way.tasks.items()}
+    return tasks, replace(way.silently(), tasks=tasks)
+
+
+def _unseen(way: Way, microbatch: Microbatch) -> Passage:
+    return Passage.unseen(_keeping(way)[1], microbatch)
+
+
+@final
+class _Keeping(Task):
+    """Another task, but what it keeps of the outputs is kept, and the loss is 0."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self.kept: list[Any] = []
+
+    def transform(self, batch: Any) -> Any:
+        return self._task.transform(batch)
+
+    def inputs(self, batch: Any) -> Any:
+        return self._task.inputs(batch)
+
+    def inverse(self, output: Any, batch: Any) -> Any:
+        return self._task.inverse(output, batch)
+
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        # a copy, since a view would keep all that it is a part of
+        self.kept.append(pytree.tree_map(partial(_on_the_cpu, copy=True), self._task.predict(output, batch)))
+        return torch.zeros(())
+
+
+def _on_the_cpu(leaf: Any, *, copy: bool) -> Any:
+    return leaf.detach().to("cpu", copy=copy) if isinstance(leaf, Tensor) else leaf
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Post:
+    """Brings what is kept to the ranks that want it.
+
+    Args:
+        group: all ranks.
+        wire: between them.
+        wanting: the ranks that collect.
+        holding: those that have what is kept of their micro-batches.
+    """
+
+    group: Group
+    wire: Wire
+    wanting: Sequence[int]
+    holding: Sequence[int]
+
+    def exchange(self, mine: list[Kept]) -> list[Kept]:
+        """All ranks' part of a global batch, in order; none on a rank that does not want it."""
+        rank, everything = self.group.rank, list(mine)
+        for other in self.wanting:
+            if other != rank and rank in self.holding:
+                self.wire.send(Address("prediction", rank, other, 0), mine, other)
+        if rank in self.wanting:
+            for other in self.holding:
+                if other != rank:
+                    received = self.wire.receive(other)[1]
+                    everything += pytree.tree_map(partial(_on_the_cpu, copy=False), received)
+        self.wire.flush()
+        return sorted(everything, key=lambda kept: kept[0]) if rank in self.wanting else []
