@@ -2,8 +2,8 @@
 
 SIGTERM, SIGUSR1 and SIGUSR2 (which schedulers send before they end a job) ask for the end and for another run, Ctrl-C
 for the end alone. A second one leaves at once; not a second one are copies of the first, which reach a process by way
-of its launcher and of its process group, and a scheduler's SIGTERM after its warning. Handlers are the process's only inside the `with`, and are given back as they
-were. How a run stops is not known here.
+of its launcher and of its process group, and a scheduler's SIGTERM after its warning. Handlers are the process's only
+inside the `with`, and are given back as they were. How a run stops is not known here.
 """
 
 import os
