@@ -1,8 +1,8 @@
 """Whatever a disk may forget when power is lost at any operation, what was acknowledged is read back.
 
-A model of a disk: of a file, what was synced last is certain; of a folder, the names it had when it was synced last. Each
-file and folder by itself is left as it was then, or as it was at any time since; a rename is there or not. After each
-operation of real saves, several of the disks that may be left are made and read.
+A model of a disk: of a file, what was synced last is certain; of a folder, the names it had when it was synced last.
+Each file and folder by itself is left as it was then, or as it was at any time since; a rename is there or not. After
+each operation of real saves, several of the disks that may be left are made and read.
 """
 
 import random
