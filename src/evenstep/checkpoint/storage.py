@@ -26,7 +26,7 @@ class Disk(ABC):
 
     @abstractmethod
     def make_folder(self, path: Path) -> None:
-        """Make `path` and its parents, those that do not exist."""
+        """Make `path` and its parents, those that do not exist; the parents would survive a loss of power."""
 
     @abstractmethod
     def create(self, path: Path) -> FileIO:
@@ -70,7 +70,10 @@ class LocalDisk(Disk):
     """The file system of this machine."""
 
     def make_folder(self, path: Path) -> None:
+        made = [parent for parent in path.parents if not parent.exists()]
         path.mkdir(parents=True, exist_ok=True)
+        for parent in reversed(made):
+            self.sync_folder(parent.parent)
 
     def create(self, path: Path) -> FileIO:
         return FileIO(path, "xb")

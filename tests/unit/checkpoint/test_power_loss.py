@@ -1,0 +1,157 @@
+"""Whatever a disk may forget when power is lost at any operation, what was acknowledged is read back.
+
+A model of a disk: of a file, what was synced last is certain; of a folder, the names it had when it was synced last.
+Each file and folder by itself is left as it was then, or as it was at any time since; a rename is there or not. After
+each operation of real saves, several of the disks that may be left are made and read.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+from evenstep.checkpoint import Disk, LocalDisk, newest_checkpoint, retain, write_checkpoint
+
+State = Callable[[int], dict[str, object]]
+Choice = Callable[[Sequence[Any]], Any]
+
+
+class File:
+    def __init__(self) -> None:
+        self.may_be = [b""]
+
+    def survives(self, choose: "Choice", path: Path) -> None:
+        path.write_bytes(choose(self.may_be))
+
+
+class Folder:
+    def __init__(self) -> None:
+        self.may_be: list[dict[str, File | Folder]] = [{}]
+
+    @property
+    def now(self) -> "dict[str, File | Folder]":
+        return self.may_be[-1]
+
+    def put(self, name: str, node: "File | Folder") -> None:
+        self.may_be.append({**self.now, name: node})
+
+    def take(self, name: str) -> "File | Folder":
+        self.may_be.append({other: node for other, node in self.now.items() if other != name})
+        return self.may_be[-2][name]
+
+    def survives(self, choose: "Choice", path: Path) -> None:
+        path.mkdir()
+        for name, node in choose(self.may_be).items():
+            node.survives(choose, path / name)
+
+    def find(self, path: Path) -> "File | Folder":
+        node: File | Folder = self
+        for name in path.parts:
+            assert isinstance(node, Folder)
+            node = node.now[name]
+        return node
+
+    def folder(self, path: Path) -> "Folder":
+        node = self.find(path)
+        assert isinstance(node, Folder)
+        return node
+
+
+class Modelled(Disk):
+    """The local disk, followed by a model of it; `after` is called after each operation."""
+
+    def __init__(self, root: Path, after: Callable[[], None]) -> None:
+        self._root, self._after, self._disk = root, after, LocalDisk()
+        self.model = Folder()
+
+    def _inner(self, path: Path) -> Path:
+        return path.relative_to(self._root)
+
+    def _file(self, file: FileIO) -> File:
+        found = self.model.find(self._inner(Path(str(file.name))))
+        assert isinstance(found, File)
+        return found
+
+    def make_folder(self, path: Path) -> None:
+        self._disk.make_folder(path)
+        at = self.model
+        for name in self._inner(path).parts:
+            if name not in at.now:
+                at.put(name, Folder())
+            if name != path.name:
+                del at.may_be[:-1]  # parents are durable; see `Disk.make_folder`
+            at = at.folder(Path(name))
+        self._after()
+
+    def create(self, path: Path) -> FileIO:
+        self.model.folder(self._inner(path.parent)).put(path.name, File())
+        self._after()
+        return self._disk.create(path)
+
+    def write(self, file: FileIO, data: bytes | memoryview) -> None:
+        self._disk.write(file, data)
+        self._file(file).may_be.append(self._file(file).may_be[-1] + bytes(data))
+        self._after()
+
+    def sync(self, file: FileIO) -> None:
+        del self._file(file).may_be[:-1]
+        self._after()
+
+    def close(self, file: FileIO) -> None:
+        self._disk.close(file)
+
+    def sync_folder(self, path: Path) -> None:
+        del self.model.folder(self._inner(path)).may_be[:-1]
+        self._after()
+
+    def rename(self, source: Path, target: Path) -> None:
+        self._disk.rename(source, target)
+        assert source.parent == target.parent
+        folder = self.model.folder(self._inner(source.parent))
+        folder.put(target.name, folder.take(source.name))
+        del folder.may_be[-2]  # it has either name at each instant
+        self._after()
+
+    def remove(self, path: Path) -> None:
+        self._disk.remove(path)
+        self.model.folder(self._inner(path.parent)).take(path.name)
+        self._after()
+
+    def remove_folder(self, path: Path) -> None:
+        self._disk.remove_folder(path)
+        self.model.folder(self._inner(path.parent)).take(path.name)
+        self._after()
+
+    def free_bytes(self, path: Path) -> int:
+        return self._disk.free_bytes(path)
+
+
+def test_what_was_acknowledged_survives_a_loss_of_power_at_any_operation(tmp_path: Path, state: State) -> None:
+    (tmp_path / "real").mkdir()
+    chance = random.Random(0)
+    acknowledged, crashes = 0, 0
+    seen: set[int] = set()
+
+    def crash() -> None:
+        nonlocal crashes
+        choices: list[Choice] = [lambda one: one[0], lambda one: one[-1], chance.choice, chance.choice]
+        for choose in choices:
+            crashes += 1
+            left = tmp_path / str(crashes)
+            disk.model.survives(choose, left)
+            found, rejected = newest_checkpoint(left / "run")
+            assert not rejected
+            update = 0 if found is None else found.update
+            assert update >= acknowledged, f"update {acknowledged} was acknowledged, but {update} is there"
+            assert found is None or str(found.state["model"]) == str(state(update)["model"])
+            seen.add(update)
+
+    disk = Modelled(tmp_path / "real", crash)
+    folder = tmp_path / "real" / "run" / "checkpoints"
+    for update in (1, 2, 2, 3):
+        write_checkpoint(folder, update, state(update), disk=disk)
+        acknowledged = update
+        retain(folder, keep_last=2, disk=disk)
+    assert crashes > 300
+    assert seen == {0, 1, 2, 3}
