@@ -124,7 +124,8 @@ class Wire:
         def received() -> Any:
             nonlocal piece
             wait()
-            kind, source, destination, microbatch, form_bytes, body_bytes = _HEADER.unpack_from(piece.numpy())
+            head = piece[:_ALIGNED].numpy().tobytes()
+            kind, source, destination, microbatch, form_bytes, body_bytes = _HEADER.unpack(head)
             came = Address(_KINDS[kind], source, destination, microbatch)
             assert came == address, f"{came} came in place of {address}"
             body = piece[_ALIGNED:]
