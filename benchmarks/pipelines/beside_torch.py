@@ -9,7 +9,7 @@ comes out the same every time.
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, cast
 
@@ -20,8 +20,7 @@ from torch.distributed.pipelining import schedules as torchs
 from torch.nn import functional
 
 from evenstep.parallel import Mesh, PerStage, Processes, Single
-from evenstep.pipeline import SCHEDULES, Layer, Layout, Plan, Schedule, Staged, Stages
-from evenstep.pipeline.torch_csv import from_torch_csv
+from evenstep.pipeline import SCHEDULES, Layer, Staged, Stages
 from harness.live import Live
 from harness.row import Row
 from harness.work import Block
@@ -36,7 +35,6 @@ TORCHS: dict[str, Any] = {
     "gpipe": torchs.ScheduleGPipe,
     "1f1b": torchs.Schedule1F1B,
     "interleaved": torchs.ScheduleInterleaved1F1B,
-    "interleaved_zb": torchs.ScheduleInterleavedZeroBubble,
     "zb_v": torchs.ScheduleZBVZeroBubble,
 }
 Step = Callable[[Tensor, Tensor], None]
@@ -75,35 +73,13 @@ def loss_of(num_microbatches: int) -> Callable[[Tensor, Tensor], Tensor]:
     )
 
 
-def schedule_of(name: str) -> Schedule:
-    """Ours of that name; of the one that only torch has, its own order."""
-    if name in SCHEDULES:
-        return SCHEDULES[name]
-
-    def order(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
-        stage = cast("Any", PipelineStage)(nn.Identity(), 0, layout.stages, torch.device("cpu"))
-        made = TORCHS[name]([stage] * (layout.stages // layout.ranks), len(microbatches))
-        rows = [made.pipeline_order[rank] for rank in range(layout.ranks)]
-        return from_torch_csv("\n".join(",".join(str(cell or "") for cell in row) for row in rows))
-
-    return Schedule(
-        name=name,
-        order=order,
-        summary="torch's",
-        min_stages_per_rank=2,
-        max_stages_per_rank=None,
-        splits_backward=True,
-    )
-
-
 def evensteps(name: str, group: Processes, num_microbatches: int) -> tuple[Step, nn.Module]:
     """One update by evenstep, and this rank's part of the model."""
-    schedule, loss = schedule_of(name), loss_of(num_microbatches)
-    stages = schedule.layout(RANKS).stages
+    loss, stages = loss_of(num_microbatches), SCHEDULES[name].layout(RANKS).stages
     model = Staged(
         [Layer(f"layer{place}", layer) for place, layer in enumerate(layers())],
         mesh=Mesh.of(group, pipeline=RANKS),
-        schedule=schedule,
+        schedule=name,
         split_at=[f"layer{place}" for place in cuts(stages)[1:-1]],
     )
     runner = Stages(model, PerStage(Single()), torch.device("cpu"))
@@ -119,7 +95,7 @@ def evensteps(name: str, group: Processes, num_microbatches: int) -> tuple[Step,
 
 def torchs_own(name: str, group: Processes, num_microbatches: int) -> tuple[Step, nn.Module]:
     """The same by torch."""
-    layout = schedule_of(name).layout(RANKS)
+    layout = SCHEDULES[name].layout(RANKS)
     own, whole = layout.stages_of(group.rank), layers()
     slices = [slice(*ends) for ends in pairwise(cuts(layout.stages))]
     model = nn.ModuleList(nn.Sequential(*whole[slices[stage]]) for stage in own)
@@ -221,4 +197,7 @@ def check_same(name: str, ours: nn.Module, torchs: nn.Module) -> None:
 
 def rows(group: Processes) -> list[Row]:
     """Time and memory of all schedules that both have."""
-    return [*(row for name in TORCHS for row in metered(name, group)), *(r for name in TORCHS for r in timed(name, group))]
+    return [
+        *(row for name in TORCHS for row in metered(name, group)),
+        *(r for name in TORCHS for r in timed(name, group)),
+    ]

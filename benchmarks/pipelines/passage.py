@@ -1,4 +1,4 @@
-"""Micro-batches of ready-made tensors on their way through stages, with nothing around them that a trainer would add."""
+"""Micro-batches of ready-made tensors on their way through stages, without what a trainer would add."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext

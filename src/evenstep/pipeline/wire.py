@@ -124,7 +124,8 @@ class Wire:
         def received() -> Any:
             nonlocal piece
             wait()
-            kind, source, destination, microbatch, form_bytes, body_bytes = _HEADER.unpack_from(piece.numpy())
+            head = piece[:_ALIGNED].numpy().tobytes()
+            kind, source, destination, microbatch, form_bytes, body_bytes = _HEADER.unpack(head)
             came = Address(_KINDS[kind], source, destination, microbatch)
             assert came == address, f"{came} came in place of {address}"
             body = piece[_ALIGNED:]
@@ -244,11 +245,11 @@ class Inbox:
             try:
                 self._here[first] = received()
             except LostRankError as error:
-                raise EvenstepError(self._why(address)) from error
+                raise EvenstepError(f"{address} will not come: {self._reason() or error}") from error
         return self._here.pop(address)
 
-    def _why(self, address: Address) -> str:
+    def _reason(self) -> str:
         until = time.monotonic() + _GRACE_S
         while not (reason := self._group.abort_reason()) and time.monotonic() < until:
             time.sleep(0.05)
-        return f"{address} will not come: {reason or 'its rank gave no reason'}"
+        return reason

@@ -20,6 +20,7 @@ from contenders.bare import train_ordinary, train_tuned  # noqa: E402
 from contenders.evenstep_ import train as train_evenstep  # noqa: E402
 from harness.feed import Feed  # noqa: E402
 from harness.imports import import_times  # noqa: E402
+from harness.live import Live  # noqa: E402
 from harness.rounds import TAIL_UPDATES, Train, chunk_of, interleave  # noqa: E402
 from harness.row import Row, Times, compared, read_rows, table, write_rows  # noqa: E402
 from harness.work import Work, mlp  # noqa: E402
@@ -216,3 +217,15 @@ def test_all_benchmarks_run_unless_one_is_named() -> None:
     assert run.names(BENCHMARKS) == ["checkpoint", "overhead", "pipeline", "ranks", "tasks"]
     assert run.choose("", ["a", "b"]) == run.choose(None, ["a", "b"]) == ["a", "b"]
     assert run.choose("b", ["a", "b"]) == ["b"]
+
+
+def test_live_bytes_are_those_of_storages_that_something_refers_to() -> None:
+    weight = nn.Parameter(torch.ones(4, 4))
+    with Live(uncounted=[weight]) as live:
+        product = torch.ones(4, 4) @ weight  # its backward needs the ones, and nobody else holds them
+        assert live.now == 2 * 64
+        product.sum().backward()
+        del product
+        assert weight.grad is not None
+        assert live.now == weight.grad.nbytes
+    assert live.peak > 2 * 64
