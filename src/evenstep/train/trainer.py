@@ -32,6 +32,7 @@ from evenstep.train.cuts import Cuts
 from evenstep.train.evaluations import Evaluations, named_set
 from evenstep.train.failures import FailurePolicy, Stop
 from evenstep.train.loop import Actions, Loop
+from evenstep.train.metrics import build_meters
 from evenstep.train.passage import Way
 from evenstep.train.predict import Prediction
 from evenstep.train.progress import Progress
@@ -161,14 +162,14 @@ class Trainer:
         policy, strategy, precision = on_non_finite or Stop(), strategy or Single(), precision or Full()
         self._can_rewind = may_rewind(policy, loss_spikes)
         check_keeping(data, folder=folder, keep_checkpoints=keep_checkpoints, rewinds=self._can_rewind)
-        tasks = Tasks.of(task, coefficients, combine, norm_statistics, strategy)
+        tasks = Tasks.of(task, coefficients, combine, norm_statistics)
         check_tasks(tasks, data, evaluations or {}, strategy=strategy, model=model, policy=policy)
         self._norms = tasks.attach(model, optimizer)
         self.device = place(model, device, precision, channels_last=channels_last)
         self.model, self.optimizer = model, optimizer
         self.evaluations = dict(evaluations or {})
         self.folder = None if folder is None else Path(folder)
-        self.storage = Storage()
+        self.storage = Storage(meters=build_meters(tasks.by_name, self.device))
         self.updates = updates if updates is not None else updates_of(data, cast("int", epochs), seed)
         self._data, self._config, self._resumed = data, dict(config or {}), False
         self._group = model.mesh.world if isinstance(model, Staged) else strategy.group
@@ -176,7 +177,7 @@ class Trainer:
         heard = [hook for hook in hooks if self.is_first_rank or not getattr(hook, "first_rank_only", False)]
         self._bus = Bus(heard, self, on_error=on_hook_error, report=lambda incident: self._report(incident))
         self._saving = self._build_saving(keep_checkpoints, keep_every_updates, asynchronous=asynchronous_saves)
-        self._way = self._build_way(tasks, precision, policy, seed, channels_last=channels_last)
+        self._way = self._build_way(tasks, precision, policy, strategy, seed, channels_last)
         names, cuts = parameter_names(model, optimizer), Cuts()
         self._loop = build_loop(
             way=self._way,
@@ -219,7 +220,7 @@ class Trainer:
         )
 
     def _build_way(
-        self, tasks: Tasks, precision: Precision, policy: FailurePolicy, seed: int, *, channels_last: bool
+        self, tasks: Tasks, precision: Precision, policy: FailurePolicy, strategy: Strategy, seed: int, reorders: bool
     ) -> Way:
         return Way(
             tasks=tasks.by_name,
@@ -229,10 +230,10 @@ class Trainer:
             storage=self.storage,
             bus=self._bus,
             seed=seed,
-            reorder=in_channels_last if channels_last else as_it_is,
+            reorder=in_channels_last if reorders else as_it_is,
             coefficients=tasks.coefficients,
             norms=self._norms,
-            poison=poison_of(self.optimizer) if policy.tolerates_errors else None,
+            poison=poison_of(self.optimizer, policy, strategy),
         )
 
     def _surround(self, loop: Loop, cuts: Cuts, loss_spikes: LossSpikes | None, ema: Ema | None) -> None:
@@ -343,7 +344,8 @@ class Trainer:
                     reason = self._loop.why_over()
                     self._finish()
                     self._writers.event("train_end", end(None))
-                except BaseException as error:
+                except BaseException as raised:
+                    error = self._group.explained(raised)
                     salvage(
                         error,
                         loop=self._loop,
@@ -354,7 +356,9 @@ class Trainer:
                         write=self._write,
                         end=lambda error: self._writers.event("train_end", end(error)),
                     )
-                    raise
+                    if error is raised:
+                        raise
+                    raise error from raised
             self._write()  # once more: hooks may have put values when they heard of the end
         return Result(
             update=self.progress.update,
@@ -399,13 +403,11 @@ class Trainer:
         return self._evaluations(sets, self.progress.update)
 
     def predict(self, data: Data, *, collect: bool | None = None) -> list[Prediction]:
-        """What the task keeps of the outputs for one epoch of `data`, in its order; see `Task.predict`.
-
-        It takes the parameters that `evaluate` does; the bits are the same on any ranks and stages. All ranks call it.
+        """What the task keeps (`Task.predict`) of one epoch of `data`, in its order, by the parameters of `evaluate`.
 
         Args:
-            data: run forward only; neither losses nor weights are asked for. A shuffled set comes shuffled.
-            collect: whether this rank gets them, one per micro-batch, or none; by default the first rank does.
+            data: run forward only, by all ranks, without losses and weights. A shuffled set comes shuffled.
+            collect: whether this rank gets them, one per micro-batch; by default the first rank does.
         """
         self._loop.settle()
         return self._evaluations.predict(data, collect=collect)
