@@ -403,13 +403,11 @@ class Trainer:
         return self._evaluations(sets, self.progress.update)
 
     def predict(self, data: Data, *, collect: bool | None = None) -> list[Prediction]:
-        """What the task keeps of the outputs for one epoch of `data`, in its order; see `Task.predict`.
-
-        It takes the parameters that `evaluate` does; the bits are the same on any ranks and stages. All ranks call it.
+        """What the task keeps (`Task.predict`) of one epoch of `data`, in its order, by the parameters of `evaluate`.
 
         Args:
-            data: run forward only; neither losses nor weights are asked for. A shuffled set comes shuffled.
-            collect: whether this rank gets them, one per micro-batch, or none; by default the first rank does.
+            data: run forward only, by all ranks, without losses and weights. A shuffled set comes shuffled.
+            collect: whether this rank gets them, one per micro-batch; by default the first rank does.
         """
         self._loop.settle()
         return self._evaluations.predict(data, collect=collect)
