@@ -66,6 +66,7 @@ class Sharded(Strategy):
             raise ArgumentError("`offload` keeps shards in the CPU's memory, where they are already; leave it out.")
         self._gather_dtype = gather_dtype
         self._offload = offload
+        self.options = {"shard_ranks": shard_ranks, "gather_dtype": gather_dtype, "offload": offload}
         self._module: Any = None
         self._statistics: list[Tensor] = []
         self._old: dict[int, nn.Parameter] = {}  # the parameters' shards by what the optimizer was built with
@@ -86,8 +87,8 @@ class Sharded(Strategy):
         synchronise(module, self.group)
         before = dict(module.named_parameters(remove_duplicate=False))
         mesh = self.group.mesh(self._shard_ranks)
-        policy = MixedPrecisionPolicy(param_dtype=self._gather_dtype, reduce_dtype=self._gather_dtype and torch.float32)
-        for unit in (*units(module), module):
+        policy = MixedPrecisionPolicy(param_dtype=self._gather_dtype, reduce_dtype=self._reduce_dtype())
+        for unit in (*self._units(module), module):
             fully_shard(
                 unit,
                 mesh=mesh,
@@ -109,8 +110,8 @@ class Sharded(Strategy):
                 "the optimizer has state already, of parameters that are now sharded; give the trainer a new one, and "
                 "let `resume` restore its state."
             )
-        for group in optimizer.param_groups:
-            group["params"] = [self._old[id(parameter)] for parameter in group["params"]]
+        for group in optimizer.param_groups:  # of which some may belong to other stages
+            group["params"] = [self._old.get(id(parameter), parameter) for parameter in group["params"]]
 
     def match(self, work: Sequence[T], run: Callable[[T], None], *, backward: bool, kind: str = "") -> None:
         here = [0.0] * (2 * self.ranks)
@@ -156,6 +157,14 @@ class Sharded(Strategy):
         # No rank is the source: each takes its part of what it has.
         return distribute_tensor(whole.to(live.device), live.device_mesh, live.placements, src_data_rank=None)
 
+    def _units(self, module: nn.Module) -> list[nn.Module]:
+        """What is gathered at once, beside what is left over."""
+        return units(module)
+
+    def _reduce_dtype(self) -> torch.dtype | None:
+        """In which FSDP2 sums gradients; None for their own."""
+        return self._gather_dtype and torch.float32
+
     def _parts(self) -> list["FSDPModule"]:
         from torch.distributed.fsdp import FSDPModule
 
@@ -163,6 +172,7 @@ class Sharded(Strategy):
 
     def _prepare(self) -> None:
         """Set what makes FSDP2 sum, and watch which gradients appear."""
+        self._shards = []
         for part in self._parts():
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)

@@ -13,7 +13,7 @@ from typing import Any, Protocol, final
 import torch
 from torch import Tensor
 
-from evenstep.parallel.per_stage import PerStage
+from evenstep.parallel.strategy import Strategy
 from evenstep.pipeline.action import Action, Op, Plan
 from evenstep.pipeline.boundary import Crossing, Gradients, chosen, detached
 from evenstep.pipeline.deferred import Deferral, Product, accumulate, prepare
@@ -70,7 +70,7 @@ class Stages:
         device: of the model.
     """
 
-    def __init__(self, model: Staged, strategy: PerStage, device: torch.device) -> None:
+    def __init__(self, model: Staged, strategy: Strategy, device: torch.device) -> None:
         self.model = model
         self._strategy = strategy
         self._group = model.mesh.pipeline
@@ -99,10 +99,12 @@ class Stages:
         action: Action | None = None
         with Inbox(self.wire, self._group, _expected(plan, self.model)) as inbox:
             try:
+                self._strategy.gather()
                 for action in plan:
                     run.act(action, inbox)
                 if any(a.op is Op.REDUCE for a in plan):
                     sum_over_owners(self.model.ties, self._parameters, self._group)
+                self._strategy.release()
                 self.wire.flush()
             except BaseException as error:
                 self.deferral.end()
@@ -141,7 +143,7 @@ def _expected(plan: Sequence[Action], model: Staged) -> dict[int, int]:
 class _Run:
     """One execution of one plan: what lives between its actions."""
 
-    def __init__(self, stages: Stages, strategy: PerStage, passage: StagePassage, num_microbatches: int) -> None:
+    def __init__(self, stages: Stages, strategy: Strategy, passage: StagePassage, num_microbatches: int) -> None:
         self._model = stages.model
         self._wire = stages.wire
         self._deferral = stages.deferral

@@ -16,8 +16,7 @@ from torch.optim import Optimizer
 
 from evenstep.errors import ArgumentError
 from evenstep.optim.apply import norms
-from evenstep.optim.foreach import foreach_norms
-from evenstep.parallel import Group, PerStage, Single, Strategy
+from evenstep.parallel import Group, Single, Strategy, of_stages
 from evenstep.pipeline import SCHEDULES, Layout, Plan, Runner, Stage, Staged, Stages, forwards
 from evenstep.train.passage import Passage
 
@@ -164,16 +163,18 @@ class Pipelined(Execution):
                 f"the strategy must share gradients between the {model.mesh.data.ranks} data-parallel ranks of the "
                 f"model's mesh, but has a group of {strategy.group.ranks}; build it from `mesh.data`."
             )
-        self.group, self.strategy = model.mesh.world, PerStage(strategy)
+        self.group, self.strategy = model.mesh.world, of_stages(strategy)
+        trained = {id(parameter) for parameter in _of(optimizer)}
+        names = {name for name, parameter in model.named_parameters() if id(parameter) in trained}
         self._model = model
         self.stages = stages = Stages(model, self.strategy, device)
+        self.strategy.adopt(optimizer)
         self._run = stages.run
         self._rank, self._pipeline = model.mesh.pipeline.rank, model.mesh.pipeline
         self._plan = lru_cache(maxsize=256)(self._planned)
         self._forwards = lru_cache(maxsize=256)(self._planned_forwards)
-        trained = {id(parameter) for parameter in _of(optimizer)}
         slots = {name: slot for slot, name in enumerate(model.parameter_names)}
-        counted = [(slots[n], p) for n, p in model.named_parameters() if n in slots and id(p) in trained]
+        counted = [(slots[n], p) for n, p in model.named_parameters() if n in slots and n in names]
         self._counted = counted
         dtypes = {dtype for theirs in self._pipeline.gather({p.dtype for _, p in counted}) for dtype in theirs}
         self._norm_dtype = _norm_dtype(dtypes)
@@ -201,7 +202,7 @@ class Pipelined(Execution):
         present = [(slot, p.grad) for slot, p in self._counted if p.grad is not None]
         if present:
             places = torch.tensor([slot for slot, _ in present], device=each.device)
-            each[places] = torch.stack(foreach_norms([g for _, g in present], self._norm_dtype))
+            each[places] = self.strategy.each_norm([g for _, g in present], partial(norms, dtype=self._norm_dtype))
         self._pipeline.sum(each)()
         return each.dot(each)
 
