@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from evenstep import Ema, Fp16Mixed, MapData, Task, Trainer
 from evenstep.errors import ArgumentError, EvenstepError
 from evenstep.events import Hook, UpdateEnd
-from evenstep.parallel import Ddp, Mesh, Ordered, Single
-from evenstep.parallel.zero1 import Zero1
+from evenstep.parallel import Ddp, Group, Mesh, Ordered, Single, Strategy, Zero1
 from evenstep.pipeline import SCHEDULES, Layer, Layers, Layout, Op, Plan, Staged
 
 OnRanks = Callable[..., list[Any]]
@@ -95,8 +94,16 @@ def test_every_pipeline_schedule_ends_at_the_bits_of_one_process(
     check_same(on_ranks(ranks, act)[0], alone)
 
 
+def zero1(group: Group) -> Strategy:
+    return Zero1(Ordered(group))
+
+
+def zero1_fast(group: Group) -> Strategy:
+    return Zero1(Ddp(group))
+
+
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb_v"])
-@pytest.mark.parametrize("strategy", [Ordered, Ddp])
+@pytest.mark.parametrize("strategy", [Ordered, Ddp, zero1, zero1_fast])
 def test_replicas_of_pipelines_train_what_one_process_does(
     on_ranks: OnRanks, alone: State, schedule: str, strategy: Any
 ) -> None:
@@ -106,7 +113,7 @@ def test_replicas_of_pipelines_train_what_one_process_does(
         return trained(model, strategy(mesh.data), ema=Ema(decay=0.9))[1]
 
     state = on_ranks(6, act)[0]  # three replicas for five micro-batches, two in the short last batch
-    if strategy is Ordered:
+    if strategy in (Ordered, zero1):
         check_same(state, alone)
     for name, value in alone["model"].items():
         torch.testing.assert_close(state["model"][name], value, rtol=1e-5, atol=1e-6)
@@ -342,11 +349,15 @@ def test_an_error_in_one_stage_wakes_the_others_with_rank_action_and_micro_batch
     assert f"{stopped}: ValueError: no such thing" in said[1 - failed]
 
 
+class Other(Strategy):
+    """A strategy of somebody's own."""
+
+
 def test_a_strategy_that_is_not_for_stages_or_not_for_these_ranks_is_refused(on_ranks: OnRanks) -> None:
     def act(group: Any) -> None:
         mesh = Mesh.of(group, pipeline=2)
-        with pytest.raises(ArgumentError, match="must be shared by Single, Ddp or Ordered, but the strategy is Zero1"):
-            trained(Staged(deep(), mesh=mesh), Zero1(Ddp(mesh.data)))
+        with pytest.raises(ArgumentError, match="must be shared by Single, .* but the strategy is Other"):
+            trained(Staged(deep(), mesh=mesh), Other(mesh.data))
         with pytest.raises(ArgumentError, match="between the 2 data-parallel ranks"):
             trained(Staged(deep(), mesh=mesh), Single())
 
