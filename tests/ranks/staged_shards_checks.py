@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep import Ema, MapData, Mixture, Task, Trainer
-from evenstep.checkpoint import look_into
+from evenstep.checkpoint import verify
 from evenstep.data import AllTasks, RoundRobin
 from evenstep.errors import ArgumentError
 from evenstep.parallel import Ddp, Fsdp, Mesh, Ordered, OrderedFsdp, Processes, Strategy, Zero1
@@ -48,6 +48,7 @@ class Heads(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        torch.manual_seed(8)
         self.heads = nn.ModuleList([nn.Linear(3, 1) for _ in range(3)])
         self.spare = nn.Linear(3, 3)
 
@@ -60,7 +61,7 @@ def layers(*, last: nn.Module | None = None, tied: bool = False) -> Layers:
     made: list[nn.Module] = []
     for _ in range(4):
         made += [nn.Linear(3, 3), nn.Tanh()]
-    made += [nn.BatchNorm1d(3, track_running_stats=False), last or nn.Linear(3, 1)]
+    made += [nn.LayerNorm(3), last or nn.Linear(3, 1)]
     return Layers(Layers.of(made).layers, ties=(("0.weight", "2.weight", "6.weight"),) if tied else ())
 
 
@@ -167,7 +168,7 @@ def a_checkpoint_in_shards_goes_on_anywhere() -> object:
         return one.state_dict()
 
     go_on(OrderedFsdp, MESH, 2)
-    found = look_into(FOLDER / "moved" / "checkpoints" / "step-00000002").ranks
+    found = verify(FOLDER / "moved" / "checkpoints" / "step-00000002").ranks
     if MESH.world.rank == 0:
         go_on(Ordered, single, 3)
     MESH.world.gather(None)

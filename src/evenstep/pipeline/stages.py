@@ -43,8 +43,8 @@ class StagePassage(Protocol):
         """Apply a stage; gives the outputs that leave it."""
         ...
 
-    def loss(self, output: Any, microbatch: int) -> Tensor:
-        """What the last stage's output means: a loss, ready for backward."""
+    def loss(self, output: Any, microbatch: int) -> Tensor | None:
+        """What the last stage's output means: a loss, ready for backward, or none."""
         ...
 
     def descend(self, loss: Tensor, microbatch: int) -> None:

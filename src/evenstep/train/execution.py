@@ -74,8 +74,8 @@ class Execution(ABC):
         """Run micro-batch 0 of `passage` forward and backward on this rank alone."""
 
     @abstractmethod
-    def squared_norm(self, grads: list[Tensor]) -> Tensor:
-        """‖g‖₂² over all that is trained.
+    def squared_norm(self, grads: list[Tensor]) -> Tensor | None:
+        """‖g‖₂² over all that is trained; None where no rank has a gradient, as no task gave a loss.
 
         Args:
             grads: of this rank.
@@ -139,8 +139,8 @@ class OneStage(Execution):
     def try_one(self, passage: Passage) -> None:
         self._alone.run(_one_stage((0,)), passage, 1)
 
-    def squared_norm(self, grads: list[Tensor]) -> Tensor:
-        return self.strategy.squared_norm(grads, self._norms)
+    def squared_norm(self, grads: list[Tensor]) -> Tensor | None:
+        return self.strategy.squared_norm(grads, self._norms) if grads else None
 
 
 @final
@@ -196,15 +196,23 @@ class Pipelined(Execution):
     def try_one(self, passage: Passage) -> None:
         raise AssertionError("refused when the trainer is built")
 
-    def squared_norm(self, grads: list[Tensor]) -> Tensor:
-        """Each parameter's norm has its place in one vector, which all ranks get: the same sum in the same order."""
+    def squared_norm(self, grads: list[Tensor]) -> Tensor | None:
+        """Each parameter's norm has its place in one vector, which all ranks get: the same sum in the same order.
+
+        Parameters without a gradient on any rank are left out, so that the sum is that of a model that is whole.
+        """
         each = torch.zeros_like(self._norms)
         present = [(slot, p.grad) for slot, p in self._counted if p.grad is not None]
+        having = {slot for slot, _ in present}
+        counts = self._pipeline.sum_floats([float(slot in having) for slot in range(len(each))])
+        anywhere = [slot for slot, count in enumerate(counts) if count]
         if present:
             places = torch.tensor([slot for slot, _ in present], device=each.device)
             each[places] = self.strategy.each_norm([g for _, g in present], partial(norms, dtype=self._norm_dtype))
         self._pipeline.sum(each)()
-        return each.dot(each)
+        if len(anywhere) < len(each):
+            each = each[torch.tensor(anywhere, dtype=torch.long, device=each.device)]
+        return each.dot(each) if anywhere else None
 
     def _planned_forwards(self, microbatches: tuple[int, ...]) -> Plan:
         return forwards(self._model.layout, microbatches)[self._rank]

@@ -20,7 +20,7 @@ from evenstep.errors import ArgumentError
 from evenstep.parallel import Ddp, Ordered, Single, Strategy, Zero1
 from evenstep.parallel.sharded import Sharded
 from evenstep.pipeline import Staged
-from evenstep.train.coefficients import Coefficients, Fixed, Uncertainty
+from evenstep.train.coefficients import Coefficients, Fixed, Scheduled, Uncertainty
 from evenstep.train.combine import Combine, Separate
 from evenstep.train.failures import FailurePolicy
 from evenstep.train.norms import Kind, Norms, build_norms
@@ -57,6 +57,7 @@ class Tasks:
         combine: Combine | None,
         norm_statistics: Kind,
         strategy: Strategy,
+        model: nn.Module,
     ) -> Self:
         """The tasks from a trainer's arguments.
 
@@ -67,7 +68,7 @@ class Tasks:
         return cls(
             by_name=tasks,
             coefficients=coefficients_of(coefficients),
-            combine=combine_of(combine, tasks, strategy),
+            combine=combine_of(combine, tasks, strategy, model),
             norm_statistics=norm_statistics,
             distinguished=bool(coefficients) or norm_statistics == "per-task",
         )
@@ -109,9 +110,15 @@ def coefficients_of(given: Coefficients | Mapping[str, float] | None) -> Coeffic
     return given if isinstance(given, Coefficients) else Fixed(given)
 
 
-def combine_of(given: Combine | None, tasks: Mapping[str, Task], strategy: Strategy) -> Combine | None:
-    """The method asked for; shards need the tasks one after the other, since all ranks must run the same parts."""
-    return Separate() if given is None and len(tasks) > 1 and isinstance(strategy, Sharded) else given
+def combine_of(
+    given: Combine | None, tasks: Mapping[str, Task], strategy: Strategy, model: nn.Module
+) -> Combine | None:
+    """The method asked for; shards need the tasks one after the other, since all ranks must run the same parts.
+
+    Stages are whole while they run, so there any rank may run any part.
+    """
+    regathers = isinstance(strategy, Sharded) and not isinstance(model, Staged)
+    return Separate() if given is None and len(tasks) > 1 and regathers else given
 
 
 def check_tasks(
@@ -163,15 +170,21 @@ def check_tasks(
             f"the strategy {type(strategy).__name__} shards the model, which {what} cannot be used with; train with "
             f"replicas (ddp, zero1), or choose another."
         )
-    if isinstance(model, Staged) and (
-        combine or policy.tolerates_errors or (tasks.distinguished and "" not in by_name)
-    ):
-        raise ArgumentError(
-            "a model in stages trains several tasks with coefficients of 1, accumulated; coefficients, `combine`, "
-            "statistics per task and DropTask need a model that each rank holds whole."
-        )
+    if isinstance(model, Staged):
+        _check_stages(tasks, policy)
     if combine is not None and combine.needs_products:
         _check_separable(strategy, model)
+
+
+def _check_stages(tasks: Tasks, policy: FailurePolicy) -> None:
+    learned = not isinstance(tasks.coefficients, Fixed | Scheduled)
+    asked = {"learned coefficients": learned, "`combine`": tasks.combine, "DropTask": policy.tolerates_errors}
+    for what, wanted in asked.items():
+        if wanted:
+            raise ArgumentError(
+                f"a model in stages trains several tasks accumulated, with coefficients that are numbers or follow a "
+                f"schedule; {what} would need the whole model on each rank. Leave it out, or train without stages."
+            )
 
 
 def _check_names(what: str, names: Sequence[str] | None, tasks: Mapping[str, Task]) -> None:

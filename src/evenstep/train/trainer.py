@@ -160,7 +160,7 @@ class Trainer:
         policy, strategy, precision = on_non_finite or Stop(), strategy or Single(), precision or Full()
         self._can_rewind = may_rewind(policy, loss_spikes)
         check_keeping(data, folder=folder, keep_checkpoints=keep_checkpoints, rewinds=self._can_rewind)
-        tasks = Tasks.of(task, coefficients, combine, norm_statistics, strategy)
+        tasks = Tasks.of(task, coefficients, combine, norm_statistics, strategy, model)
         check_tasks(tasks, data, evaluations or {}, strategy=strategy, model=model, policy=policy)
         self._norms = tasks.attach(model, optimizer)
         self.device = place(model, device, precision, channels_last=channels_last)
