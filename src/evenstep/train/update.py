@@ -38,7 +38,7 @@ from evenstep.train.weigh import Weights, weigh
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen: one is made in every update, and freezing costs
 class Outcome:
     """What became of one update.
 
@@ -131,11 +131,12 @@ class Update:
             )
         weights = self._weigh(batch)
         skipped = weights.skipped_samples
-        if weights.total == 0:
+        covered = weights.total
+        if covered == 0:
             return Outcome(aborted=1.0, total=0.0, skipped_samples=skipped)
         gathered = self._gather(weights, update)
         late_weight = gathered.late_total
-        total = weights.total if late_weight is None else late_weight
+        total = covered if late_weight is None else late_weight
         scale = self._way.precision.scale
         lr = self._learning_rates(update)
         grads = gradients(self._parameters, sparse=self._sparse)
@@ -266,7 +267,7 @@ class Update:
         The error itself does not leave: its traceback refers to all that must be freed.
         """
         self._execution.match(weights.work, self._unseen, backward=True, kind=next(iter(weights.totals)))
-        work = tuple(microbatch.index for microbatch in weights.work)
+        work = tuple([microbatch.index for microbatch in weights.work])
         try:
             with passage:
                 self._execution.train(work, passage, weights.num_microbatches)
