@@ -134,6 +134,14 @@ def fast_sums_are_equal_up_to_rounding() -> object:
     return [near(trained(way, mesh=MESH, schedule=schedule), alone()) < 1e-6 for way, schedule in ways]
 
 
+def copies_of_shards_are_one_replica_each() -> object:
+    def hybrid(kind: Any) -> Any:
+        return lambda group: kind(group, shard_ranks=1)
+
+    exact = equal(trained(hybrid(OrderedFsdp), mesh=MESH), alone())
+    return exact, near(trained(hybrid(Fsdp), mesh=MESH), alone()) < 1e-6
+
+
 def a_replica_without_work_takes_part() -> object:
     """Two micro-batches, then one: the second replica has one, then none."""
     more: dict[str, Any] = {"data": MapData(points(), global_batch_size=10, micro_batch_size=8)}

@@ -14,6 +14,7 @@ WANTED: dict[str, Any] = {
     "shards_have_the_bits_of_one_process": [True] * 4,
     "tied_shards_have_the_bits_of_one_process": [True, True],
     "fast_sums_are_equal_up_to_rounding": [True] * 3,
+    "copies_of_shards_are_one_replica_each": [True, True],
     "a_replica_without_work_takes_part": [True, True],
     "sixteen_bit_parameters_train": [True] * 3,
     "metrics_and_evaluations_are_those_of_one_process": True,

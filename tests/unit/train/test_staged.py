@@ -507,7 +507,7 @@ def several(model: Any, strategy: Any, *, silent: float = -1.0, **more: Any) -> 
 
 
 SEVERAL: dict[str, Callable[[], State]] = {
-    "all in each update": lambda: {},
+    "all in each update": dict,
     "one in each update": lambda: {"mixing": RoundRobin()},
     "some batches without a loss": lambda: {"silent": 1.0},
     "some updates without any loss": lambda: {"silent": 1.0, "mixing": RoundRobin()},
