@@ -10,7 +10,7 @@ from evenstep.parallel.ordered_fsdp import OrderedFsdp
 from evenstep.parallel.per_stage import PerStage, of_stages
 from evenstep.parallel.place import Place, place_of
 from evenstep.parallel.single import Single
-from evenstep.parallel.strategy import Spoiled, States, Strategy
+from evenstep.parallel.strategy import Owned, Spoiled, States, Strategy
 from evenstep.parallel.zero1 import Zero1
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Mesh",
     "Ordered",
     "OrderedFsdp",
+    "Owned",
     "PerStage",
     "Place",
     "Processes",

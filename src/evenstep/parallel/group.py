@@ -86,9 +86,19 @@ class Group:
         """Receive into `tensor` what `rank` sends."""
         raise AssertionError("a group of one has nobody to receive from")
 
-    def begin_send(self, tensor: Tensor, rank: int) -> Callable[[], None]:
-        """Begin to send `tensor`, which must not change meanwhile; call the result to wait until it has left."""
+    def begin_send(self, tensor: Tensor, rank: int, channel: int = 0) -> Callable[[], None]:
+        """Begin to send `tensor`, which must not change meanwhile; call the result to wait until it has left.
+
+        Messages of one channel arrive in their order, whatever happens on others; tensors on hosts only have several.
+        """
         raise AssertionError("a group of one has nobody to send to")
+
+    def begin_receive(self, tensor: Tensor, rank: int, channel: int = 0) -> Callable[[], None]:
+        """Begin to receive into `tensor` what `rank` sends; call the result to wait for it.
+
+        What is sent may be shorter if it is on hosts; then the rest of `tensor` stays as it is.
+        """
+        raise AssertionError("a group of one has nobody to receive from")
 
     def broadcast(self, tensors: Sequence[Tensor], rank: int = 0) -> None:
         """Overwrite `tensors` with those of `rank`."""
@@ -209,15 +219,19 @@ class Processes(Group):
         return self._begin("sum gradients", tensor, act)
 
     def send(self, tensor: Tensor, rank: int) -> None:
-        self._do(f"send to rank {rank}", tensor, partial(dist.isend, tensor, group=self._devices, group_dst=rank))
+        self.begin_send(tensor, rank)()
 
     def receive(self, tensor: Tensor, rank: int) -> None:
-        self._do(f"receive from rank {rank}", tensor, partial(dist.irecv, tensor, group=self._devices, group_src=rank))
+        self.begin_receive(tensor, rank)()
 
-    def begin_send(self, tensor: Tensor, rank: int) -> Callable[[], None]:
-        return self._begin(
-            f"send to rank {rank}", tensor, partial(dist.isend, tensor, group=self._devices, group_dst=rank)
-        )
+    def begin_send(self, tensor: Tensor, rank: int, channel: int = 0) -> Callable[[], None]:
+        return self._begin(f"send to rank {rank}", tensor, partial(self._of(tensor).send, [tensor], rank, channel))
+
+    def begin_receive(self, tensor: Tensor, rank: int, channel: int = 0) -> Callable[[], None]:
+        return self._begin(f"receive from rank {rank}", tensor, partial(self._of(tensor).recv, [tensor], rank, channel))
+
+    def _of(self, tensor: Tensor) -> dist.ProcessGroup:
+        return self._hosts if tensor.device.type == "cpu" else self._devices
 
     def broadcast(self, tensors: Sequence[Tensor], rank: int = 0) -> None:
         for tensor in tensors:
@@ -242,7 +256,7 @@ class Processes(Group):
 
     def abort(self, reason: str) -> None:
         self._notices.post(reason)
-        if self.ranks == 1 or self._devices is not self._hosts:
+        if self.ranks == 1:
             return
         try:
             # gloo closes all connections of the group when a wait times out: whoever waits on either side is woken

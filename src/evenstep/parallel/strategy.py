@@ -8,7 +8,8 @@ the training loop: the update calls the verbs, and asks nothing about which stra
 from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar, TypeVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar, final
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,20 @@ from evenstep.parallel.group import Group
 
 T = TypeVar("T")
 States = Mapping[str, Mapping[str, Any]]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Owned:
+    """A tensor that one rank keeps.
+
+    Args:
+        local: its values there; elsewhere a tensor without elements, of the same dtype.
+        size: its shape, on all ranks.
+    """
+
+    local: Tensor
+    size: tuple[int, ...]
 
 
 class Spoiled(Exception):
@@ -152,6 +167,10 @@ class Strategy(ABC):
 
     def all_states(self, states: States) -> States:
         """The optimizer state of all parameters by name, from this rank's."""
+        return states
+
+    def kept_states(self, states: States) -> States:
+        """The same without moving anything: tensors that one rank alone keeps are `Owned`."""
         return states
 
     def uncompressed(self) -> AbstractContextManager[str]:

@@ -55,10 +55,10 @@ class StagesPortion(Portion):
         if self._model.mesh.data.rank:
             return state
         if self._pipeline.rank:
-            self._wire.send(Address("state", self._pipeline.rank, 0, 0), mine, 0)
+            self._wire.send(_address(self._pipeline.rank), mine, 0)
             self._wire.flush()
             return state
-        others = [self._wire.receive(rank)[1] for rank in range(1, self._pipeline.ranks)]
+        others = [self._wire.receive(_address(rank), rank) for rank in range(1, self._pipeline.ranks)]
         return {**state, **self._merged([mine, *others])}
 
     def own(self, state: Tree) -> Tree:
@@ -141,10 +141,10 @@ class _Outlines:
     def of(self, tree: Any) -> Any:
         if isinstance(tree, dict):
             return {key: self.of(value) for key, value in cast("Tree", tree).items()}
-        if not isinstance(tree, Tensor):
+        if not isinstance(tree, Tensor | Shard):
             return tree
         # one tensor under two names must get one name on all ranks: as `checkpoint.state` tells
-        is_one = is_sharded(tree) or not tree.numel()
+        is_one = isinstance(tree, Shard) or is_sharded(tree) or not tree.numel()
         key = id(tree) if is_one else (tree.data_ptr(), tree.dtype, tree.shape, tree.stride())
         return self._made.setdefault(key, outline(tree))
 
@@ -152,6 +152,11 @@ class _Outlines:
 def build_portion(model: nn.Module, stages: Stages | None) -> Portion:
     """The portion of this kind of model."""
     return StagesPortion(model, stages) if isinstance(model, Staged) and stages is not None else Portion()
+
+
+def _address(rank: int) -> Address:
+    """Of the state of a rank, on its way to the first."""
+    return Address("state", rank, 0, 0)
 
 
 def _under(names: Iterable[str], values: Mapping[str, T], aliases: Mapping[str, str]) -> dict[str, T]:
