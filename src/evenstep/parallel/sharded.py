@@ -66,7 +66,7 @@ class Sharded(Strategy):
             raise ArgumentError("`offload` keeps shards in the CPU's memory, where they are already; leave it out.")
         self._gather_dtype = gather_dtype
         self._offload = offload
-        self.options = {"shard_ranks": shard_ranks, "gather_dtype": gather_dtype, "offload": offload}
+        self.options: dict[str, Any] = {"shard_ranks": shard_ranks, "gather_dtype": gather_dtype, "offload": offload}
         self._module: Any = None
         self._statistics: list[Tensor] = []
         self._old: dict[int, nn.Parameter] = {}  # the parameters' shards by what the optimizer was built with

@@ -7,28 +7,20 @@ whole on each of its ranks; parameters between updates, optimizer state and aver
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast, final
+from typing import Any, TypeVar, cast, final
 
 import torch
 from torch import Tensor, nn
 
-from evenstep.parallel.group import Group
 from evenstep.parallel.ordered_fsdp import OrderedFsdp, check_unfused
 from evenstep.parallel.sharded import Sharded
 from evenstep.parallel.tree import Tree
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 T = TypeVar("T")
 
 
 class ShardedStage(Sharded):
     """Shards of one stage, which is whole while plans run; the arguments are those of `Sharded`."""
-
-    def __init__(self, group: Group, **options: Any) -> None:
-        super().__init__(group, **options)
-        self._made: DeviceMesh | None = None
 
     def match(self, work: Sequence[T], run: Callable[[T], None], *, backward: bool, kind: str = "") -> None:
         pass  # no pass waits for other ranks
