@@ -11,13 +11,15 @@ from rows.row import Row
 SCRIPT = Path(__file__).with_name("staged.py")
 UPDATES = 30
 
-Way = tuple[int, int, str, int]  # ranks, of which in one pipeline, pipeline schedule, stages per rank (0: its own)
-ALONE: Way = (1, 1, "sequential", 1)
+# ranks, of which in one pipeline, pipeline schedule, stages per rank (0: its own), how replicas share
+Way = tuple[int, int, str, int, str]
+ALONE: Way = (1, 1, "sequential", 1, "ordered")
 
 
 def run(folder: Path, case: str, way: Way, updates: int = UPDATES) -> str:
-    ranks, pipeline, schedule, stages = way
-    return started([str(SCRIPT), str(folder), case, str(pipeline), schedule, str(stages), str(updates)], ranks)
+    ranks, pipeline, schedule, stages, sharing = way
+    arguments = [str(folder), case, str(pipeline), schedule, str(stages), str(updates), sharing]
+    return started([str(SCRIPT), *arguments], ranks)
 
 
 @cache
@@ -42,20 +44,31 @@ def moved(ways: Sequence[Way]) -> tuple[str, str]:
 
 WAYS: dict[str, tuple[str, Way]] = {
     **{
-        f"{ranks} × {schedule}": ("chain", (ranks, ranks, schedule, 0))
+        f"{ranks} × {schedule}": ("chain", (ranks, ranks, schedule, 0, "ordered"))
         for ranks in (2, 4)
         for schedule in ("1f1b", "interleaved", "zb_v")
     },
-    "2 × 1f1b × 2 replicas": ("chain", (4, 2, "1f1b", 0)),
-    "2 × 1f1b, encoder-decoder": ("encoder-decoder", (2, 2, "1f1b", 0)),
-    "4 × 1f1b, encoder-decoder relayed": ("relayed", (4, 4, "1f1b", 0)),
-    "4 × 1f1b, tied embeddings": ("tied", (4, 4, "1f1b", 0)),
-    "2 × 1f1b, ragged lengths": ("ragged", (2, 2, "1f1b", 0)),
+    "2 × 1f1b × 2 replicas": ("chain", (4, 2, "1f1b", 0, "ordered")),
+    "2 × 1f1b × fsdp 2": ("chain", (4, 2, "1f1b", 0, "fsdp-ordered")),
+    "2 × zb_v × fsdp 2, tied embeddings": ("tied", (4, 2, "zb_v", 0, "fsdp-ordered")),
+    "2 × 1f1b × zero1 2": ("chain", (4, 2, "1f1b", 0, "zero1-ordered")),
+    "2 × 1f1b, encoder-decoder": ("encoder-decoder", (2, 2, "1f1b", 0, "ordered")),
+    "4 × 1f1b, encoder-decoder relayed": ("relayed", (4, 4, "1f1b", 0, "ordered")),
+    "4 × 1f1b, tied embeddings": ("tied", (4, 4, "1f1b", 0, "ordered")),
+    "2 × 1f1b, ragged lengths": ("ragged", (2, 2, "1f1b", 0, "ordered")),
 }
-RESUMED: list[Way] = [(2, 2, "1f1b", 0), (4, 4, "interleaved", 0), ALONE]
+RESUMED: list[Way] = [(2, 2, "1f1b", 0, "ordered"), (4, 4, "interleaved", 0, "ordered"), ALONE]
+SHARED: list[Way] = [
+    (4, 2, "1f1b", 0, "fsdp-ordered"),
+    ALONE,
+    (4, 4, "1f1b", 0, "ordered"),
+    (4, 2, "interleaved", 0, "zero1-ordered"),
+    (4, 1, "sequential", 0, "fsdp-ordered"),
+]
 
 SHA = "sha256 of all that training changes"
 ROWS = [
     *(Row(name=f"pipeline {name}", measure=SHA, run=partial(piped, *way)) for name, way in WAYS.items()),
     Row(name="pipeline resumed on 2, 4 interleaved, none", measure=SHA, run=partial(moved, RESUMED)),
+    Row(name="pipeline resumed on 2 × fsdp 2, none, 4, 2 × zero1 2, fsdp 4", measure=SHA, run=partial(moved, SHARED)),
 ]

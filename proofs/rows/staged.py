@@ -1,4 +1,4 @@
-"""One rank of a run of a model in stages: `python staged.py FOLDER CASE PIPELINE SCHEDULE STAGES_PER_RANK UPDATES`.
+"""A rank of a run in stages: `python staged.py FOLDER CASE PIPELINE SCHEDULE STAGES_PER_RANK UPDATES STRATEGY`.
 
 RANK and WORLD_SIZE are as torchrun sets them; ranks beyond PIPELINE are further replicas. Dropout, unequal numbers of
 tokens, a last global batch that is short, evaluation in between, an average, clipping. It goes on from the newest
@@ -17,11 +17,11 @@ from torch import Tensor, nn
 import evenstep
 from evenstep.events.hooks import Evaluate
 from evenstep.optim.schedules import Constant
-from evenstep.parallel import Group, Mesh, Ordered, Processes
+from evenstep.parallel import Group, Mesh, Processes
 from evenstep.pipeline import Layer, Layers, Staged
 from rows.cutting import IGNORED, WORDS, Words
 from rows.killed import digest
-from rows.ranked import sentences
+from rows.ranked import STRATEGIES, sentences
 
 WIDTH = 16
 
@@ -91,7 +91,9 @@ def trimmed(samples: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     return words[:, :longest].contiguous(), targets[:, :longest].contiguous()
 
 
-def main(folder: Path, case: str, pipeline: int, schedule: str, stages_per_rank: int | None, updates: int) -> None:
+def main(
+    folder: Path, case: str, pipeline: int, schedule: str, stages_per_rank: int | None, updates: int, strategy: str
+) -> None:
     torch.set_num_threads(1)
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     world = Processes(torch.device("cpu"), timeout_s=60) if several else Group()
@@ -104,11 +106,12 @@ def main(folder: Path, case: str, pipeline: int, schedule: str, stages_per_rank:
     trainer = evenstep.Trainer(
         model=model,
         task=Words() if decoders is None else Translate(),
-        optimizer=torch.optim.AdamW(model.parameters(), lr=3e-3, fused=True),
+        # torch's fused kernels round the ends of a tensor differently on the CPU, so shards would differ in bits.
+        optimizer=torch.optim.AdamW(model.parameters(), lr=3e-3, foreach=True),
         data=evenstep.MapData(sentences(52), global_batch_size=16, micro_batch_size=2, **collate),
         updates=updates,
         device="cpu",
-        strategy=Ordered(mesh.data),
+        strategy=STRATEGIES[strategy](mesh.data),
         lr_schedule=Constant(warmup_updates=5),
         clip_norm=0.5,
         ema=evenstep.Ema(decay=0.9),
@@ -126,5 +129,5 @@ def main(folder: Path, case: str, pipeline: int, schedule: str, stages_per_rank:
 
 
 if __name__ == "__main__":
-    where, what, ranks, order, count, end = sys.argv[1:]
-    main(Path(where), what, int(ranks), order, int(count) or None, int(end))
+    where, what, ranks, order, count, end, sharing = sys.argv[1:]
+    main(Path(where), what, int(ranks), order, int(count) or None, int(end), sharing)

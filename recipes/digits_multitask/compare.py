@@ -110,9 +110,8 @@ def main() -> int:
     parser.add_argument("--choose", action="store_true", help="on held-out training images, for several coefficients")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    boxes, splits = (
-        (BOX_COEFFICIENTS, ("fit", "valid")) if arguments.choose else ((BOX_COEFFICIENT,), ("train", "test"))
-    )
+    boxes = BOX_COEFFICIENTS if arguments.choose else (BOX_COEFFICIENT,)
+    splits: tuple[Split, Split] = ("fit", "valid") if arguments.choose else ("train", "test")
     rows = compare(arguments.updates, arguments.seeds, boxes, splits)
     print(f"{'':<20}" + "".join(f"{f'{label} {METRICS[label]}':>22}" for label in SIZES))
     for name, values in rows.items():

@@ -38,6 +38,10 @@ def is_valid(index: int) -> bool:
     return crc32(f"valid/{index}".encode()) % VALID_ONE_IN == 0
 
 
+def _splits_of(index: int) -> tuple[str, ...]:
+    return ("test",) if is_test(index) else ("train", "valid" if is_valid(index) else "fit")
+
+
 def has_label(index: int, label: Label) -> bool:
     """Whether a training image is among those that were annotated with `label`."""
     return crc32(f"{label}/{index}".encode()) % 3 == 0
@@ -88,13 +92,7 @@ def digits(split: Split, label: Label, *, max_shift: int = 0) -> Digits:
         raise MissingExtraError("scikit-learn", "demo") from error
     pixels, shown = load_digits(return_X_y=True)
     whole = split in ("test", "valid")
-    of_split = {
-        "train": lambda n: not is_test(n),
-        "test": is_test,
-        "fit": lambda n: not is_test(n) and not is_valid(n),
-        "valid": lambda n: not is_test(n) and is_valid(n),
-    }[split]
-    chosen = [n for n in range(len(shown)) if of_split(n) and (whole or has_label(n, label))]
+    chosen = [n for n in range(len(shown)) if split in _splits_of(n) and (whole or has_label(n, label))]
     images = torch.tensor(pixels[chosen] / BRIGHTEST, dtype=torch.float32).view(-1, 1, SIDE, SIDE)
     classes = torch.tensor(shown[chosen], dtype=torch.int64)
     if label == "box":

@@ -8,7 +8,8 @@ from evenstep.checkpoint.ranks import Ranks
 from evenstep.checkpoint.reader import Checkpoint, Contents, look_into, newest_checkpoint, newest_valid, read_checkpoint
 from evenstep.checkpoint.retention import clean_leftovers, remove_checkpoint, retain
 from evenstep.checkpoint.saver import Saved, Saver
-from evenstep.checkpoint.sharding import Shard
+from evenstep.checkpoint.sharding import Shard, outline
+from evenstep.checkpoint.state import is_sharded
 from evenstep.checkpoint.storage import Disk, LocalDisk
 from evenstep.checkpoint.verify import verify
 from evenstep.checkpoint.writer import write_checkpoint
@@ -28,10 +29,12 @@ __all__ = [
     "clean_leftovers",
     "complete_checkpoints",
     "find_failure",
+    "is_sharded",
     "locked",
     "look_into",
     "newest_checkpoint",
     "newest_valid",
+    "outline",
     "read_checkpoint",
     "remove_checkpoint",
     "retain",

@@ -80,6 +80,18 @@ class Shard:
         return self.local
 
 
+def outline(tensor: Tensor | Shard) -> Shard:
+    """A block of nothing of a tensor that another rank holds, whole or cut.
+
+    >>> outline(torch.zeros(4, 3)).is_empty
+    True
+    """
+    shape = tuple(tensor.shape)
+    dtype = tensor.local.dtype if isinstance(tensor, Shard) else tensor.dtype
+    local = torch.empty(shape if 0 in shape else 0, dtype=dtype)
+    return Shard(local=local, shape=shape, offsets=(0,) * len(shape))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
     """A block of a tensor in a file.

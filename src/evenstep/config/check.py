@@ -279,11 +279,11 @@ def _pipeline(parallel: Parallel, launch: Launch) -> Iterator[Fault]:
                     text=f"`parallel.{name}` is for a pipeline, but `parallel.pipeline` is 1; leave it out, or set how "
                     f"many ranks share the model.",
                 )
-    elif parallel.strategy not in ("auto", "ddp"):
+    elif parallel.strategy == "single":
         yield Fault(
             about=("parallel.strategy", "parallel.pipeline"),
-            text=f'`parallel.strategy` must be "auto" or "ddp" with a pipeline, but is "{parallel.strategy}"; '
-            f"change it, or leave `parallel.pipeline` out.",
+            text='`parallel.strategy` must be "auto", "ddp", "fsdp" or "zero1" with a pipeline, but is "single"; '
+            "change it, or leave `parallel.pipeline` out.",
         )
     if launch.ranks > 1 and launch.ranks % ranks:
         yield Fault(

@@ -7,7 +7,7 @@ from evenstep.parallel.group import Group, Processes
 from evenstep.parallel.mesh import Mesh
 from evenstep.parallel.ordered import Ordered
 from evenstep.parallel.ordered_fsdp import OrderedFsdp
-from evenstep.parallel.per_stage import PerStage
+from evenstep.parallel.per_stage import PerStage, of_stages
 from evenstep.parallel.place import Place, place_of
 from evenstep.parallel.single import Single
 from evenstep.parallel.strategy import Owned, Spoiled, States, Strategy
@@ -32,5 +32,6 @@ __all__ = [
     "States",
     "Strategy",
     "Zero1",
+    "of_stages",
     "place_of",
 ]

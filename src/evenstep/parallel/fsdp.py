@@ -4,7 +4,7 @@ Gradients of all micro-batches but the last are summed on each rank, unsharded; 
 sum is reduced and scattered while the next unit's backward runs. It is equal to `Ddp` up to rounding.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, final
 
 import torch
@@ -52,17 +52,6 @@ class Fsdp(Sharded):
     def _prepare(self) -> None:
         super()._prepare()
         self._accumulate_only()
-
-    def _sum_numbers(self, present: Sequence[bool]) -> None:
-        having = [number for number, has in zip(self._numbers, present, strict=True) if has]
-        for number in self._numbers:
-            number.grad = number.grad if any(number is one for one in having) else None
-        if not having:
-            return
-        total = torch.stack([torch.zeros_like(one) if one.grad is None else one.grad for one in having])
-        self.group.sum(total)()
-        for number, gradient in zip(having, total, strict=True):
-            number.grad = gradient.to(number.dtype)
 
     def _owe(self, run: Callable[[], None]) -> None:
         self._owed = run

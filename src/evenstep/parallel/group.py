@@ -291,18 +291,18 @@ class Processes(Group):
     def mesh(self, shard_ranks: int) -> DeviceMesh:
         if shard_ranks == self.ranks:
             return DeviceMesh.from_group(self._devices, self.device.type)
-        ranks = torch.arange(self.ranks).view(-1, shard_ranks)
+        ranks = torch.tensor(dist.get_process_group_ranks(self._devices)).view(-1, shard_ranks)
         copies, shards = (self._own_of(lines) for lines in (ranks.T, ranks))
         names = ("copies", "shards")
         return DeviceMesh.from_group([copies, shards], self.device.type, mesh=ranks, mesh_dim_names=names)
 
     def _own_of(self, lines: Tensor) -> dist.ProcessGroup:
-        """A group for each line of ranks, made by all of them in the same order; gives the one this rank is in."""
+        """The group of the line that holds this rank, made by its ranks alone: others of the world may make none."""
         timeout = timedelta(seconds=self._timeout_s)
         backend = "nccl" if self.device.type == "cuda" else "gloo"
-        made = [dist.new_group(line, backend=backend, timeout=timeout) for line in cast("Any", lines).tolist()]
-        own = next(group for line, group in zip(cast("Any", lines).tolist(), made, strict=True) if self.rank in line)
-        return cast("dist.ProcessGroup", own)
+        line = next(line for line in cast("Any", lines).tolist() if dist.get_rank() in line)
+        made = dist.new_group(line, backend=backend, timeout=timeout, use_local_synchronization=True)
+        return cast("dist.ProcessGroup", made)
 
     def close(self) -> None:
         atexit.unregister(self.close)

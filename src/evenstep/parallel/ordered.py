@@ -27,6 +27,7 @@ class Ordered(Strategy):
     1
     """
 
+    collects = True
     cuts_alone = True
 
     def __init__(self, group: Group | None = None) -> None:

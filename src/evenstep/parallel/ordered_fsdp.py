@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from evenstep.errors import ArgumentError
+from evenstep.parallel.group import Group
 from evenstep.parallel.sharded import Sharded
 from evenstep.parallel.tree import Tree
 
@@ -20,15 +21,11 @@ from evenstep.parallel.tree import Tree
 class OrderedFsdp(Sharded):
     """Shards of gradients that were summed in the order of their micro-batches' numbers; see `Sharded`."""
 
+    collects = True
     _reduced = 0  # sums since the last step
 
     def adopt(self, optimizer: torch.optim.Optimizer) -> None:
-        if self.group.device.type == "cpu" and any(group.get("fused") for group in optimizer.param_groups):
-            raise ArgumentError(
-                "on the CPU, torch's fused optimizers round the ends of a tensor differently from its middle, so a "
-                "step of shards does not have the bits of a step of the whole; build the optimizer with "
-                "`foreach=True` instead of `fused=True`, or reduce as `fast`."
-            )
+        check_unfused(self.group, optimizer)
         super().adopt(optimizer)
         self._parameters: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
         self._order = {id(parameter): place for place, parameter in enumerate(self._parameters)}
@@ -80,6 +77,16 @@ class OrderedFsdp(Sharded):
     def _owe(self, run: Callable[[], None]) -> None:
         self._run_muted(run)  # nothing is reduced in the backward, so it may as well go first
         self._forget_gradients()
+
+
+def check_unfused(group: Group, optimizer: torch.optim.Optimizer) -> None:
+    """Raise ArgumentError for an optimizer whose step of shards does not have the bits of a step of the whole."""
+    if group.device.type == "cpu" and any(options.get("fused") for options in optimizer.param_groups):
+        raise ArgumentError(
+            "on the CPU, torch's fused optimizers round the ends of a tensor differently from its middle, so a "
+            "step of shards does not have the bits of a step of the whole; build the optimizer with "
+            "`foreach=True` instead of `fused=True`, or reduce as `fast`."
+        )
 
 
 def _unreduced(shard: Any) -> Tensor | None:

@@ -1,8 +1,8 @@
 """One strategy for several stages: each stage of this rank gets one of its own.
 
-What a strategy holds (buckets, partial sums) is of the one module that it wraps, so every stage works with a copy. The
-copies share the group, and their reductions come in the same order on all its ranks because the runner sees to it.
-It does not sum over stages: those are other parameters, or tied ones (`pipeline.ties`).
+What a strategy holds (buckets, partial sums, shards) is of the one module that it wraps, so every stage works with a
+copy. The copies share the group, and their reductions come in the same order on all its ranks because the runner sees
+to it. It does not sum over stages: those are other parameters, or tied ones (`pipeline.ties`).
 """
 
 from collections.abc import Callable, Generator
@@ -10,13 +10,17 @@ from contextlib import ExitStack, contextmanager
 from copy import copy
 from typing import Any, final
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError
 from evenstep.parallel.ddp import Ddp
 from evenstep.parallel.ordered import Ordered
+from evenstep.parallel.sharded import Sharded
+from evenstep.parallel.sharded_stage import in_stages
 from evenstep.parallel.single import Single
 from evenstep.parallel.strategy import Strategy
+from evenstep.parallel.zero1 import Zero1
 
 
 @final
@@ -34,15 +38,19 @@ class PerStage(Strategy):
     """
 
     def __init__(self, like: Strategy) -> None:
-        if not isinstance(like, Single | Ddp | Ordered):
+        if not isinstance(like, Single | Ddp | Ordered | Sharded):
             raise ArgumentError(
-                f"a model in stages must be shared by Single, Ddp or Ordered, but the strategy is "
-                f"{type(like).__name__}, which shards what a stage holds; take one of those, or train without stages."
+                f"a model in stages must be shared by Single, Ddp, Ordered, Fsdp, OrderedFsdp or Zero1, but the "
+                f"strategy is {type(like).__name__}; take one of those, or train without stages."
             )
         super().__init__(like.group)
-        self._like = like
+        self._like = in_stages(like) if isinstance(like, Sharded) else like
         self._of: dict[int, Strategy] = {}
-        self.collects = type(like).collect is not Strategy.collect
+        self.collects, self.holds_all = like.collects, like.holds_all
+
+    @property
+    def _all(self) -> list[Strategy]:
+        return list(dict.fromkeys(self._of.values()))
 
     def wrap(self, module: nn.Module) -> nn.Module:
         own = copy(self._like)
@@ -50,6 +58,18 @@ class PerStage(Strategy):
         wrapped = own.wrap(module)
         self._of[id(wrapped)] = own
         return wrapped
+
+    def adopt(self, optimizer: torch.optim.Optimizer) -> None:
+        for own in self._all:
+            own.adopt(optimizer)
+
+    def gather(self) -> None:
+        for own in self._all:
+            own.gather()
+
+    def release(self) -> None:
+        for own in self._all:
+            own.release()
 
     def arm(self, module: Callable[..., Any]) -> None:
         self._of[id(module)].arm(module)
@@ -60,16 +80,37 @@ class PerStage(Strategy):
     def reduce(self, module: Callable[..., Any], num_microbatches: int) -> None:
         self._of[id(module)].reduce(module, num_microbatches)
 
+    def each_norm(self, gradients: list[Tensor], norms: Callable[[list[Tensor]], Tensor]) -> Tensor:
+        return self._like.each_norm(gradients, norms)
+
     def after_update(self, update: int) -> None:
-        for own in dict.fromkeys(self._of.values()):
+        for own in self._all:
             own.after_update(update)
 
     def abandon(self) -> None:
-        for own in dict.fromkeys(self._of.values()):
+        for own in self._all:
             own.abandon()
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        return self._like.whole(tensor)
+
+    def part(self, live: Tensor, whole: Tensor) -> Tensor:
+        return self._like.part(live, whole)
 
     @contextmanager
     def uncompressed(self) -> Generator[str]:
         with ExitStack() as stack:
-            advice = [stack.enter_context(own.uncompressed()) for own in dict.fromkeys(self._of.values())]
+            advice = [stack.enter_context(own.uncompressed()) for own in self._all]
             yield next(iter(advice), "")
+
+
+def of_stages(strategy: Strategy) -> Strategy:
+    """What `strategy` is for a model in stages.
+
+    Raises:
+        ArgumentError: it is not for stages.
+
+    >>> type(of_stages(Single())).__name__, type(of_stages(Zero1(Single()))).__name__
+    ('PerStage', 'Zero1')
+    """
+    return Zero1(PerStage(strategy.replicas)) if isinstance(strategy, Zero1) else PerStage(strategy)

@@ -67,6 +67,7 @@ class Sharded(Strategy):
             raise ArgumentError("`offload` keeps shards in the CPU's memory, where they are already; leave it out.")
         self._gather_dtype = gather_dtype
         self._offload = offload
+        self.options: dict[str, Any] = {"shard_ranks": shard_ranks, "gather_dtype": gather_dtype, "offload": offload}
         self._module: Any = None
         self._statistics: list[Tensor] = []
         self._old: dict[int, nn.Parameter] = {}  # the parameters' shards by what the optimizer was built with
@@ -83,8 +84,8 @@ class Sharded(Strategy):
         synchronise(module, self.group)
         before = dict(module.named_parameters(remove_duplicate=False))
         mesh = self.group.mesh(self._shard_ranks)
-        policy = MixedPrecisionPolicy(param_dtype=self._gather_dtype, reduce_dtype=self._gather_dtype and torch.float32)
-        for unit in (*units(module), module):
+        policy = MixedPrecisionPolicy(param_dtype=self._gather_dtype, reduce_dtype=self._reduce_dtype())
+        for unit in (*self._units(module), module):
             fully_shard(
                 unit,
                 mesh=mesh,
@@ -107,8 +108,8 @@ class Sharded(Strategy):
                 "the optimizer has state already, of parameters that are now sharded; give the trainer a new one, and "
                 "let `resume` restore its state."
             )
-        for group in optimizer.param_groups:
-            group["params"] = [self._old[id(parameter)] for parameter in group["params"]]
+        for group in optimizer.param_groups:  # of which some may belong to other stages
+            group["params"] = [self._old.get(id(parameter), parameter) for parameter in group["params"]]
 
     def match(
         self, work: Sequence[T], run: Callable[[T], None], *, backward: bool, kind: str = "", last: bool = True
@@ -166,6 +167,14 @@ class Sharded(Strategy):
         # No rank is the source: each takes its part of what it has.
         return distribute_tensor(whole.to(live.device), live.device_mesh, live.placements, src_data_rank=None)
 
+    def _units(self, module: nn.Module) -> list[nn.Module]:
+        """What is gathered at once, beside what is left over."""
+        return units(module)
+
+    def _reduce_dtype(self) -> torch.dtype | None:
+        """In which FSDP2 sums gradients; None for their own."""
+        return self._gather_dtype and torch.float32
+
     def _parts(self) -> list["FSDPModule"]:
         from torch.distributed.fsdp import FSDPModule
 
@@ -173,6 +182,7 @@ class Sharded(Strategy):
 
     def _prepare(self) -> None:
         """Set what makes FSDP2 sum, and watch which gradients appear."""
+        self._shards = []
         for part in self._parts():
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)
@@ -213,6 +223,18 @@ class Sharded(Strategy):
         flags = self.group.sum_floats([float(present) for present in self._present])
         self._present = [False] * len(self._present)
         return [flag > 0 for flag in flags]
+
+    def _sum_numbers(self, present: Sequence[bool]) -> None:
+        """Sum over all ranks the gradients of the single numbers that have one on any of them."""
+        having = [number for number, has in zip(self._numbers, present, strict=True) if has]
+        for number in self._numbers:
+            number.grad = number.grad if any(number is one for one in having) else None
+        if not having:
+            return
+        total = torch.stack([torch.zeros_like(one) if one.grad is None else one.grad for one in having])
+        self.group.sum(total)()
+        for number, gradient in zip(having, total, strict=True):
+            number.grad = gradient.to(number.dtype)
 
 
 def units(module: nn.Module) -> list[nn.Module]:

@@ -46,12 +46,14 @@ class Strategy(ABC):
 
     Attributes:
         holds_all: whether each rank has all that a checkpoint holds, without asking the others.
+        collects: whether each micro-batch's gradients are taken out of `.grad` by `collect`.
         cuts_alone: whether a rank may run its micro-batches in more pieces than its peers do: they share no model, so
             no forward or backward waits for another rank's.
         in_turn: whether all ranks must run micro-batches of one kind at the same time.
     """
 
     holds_all: bool = True
+    collects: bool = False
     cuts_alone: ClassVar[bool] = False
     in_turn: ClassVar[bool] = False
 
@@ -109,6 +111,12 @@ class Strategy(ABC):
             last: whether no passes of another kind follow in this accumulation.
         """
 
+    def gather(self) -> None:
+        """Before a plan of stages: have all that their forwards and backwards need."""
+
+    def release(self) -> None:
+        """After a plan of stages: keep what is this rank's only."""
+
     def arm(self, module: Callable[..., Any]) -> None:
         """The next backward of `module` is its last of this update: gradients may be reduced as they appear."""
 
@@ -142,6 +150,15 @@ class Strategy(ABC):
 
     def over_shards(self, products: Tensor) -> None:
         """Sum inner products of what ranks were `facing`, in place, where those are parts of gradients."""
+
+    def each_norm(self, gradients: list[Tensor], norms: Callable[[list[Tensor]], Tensor]) -> Tensor:
+        """‖g‖₂ of each gradient, whole, the same on every rank; `squared_norm` asks it of a model in stages.
+
+        Args:
+            gradients: this rank's, complete, perhaps in shards.
+            norms: gives the norm of each of some tensors, as one tensor.
+        """
+        return norms(gradients)
 
     def after_step(self) -> None:
         """The optimizer has made its step on this rank: parameters that others stepped may be fetched."""

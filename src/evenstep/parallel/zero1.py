@@ -30,7 +30,13 @@ class Zero1(Strategy):
     def __init__(self, replicas: Strategy) -> None:
         super().__init__(replicas.group)
         self._replicas = replicas
+        self.collects = replicas.collects
         self._owned: list[list[nn.Parameter]] = [[] for _ in range(self.ranks)]
+
+    @property
+    def replicas(self) -> Strategy:
+        """How gradients are summed."""
+        return self._replicas
 
     def wrap(self, module: nn.Module) -> nn.Module:
         return self._replicas.wrap(module)

@@ -13,7 +13,7 @@ from typing import Any, Protocol, final
 import torch
 from torch import Tensor
 
-from evenstep.parallel.per_stage import PerStage
+from evenstep.parallel.strategy import Strategy
 from evenstep.pipeline.action import Action, Op, Plan
 from evenstep.pipeline.boundary import Crossing, Gradients, chosen, detached
 from evenstep.pipeline.deferred import Deferral, Work, accumulate, prepare
@@ -44,8 +44,8 @@ class StagePassage(Protocol):
         """Apply a stage; gives the outputs that leave it."""
         ...
 
-    def loss(self, output: Any, microbatch: int) -> Tensor:
-        """What the last stage's output means: a loss, ready for backward."""
+    def loss(self, output: Any, microbatch: int) -> Tensor | None:
+        """What the last stage's output means: a loss, ready for backward, or none."""
         ...
 
     def descend(self, loss: Tensor, microbatch: int) -> None:
@@ -71,7 +71,7 @@ class Stages:
         device: of the model.
     """
 
-    def __init__(self, model: Staged, strategy: PerStage, device: torch.device) -> None:
+    def __init__(self, model: Staged, strategy: Strategy, device: torch.device) -> None:
         self.model = model
         self._strategy = strategy
         self._group = model.mesh.pipeline
@@ -101,10 +101,12 @@ class Stages:
         self.wire.begin()
         try:
             inbox = Inbox(self.wire, self._group, _coming(plan, self.model))
+            self._strategy.gather()
             for action in plan:
                 run.act(action, inbox)
             if any(a.op is Op.REDUCE for a in plan):
                 sum_over_owners(self.model.ties, self._parameters, self._group)
+            self._strategy.release()
             self.wire.flush()
         except BaseException as error:
             self.deferral.end()
@@ -144,7 +146,7 @@ def _coming(plan: Sequence[Action], model: Staged) -> dict[int, list[Address]]:
 class _Run:
     """One execution of one plan: what lives between its actions."""
 
-    def __init__(self, stages: Stages, strategy: PerStage, passage: StagePassage, num_microbatches: int) -> None:
+    def __init__(self, stages: Stages, strategy: Strategy, passage: StagePassage, num_microbatches: int) -> None:
         self._model = stages.model
         self._wire = stages.wire
         self._deferral = stages.deferral

@@ -7,7 +7,7 @@ its optimizer state; in return owners may live on any ranks.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -73,25 +73,31 @@ def _sum_one(tie: Tie, present: set[str], parameters: Mapping[str, nn.Parameter]
     root, total = tie.owners[0], None
     waits: list[Callable[[], None]] = []
     if group.rank == root:
-        like = parameters[tie.names[0]]
+        like = _held(parameters[tie.names[0]])
         for name, owner in owners:
-            gradient = parameters[name].grad if owner == root else _received(like, owner, group)
-            assert gradient is not None
+            gradient = _held(parameters[name].grad) if owner == root else _received(like, owner, group)
             total = gradient.clone() if total is None else total.add_(gradient)
         assert total is not None
         waits = [group.begin_send(total, owner) for owner in sorted(set(tie.owners) - {root})]
     elif group.rank in tie.owners:
-        like = next(parameters[name] for name in tie.names if name in parameters)
+        like = _held(next(parameters[name] for name in tie.names if name in parameters))
         for name, owner in owners:
-            gradient = parameters[name].grad if owner == group.rank else None
-            if gradient is not None:
-                group.send(gradient.contiguous(), root)
+            if owner == group.rank:
+                group.send(_held(parameters[name].grad).contiguous(), root)
         total = _received(like, root, group)
     for wait in waits:
         wait()
     for name in tie.names:
         if name in parameters and total is not None:
-            parameters[name].grad = total.clone()
+            parameter = parameters[name]
+            if parameter.grad is None:
+                parameter.grad = torch.empty_like(parameter)
+            _held(parameter.grad).copy_(total)
+
+
+def _held(tensor: Any) -> Tensor:
+    """What this rank holds of a tensor that may be in shards: the owners cut it alike, so sums of shards are shards."""
+    return getattr(tensor, "_local_tensor", tensor)
 
 
 def _received(like: Tensor, rank: int, group: Group) -> Tensor:

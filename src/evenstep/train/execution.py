@@ -16,8 +16,7 @@ from torch.optim import Optimizer
 
 from evenstep.errors import ArgumentError
 from evenstep.optim.apply import norms
-from evenstep.optim.foreach import foreach_norms
-from evenstep.parallel import Group, PerStage, Single, Strategy
+from evenstep.parallel import Group, Single, Strategy, of_stages
 from evenstep.pipeline import SCHEDULES, Layout, Op, Plan, Runner, Stage, Staged, Stages, forwards
 from evenstep.train.passage import Passage
 
@@ -88,8 +87,8 @@ class Execution(ABC):
         """Run micro-batch 0 of `passage` forward and backward on this rank alone."""
 
     @abstractmethod
-    def squared_norm(self, grads: list[Tensor]) -> Tensor:
-        """‖g‖₂² over all that is trained.
+    def squared_norm(self, grads: list[Tensor]) -> Tensor | None:
+        """‖g‖₂² over all that is trained; None where no rank has a gradient, as no task gave a loss.
 
         Args:
             grads: of this rank.
@@ -162,8 +161,8 @@ class OneStage(Execution):
     def try_one(self, passage: Passage) -> None:
         self._alone.run(_one_stage((0,)), passage, 1)
 
-    def squared_norm(self, grads: list[Tensor]) -> Tensor:
-        return self.strategy.squared_norm(grads, self._norms)
+    def squared_norm(self, grads: list[Tensor]) -> Tensor | None:
+        return self.strategy.squared_norm(grads, self._norms) if grads else None
 
 
 @final
@@ -186,17 +185,19 @@ class Pipelined(Execution):
                 f"the strategy must share gradients between the {model.mesh.data.ranks} data-parallel ranks of the "
                 f"model's mesh, but has a group of {strategy.group.ranks}; build it from `mesh.data`."
             )
-        self.group, self.strategy = model.mesh.world, PerStage(strategy)
+        self.group, self.strategy = model.mesh.world, of_stages(strategy)
+        trained = {id(parameter) for parameter in _of(optimizer)}
+        names = {name for name, parameter in model.named_parameters() if id(parameter) in trained}
         self._model = model
         self.stages = stages = Stages(model, self.strategy, device)
         self.holds_output = model.last in model.own
+        self.strategy.adopt(optimizer)
         self._run = stages.run
         self._rank, self._pipeline = model.mesh.pipeline.rank, model.mesh.pipeline
         self._plan = lru_cache(maxsize=256)(self._planned)
         self._forwards = lru_cache(maxsize=256)(self._planned_forwards)
-        trained = {id(parameter) for parameter in _of(optimizer)}
         slots = {name: slot for slot, name in enumerate(model.parameter_names)}
-        counted = [(slots[n], p) for n, p in model.named_parameters() if n in slots and id(p) in trained]
+        counted = [(slots[n], p) for n, p in model.named_parameters() if n in slots and n in names]
         self._counted = counted
         dtypes = {dtype for theirs in self._pipeline.gather({p.dtype for _, p in counted}) for dtype in theirs}
         self._norm_dtype = _norm_dtype(dtypes)
@@ -221,15 +222,23 @@ class Pipelined(Execution):
     def try_one(self, passage: Passage) -> None:
         raise AssertionError("refused when the trainer is built")
 
-    def squared_norm(self, grads: list[Tensor]) -> Tensor:
-        """Each parameter's norm has its place in one vector, which all ranks get: the same sum in the same order."""
+    def squared_norm(self, grads: list[Tensor]) -> Tensor | None:
+        """Each parameter's norm has its place in one vector, which all ranks get: the same sum in the same order.
+
+        Parameters without a gradient on any rank are left out, so that the sum is that of a model that is whole.
+        """
         each = torch.zeros_like(self._norms)
         present = [(slot, p.grad) for slot, p in self._counted if p.grad is not None]
+        having = {slot for slot, _ in present}
+        counts = self._pipeline.sum_floats([float(slot in having) for slot in range(len(each))])
+        anywhere = [slot for slot, count in enumerate(counts) if count]
         if present:
             places = torch.tensor([slot for slot, _ in present], device=each.device)
-            each[places] = torch.stack(foreach_norms([g for _, g in present], self._norm_dtype))
+            each[places] = self.strategy.each_norm([g for _, g in present], partial(norms, dtype=self._norm_dtype))
         self._pipeline.sum(each)()
-        return each.dot(each)
+        if len(anywhere) < len(each):
+            each = each[torch.tensor(anywhere, dtype=torch.long, device=each.device)]
+        return each.dot(each) if anywhere else None
 
     def _planned_forwards(self, microbatches: tuple[int, ...]) -> Plan:
         return forwards(self._model.layout, microbatches)[self._rank]

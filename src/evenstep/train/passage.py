@@ -252,12 +252,12 @@ class Passage:
         if self._heard and microbatch not in self._open:
             self._begin(one, one.data)
         batch = self._ready(one, Piece(one.data)) if section.takes_inputs else None
-        with way.precision.forward(way.device):
+        with way.precision.forward(way.device), way.norms.of(one.task):
             inputs = way.tasks[one.task].inputs(batch) if section.takes_inputs else None
             return section(received, inputs, partial(self._seed_layer, microbatch))
 
-    def loss(self, output: Any, microbatch: int) -> Tensor:
-        """The loss of the last of several stages."""
+    def loss(self, output: Any, microbatch: int) -> Tensor | None:
+        """The loss of the last of several stages; where there is none, nothing goes back through any."""
         way, one = self._way, self._microbatches[microbatch]
         task, batch = way.tasks[one.task], self._ready(one, Piece(one.data))
         seed_generators(way.device, key_below(self._branch, microbatch, "loss"))
@@ -265,13 +265,8 @@ class Passage:
             output = task.inverse(output, batch)
             loss = task.loss(output, batch)
         total = self._taken(task, one, loss)
-        if total is None:
-            raise TaskError(
-                f"`{type(task).__name__}.loss` must give a loss for micro-batch {microbatch}, since every stage of the "
-                f"model waits for its gradient; give the batch the weight 0 instead."
-            )
         if self._heard:
-            self._seen[microbatch] = output, total.detach()
+            self._seen[microbatch] = output, None if total is None else total.detach()
         return total
 
     def descend(self, loss: Tensor, microbatch: int) -> None:

@@ -5,10 +5,11 @@ model that each rank holds whole needs none of this. It does not touch files.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from torch import Tensor, nn
 
+from evenstep.checkpoint import Shard, is_sharded, outline
 from evenstep.errors import ArgumentError
 from evenstep.pipeline import Staged, Stages
 from evenstep.pipeline.wire import Address
@@ -44,15 +45,21 @@ class StagesPortion(Portion):
         self._places = {layer.name: place for place, layer in enumerate(model.layers.layers)}
 
     def gathered(self, state: Tree) -> Tree:
-        """The whole state on the first rank of the first pipeline; elsewhere this rank's own."""
+        """The whole state on the first rank of the first pipeline; elsewhere this rank's own.
+
+        Where tensors are cut over ranks, each rank gives its own, and `Shard`s that hold nothing of what others have.
+        """
+        mine = self._parts(state)
+        if any(self._pipeline.gather(_is_cut(mine))):
+            return {**state, **self._merged(self._with_others(mine))}
         if self._model.mesh.data.rank:
             return state
         if self._pipeline.rank:
-            self._wire.send(_address(self._pipeline.rank), self._parts(state), 0)
+            self._wire.send(_address(self._pipeline.rank), mine, 0)
             self._wire.flush()
             return state
         others = [self._wire.receive(_address(rank), rank) for rank in range(1, self._pipeline.ranks)]
-        return {**state, **self._merged([self._parts(state), *others])}
+        return {**state, **self._merged([mine, *others])}
 
     def own(self, state: Tree) -> Tree:
         aliases = self._model.aliases
@@ -79,6 +86,12 @@ class StagesPortion(Portion):
 
     def _parts(self, state: Tree) -> Tree:
         return {part: state[part] for part in ("model", "optimizer", "ema")}
+
+    def _with_others(self, mine: Tree) -> list[Tree]:
+        """The parts of all pipeline ranks, by rank: this one's tensors, and what the others' are."""
+        parts = self._pipeline.gather(_Outlines().of(mine))
+        parts[self._pipeline.rank] = mine
+        return parts
 
     def _merged(self, states: list[Tree]) -> Tree:
         counts = [len(state["optimizer"]["groups"]) for state in states]
@@ -111,6 +124,30 @@ class StagesPortion(Portion):
         while above not in self._places:
             above = above.rpartition(".")[0]
         return self._places[above]
+
+
+def _is_cut(tree: object) -> bool:
+    if isinstance(tree, dict):
+        return any(_is_cut(value) for value in cast("Tree", tree).values())
+    return is_sharded(tree)
+
+
+class _Outlines:
+    """Trees with a `Shard` that holds nothing in place of each tensor; one that stands twice is one `Shard`."""
+
+    def __init__(self) -> None:
+        self._made: dict[object, Shard] = {}
+
+    def of(self, tree: Any) -> Any:
+        if isinstance(tree, dict):
+            return {key: self.of(value) for key, value in cast("Tree", tree).items()}
+        if not isinstance(tree, Tensor | Shard):
+            return tree
+        # one tensor under two names must get one name on all ranks: as `checkpoint.state` tells
+        key: object = id(tree)
+        if isinstance(tree, Tensor) and tree.numel() and not is_sharded(tree):
+            key = tree.data_ptr(), tree.dtype, tree.shape, tree.stride()
+        return self._made.setdefault(key, outline(tree))
 
 
 def build_portion(model: nn.Module, stages: Stages | None) -> Portion:

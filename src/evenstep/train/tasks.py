@@ -20,7 +20,7 @@ from evenstep.errors import ArgumentError
 from evenstep.parallel import Ddp, Ordered, Single, Strategy, Zero1
 from evenstep.parallel.sharded import Sharded
 from evenstep.pipeline import Staged
-from evenstep.train.coefficients import Coefficients, Fixed
+from evenstep.train.coefficients import Coefficients, Fixed, Scheduled
 from evenstep.train.combine import Combine, Separate
 from evenstep.train.failures import FailurePolicy
 from evenstep.train.norms import Kind, Norms, build_norms
@@ -152,15 +152,21 @@ def check_tasks(
             "coefficients, `combine`, statistics per task and DropTask are for several tasks, but this run has one "
             "without a name; give tasks by name, `task={'class': …, 'box': …}`."
         )
-    if isinstance(model, Staged) and (
-        combine or policy.tolerates_errors or (tasks.distinguished and "" not in by_name)
-    ):
-        raise ArgumentError(
-            "a model in stages trains several tasks with coefficients of 1, accumulated; coefficients, `combine`, "
-            "late weights beside other tasks, statistics per task and DropTask need a model that each rank runs whole."
-        )
+    if isinstance(model, Staged):
+        _check_stages(tasks, policy)
     if combine is not None and combine.needs_products:
         _check_separable(strategy, model)
+
+
+def _check_stages(tasks: Tasks, policy: FailurePolicy) -> None:
+    learned = not isinstance(tasks.coefficients, Fixed | Scheduled)
+    asked = {"learned coefficients": learned, "`combine`": tasks.combine, "DropTask": policy.tolerates_errors}
+    for what, wanted in asked.items():
+        if wanted:
+            raise ArgumentError(
+                f"a model in stages trains several tasks accumulated, with coefficients that are numbers or follow a "
+                f"schedule; {what} would need the whole model on each rank. Leave it out, or train without stages."
+            )
 
 
 def _check_names(what: str, names: Sequence[str] | None, tasks: Mapping[str, Task]) -> None:

@@ -138,10 +138,10 @@ class Update:
         scale = self._way.precision.scale
         lr = self._learning_rates(update)
         grads = gradients(self._parameters, sparse=self._sparse)
-        if not grads and self._execution.stages is None:  # on no rank: no task gave a loss
+        squared = self._execution.squared_norm(grads)
+        if squared is None:  # no task gave a loss
             self._buffers.restore(1.0)
             return Outcome(aborted=1.0, total=0.0, skipped_samples=skipped)
-        squared = self._execution.squared_norm(grads)
         self.is_whole = False  # until all that follows has been applied
         with self._way.bus.span("step", lambda: StepBegin(update=update), lambda error: StepEnd(update=update)):
             applied = self._apply(grads, squared, scale if late_weight is None else scale * total)
@@ -215,7 +215,7 @@ class Update:
             self._accumulate(weights.of(name), update)
             self._buffers.restore(1.0)
             squared = self._execution.squared_norm(gradients(self._parameters, sparse=self._sparse))
-            if not bool(squared.isfinite()):
+            if squared is not None and not bool(squared.isfinite()):
                 blamed.append(Blamed(microbatch=-1, task=name, why="its gradient is not finite, though its losses are"))
         return blamed
 

@@ -30,6 +30,11 @@ VALID = '\n[data.evaluations.valid]\ntarget = "parts.py:samples"\n'
             "",
             "`parallel.shard_ranks` is for `parallel.strategy` fsdp, but that is auto",
         ),
+        (
+            ["--parallel.pipeline", "2", "--parallel.strategy", "single"],
+            "",
+            '`parallel.strategy` must be "auto", "ddp", "fsdp" or',
+        ),
         (["--parallel.offload", "true", "--parallel.strategy", "ddp"], "", "`parallel.offload` is for `parallel.str"),
         (["--evaluate.every_updates", "2"], "", "`evaluate.every_updates` is 2, but there is nothing to evaluate on"),
         (["--evaluate.every_epochs", "2"], "", "`evaluate.every_epochs` is 2, but there is nothing to evaluate on"),

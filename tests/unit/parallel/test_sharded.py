@@ -6,6 +6,7 @@ from torch import nn
 from evenstep.errors import ArgumentError
 from evenstep.parallel import Fsdp, Group
 from evenstep.parallel.sharded import units
+from evenstep.parallel.sharded_stage import layers
 
 
 class Ranks(Group):
@@ -29,6 +30,16 @@ def test_an_item_that_shares_a_parameter_with_another_part_is_no_unit() -> None:
 def test_a_sequential_model_is_gathered_layer_by_layer() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
     assert units(model) == [model[0], model[2]]
+
+
+def test_a_stage_is_gathered_layer_by_layer_wherever_its_layers_are_in_the_model() -> None:
+    stage, blocks = nn.Module(), nn.Module()
+    stage.add_module("blocks", blocks)
+    block = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    blocks.add_module("3", block)
+    head = nn.Linear(2, 2)
+    stage.add_module("head", head)
+    assert list(layers(stage)) == [block, head]
 
 
 def test_a_model_without_a_list_is_one_unit() -> None:

@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Ema, Fp16Mixed, MapData, Task, Trainer
+from evenstep import DropTask, Ema, Fp16Mixed, MapData, Mixture, Task, Trainer
+from evenstep.data import RoundRobin
 from evenstep.errors import ArgumentError, EvenstepError
 from evenstep.events import Hook, UpdateEnd
-from evenstep.parallel import Ddp, Mesh, Ordered, Single
-from evenstep.parallel.zero1 import Zero1
+from evenstep.optim.schedules import Constant
+from evenstep.parallel import Ddp, Group, Mesh, Ordered, Single, Strategy, Zero1
 from evenstep.pipeline import SCHEDULES, Layer, Layers, Layout, Op, Plan, Staged
+from evenstep.train import PcGrad, Scheduled, Uncertainty
 
 OnRanks = Callable[..., list[Any]]
 State = dict[str, Any]
@@ -95,8 +97,16 @@ def test_every_pipeline_schedule_ends_at_the_bits_of_one_process(
     check_same(on_ranks(ranks, act)[0], alone)
 
 
+def zero1(group: Group) -> Strategy:
+    return Zero1(Ordered(group))
+
+
+def zero1_fast(group: Group) -> Strategy:
+    return Zero1(Ddp(group))
+
+
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb_v"])
-@pytest.mark.parametrize("strategy", [Ordered, Ddp])
+@pytest.mark.parametrize("strategy", [Ordered, Ddp, zero1, zero1_fast])
 def test_replicas_of_pipelines_train_what_one_process_does(
     on_ranks: OnRanks, alone: State, schedule: str, strategy: Any
 ) -> None:
@@ -106,7 +116,7 @@ def test_replicas_of_pipelines_train_what_one_process_does(
         return trained(model, strategy(mesh.data), ema=Ema(decay=0.9))[1]
 
     state = on_ranks(6, act)[0]  # three replicas for five micro-batches, two in the short last batch
-    if strategy is Ordered:
+    if strategy in (Ordered, zero1):
         check_same(state, alone)
     for name, value in alone["model"].items():
         torch.testing.assert_close(state["model"][name], value, rtol=1e-5, atol=1e-6)
@@ -342,11 +352,15 @@ def test_an_error_in_one_stage_wakes_the_others_with_rank_action_and_micro_batch
     assert f"{stopped}: ValueError: no such thing" in said[1 - failed]
 
 
+class Other(Strategy):
+    """A strategy of somebody's own."""
+
+
 def test_a_strategy_that_is_not_for_stages_or_not_for_these_ranks_is_refused(on_ranks: OnRanks) -> None:
     def act(group: Any) -> None:
         mesh = Mesh.of(group, pipeline=2)
-        with pytest.raises(ArgumentError, match="must be shared by Single, Ddp or Ordered, but the strategy is Zero1"):
-            trained(Staged(deep(), mesh=mesh), Zero1(Ddp(mesh.data)))
+        with pytest.raises(ArgumentError, match="but the strategy is Other"):
+            trained(Staged(deep(), mesh=mesh), Other(mesh.data))
         with pytest.raises(ArgumentError, match="between the 2 data-parallel ranks"):
             trained(Staged(deep(), mesh=mesh), Single())
 
@@ -448,3 +462,115 @@ def test_what_waits_on_a_rank_does_not_grow_with_the_number_of_micro_batches(on_
         return on_ranks(2, act)
 
     assert most(16) == most(4) == [2, 0]
+
+
+class Several(nn.Module):
+    """The last stage: a head for each task, of which all are run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(9)
+        self.heads = nn.ModuleDict({name: nn.Linear(3, 1) for name in "abc"})
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {name: head(x) for name, head in self.heads.items()}
+
+
+class OfHead(Square):
+    """Trains one head; without a loss where a batch's last target is `silent`."""
+
+    def __init__(self, head: str, silent: float) -> None:
+        self.head, self.silent = head, silent
+
+    def loss(self, output: Any, batch: Any) -> Any:
+        return None if float(batch[1][-1]) == self.silent else super().loss(output[self.head], batch)
+
+
+def with_heads() -> list[nn.Module]:
+    trunk: list[nn.Module] = [layer.build() for layer in deep(4).layers[:4]]  # type: ignore[operator]
+    return [*trunk[:3], nn.BatchNorm1d(3), *trunk[3:], Several()]
+
+
+def several(model: Any, strategy: Any, *, silent: float = -1.0, **more: Any) -> State:
+    sizes = {"a": 8, "b": 6, "c": 4}
+    sets = {name: MapData(points(), global_batch_size=size, micro_batch_size=2) for name, size in sizes.items()}
+    given: dict[str, Any] = {
+        "task": {name: OfHead(name, silent) for name in sizes},
+        "data": Mixture(sets, mixing=more.pop("mixing", None)),
+        "evaluations": {"valid": Mixture(sets, end="max")},
+    }
+    trainer, state = trained(model, strategy, **(given | more))
+    return state | {"valid": {name: value for name, value in trainer.evaluate()["valid"].items() if "loss" in name}}
+
+
+SEVERAL: dict[str, Callable[[], State]] = {
+    "all in each update": dict,
+    "one in each update": lambda: {"mixing": RoundRobin()},
+    "some batches without a loss": lambda: {"silent": 1.0},
+    "some updates without any loss": lambda: {"silent": 1.0, "mixing": RoundRobin()},
+    "numbers as coefficients": lambda: {"coefficients": {"a": 0.5, "c": 3.0}},
+    "scheduled coefficients": lambda: {"coefficients": Scheduled({"b": Constant(warmup_updates=3)})},
+    "statistics of each task": lambda: {"norm_statistics": "per-task"},
+    "frozen statistics": lambda: {"norm_statistics": "frozen"},
+}
+
+
+@pytest.mark.parametrize("case", list(SEVERAL))
+def test_several_tasks_in_stages_train_what_the_model_whole_does(on_ranks: OnRanks, case: str) -> None:
+    def act(group: Any) -> State:
+        mesh = Mesh.of(group, pipeline=2)
+        return several(Staged(with_heads(), mesh=mesh), Ordered(mesh.data), **SEVERAL[case]())
+
+    state = on_ranks(2, act)[0]
+    wanted = several(nn.Sequential(*with_heads()), Ordered(), **SEVERAL[case]())
+    check_same(state, wanted)
+    assert state["valid"] == wanted["valid"]
+
+
+@pytest.mark.parametrize("strategy", [Ordered, zero1])
+@pytest.mark.parametrize("case", ["one in each update", "some batches without a loss", "numbers as coefficients"])
+def test_replicas_of_stages_train_several_tasks_as_the_model_whole_does(
+    on_ranks: OnRanks, case: str, strategy: Any
+) -> None:
+    def model() -> list[nn.Module]:
+        return [layer for layer in with_heads() if not isinstance(layer, nn.BatchNorm1d)]  # whose mean depends on ranks
+
+    def act(group: Any) -> State:
+        mesh = Mesh.of(group, pipeline=2)
+        return several(Staged(model(), mesh=mesh), strategy(mesh.data), **SEVERAL[case]())
+
+    state = on_ranks(4, act)[0]
+    wanted = several(nn.Sequential(*model()), Ordered(), **SEVERAL[case]())
+    check_same(state, wanted)
+    assert state["valid"] == wanted["valid"]
+
+
+def test_heads_that_no_update_uses_stay_as_they_are_on_all_stages(on_ranks: OnRanks) -> None:
+    begin = Several()
+
+    def act(group: Any) -> State:
+        mesh = Mesh.of(group, pipeline=2)
+        data = Mixture({"a": MapData(points(), global_batch_size=8, micro_batch_size=2)})
+        tasks = {name: OfHead(name, -1.0) for name in "ab"}
+        return trained(Staged(with_heads(), mesh=mesh), Ordered(mesh.data), task=tasks, data=data)[1]
+
+    state = on_ranks(4, act)[0]
+    moved = {name for name, value in begin.state_dict().items() if not torch.equal(value, state["model"][f"5.{name}"])}
+    assert moved == {"heads.a.weight", "heads.a.bias"}
+    assert [name for name in state["optimizer"]["state"] if "heads" in name] == ["5.heads.a.weight", "5.heads.a.bias"]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"coefficients": Uncertainty()}, "learned coefficients would need the whole model"),
+        ({"combine": PcGrad()}, "`combine` would need"),
+        ({"on_non_finite": DropTask()}, "DropTask would need"),
+    ],
+)
+def test_what_needs_all_gradients_at_once_is_refused_for_stages(more: State, said: str) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        several(Staged(with_heads()), Ordered(), **more)
