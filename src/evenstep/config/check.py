@@ -260,6 +260,32 @@ def _slurm(launch: Launch, resume: str) -> Iterator[Fault]:
         )
 
 
+def _lost_rank(
+    failures: Failures, parallel: Parallel, launch: Launch, data: Data | None, tasks: Tasks
+) -> Iterator[Fault]:
+    if failures.lost_rank == "stop":
+        return
+    tables = [data, *(task.data for task in tasks.values())]
+    others = {
+        "parallel.strategy": parallel.strategy in ("fsdp", "zero1") and "each rank then holds only a part of the state",
+        "parallel.pipeline": parallel.pipeline > 1 and "each rank then holds only a part of the model",
+        "launch.slurm": launch.slurm is not None and "a task of a job that dies ends the job",
+        "failures.non_finite": failures.non_finite.startswith("rewind") and "ranks may be lost while they go back",
+        "failures.loss_spike": failures.loss_spike.startswith("rewind") and "ranks may be lost while they go back",
+        "data.micro_batch_size": any(one is not None and one.micro_batch_size == "auto" for one in tables)
+        and "the micro-batches would change with the number of ranks",
+    }
+    for name, why in others.items():
+        if why:
+            section, _, key = name.partition(".")
+            given = {"parallel": parallel, "launch": launch, "failures": failures}.get(section)
+            value = "auto" if given is None else "given" if key == "slurm" else getattr(given, key)
+            yield Fault(
+                about=("failures.lost_rank", name),
+                text=f'`failures.lost_rank` is "continue", which can\'t be with `{name}` = {value}: {why}; change one.',
+            )
+
+
 def _writers(log: Log) -> Iterator[Fault]:
     twice = {name for name in log.writers if log.writers.count(name) > 1}
     if twice:
@@ -324,5 +350,6 @@ RULES: tuple[Rule, ...] = (
     _early_stop_needs_evaluations,
     _compression,
     _slurm,
+    _lost_rank,
     _writers,
 )

@@ -78,6 +78,23 @@ class Notices:
         return cast("bytes", self._store.get(key)).decode() if self._store.check([key]) else ""
 
 
+@final
+class Unnoticed:
+    """No notices: where whoever is lost is told by others, and nobody should wait to find out."""
+
+    def post(self, message: str) -> None: ...
+
+    def failure(self) -> str:
+        """Always ""."""
+        return ""
+
+    def answer(self) -> None: ...
+
+    def missing(self) -> list[int]:
+        """Nobody is looked for."""
+        return []
+
+
 def _briefly(act: Callable[[], T], default: T) -> T:
     """What `act` gives; `default` if it fails or takes too long: the rank that keeps the store may be the lost one."""
     results: list[T] = []

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from evenstep.data import Data, Position
-from evenstep.errors import DataError, OutOfMemoryError, TaskError
+from evenstep.errors import DataError, LostRankError, OutOfMemoryError, TaskError
 from evenstep.events import Incident, Record
 from evenstep.memory import give_back, is_out_of_memory
 from evenstep.train.cuts import Cuts, described
@@ -65,12 +65,15 @@ class Evaluation:
         Returns:
             The metrics, "valid/loss" and so on: Σsum/Σweight over the whole set.
         """
-        prefix = f"{self._name}/"
+        prefix, mark = f"{self._name}/", self._way.storage.mark()
         modes = {module: module.training for module in self._model.modules()}
         self._model.eval()
         try:
             with torch.no_grad(), undisturbed(self._way.device):
                 self._run(update, prefix)
+        except LostRankError:
+            self._way.storage.drop_after(mark)  # those that are left evaluate once more
+            raise
         finally:
             for module, training in modes.items():
                 module.training = training
