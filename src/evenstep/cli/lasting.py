@@ -24,7 +24,7 @@ from evenstep.parallel import ADDRESS, COUNT, NUMBER, SILENT_S, coordination
 
 _FINAL = (EXIT_DONE, EXIT_CONFIG, EXIT_REQUEUE, EXIT_INTERRUPTED)
 _LOOK_EVERY_S = 0.1
-_LEAVE_S = 30.0  # for the others, when rank 0 has ended
+_LEAVE_S = 5.0  # for the others, when rank 0 has ended
 _PATIENCE_MS = 60_000  # how long an answer waits for a rank that lives and does not ask
 
 

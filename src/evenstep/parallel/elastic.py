@@ -57,6 +57,7 @@ class Elastic(Group):
         timeout_s: the longest wait for another process, in seconds, in a word and for one to come.
 
     Attributes:
+        count: of processes that were started.
         numbers: of those that are there, by rank; a rank changes with the group, a number is a process's own.
     """
 
@@ -64,20 +65,21 @@ class Elastic(Group):
         seat = lighthouse.seat
         self._lighthouse, self._timeout_s = lighthouse, timeout_s
         self._now: Group = Alone(seat.number, seat.count)
-        self.rank, self.ranks = seat.number, seat.count
+        self.rank, self.ranks, self.count = seat.number, seat.count, seat.count
         self.numbers = list(range(seat.count))
         self._members: list[Member] = []
         self._asked: list[Member] | None = None
         self._tries, self._update = 0, 0
         self._has_begun, self._built_at = False, monotonic()
+        self._asking_s = 0.0
         # the first process lets the others find each other; it takes part in every group
         host = "localhost" if "localhost" in seat.lighthouse else gethostname()
         self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False) if seat.number == 0 else None
         self._store_at = f"{host}:{self._store.port}" if self._store else "-"
 
     @property
-    def waited_s(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride] - that of the group of now
-        return self._now.waited_s
+    def waited_s(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride] - with that of the group of now
+        return self._asking_s + self._now.waited_s
 
     def join(self, update: int) -> None:
         """Be in a group with all that are there.
@@ -117,13 +119,16 @@ class Elastic(Group):
             raise Regroup(f"process {self._lighthouse.seat.number} finds others than before: {_numbers(asked)}")
 
     def _ask(self, until: float) -> list[Member]:
-        return self._lighthouse.ask(
+        began = monotonic()
+        members = self._lighthouse.ask(
             update=self._update,
             tries=self._tries,
             patient=not self._has_begun and monotonic() - self._built_at < self._timeout_s,
             store=self._store_at,
             timeout_s=max(until - monotonic(), 1.0),
         )
+        self._asking_s += monotonic() - began
+        return members
 
     def _connect(self, members: list[Member]) -> bool:
         """Form the group of `members`; False if one of them was lost meanwhile."""

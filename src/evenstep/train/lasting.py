@@ -143,8 +143,8 @@ class Lasting(Course):
             return
         lost, came = ([one for one in these if one not in those] for these, those in ((before, now), (now, before)))
         what = [f"{_processes(lost)} lost"] if lost else []
-        what += [f"{_processes(came)} there again, with the state of the others"] if came else []
-        message = f"{'; '.join(what)}: update {update + 1} is dealt over {len(now)} of them."
+        what += [f"{_processes(came)} there, with the state of the others"] if came else []
+        message = f"{' and '.join(what)}: update {update + 1} is dealt over {len(now)} of {self.group.count}."
         details = {"lost": lost, "came": came, "processes": now}
         self.report(
             Incident(kind="lost_rank" if lost else "rank_came", update=update, message=message, details=details)
