@@ -27,7 +27,7 @@ from evenstep.config.schema import (
     Train,
 )
 from evenstep.config.schema_lr import AnySchedule
-from evenstep.config.tasks import TASK_RULES, Tasks, evaluations_of, for_every_table
+from evenstep.config.tasks import TASK_RULES, Tasks, data_tables, evaluations_of, for_every_table
 
 Rule = Callable[..., Iterator[Fault]]
 
@@ -265,24 +265,21 @@ def _lost_rank(
 ) -> Iterator[Fault]:
     if failures.lost_rank == "stop":
         return
-    tables = [data, *(task.data for task in tasks.values())]
-    others = {
-        "parallel.strategy": parallel.strategy in ("fsdp", "zero1") and "each rank then holds only a part of the state",
-        "parallel.pipeline": parallel.pipeline > 1 and "each rank then holds only a part of the model",
-        "launch.slurm": launch.slurm is not None and "a task of a job that dies ends the job",
-        "failures.non_finite": failures.non_finite.startswith("rewind") and "ranks may be lost while they go back",
-        "failures.loss_spike": failures.loss_spike.startswith("rewind") and "ranks may be lost while they go back",
-        "data.micro_batch_size": any(one is not None and one.micro_batch_size == "auto" for one in tables)
-        and "the micro-batches would change with the number of ranks",
-    }
-    for name, why in others.items():
-        if why:
-            section, _, key = name.partition(".")
-            given = {"parallel": parallel, "launch": launch, "failures": failures}.get(section)
-            value = "auto" if given is None else "given" if key == "slurm" else getattr(given, key)
+    auto = any(table.micro_batch_size == "auto" for table in data_tables(data, tasks).values())
+    back = "ranks may be lost while the run goes back"
+    others = [
+        ("parallel.strategy", parallel.strategy, ("fsdp", "zero1"), "each rank then holds only a part of the state"),
+        ("parallel.pipeline", parallel.pipeline > 1, (True,), "each rank then holds only a part of the model"),
+        ("launch.slurm", launch.slurm is not None, (True,), "a job ends when one of its tasks dies"),
+        ("failures.non_finite", failures.non_finite, ("rewind", "rewind_past"), back),
+        ("failures.loss_spike", failures.loss_spike, ("rewind", "rewind_past"), back),
+        ("data.micro_batch_size", auto, (True,), "the micro-batches would depend on the number of ranks"),
+    ]
+    for name, value, wrong, why in others:
+        if value in wrong:
             yield Fault(
                 about=("failures.lost_rank", name),
-                text=f'`failures.lost_rank` is "continue", which can\'t be with `{name}` = {value}: {why}; change one.',
+                text=f'`failures.lost_rank` is "continue", which can\'t be with this `{name}`: {why}; change one.',
             )
 
 

@@ -10,6 +10,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from importlib import import_module
 from importlib.util import find_spec
 from threading import Event, Thread
 from time import monotonic
@@ -72,9 +73,7 @@ def coordination() -> Any:
     if find_spec("torchft") is None:
         raise MissingExtraError("torchft", "torchft")
     os.environ.setdefault("RUST_LOG", "warn")  # read once, when it is imported
-    from torchft import coordination
-
-    return coordination
+    return import_module("torchft.coordination")
 
 
 @final

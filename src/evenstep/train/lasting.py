@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from evenstep.errors import ArgumentError, LostRankError
-from evenstep.events import Incident, Record
+from evenstep.events import Incident, Json, Record
 from evenstep.parallel import Elastic, Group, bits
 from evenstep.train.run_state import RunState
 from evenstep.train.saving import Saving
@@ -145,7 +145,7 @@ class Lasting(Course):
         what = [f"{_processes(lost)} lost"] if lost else []
         what += [f"{_processes(came)} there, with the state of the others"] if came else []
         message = f"{' and '.join(what)}: update {update + 1} is dealt over {len(now)} of {self.group.count}."
-        details = {"lost": lost, "came": came, "processes": now}
+        details: dict[str, Json] = {"lost": [*lost], "came": [*came], "processes": [*now]}
         self.report(
             Incident(kind="lost_rank" if lost else "rank_came", update=update, message=message, details=details)
         )

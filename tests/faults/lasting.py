@@ -37,7 +37,7 @@ class Square(evenstep.Task):
 
 
 class Strike(evenstep.Hook):
-    """Hits this process once, in a given update and place; says so in a file, so that it comes through the second time."""
+    """Hits this process once, in a given update and place; a file says that it has."""
 
     def __init__(self, number: int) -> None:
         self.number, self.update, self.heard = number, 0, []
@@ -47,6 +47,9 @@ class Strike(evenstep.Hook):
         for number, update, _, name in WHAT.get("hits", []):
             if self.update == update + 2 and name == "SIGKILL" and number != self.number:
                 self.await_return(number)
+            if self.update == update + 2 and name == "SIGSTOP" and self.number == 0:
+                (FOLDER / "wake").touch()
+                time.sleep(2)  # it sees at once that the others have gone on, and asks to be let in
         self.now("begin")
 
     def await_return(self, number: int) -> None:
@@ -106,7 +109,13 @@ def train(group: Group, number: int) -> None:
         error = f"{type(raised).__name__}: {raised}"
     tensors = [*model.state_dict().values(), *(t for s in trainer.optimizer.state.values() for t in s.values())]
     digest = hashlib.sha256(b"".join(t.numpy().tobytes() for t in tensors)).hexdigest()
-    said = {"number": number, "update": trainer.progress.update, "sha256": digest, "error": error, "heard": strike.heard}
+    said = {
+        "number": number,
+        "update": trainer.progress.update,
+        "sha256": digest,
+        "error": error,
+        "heard": strike.heard,
+    }
     line = json.dumps(said | {"ended": time.time()}) + "\n"
     os.write(1, line.encode())  # at once, so that lines do not mix
 
@@ -124,7 +133,7 @@ def process(number: int, port: int) -> int:
             group = Elastic(Lighthouse(seat), timeout_s=WHAT.get("timeout_s", 60))
             train(group, number)
             group.close()
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - the child of a fork must not return
         import traceback
 
         traceback.print_exc()
@@ -158,13 +167,10 @@ def main() -> None:
                 if os.WIFSIGNALED(status) and WHAT.get("again", True):
                     (FOLDER / f"again-{number}").write_text(str(child))
                     children[process(number, port)] = number
-            frozen = WHAT.get("wake_after_s")
-            if frozen is not None and not woken and (FOLDER / "hit-0").exists():
-                struck = float((FOLDER / "hit-0").read_text() or time.time())
-                if time.time() - struck > frozen:
-                    woken = True
-                    victim = WHAT["hits"][0][0]
-                    os.kill(next(pid for pid, number in children.items() if number == victim), signal.SIGCONT)
+            if not woken and (FOLDER / "wake").exists():
+                woken = True
+                victim = WHAT["hits"][0][0]
+                os.kill(next(pid for pid, number in children.items() if number == victim), signal.SIGCONT)
             time.sleep(0.02)
     finally:
         for child in [*children, *([tower] if tower else [])]:
