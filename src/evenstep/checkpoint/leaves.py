@@ -27,9 +27,9 @@ class Leaves:
         skeletons: what is not a tensor, by part.
     """
 
-    whole: dict[str, dict[str, Tensor]] = field(default_factory=dict[str, dict[str, Tensor]])
-    sharded: dict[str, object] = field(default_factory=dict[str, object])
-    skeletons: dict[str, JSON] = field(default_factory=dict[str, JSON])
+    whole: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    sharded: dict[str, object] = field(default_factory=dict)
+    skeletons: dict[str, JSON] = field(default_factory=dict)
     _planner: Any = None
 
     def pack(self, state: Mapping[str, object], *, alone: bool) -> None:

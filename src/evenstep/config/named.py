@@ -46,9 +46,9 @@ class Calls:
 class _Finder:
     recipe: Path
     folder: Path
-    found: dict[str, Call] = field(default_factory=dict[str, Call])
-    faults: list[Fault] = field(default_factory=list[Fault])
-    causes: list[BaseException] = field(default_factory=list[BaseException])
+    found: dict[str, Call] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
+    causes: list[BaseException] = field(default_factory=list)
 
     def add(
         self,

@@ -69,7 +69,7 @@ class UpdateBegin(Event):
 
     num_microbatches: int
     data_s: float | None = None
-    task_data_s: Mapping[str, float] = field(default_factory=dict[str, float], repr=False)
+    task_data_s: Mapping[str, float] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class UpdateEnd(Event):
 
     committed: bool
     num_samples: int
-    task_samples: Mapping[str, int] = field(default_factory=dict[str, int], repr=False)
+    task_samples: Mapping[str, int] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +199,7 @@ class Incident(Event):
 
     kind: str
     message: str
-    details: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    details: Mapping[str, Json] = field(default_factory=dict)
     rank: int | None = None
     microbatch: int | None = None
     stage: int | None = None

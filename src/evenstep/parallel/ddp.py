@@ -30,7 +30,7 @@ class _Bucket:
     missing: int = 0
     flat: Tensor | None = None
     wait: Callable[[], None] | None = None
-    present: list[bool] = field(default_factory=list[bool])
+    present: list[bool] = field(default_factory=list)
 
 
 @final

@@ -28,8 +28,8 @@ class Crossing:
         loss: of the last stage.
     """
 
-    entered: dict[int, list[Tensor]] = field(default_factory=dict[int, list[Tensor]])
-    left: dict[int, list[GradientEdge]] = field(default_factory=dict[int, list[GradientEdge]])
+    entered: dict[int, list[Tensor]] = field(default_factory=dict)
+    left: dict[int, list[GradientEdge]] = field(default_factory=dict)
     loss: Tensor | None = None
 
     def enter(self, source: int, tree: Mapping[int, Any]) -> None:

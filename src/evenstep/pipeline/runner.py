@@ -14,6 +14,8 @@ from evenstep.parallel.strategy import Strategy
 from evenstep.pipeline.action import Op, Plan
 from evenstep.pipeline.stage import Stage
 
+FORWARD, BACKWARD, ARM = Op.FORWARD, Op.BACKWARD, Op.ARM  # Python looks members of an enum up slowly
+
 
 class Passage(Protocol):
     """What the micro-batches of one update bring along, asked for by the runner."""
@@ -55,12 +57,12 @@ class Runner:
         for action in plan:
             stage, microbatch = action.stage, action.microbatch
             op = action.op
-            if op is Op.FORWARD:
+            if op is FORWARD:
                 live[stage, microbatch] = passage.forward(self._stages[stage], microbatch)
-            elif op is Op.BACKWARD:
+            elif op is BACKWARD:
                 passage.backward(live.pop((stage, microbatch)), microbatch)
                 self._strategy.collect(self._stages[stage].module, microbatch)
-            elif op is Op.ARM:
+            elif op is ARM:
                 self._strategy.arm(self._stages[stage].module)
             else:
                 self._strategy.reduce(self._stages[stage].module, num_microbatches)

@@ -41,7 +41,7 @@ class Costs:
     weight_backward_s: tuple[float, ...]
     activation_bytes: tuple[float, ...] = ()
     deferred_bytes: tuple[float, ...] = ()
-    edge_bytes: Mapping[tuple[int, int], float] = field(default_factory=dict[tuple[int, int], float])
+    edge_bytes: Mapping[tuple[int, int], float] = field(default_factory=dict)
     state_bytes: tuple[float, ...] = ()
     latency_s: float = 0
     seconds_per_byte: float = 0

@@ -38,7 +38,7 @@ class Evaluations:
     writers: Writers
     report: Callable[[Incident], None]
     all_at: int = -1
-    _cuts: dict[str, Cuts] = field(default_factory=dict[str, Cuts])
+    _cuts: dict[str, Cuts] = field(default_factory=dict)
 
     def __call__(self, sets: Mapping[str, Data], update: int) -> dict[str, dict[str, float]]:
         """Evaluate the parameters after `update` on `sets`; gives each one's metrics, without the prefix.

@@ -42,6 +42,10 @@ def first_aborted(entries: Sequence[Entry]) -> int | None:
     """
     verdicts = [entry.outcome.aborted for entry in entries]
     on_device = [verdict for verdict in verdicts if isinstance(verdict, Tensor)]
-    read = iter(torch.stack(on_device).tolist() if on_device else ())
-    values = [next(read) if isinstance(verdict, Tensor) else verdict for verdict in verdicts]
-    return next((place for place, value in enumerate(values) if value), None)
+    if on_device:
+        read = iter(torch.stack(on_device).tolist())
+        verdicts = [next(read) if isinstance(verdict, Tensor) else verdict for verdict in verdicts]
+    for place, verdict in enumerate(verdicts):
+        if verdict:
+            return place
+    return None

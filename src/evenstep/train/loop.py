@@ -120,13 +120,13 @@ class Loop:
     fit_memory: bool
     asks: Asks = field(default_factory=Asks)
     progress: Progress = field(default_factory=Progress)
-    _ledger: list[Entry] = field(default_factory=list[Entry])
-    _again: deque[GlobalBatch] = field(default_factory=deque[GlobalBatch])
+    _ledger: list[Entry] = field(default_factory=list)
+    _again: deque[GlobalBatch] = field(default_factory=deque)
     _on_no_weight: FailurePolicy = field(default_factory=lambda: Skip(limit=100))
     _data_ended: bool = False
     failed: tuple[GlobalBatch, int] | None = None
     _rewinding: _Rewinding | None = None
-    _given_up: list[tuple[Position, Position]] = field(default_factory=list[tuple[Position, Position]])
+    _given_up: list[tuple[Position, Position]] = field(default_factory=list)
     _positions: deque[tuple[int, Position]] = field(default_factory=lambda: deque[tuple[int, Position]](maxlen=10_000))
     _busy_s: float = 0.0
     _busy_updates: int = 0
@@ -235,7 +235,7 @@ class Loop:
                 if batch is None:
                     self._end_of_data()
                     continue
-                if any(begin <= batch.position < end for begin, end in self._given_up):
+                if self._given_up and any(begin <= batch.position < end for begin, end in self._given_up):
                     self.settle()
                     self.progress = self.progress.without(batch)
                     continue

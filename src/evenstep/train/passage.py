@@ -61,6 +61,7 @@ class Way:
         reorder: puts a batch that is on the device, after transforms, into the model's memory format.
         coefficients: of the tasks.
         norms: whose statistics the model's normalisation layers use.
+        seeds: the factors that backwards began with last, as tensors: mostly the next ones' too.
         poison: gives a loss whose gradient is not finite, in place of one that could not be computed, so that all
             ranks come to the end of the update and abort it together; None raises at once.
     """
@@ -75,6 +76,7 @@ class Way:
     reorder: Callable[[Any], Any] = _as_it_is
     coefficients: Coefficients = field(default_factory=Fixed)
     norms: Norms = field(default_factory=Norms)
+    seeds: dict[torch.dtype, tuple[float, Tensor]] = field(default_factory=dict)
     poison: Callable[[], Tensor] | None = None
 
     def silently(self) -> "Way":
@@ -94,8 +96,8 @@ class Gathered:
     """
 
     late_total: Tensor | None = None
-    losses: dict[int, tuple[str, Tensor]] = field(default_factory=dict[int, tuple[str, Tensor]])
-    failures: dict[int, tuple[str, Exception]] = field(default_factory=dict[int, tuple[str, Exception]])
+    losses: dict[int, tuple[str, Tensor]] = field(default_factory=dict)
+    failures: dict[int, tuple[str, Exception]] = field(default_factory=dict)
 
 
 @final
@@ -139,11 +141,10 @@ class Passage:
         self._prefix = prefix
         self._heard = way.bus.listens("before_microbatch") or way.bus.listens("after_microbatch")
         self._profiled = bool(cast("Any", torch.autograd)._profiler_enabled())
-        listens = way.bus.listens("before_forward") or way.bus.listens("after_forward")
-        self._apply = self._observed if listens or self._profiled or way.norms.by_task else self._plain
+        heard = way.bus.listens("before_forward") or way.bus.listens("after_forward")
+        self._apply = self._observed if heard or self._profiled or way.norms.by_task else self._plain
         self._open: dict[int, AbstractContextManager[None]] = {}
         self._seen: dict[int, tuple[Any, Tensor | None]] = {}  # output and loss of the open ones, for the end event
-        self._seeds: dict[tuple[torch.dtype, float], Tensor] = {}
         self.late_weights: dict[int, Tensor] = {}
         self.gathered = Gathered()
 
@@ -297,10 +298,10 @@ class Passage:
     def _seed_of(self, loss: Tensor, one: Microbatch) -> Tensor:
         """The factor as the gradient that a backward begins with: what multiplying the loss would give, without it."""
         factor = self._factor * self._way.coefficients.value(one.task, self._update) / self._weights.divisors[one.index]
-        seed = self._seeds.get((loss.dtype, factor))
-        if seed is None:
-            seed = self._seeds[loss.dtype, factor] = loss.new_full((), factor)
-        return seed
+        kept = self._way.seeds.get(loss.dtype)
+        if kept is None or kept[0] != factor:
+            kept = self._way.seeds[loss.dtype] = factor, loss.new_full((), factor)
+        return kept[1]
 
     def _begin(self, one: Microbatch, batch: Any) -> None:
         update, microbatch = self._update, one.index

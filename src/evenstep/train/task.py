@@ -33,7 +33,7 @@ class Loss:
 
     sum: Tensor | None
     weight: Tensor | float | None = None
-    metrics: Mapping[str, tuple[Tensor | float, Tensor | float]] = field(default_factory=dict[str, Any])
+    metrics: Mapping[str, tuple[Tensor | float, Tensor | float]] = field(default_factory=dict)
 
 
 class Task(ABC):

@@ -131,11 +131,12 @@ class Update:
             )
         weights = self._weigh(batch)
         skipped = weights.skipped_samples
-        if weights.total == 0:
+        covered = weights.total
+        if covered == 0:
             return Outcome(aborted=1.0, total=0.0, skipped_samples=skipped)
         gathered = self._gather(weights, update)
         late_weight = gathered.late_total
-        total = weights.total if late_weight is None else late_weight
+        total = covered if late_weight is None else late_weight
         scale = self._way.precision.scale
         lr = self._learning_rates(update)
         grads = gradients(self._parameters, sparse=self._sparse)
@@ -245,7 +246,7 @@ class Update:
                 self._make_room(passage, weights, update, fault)
             self._buffers.restore(1.0)
         gathered = passage.gathered
-        if all(self._way.tasks[name].late_weight for name in weights.totals):
+        if all([self._way.tasks[name].late_weight for name in weights.totals]):
             gathered.late_total = self._late_total(passage.late_weights, weights)
         return gathered
 
@@ -266,7 +267,7 @@ class Update:
         The error itself does not leave: its traceback refers to all that must be freed.
         """
         self._execution.match(weights.work, self._unseen, backward=True, kind=next(iter(weights.totals)))
-        work = tuple(microbatch.index for microbatch in weights.work)
+        work = tuple([microbatch.index for microbatch in weights.work])
         try:
             with passage:
                 self._execution.train(work, passage, weights.num_microbatches)

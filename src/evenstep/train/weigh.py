@@ -39,7 +39,7 @@ class Weights:
     divisors: Mapping[int, float]
     work: tuple[Microbatch, ...]
     num_tasks: int
-    failures: dict[int, Exception] = field(default_factory=dict[int, Exception])
+    failures: dict[int, Exception] = field(default_factory=dict)
     skipped_samples: int = 0
 
     @property
@@ -75,60 +75,56 @@ def weigh(tasks: Mapping[str, Task], batch: GlobalBatch, group: Group, *, tolera
         TaskError: a batch of no task of the run; a weight that is negative, not finite, or not a number.
     """
     each: dict[int, float] = {}
-    mine: dict[int, float] = {}
     failures: dict[int, Exception] = {}
+    work: list[Microbatch] = []
+    mine = [0.0] * (batch.num_microbatches + 1)  # the last one for the samples that had to be left out
     for microbatch in batch.microbatches:
+        weight, number = 1.0, microbatch.index
         task = _task_of(tasks, microbatch)
-        if task.late_weight:
-            mine[microbatch.index] = 1.0
-            continue
-        try:
-            weight = weight_of(task, microbatch.data, f"micro-batch {microbatch.index}")
-        except Exception as error:
-            if not tolerant:
-                raise
-            failures[microbatch.index] = error
-            weight = 1.0
-        each[microbatch.index] = mine[microbatch.index] = weight
-    count = batch.num_microbatches
-    spans = _spans(batch)
-    skipped = float(sum(fault.num_skipped for fault in batch.faults))
-    if all(tasks[name].late_weight for name in spans):
-        totals, divisors = dict.fromkeys(spans, 1.0), dict.fromkeys(range(count), 1.0)
-        (skipped,) = group.sum_floats([skipped])
-    else:
-        *everybody, skipped = group.sum_floats([*(mine.get(index, 0.0) for index in range(count)), skipped])
-        totals, divisors = _totals(tasks, spans, everybody)
+        if not task.late_weight:
+            try:
+                weight = weight_of(task, microbatch.data, f"micro-batch {number}")
+            except Exception as error:
+                if not tolerant:
+                    raise
+                failures[number] = error
+            each[number] = weight
+        if weight > 0:
+            mine[number] = weight
+            work.append(microbatch)
+    for fault in batch.faults:
+        mine[-1] += fault.num_skipped
+    everybody = group.sum_floats(mine)
+    totals: dict[str, float] = {}
+    divisors: dict[int, float] = {}
+    for name, theirs in _spans(batch).items():
+        total = math.fsum([everybody[index] for span in theirs for index in span])
+        if total > 0:
+            totals[name] = 1.0 if tasks[name].late_weight else total
+            for span, divisor in zip(theirs, _divisors(tasks[name], total, theirs, everybody), strict=True):
+                for index in span:
+                    divisors[index] = divisor
     return Weights(
         totals=totals,
-        num_microbatches=count,
+        num_microbatches=batch.num_microbatches,
         each=each,
         divisors=divisors,
-        work=tuple([microbatch for microbatch in batch.microbatches if mine[microbatch.index] > 0]),
+        work=tuple(work),
         num_tasks=len(totals),
         failures=failures,
-        skipped_samples=int(skipped),
+        skipped_samples=int(everybody[-1]),
     )
 
 
-def _totals(
-    tasks: Mapping[str, Task], spans: Mapping[str, Sequence[range]], everybody: Sequence[float]
-) -> tuple[dict[str, float], dict[int, float]]:
-    """Σw_m of each task that has work, and the divisor of each of its micro-batches."""
-    totals: dict[str, float] = {}
-    divisors: dict[int, float] = {}
-    for name, theirs in spans.items():
-        total = math.fsum(everybody[index] for span in theirs for index in span)
-        if total == 0:
-            continue
-        late, reduction = tasks[name].late_weight, tasks[name].reduction
-        totals[name] = 1.0 if late else total
-        sums = [math.fsum(everybody[index] for index in span) for span in theirs]
-        num_batches = sum(one > 0 for one in sums)
-        for span, one in zip(theirs, sums, strict=True):
-            divisor = {"weight": total, "sum": 1.0, "mean": num_batches * one}[reduction]
-            divisors.update(dict.fromkeys(span, 1.0 if late else divisor))
-    return totals, divisors
+def _divisors(task: Task, total: float, spans: Sequence[range], everybody: Sequence[float]) -> Sequence[float]:
+    """What the summed losses of each of a task's batches are divided by."""
+    if task.late_weight or task.reduction == "sum":
+        return [1.0] * len(spans)
+    if task.reduction == "weight":
+        return [total] * len(spans)
+    sums = [math.fsum(everybody[span.start : span.stop]) for span in spans]
+    num_batches = sum([one > 0 for one in sums])
+    return [num_batches * one for one in sums]
 
 
 def _spans(batch: GlobalBatch) -> dict[str, list[range]]:
