@@ -25,16 +25,16 @@ from evenstep.parallel import ADDRESS, COUNT, NUMBER, SILENT_S, coordination
 _FINAL = (EXIT_DONE, EXIT_CONFIG, EXIT_REQUEUE, EXIT_INTERRUPTED)
 _LOOK_EVERY_S = 0.1
 _LEAVE_S = 5.0  # for the others, when rank 0 has ended
-_PATIENCE_MS = 60_000  # how long an answer waits for a rank that lives and does not ask
 
 
-def launch_lasting(ranks: int, arguments: list[str], *, max_restarts: int = 0) -> int:
+def launch_lasting(ranks: int, arguments: list[str], *, max_restarts: int = 0, timeout_s: float = 60.0) -> int:
     """Run `evenstep` with `arguments` as `ranks` processes, any of which may be lost.
 
     Args:
         ranks: how many.
         arguments: of each.
         max_restarts: how many times one that is lost is started again, in all.
+        timeout_s: how long the others wait for one that is alive and does not get on.
 
     Returns:
         The exit code of rank 0.
@@ -45,7 +45,7 @@ def launch_lasting(ranks: int, arguments: list[str], *, max_restarts: int = 0) -
     lighthouse: Any = coordination().LighthouseServer(
         bind="[::]:0",
         min_replicas=1,
-        join_timeout_ms=_PATIENCE_MS,
+        join_timeout_ms=int(1000 * timeout_s),
         quorum_tick_ms=20,
         heartbeat_timeout_ms=int(1000 * SILENT_S),
     )

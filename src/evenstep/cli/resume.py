@@ -5,6 +5,7 @@ files it was started with. Only settings that leave the updates already made as 
 """
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -46,7 +47,9 @@ def run(path: str, settings: list[str]) -> int:
             return submit(slurm, again, name=opened.config.name, folder=folder.parent / f"{folder.name}-slurm")
         ranks = max(opened.config.launch.ranks, opened.config.parallel.pipeline)
         if ranks > 1 and not is_rank():
-            start = launch_lasting if opened.config.failures.lost_rank == "continue" else launch
+            start = launch
+            if opened.config.failures.lost_rank == "continue":
+                start = partial(launch_lasting, timeout_s=opened.config.parallel.timeout_s)
             return start(ranks, ["resume", path, *settings], max_restarts=opened.config.launch.max_restarts)
         if is_rank():
             end_with_parent()

@@ -1,6 +1,7 @@
 """`evenstep train RUN.toml`: trains a run in a new folder."""
 
 import os
+from functools import partial
 from pathlib import Path
 
 from evenstep.build import joined
@@ -29,7 +30,9 @@ def run(path: str, settings: list[str]) -> int:
             return submit(config.launch.slurm, ["train", path, *settings, *again], name=config.name, folder=logs)
         ranks = max(config.launch.ranks, config.parallel.pipeline)
         if ranks > 1 and not is_rank():
-            start = launch_lasting if config.failures.lost_rank == "continue" else launch
+            start = launch
+            if config.failures.lost_rank == "continue":
+                start = partial(launch_lasting, timeout_s=config.parallel.timeout_s)
             return start(ranks, ["train", path, *settings], max_restarts=config.launch.max_restarts)
         if is_rank():
             end_with_parent()

@@ -47,6 +47,9 @@ class Alone(Group):
     def gather(self, value: T) -> list[T]:
         return [value] * self.ranks
 
+    def sum_floats(self, values: Sequence[float]) -> list[float]:
+        raise ArgumentError("the processes have not met yet, so they can't sum anything; call `train` first.")
+
 
 @final
 class Elastic(Group):
@@ -58,7 +61,8 @@ class Elastic(Group):
 
     Attributes:
         count: of processes that were started.
-        numbers: of those that are there, by rank; a rank changes with the group, a number is a process's own.
+        members: the numbers of those that are there, by name, in the order of their ranks. A rank changes with the
+            group; a number is kept by whoever takes a lost process's place; a name is nobody else's.
     """
 
     def __init__(self, lighthouse: Lighthouse, *, timeout_s: float) -> None:
@@ -66,8 +70,8 @@ class Elastic(Group):
         self._lighthouse, self._timeout_s = lighthouse, timeout_s
         self._now: Group = Alone(seat.number, seat.count)
         self.rank, self.ranks, self.count = seat.number, seat.count, seat.count
-        self.numbers = list(range(seat.count))
-        self._members: list[Member] = []
+        self.members: dict[str, int] = {}
+        self._formed: list[Member] = []
         self._asked: list[Member] | None = None
         self._tries, self._update = 0, 0
         self._has_begun, self._built_at = False, monotonic()
@@ -92,7 +96,7 @@ class Elastic(Group):
         """
         self._update = max(update, 0)
         members, self._asked = self._asked, None
-        if self._members and members is None:
+        if self._formed and members is None:
             self._tries += 1
         self._leave()
         until = monotonic() + self._timeout_s
@@ -110,11 +114,11 @@ class Elastic(Group):
 
     def at(self, update: int) -> None:
         self._now.at(update)
-        if not self._members:
+        if not self._formed:
             return
         self._update = update - 1
         asked = self._ask(monotonic() + self._timeout_s)
-        if _identity(asked) != _identity(self._members):
+        if _identity(asked) != _identity(self._formed):
             self._asked = asked
             raise Regroup(f"process {self._lighthouse.seat.number} finds others than before: {_numbers(asked)}")
 
@@ -125,7 +129,8 @@ class Elastic(Group):
             tries=self._tries,
             patient=not self._has_begun and monotonic() - self._built_at < self._timeout_s,
             store=self._store_at,
-            timeout_s=max(until - monotonic(), 1.0),
+            # the lighthouse itself waits for so long for who is alive and does not ask
+            timeout_s=max(until - monotonic(), 0.0) + self._timeout_s + _CONNECT_S,
         )
         self._asking_s += monotonic() - began
         return members
@@ -143,14 +148,14 @@ class Elastic(Group):
             logging.getLogger(__name__).debug("no group of %s: %s", _numbers(members), error)
             self._tries += 1
             return False
-        self._now, self._members, self._has_begun = now, members, True
+        self._now, self._formed, self._has_begun = now, members, True
         self.rank, self.ranks = rank, len(members)
-        self.numbers = [one.number for one in members]
+        self.members = {one.name: one.number for one in members}
         return True
 
     def _leave(self) -> None:
-        if self._members:
-            self._members = []
+        if self._formed:
+            self._formed = []
             self._now.close()
             self._now = Alone(self.rank, self.ranks)
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, cast, final
 import torch
 from torch import Tensor
 
-from evenstep.errors import ArgumentError, LostRankError
+from evenstep.errors import ArgumentError, EvenstepError, LostRankError
 from evenstep.events import Incident, Json, Record
 from evenstep.parallel import Elastic, Group, bits
 from evenstep.train.run_state import RunState
@@ -70,8 +70,8 @@ class Lasting(Course):
     write: Callable[[Sequence[Record]], None]
     report: Callable[[Incident], None]
     _is_whole: bool = True
-    _before: list[int] | None = None
-    _done: bool = field(default=False)
+    _before: dict[str, int] = field(default_factory=dict[str, int])
+    _done: bool = False
 
     def through(self, work: Callable[[], None]) -> None:
         self._done = False
@@ -107,18 +107,20 @@ class Lasting(Course):
         loop, group = self.state.loop, self.group
         holds = unwrapped(loop.model).state_dict().values()
         mine = (self._update, [int(bits(one)) for one in holds if isinstance(one, Tensor)])
-        everybody = group.gather(mine)
+        told = group.gather((mine, self._before))
+        everybody = [theirs for theirs, _ in told]
         source = max(range(group.ranks), key=lambda rank: (everybody[rank][0], -rank))
-        if everybody[source][0] < 0:
-            raise ArgumentError("no process that is left holds the state of an update; go on from the last checkpoint.")
+        most, _ = everybody[source]
+        if most < 0:
+            raise EvenstepError("no process that is left holds the state of an update; go on from the last checkpoint.")
         if any(theirs != everybody[source] for theirs in everybody):
             state = shared(group, self.state.state_dict(whole=True) if group.rank == source else None, source)
             if mine != everybody[source]:
                 self._take(state)
         self._same_ends()
         self.agree()
-        self._tell(everybody[source][0])
-        if everybody[source][0]:
+        self._tell(told[source][1], most)
+        if most:
             loop.act()  # what was wanted at that update may not have been done
 
     def _take(self, state: Any) -> None:
@@ -136,16 +138,16 @@ class Lasting(Course):
         self.state.evaluations.all_at = min(evaluated for evaluated, _ in ends)
         self.saving.saved_at = ends[0][1]
 
-    def _tell(self, update: int) -> None:
-        before, now = self._before, list(self.group.numbers)
-        self._before = now
-        if before is None or before == now:
+    def _tell(self, before: dict[str, int], update: int) -> None:
+        now = self._before = dict(self.group.members)
+        lost = sorted(number for name, number in before.items() if name not in now)
+        came = sorted(number for name, number in now.items() if before and name not in before)
+        if not lost and not came:
             return
-        lost, came = ([one for one in these if one not in those] for these, those in ((before, now), (now, before)))
         what = [f"{_processes(lost)} lost"] if lost else []
         what += [f"{_processes(came)} there, with the state of the others"] if came else []
         message = f"{' and '.join(what)}: update {update + 1} is dealt over {len(now)} of {self.group.count}."
-        details: dict[str, Json] = {"lost": [*lost], "came": [*came], "processes": [*now]}
+        details: dict[str, Json] = {"lost": [*lost], "came": [*came], "processes": [*sorted(now.values())]}
         self.report(
             Incident(kind="lost_rank" if lost else "rank_came", update=update, message=message, details=details)
         )

@@ -206,12 +206,7 @@ class Trainer:
             self._loop, optimizer, names, ema, self._evaluations, cuts, self._reports, self._config
         )
         self._agree = partial(
-            check_agreement,
-            self._loop,
-            tasks=list(tasks.by_name),
-            updates=self.updates,
-            evaluations=self.evaluations,
-            config=self._config,
+            check_agreement, self._loop, tasks=list(tasks.by_name), evaluations=self.evaluations, config=self._config
         )
         self._course = build_course(
             self._group, self._state, self._saving, agree=self._agree, write=self._writers.write, report=self._report

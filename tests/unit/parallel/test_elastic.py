@@ -85,7 +85,7 @@ def test_a_process_joins_and_sees_when_others_have_come() -> None:
     group = Elastic(lighthouse, timeout_s=5)
     try:
         group.join(0)
-        assert (group.rank, group.ranks, group.numbers) == (0, 1, [0])
+        assert (group.rank, group.ranks, group.members) == (0, 1, {"0": 0})
         total = torch.ones(2)
         group.sum(total)()
         assert group.gather("a") == ["a"] and total.tolist() == [1.0, 1.0]
@@ -123,3 +123,8 @@ def test_ranks_that_may_be_lost_share_no_model() -> None:
         group.mesh(2)
     with pytest.raises(ArgumentError, match="must each hold the whole model"):
         group.split([[0], [1]])
+
+
+def test_what_is_summed_before_the_others_were_met_would_be_wrong() -> None:
+    with pytest.raises(ArgumentError, match="call `train` first"):
+        Alone(0, 2).sum_floats([1.0])
