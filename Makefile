@@ -13,6 +13,7 @@ help:
 	@echo "make check      ruff, pyright, and the direction of imports"
 	@echo "make prove      the promise, one row per way of cutting or stopping a run (ROWS=pattern for some)"
 	@echo "make faults     inject every fault of the battery, one line each (FAULTS=pattern for some)"
+	@echo "make docs       the documentation as a site, in build/site"
 	@echo "make bench      against plain loops and other trainers (NAME=overhead for one)"
 
 $(READY): pyproject.toml constraints.txt
@@ -48,6 +49,11 @@ faults: $(DEV_READY)
 
 bench: $(DEV_READY)
 	$(BIN)/python benchmarks/run.py $(NAME)
+
+docs: $(DEV_READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(BIN)/zensical build --strict
+	@echo "open build/site/index.html, or see it live: $(BIN)/zensical serve"
 
 clean:
 	rm -rf $(VENV) .venv-peers build dist

@@ -9,11 +9,7 @@ slower rank. All must end at the same parameters within 1e-5. What each gives to
 
 import argparse
 import importlib
-import os
-import socket
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,13 +21,11 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-import torch  # noqa: E402 - the folder of this script must be on the path first
-
-import peers  # noqa: E402
+import peers  # noqa: E402 - the folder of this script must be on the path first
 from evenstep.parallel import Ddp, Processes  # noqa: E402
-from harness.rounds import Lane, Train, chunk_of, interleave  # noqa: E402
-from harness.row import Row, Times, compared, mean_of, read_rows, table, write_rows  # noqa: E402
-from harness.wire import Wire  # noqa: E402
+from harness.ranks import on_ranks, one_rank, over_ranks, sent  # noqa: E402
+from harness.rounds import Train, chunk_of, interleave  # noqa: E402
+from harness.row import Row, compared, mean_of, table, write_rows  # noqa: E402
 from harness.work import Work, mlp, transformer  # noqa: E402
 
 RESULTS = HERE / "results" / "ranks.json"
@@ -40,7 +34,6 @@ PEERS = {"lightning": "lightning_", "accelerate": "accelerate_"}
 RANKS = 2
 NUM_MICROBATCHES = 4
 CHUNK_S = 0.03
-TIMEOUT_S = 1800
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +71,7 @@ def measure(case: Case, group: Processes) -> list[Row]:
     chunk = chunk_of(contenders[TUNED], work, seconds=CHUNK_S, multiple=case.multiple)
     chunk = group.gather(chunk)[0]
     mine = interleave(contenders, work, chunk_updates=chunk, rounds=case.rounds)
-    times = _over_ranks(group.gather(mine))
+    times = over_ranks(group.gather(mine))
     row = partial(compared, unit="us/update", per_s=1e6 / chunk)
     reference = mean_of(times[TUNED], times[AGAIN])
     noise = row("", "", times[AGAIN], times[TUNED]).spread
@@ -106,25 +99,13 @@ def _contenders(group: Processes) -> dict[str, Train]:
     return contenders
 
 
-def _over_ranks(everybody: list[dict[str, Times]]) -> dict[str, Times]:
-    """Of each round the mean processor time, and the longest time on the wall."""
-    return {
-        name: Times(
-            [sum(each) / len(each) for each in zip(*(times[name].cpu_s for times in everybody), strict=True)],
-            [max(each) for each in zip(*(times[name].wall_s for times in everybody), strict=True)],
-        )
-        for name in everybody[0]
-    }
-
-
 def _bytes(contenders: Mapping[str, Train], work: Work, updates: int) -> list[Row]:
     """What each contender gives to all-reduces of gradients per update, and what to collectives in all."""
     dtype = next(work.model.parameters()).dtype
     gradients: dict[str, float] = {}
     everything: dict[str, float] = {}
     for name, train in contenders.items():
-        once, twice = (_counted(name, train, work, count) for count in (updates, 2 * updates))
-        per_update = {key: (twice[key] - once[key]) / updates for key in twice}  # without what is said only once
+        per_update = sent(name, train, work, updates)
         gradients[name] = per_update.get(("allreduce", dtype), 0.0)
         everything[name] = sum(per_update.values())
     rows: list[Row] = []
@@ -146,72 +127,25 @@ def _bytes(contenders: Mapping[str, Train], work: Work, updates: int) -> list[Ro
     return rows
 
 
-def _counted(name: str, train: Train, work: Work, updates: int) -> Mapping[tuple[str, torch.dtype], int]:
-    wire = Wire()
-
-    def counted(model: Any, feed: Any, work: Work) -> list[float]:
-        with wire:
-            return train(model, feed, work)
-
-    lane = Lane(name, counted, work, [updates])
-    lane.start()
-    lane.finish()
-    return wire.bytes
-
-
 def main() -> list[Row]:
     """Run all cases, print the table and write results/ranks.json."""
     python = peers.python()
     rows: list[Row] = []
     for name in CASES:
         print(f"{name} on {RANKS} ranks …", flush=True)
-        rows += _on_ranks(python, name)
+        rows += on_ranks(HERE / "ranks.py", ["--case", name], ranks=RANKS, python=python)
     write_rows(RESULTS, rows)
     print(f"\n{table(rows)}\n\nwritten to {RESULTS.relative_to(HERE.parent)}")
     return rows
 
 
-def _on_ranks(python: Path, name: str, rounds: int | None = None) -> list[Row]:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = str(one.getsockname()[1])
-    shared = {"OMP_NUM_THREADS": "1", "WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder, "rows.json")
-        command = [str(python), str(Path(__file__).resolve()), "--case", name, "--out", str(out)]
-        if rounds is not None:
-            command += ["--rounds", str(rounds)]
-        processes = [
-            subprocess.Popen(command, env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
-            for rank in range(RANKS)
-        ]
-        try:
-            codes = [process.wait(TIMEOUT_S) for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-        if any(codes):
-            raise RuntimeError(f"the ranks of {name} ended with {codes}")
-        return read_rows(out)
-
-
-def _one_rank() -> None:
-    parser = argparse.ArgumentParser(description="Measure one case on one rank; see benchmarks/run.py for all.")
-    parser.add_argument("--case", choices=CASES, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--rounds", type=int, help="fewer rounds than the case has, to try it")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
+def _measured(group: Processes, arguments: argparse.Namespace) -> list[Row]:
     case = CASES[arguments.case]
-    if arguments.rounds is not None:
-        case = replace(case, rounds=arguments.rounds)
-    group = Processes(torch.device("cpu"), timeout_s=300)
-    rows = measure(case, group)
-    if group.rank == 0:
-        write_rows(arguments.out, rows)
-    group.gather(None)  # nobody leaves before all are done
-    group.close()
+    return measure(case if arguments.rounds is None else replace(case, rounds=arguments.rounds), group)
 
 
 if __name__ == "__main__":
-    _one_rank()
+    parser = argparse.ArgumentParser(description="Measure one case on one rank; see benchmarks/run.py for all.")
+    parser.add_argument("--case", choices=CASES, required=True)
+    parser.add_argument("--rounds", type=int, help="fewer rounds than the case has, to try it")
+    one_rank(parser, _measured)

@@ -8,11 +8,7 @@ often each gives gradients to an all-reduce is counted too: exactly one round pe
 """
 
 import argparse
-import os
-import socket
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -29,14 +25,14 @@ from torch.nn.utils import clip_grad_norm_  # noqa: E402
 from evenstep import Task, Trainer, UpdateData  # noqa: E402
 from evenstep.parallel import Ddp, Processes  # noqa: E402
 from harness.feed import Feed  # noqa: E402
-from harness.rounds import Lane, Train, chunk_of, interleave  # noqa: E402
-from harness.row import Row, Times, compared, mean_of, read_rows, table, write_rows  # noqa: E402
-from harness.wire import Wire  # noqa: E402
+from harness.ranks import on_ranks, one_rank, over_ranks, sent  # noqa: E402
+from harness.rounds import Train, chunk_of, interleave  # noqa: E402
+from harness.row import Row, compared, mean_of, table, write_rows  # noqa: E402
 from harness.work import CLIP_NORM, LOSS_EVERY_UPDATES, Block, Work, mean_loss, summed_loss  # noqa: E402
 
 RESULTS = HERE / "results" / "tasks.json"
 BY_HAND, AGAIN, EVENSTEP = "by hand", "by hand, again", "evenstep"
-RANKS, BOUND, ROUNDS, COUNTED_UPDATES, TIMEOUT_S = 2, 1.02, 40, 3, 1800
+RANKS, BOUND, ROUNDS, COUNTED_UPDATES = 2, 1.02, 40, 3
 CLASSES = {"a": 10, "b": 2, "c": 50}
 NAMES = list(CLASSES)
 PER_UPDATE = RANKS * len(NAMES)  # micro-batches; each rank runs one of every task
@@ -144,8 +140,7 @@ def measure(group: Processes, rounds: int) -> list[Row]:
     hand = partial(by_hand, rank=group.rank)
     contenders: dict[str, Train] = {BY_HAND: hand, AGAIN: hand, EVENSTEP: partial(with_evenstep, group=group)}
     chunk = group.gather(chunk_of(hand, work, seconds=0.03, multiple=1))[0]
-    everybody = group.gather(interleave(contenders, work, chunk_updates=chunk, rounds=rounds))
-    times = {name: _over_ranks([one[name] for one in everybody]) for name in contenders}
+    times = over_ranks(group.gather(interleave(contenders, work, chunk_updates=chunk, rounds=rounds)))
     row = partial(compared, work.name, unit="us/update", per_s=1e6 / chunk)
     reference = mean_of(times[BY_HAND], times[AGAIN])
     noise = row("", times[AGAIN], times[BY_HAND]).spread
@@ -155,20 +150,12 @@ def measure(group: Processes, rounds: int) -> list[Row]:
     return rows + _reductions(contenders, work)
 
 
-def _over_ranks(times: list[Times]) -> Times:
-    cpu = [sum(each) / len(each) for each in zip(*(one.cpu_s for one in times), strict=True)]
-    return Times(cpu, [max(each) for each in zip(*(one.wall_s for one in times), strict=True)])
-
-
 def _reductions(contenders: Mapping[str, Train], work: Work) -> list[Row]:
     """Rounds of gradient reduction per update: bytes given to all-reduces over those of all gradients."""
     size = sum(parameter.numel() * parameter.element_size() for parameter in work.model.parameters())
     rows: list[Row] = []
     for name in (BY_HAND, EVENSTEP):
-        once, twice = (
-            _counted(name, contenders[name], work, count) for count in (COUNTED_UPDATES, 2 * COUNTED_UPDATES)
-        )
-        rounds = (twice - once) / COUNTED_UPDATES / size
+        rounds = sent(name, contenders[name], work, COUNTED_UPDATES)["allreduce", torch.float32] / size
         bound = 1.0 if name == EVENSTEP else None
         case = f"{work.name}: rounds of gradient reduction"
         rows.append(
@@ -186,60 +173,16 @@ def _reductions(contenders: Mapping[str, Train], work: Work) -> list[Row]:
     return rows
 
 
-def _counted(name: str, train: Train, work: Work, updates: int) -> int:
-    wire = Wire()
-
-    def counted(model: Any, feed: Any, work: Work) -> list[float]:
-        with wire:
-            return train(model, feed, work)
-
-    lane = Lane(name, counted, work, [updates])
-    lane.start()
-    lane.finish()
-    return wire.bytes["allreduce", torch.float32]
-
-
 def main(rounds: int = ROUNDS) -> list[Row]:
     """Run both ranks, print the table and write results/tasks.json."""
     print(f"3 tasks on {RANKS} ranks …", flush=True)
-    rows = _on_ranks(rounds)
+    rows = on_ranks(HERE / "tasks.py", ["--rounds", str(rounds)], ranks=RANKS)
     write_rows(RESULTS, rows)
     print(f"\n{table(rows)}\n\nwritten to {RESULTS.relative_to(HERE.parent)}")
     return rows
 
 
-def _on_ranks(rounds: int) -> list[Row]:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = str(one.getsockname()[1])
-    shared = {"OMP_NUM_THREADS": "1", "WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder, "rows.json")
-        command = [sys.executable, str(Path(__file__).resolve()), "--out", str(out), "--rounds", str(rounds)]
-        processes = [subprocess.Popen(command, env=os.environ | shared | {"RANK": str(rank)}) for rank in range(RANKS)]
-        try:
-            codes = [process.wait(TIMEOUT_S) for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-        if any(codes):
-            raise RuntimeError(f"the ranks ended with {codes}")
-        return read_rows(out)
-
-
-def _one_rank() -> None:
-    parser = argparse.ArgumentParser(description="Measure on one rank; see benchmarks/run.py for all.")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="fewer, to try it")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    group = Processes(torch.device("cpu"), timeout_s=300)
-    rows = measure(group, arguments.rounds)
-    if group.rank == 0:
-        write_rows(arguments.out, rows)
-    group.gather(None)  # nobody leaves before all are done
-    group.close()
-
-
 if __name__ == "__main__":
-    _one_rank()
+    parser = argparse.ArgumentParser(description="Measure on one rank; see benchmarks/run.py for all.")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="fewer, to try it")
+    one_rank(parser, lambda group, arguments: measure(group, arguments.rounds))

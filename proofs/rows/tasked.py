@@ -16,21 +16,21 @@ from torch import Tensor, nn
 
 import evenstep
 from evenstep.data import AllTasks
-from evenstep.parallel import Ddp, Group, Ordered, Processes, Single, Strategy
-from rows.cutting import flat
+from evenstep.parallel import Ddp, Fsdp, Group, Ordered, Processes, Single, Strategy
 from rows.killed import digest
 
-Reduction = Literal["weight", "sum", "mean"]
+Reduction = Literal["weight", "sum", "mean", "late"]
 REDUCTIONS: dict[str, dict[str, Reduction]] = {
     "per token": {"a": "weight", "b": "weight", "c": "weight"},
     "sum": {"a": "sum", "b": "sum", "c": "sum"},
     "mean of batches": {"a": "mean", "b": "mean", "c": "mean"},
     "one each": {"a": "weight", "b": "sum", "c": "mean"},
+    "per token, late": {"a": "late", "b": "weight", "c": "late"},  # known after the forward
 }
 SIZES, REPEATS = {"a": 6, "b": 4, "c": 3}, {"a": 1, "b": 2, "c": 3}
 COEFFICIENTS = {"a": 1.0, "b": 0.25, "c": 3.0}
 SAMPLES, UPDATES, LAST_OF_C = 60, 20, 12
-STRATEGIES: dict[str, type[Strategy]] = {"single": Single, "ordered": Ordered, "ddp": Ddp}
+STRATEGIES: dict[str, type[Strategy]] = {"single": Single, "ordered": Ordered, "ddp": Ddp, "fsdp": Fsdp}
 
 Sample = tuple[Tensor, Tensor, Tensor]
 
@@ -70,7 +70,8 @@ class Regress(evenstep.Task):
 
     def __init__(self, head: str, reduction: Reduction) -> None:
         self.head = head
-        self.reduction = reduction
+        self.late_weight = reduction == "late"
+        self.reduction = "weight" if reduction == "late" else reduction
 
     def inputs(self, batch: Any) -> Any:
         return {"x": batch[0], "head": self.head}
@@ -78,8 +79,9 @@ class Regress(evenstep.Task):
     def weight(self, batch: Any) -> Tensor:
         return batch[2].sum()
 
-    def loss(self, output: Any, batch: Any) -> Tensor:
-        return (batch[2] * (output - batch[1]) ** 2).sum()
+    def loss(self, output: Any, batch: Any) -> evenstep.Loss:
+        total = (batch[2] * (output - batch[1]) ** 2).sum()
+        return evenstep.Loss(total, weight=self.weight(batch) if self.late_weight else None)
 
 
 def adamw(trained: nn.Module) -> torch.optim.Optimizer:
@@ -117,7 +119,8 @@ def main(folder: Path, strategy: str, updates: int, reduction: str) -> None:
     if group.rank == 0:
         idle = [value for name, value in state["model"].items() if name.startswith("heads.c")]
         kept = [value for name, value in state["optimizer"]["state"].items() if name.startswith("heads.c")]
-        torch.save(flat(trained), folder / "parameters.pt")
+        parameters = [state["model"][name].flatten() for name, _ in trained.named_parameters()]
+        torch.save(torch.cat(parameters), folder / "parameters.pt")
         print(digest([idle, kept]))
         print(digest([state["model"], state["optimizer"]["state"], state["progress"]]))
     group.close()

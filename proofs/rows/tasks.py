@@ -43,7 +43,7 @@ def reference(reduction: str) -> Tensor:
             if kind == "mean":
                 loss = sum(s / w for s, w in zip(sums, weights, strict=True)) / len(sums)
             else:
-                loss = sum(sums) / (sum(weights) if kind == "weight" else 1.0)
+                loss = sum(sums) / (1.0 if kind == "sum" else sum(weights))
             (COEFFICIENTS[name] * torch.as_tensor(loss)).backward()
         nn.utils.clip_grad_norm_(trained.parameters(), 0.5)
         optimizer.step()
@@ -97,6 +97,14 @@ ROWS = [
         )
         for reduction in REDUCTIONS
         for ranks, strategy in LAYOUTS.items()
+    ),
+    *(
+        Row(
+            name=f"tasks {reduction}, fsdp, 2 ranks",
+            measure="relative difference to one float64 batch",
+            run=partial(difference, "fsdp", 2, reduction),
+        )
+        for reduction in ("one each", "per token, late")
     ),
     Row(
         name="tasks, resumed mid-epoch on 2, 4, 1 ranks",

@@ -2,7 +2,8 @@
 
 A third of the training images has a class, another third a parity (which half of them lacks), another a box around the
 stroke; which, is told by a hash of the image's number, so it is the same everywhere and for ever. The test images have
-all three. The images come with scikit-learn; nothing is fetched.
+all three. The training images are themselves divided into `fit` and `valid`, to choose settings by; those of `valid`
+have all labels too. The images come with scikit-learn; nothing is fetched.
 """
 
 from collections.abc import Callable
@@ -16,10 +17,11 @@ from torch.utils.data import Dataset
 
 from evenstep.errors import ArgumentError, MissingExtraError
 
-Split = Literal["train", "test"]
+Split = Literal["train", "test", "fit", "valid"]
 Label = Literal["class", "parity", "box"]
 
 TEST_ONE_IN = 5
+VALID_ONE_IN = 5
 BRIGHTEST = 16.0
 SIDE = 8
 INK = 0.25  # a pixel above this belongs to the stroke
@@ -29,6 +31,11 @@ MISSING = -1
 def is_test(index: int) -> bool:
     """Whether image `index` is kept for testing, as in the recipe `digits`."""
     return crc32(str(index).encode()) % TEST_ONE_IN == 0
+
+
+def is_valid(index: int) -> bool:
+    """Whether training image `index` is held out, to choose settings by."""
+    return crc32(f"valid/{index}".encode()) % VALID_ONE_IN == 0
 
 
 def has_label(index: int, label: Label) -> bool:
@@ -73,20 +80,26 @@ def digits(split: Split, label: Label, *, max_shift: int = 0) -> Digits:
     Raises:
         MissingExtraError: scikit-learn is not installed.
     """
-    if split not in ("train", "test") or label not in ("class", "parity", "box"):
-        raise ArgumentError(f"`split` and `label` must be train or test and class, parity or box: {split}, {label}.")
+    if split not in ("train", "test", "fit", "valid") or label not in ("class", "parity", "box"):
+        raise ArgumentError(f"`split` and `label` must be of {Split} and {Label}, but are {split}, {label}.")
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise MissingExtraError("scikit-learn", "demo") from error
     pixels, shown = load_digits(return_X_y=True)
-    wanted = split == "test"
-    chosen = [n for n in range(len(shown)) if is_test(n) == wanted and (wanted or has_label(n, label))]
+    whole = split in ("test", "valid")
+    of_split = {
+        "train": lambda n: not is_test(n),
+        "test": is_test,
+        "fit": lambda n: not is_test(n) and not is_valid(n),
+        "valid": lambda n: not is_test(n) and is_valid(n),
+    }[split]
+    chosen = [n for n in range(len(shown)) if of_split(n) and (whole or has_label(n, label))]
     images = torch.tensor(pixels[chosen] / BRIGHTEST, dtype=torch.float32).view(-1, 1, SIDE, SIDE)
     classes = torch.tensor(shown[chosen], dtype=torch.int64)
     if label == "box":
         return Digits(images, lambda image, _: box_of(image), max_shift=max_shift)
     if label == "parity":
-        lacks = torch.tensor([not wanted and crc32(f"lacks/{n}".encode()) % 2 == 0 for n in chosen])
+        lacks = torch.tensor([not whole and crc32(f"lacks/{n}".encode()) % 2 == 0 for n in chosen])
         classes = torch.where(lacks, MISSING, classes % 2)
     return Digits(images, lambda _, index: classes[index], max_shift=max_shift)

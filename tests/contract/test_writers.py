@@ -62,7 +62,7 @@ def shipped() -> list[type[Writer]]:
     infos = pkgutil.iter_modules(writers.__path__)
     modules = [importlib.import_module(f"{writers.__name__}.{info.name}") for info in infos]
     classes = {kind for module in modules for _, kind in inspect.getmembers(module, inspect.isclass)}
-    kinds = (kind for kind in classes if issubclass(kind, Writer) and kind is not Writer)
+    kinds = (kind for kind in classes if issubclass(kind, Writer) and not inspect.isabstract(kind))
     return sorted(kinds, key=lambda kind: kind.__name__)
 
 

@@ -282,6 +282,44 @@ def nan_retries_in_vain() -> None:
     failed(train(hooks=[Poison(4, times=9)], on_non_finite=evenstep.Retry(limit=2)), NonFiniteError, "update 4")
 
 
+def nan_on_one_rank(strategy: str) -> None:
+    def act(group: Any) -> Ended:
+        return train(group, hooks=[Poison(4)] if group.rank else [], strategy=strategy, on_non_finite=evenstep.Skip())
+
+    first, second = map(good, on_ranks(2, act))
+    assert torch.equal(first.parameters, second.parameters), "the replicas differ"
+    assert bool(first.parameters.isfinite().all())
+    assert first.trainer.progress.skipped == second.trainer.progress.skipped == 1
+    assert first.update == second.update == UPDATES
+
+
+CASES.append(Case("NaN gradient on rank 1 of 2: all skip the same, ordered", partial(nan_on_one_rank, "ordered")))
+CASES.append(Case("NaN gradient on rank 1 of 2: all skip the same, ddp", partial(nan_on_one_rank, "ddp")))
+CASES.append(Case("NaN gradient on rank 1 of 2: all skip the same, zero1", partial(nan_on_one_rank, "zero1")))
+
+
+@case("NaN in a sample: stop names the update and its micro-batch")
+def nan_sample() -> None:
+    def collate(samples: list[Any]) -> Any:
+        point, wanted, weight = torch.utils.data.default_collate(samples)
+        return torch.where(weight[:, None] == 2, point * float("nan"), point), wanted, weight
+
+    ended = train(data={"collate": collate})
+    failed(ended, NonFiniteError, "micro-batch 0: its loss is nan")
+    assert ended.update == 0
+
+
+@case("a sample of another dtype: stop names what raised, and nothing of the update is applied")
+def other_dtype() -> None:
+    def collate(samples: list[Any]) -> Any:
+        point, wanted, weight = torch.utils.data.default_collate(samples)
+        return point.float() if bool((weight == 2).any()) else point, wanted, weight
+
+    ended = train(data={"collate": collate})
+    failed(ended, RuntimeError, "dtype")
+    assert ended.update == 0
+
+
 def rewound(strategy: str, ranks: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
 
@@ -635,46 +673,76 @@ def time_budget() -> None:
 
 
 @cache
-def undisturbed_processes(ranks: int) -> str:
+def undisturbed_processes(ranks: int, strategy: str = "ordered") -> str:
     with tempfile.TemporaryDirectory() as folder:
-        said = run(ranks, folder=folder, strategy="ordered")
+        said = run(ranks, folder=folder, strategy=strategy)
         return str(said[0].said["sha256"])
 
 
-def process_lost(kind: str, rank: int, *, words: str, within_s: float = 20, frozen: bool = False, **what: Any) -> None:
-    """The other rank says who is missing; the run resumes, and ends at the bits of the undisturbed one."""
+def process_lost(
+    kind: str,
+    rank: int,
+    *,
+    words: str,
+    ranks: int = 2,
+    strategy: str = "ordered",
+    phase: str = "forward",
+    frozen: bool = False,
+    **what: Any,
+) -> None:
+    """The other ranks say who is missing; the run resumes, and ends at the bits of the undisturbed one."""
     with tempfile.TemporaryDirectory() as folder:
         lost = (rank,) if frozen else ()
-        ends = run(2, folder=folder, strategy="ordered", fault=kind, at=[rank, 4, "forward"], frozen=lost, **what)
-        other = ends[1 - rank]
-        assert other.code == 1, other
-        assert words in other.said["error"], other.said["error"]
-        assert "in update 4" in other.said["error"] or kind == "raise", other.said["error"]
-        waited_s = other.seconds - ends[rank].seconds  # below 0 where the lost one ended by its watchdog, or not at all
-        assert waited_s < within_s, f"the other rank ended {waited_s:.0f} s after the lost one"
+        ends = run(ranks, folder=folder, strategy=strategy, fault=kind, at=[rank, 4, phase], frozen=lost, **what)
+        for other in ends[:rank] + ends[rank + 1 :]:
+            assert other.code == 1, other
+            assert words in other.said["error"], other.said["error"]
+            assert "in update 4" in other.said["error"] or kind == "raise", other.said["error"]
+            waited_s = other.seconds - ends[rank].seconds  # below 0 where the lost one ended by its watchdog, or never
+            assert waited_s < 20, f"the other rank ended {waited_s:.0f} s after the lost one"
         assert list(Path(folder, "incidents").glob("*lost_rank*")), "with the last collectives"
-        again = run(2, folder=folder, strategy="ordered", resume=True)
-        assert [end.code for end in again] == [0, 0], again
-        assert again[0].said["sha256"] == undisturbed_processes(2)
+        again = run(ranks, folder=folder, strategy=strategy, resume=True)
+        assert [end.code for end in again] == [0] * ranks, again
+        assert again[0].said["sha256"] == undisturbed_processes(ranks, strategy)
 
 
-GONE = "through which ranks find each other, is gone"
-for kind, rank, words in [
-    ("kill", 1, "rank 1 is gone"),
-    ("kill", 0, GONE),
-    ("segfault", 1, "rank 1 is gone"),
-    ("exit", 1, "rank 1 is gone"),
-    ("raise", 0, "rank 0 failed in update 4: ValueError: a bug of the user's"),
-    ("raise", 1, "rank 1 failed in update 4: ValueError: a bug of the user's"),
-    ("sys_exit", 1, "rank 1 failed in update 4: SystemExit"),
-]:
-    CASES.append(Case(f"{kind}, rank {rank} of 2", partial(process_lost, kind, rank, words=words), slow=True))
-frozen = partial(process_lost, "freeze", 1, words="rank 1 did not come within 6 s", frozen=True, timeout_s=6)
-CASES.append(Case("SIGSTOP for good, rank 1 of 2", frozen, slow=True))
-stuck = partial(process_lost, "deadlock", 1, words="rank 1", timeout_s=6, watch_s=14)
-CASES.append(Case("deadlock, rank 1 of 2", stuck, slow=True))
-held = partial(process_lost, "hold", 1, words="rank 1", timeout_s=6, watch_s=14)
-CASES.append(Case("Python's lock held for ever, rank 1 of 2", held, slow=True))
+GONE = "rank 0, through which ranks find each other, is gone or frozen"
+BUG = "failed in update 4: ValueError: a bug of the user's"
+LOST: list[tuple[str, int, str, dict[str, Any]]] = [
+    ("kill", 1, "rank 1 is gone", {}),
+    ("kill", 0, GONE, {}),
+    ("kill", 2, "rank 2 is gone;", {"ranks": 3}),
+    ("segfault", 1, "rank 1 is gone", {}),
+    ("exit", 1, "rank 1 is gone", {}),
+    ("raise", 0, f"rank 0 {BUG}", {}),
+    ("raise", 1, f"rank 1 {BUG}", {}),
+    ("raise", 0, f"rank 0 {BUG}", {"ranks": 3}),
+    ("sys_exit", 1, "rank 1 failed in update 4: SystemExit", {}),
+    ("freeze", 1, "rank 1 did not come within 6 s", {"frozen": True, "timeout_s": 6}),
+    ("freeze", 0, GONE, {"frozen": True, "timeout_s": 6}),
+    ("late", 1, "rank 1 did not come within 4 s", {"timeout_s": 4}),  # 100 times as long as an update takes
+    ("deadlock", 1, "rank 1", {"timeout_s": 6, "watch_s": 14}),
+    ("deadlock", 1, "rank 1", {"timeout_s": 6, "watch_s": 14, "phase": "before_update"}),  # in a hook
+    ("hold", 1, "rank 1", {"timeout_s": 6, "watch_s": 14}),  # Python's lock, for ever
+]
+for strategy in ("ddp", "zero1", "fsdp", "ordered-fsdp"):
+    LOST += [("kill", 1, "rank 1 is gone", {"strategy": strategy})]
+    LOST += [("raise", rank, f"rank {rank} {BUG}", {"strategy": strategy}) for rank in (0, 1)]
+LOST += [("freeze", 1, "rank 1 did not come within 6 s", {"strategy": "fsdp", "frozen": True, "timeout_s": 6})]
+for kind, rank, words, what in LOST:
+    where = [
+        f"rank {rank} of {what.get('ranks', 2)}",
+        *(str(what[key]) for key in ("strategy", "phase") if key in what),
+    ]
+    CASES.append(Case(", ".join([kind, *where]), partial(process_lost, kind, rank, words=words, **what), slow=True))
+
+
+@case("SIGSTOP, and SIGCONT in time, rank 1 of 2: the run ends as it would", slow=True)
+def pause() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        ends = run(2, folder=folder, strategy="ordered", fault="pause", at=[1, 4, "forward"])
+        assert [end.code for end in ends] == [0, 0], ends
+        assert ends[0].said["sha256"] == undisturbed_processes(2)
 
 
 def process_stops(kind: str, rank: int, ranks: int) -> None:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -32,9 +33,17 @@ def deadlock() -> None:
         pass
 
 
+def pause() -> None:
+    process = os.getpid()
+    subprocess.Popen(["sh", "-c", f"sleep 2; kill -CONT {process}"])
+    os.kill(process, signal.SIGSTOP)
+
+
 KINDS: dict[str, Any] = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "freeze": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "pause": pause,
+    "late": lambda: time.sleep(15),
     "segfault": lambda: ctypes.string_at(0),
     "terminate": lambda: os.kill(os.getpid(), signal.SIGTERM),
     "user1": lambda: os.kill(os.getpid(), signal.SIGUSR1),

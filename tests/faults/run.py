@@ -21,7 +21,7 @@ def outcome(case: Case) -> tuple[bool, str, float]:
     """Whether it came out as it must, what is to be said, and its seconds."""
     began = time.monotonic()
     try:
-        seconds = limited(case.check, 240 if case.slow else 60)
+        seconds = limited(case.check, 600 if case.slow else 120)
     except Exception as error:  # noqa: BLE001 - a miss is a line of the report, not its end
         return False, f"{type(error).__name__}: {error}".splitlines()[0], time.monotonic() - began
     return True, "as it must", seconds

@@ -13,13 +13,15 @@ from torch import Tensor, nn
 import evenstep
 from evenstep.cli.signals import stopping
 from evenstep.events import Incident
-from evenstep.parallel import Ddp, Group, Ordered, Single, Strategy, Zero1
+from evenstep.parallel import Ddp, Fsdp, Group, Ordered, OrderedFsdp, Single, Strategy, Zero1
 
 STRATEGIES: dict[str, Callable[[Group], Strategy]] = {
     "single": Single,
     "ordered": Ordered,
     "ddp": Ddp,
     "zero1": lambda group: Zero1(Ddp(group)),
+    "fsdp": Fsdp,
+    "ordered-fsdp": OrderedFsdp,
     "ddp-buckets": lambda group: Ddp(group, bucket_bytes=64),  # one parameter each: some are away when a fault strikes
 }
 UPDATES = 6
@@ -108,5 +110,6 @@ def train(
     except Exception as raised:  # noqa: BLE001 - what it was is looked at by the test
         error = raised
         getattr(group, "fail", lambda message: None)(f"{type(raised).__name__}: {raised}")
-    parameters = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    held = [getattr(parameter, "to_local", lambda parameter=parameter: parameter)() for parameter in model.parameters()]
+    parameters = torch.cat([parameter.detach().flatten() for parameter in held])
     return Ended(parameters, [buffer.clone() for buffer in model.buffers()], hear.incidents, error, trainer)

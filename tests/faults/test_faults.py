@@ -11,7 +11,7 @@ PARAMETERS = [pytest.param(case, id=case.name, marks=[pytest.mark.slow] if case.
 
 @pytest.mark.parametrize("case", PARAMETERS)
 def test_a_fault_comes_out_as_it_must(case: Case) -> None:
-    limited(case.check, 240 if case.slow else 60)
+    limited(case.check, 600 if case.slow else 120)
 
 
 def test_the_battery_holds_sixty_faults_of_different_names() -> None:

@@ -11,13 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evenstep import Ema, Loss, MapData, Mixture, Task, Trainer
+from evenstep import DropTask, Ema, Loss, MapData, Mixture, Task, Trainer
 from evenstep.data import AllTasks, RoundRobin
 from evenstep.errors import ArgumentError
-from evenstep.parallel import Fsdp, Group, OrderedFsdp, Processes, Single, Strategy
+from evenstep.parallel import Ddp, Fsdp, Group, Ordered, OrderedFsdp, Processes, Single, Strategy, Zero1
+from evenstep.train import AlignedMtl, GradNorm, PcGrad, Uncertainty
 from evenstep.train.failures import Skip
 
 DATA = [(torch.tensor([n / 9, 1.0, n % 2]), torch.tensor(n % 3 / 2)) for n in range(20)]
+
+
+DOUBLE = [(x.double(), y.double()) for x, y in DATA]
 
 
 class Heads(nn.Module):
@@ -231,6 +235,100 @@ def several_tasks_whose_heads_are_gathered_one_by_one(group: Group) -> object:
     found = [near(run(Fsdp(group), mixing()), run(Single(), mixing())) < 1e-6 for mixing in (AllTasks, RoundRobin)]
     ordered = near(run(OrderedFsdp(group), AllTasks()), run(Single(), AllTasks())) < 1e-6
     return [*found, ordered]
+
+
+def _mixed(strategy: Strategy, **more: Any) -> Trainer:
+    """Three tasks, of which one has a micro-batch on one rank only."""
+    sizes = {"a": 8, "b": 6, "c": 2}
+    data = {name: MapData(DOUBLE, global_batch_size=size, micro_batch_size=2) for name, size in sizes.items()}
+    task = more.pop("task", None) or {name: OfHead(head) for head, name in enumerate(sizes)}
+    return trainer(strategy, task, model=Several().double(), **{"clip_norm": 0.1, "data": Mixture(data)} | more)
+
+
+def methods_and_learned_coefficients_are_those_of_one_process(group: Group) -> object:
+    cases: dict[str, Callable[[], dict[str, Any]]] = {
+        "PcGrad": lambda: {"combine": PcGrad()},
+        "AlignedMtl": lambda: {"combine": AlignedMtl()},
+        "GradNorm": lambda: {"combine": GradNorm()},
+        "Uncertainty": lambda: {"coefficients": Uncertainty(regression=("a",))},
+        "sum": dict,
+    }
+    wrong: list[str] = []
+    for name, case in cases.items():
+        for kind, alone in ((Fsdp, Single), (OrderedFsdp, Ordered), (_zero1, Single)):
+            runs = [_mixed(strategy, **case()) for strategy in (kind(group), alone())]
+            for one in runs:
+                one.train()
+            ours, theirs = map(values, runs)
+            apart = near(ours, theirs)
+            if apart > (0.0 if kind is OrderedFsdp else 1e-6 if name == "GradNorm" else 1e-9):
+                wrong.append(f"{name} {kind.__name__} {apart:g}")
+    return wrong
+
+
+def _zero1(group: Group) -> Strategy:
+    return Zero1(Ddp(group))
+
+
+class Spoilt(OfHead):
+    """Task b, whose loss is NaN for the batch that begins with a certain sample."""
+
+    def loss(self, output: Any, batch: Any) -> Loss:
+        loss = super().loss(output, batch)
+        return Loss(loss.sum * torch.nan) if self.head == 1 and bool((batch[0][:, 0] > 2.0).any()) else loss
+
+
+def a_task_that_is_not_finite_is_dropped_from_shards(group: Group) -> object:
+    def run(strategy: Strategy) -> tuple[dict[str, Tensor], int]:
+        one = _mixed(
+            strategy,
+            task={name: Spoilt(head) for head, name in enumerate("abc")},
+            on_non_finite=DropTask(),
+        )
+        one.train()
+        return values(one), one.progress.samples
+
+    ours, theirs = run(Fsdp(group)), run(Single())
+    return near(ours[0], theirs[0]) < 1e-9, ours[1] == theirs[1] < 3 * 16
+
+
+class Late(OfHead):
+    late_weight = True
+
+    def loss(self, output: Any, batch: Any) -> Loss:
+        return Loss(super().loss(output, batch).sum, weight=len(batch[0]))
+
+
+def late_weights_beside_others_are_divided(group: Group) -> object:
+    def run(strategy: Strategy, late: bool) -> dict[str, Tensor]:
+        kinds = (Late, OfHead, Late) if late else (OfHead,) * 3
+        one = _mixed(
+            strategy, task={name: kind(head) for head, (name, kind) in enumerate(zip("abc", kinds, strict=True))}
+        )
+        one.train()
+        return values(one)
+
+    wanted = run(Single(), late=False)
+    return [near(run(kind(group), late=True), wanted) < 1e-9 for kind in (Fsdp, OrderedFsdp)]
+
+
+def an_update_of_three_tasks_reduces_each_unit_once(group: Group) -> object:
+    import torch.distributed as dist
+
+    counts: list[int] = []
+    whole = dist.reduce_scatter_single
+
+    def counted(*args: Any, **more: Any) -> Any:
+        counts[-1] += 1
+        return whole(*args, **more)
+
+    for updates in (1, 2):
+        one = _mixed(Fsdp(group), updates=updates)
+        counts.append(0)
+        dist.reduce_scatter_single = counted
+        one.train()
+        dist.reduce_scatter_single = whole
+    return counts[1] - counts[0]  # three heads, and the rest
 
 
 def an_optimizer_with_state_is_refused(group: Group) -> object:

@@ -74,20 +74,23 @@ class Host:
     address: str
     link: str
 
-    def start(self, *command: object) -> subprocess.Popen[str]:
+    def start(self, *command: object, **environ: str) -> subprocess.Popen[str]:
         """Run a Python module on this host."""
         given = ["ip", "netns", "exec", self.namespace, sys.executable, "-m", *map(str, command)]
         return subprocess.Popen(
             given,
-            env=os.environ | {"GLOO_SOCKET_IFNAME": self.link, "OMP_NUM_THREADS": "1"},
+            env=os.environ | {"GLOO_SOCKET_IFNAME": self.link, "OMP_NUM_THREADS": "1"} | environ,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
 
+    def pull_cable(self) -> None:
+        ip("-n", self.namespace, "link", "set", self.link, "down")
+
     def lose(self) -> None:
         """Pull the cable, then end all that runs here, without a word to anyone."""
-        ip("-n", self.namespace, "link", "set", self.link, "down")
+        self.pull_cable()
         self.kill()
 
     def kill(self) -> None:
@@ -188,3 +191,25 @@ def test_a_run_on_two_hosts_outlives_one_of_them_bit_by_bit(hosts: tuple[Host, H
     wanted, got = parameters(tmp_path / "undisturbed/run"), parameters(folder)
     assert wanted.keys() == got.keys()
     assert all(torch.equal(wanted[name], got[name]) for name in wanted)
+
+
+def test_both_sides_of_a_network_that_is_cut_stop_within_the_timeout(hosts: tuple[Host, Host], tmp_path: Path) -> None:
+    (tmp_path / "recipe.py").write_text(RECIPE)
+    (tmp_path / "run.toml").write_text(RUN)
+    meet = {"WORLD_SIZE": "2", "MASTER_ADDR": hosts[0].address, "MASTER_PORT": "29513"}
+    train = ["evenstep", "train", tmp_path / "run.toml", "--runs", tmp_path, "--task.args.slow_s", "0.2"]
+    ranks = [host.start(*train, RANK=str(rank), **meet) for rank, host in enumerate(hosts)]
+    folder = tmp_path / "run"
+    waited = time.monotonic()
+    while len(list(folder.glob("checkpoints/step-*"))) < 2 and time.monotonic() - waited < TIMEOUT_S:
+        assert [rank.poll() for rank in ranks] == [None, None], [ended(rank) for rank in ranks]
+        time.sleep(0.05)
+    hosts[1].pull_cable()
+    cut = time.monotonic()
+    said = [ended(rank) for rank in ranks]
+    assert time.monotonic() - cut < 60  # of which 8 s are the configured wait
+    assert [code for code, _, _ in said] == [1, 1]
+    assert "rank 1 did not come within 8 s" in said[0][2]
+    assert "rank 0, through which ranks find each other, is gone or frozen" in said[1][2]
+    saved = (folder / "latest").read_text().strip()
+    assert "step-00000000" < saved < f"step-{UPDATES:08d}"

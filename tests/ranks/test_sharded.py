@@ -21,6 +21,10 @@ WANTED: dict[str, Any] = {
     "sixteen_bit_parameters_train": [True, ["torch.float32"]],
     "an_optimizer_with_state_is_refused": "the optimizer has state already, ",
     "several_tasks_whose_heads_are_gathered_one_by_one": [True, True, True],
+    "methods_and_learned_coefficients_are_those_of_one_process": [],
+    "a_task_that_is_not_finite_is_dropped_from_shards": [True, True],
+    "late_weights_beside_others_are_divided": [True, True],
+    "an_update_of_three_tasks_reduces_each_unit_once": 4,
     "a_fused_optimizer_is_refused_where_bits_must_be_equal": True,
 }
 

@@ -5,7 +5,9 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
-from queue import Queue
+from itertools import product
+from queue import Empty, Queue
+from time import monotonic
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep import Loss, Task
+from evenstep.errors import LostRankError
 from evenstep.parallel import Group
 
 TIMEOUT_S = 20
@@ -26,7 +29,8 @@ class Meeting:
         self.barrier = threading.Barrier(ranks)
         self.values: list[Any] = [None] * ranks
         self.words: list[str] = []  # of those who have given up
-        self.mail: dict[tuple[int, int], Queue[Tensor]] = {(a, b): Queue() for a in range(ranks) for b in range(ranks)}
+        ways = product(range(ranks), range(ranks), range(2))  # from, to, channel
+        self.mail: dict[tuple[int, int, int], Queue[Tensor]] = {way: Queue() for way in ways}
 
 
 class Threads(Group):
@@ -61,14 +65,30 @@ class Threads(Group):
         return wait
 
     def send(self, tensor: Tensor, rank: int) -> None:
-        self._meeting.mail[self.rank, rank].put(tensor.clone())
+        self.begin_send(tensor, rank)
 
     def receive(self, tensor: Tensor, rank: int) -> None:
-        tensor.copy_(self._meeting.mail[rank, self.rank].get(timeout=TIMEOUT_S))
+        self.begin_receive(tensor, rank)()
 
-    def begin_send(self, tensor: Tensor, rank: int) -> Callable[[], None]:
-        self.send(tensor, rank)
+    def begin_send(self, tensor: Tensor, rank: int, channel: int = 0) -> Callable[[], None]:
+        self._meeting.mail[self.rank, rank, channel].put(tensor.clone())
         return lambda: None
+
+    def begin_receive(self, tensor: Tensor, rank: int, channel: int = 0) -> Callable[[], None]:
+        mail = self._meeting.mail[rank, self.rank, channel]
+
+        def wait() -> None:
+            until = monotonic() + TIMEOUT_S
+            while monotonic() < until and not self._meeting.words:
+                try:
+                    came = mail.get(timeout=0.05)
+                except Empty:
+                    continue
+                tensor.view(-1)[: came.numel()] = came.view(-1)
+                return
+            raise LostRankError(self.abort_reason() or f"rank {rank} did not send within {TIMEOUT_S} s")
+
+        return wait
 
     def split(self, parts: Sequence[Sequence[int]]) -> Group:
         made = [Meeting(len(part)) for part in parts] if self.rank == 0 else []

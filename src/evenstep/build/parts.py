@@ -8,7 +8,7 @@ import random
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar, cast, final
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from evenstep.build.ranks import rank_device
 from evenstep.build.tables import LR_SCHEDULES, PRECISIONS
 from evenstep.build.tasks import build_coefficients, build_combine, build_mixture
 from evenstep.config.load import Run
-from evenstep.config.schema import Config
+from evenstep.config.schema import Config, OneTask
 from evenstep.config.tasks import data_tables, evaluations_of
 from evenstep.data import Data, Mixture
 from evenstep.errors import TaskError
@@ -130,6 +130,12 @@ def build_parts(run: Run, mesh: Mesh | None = None) -> Parts:
             made: object = calls[key]()
         return _checked(key, made, kind)
 
+    def make_task(key: str, table: OneTask) -> Task:
+        task = make(key, Task)
+        if table.metrics:
+            task.metrics = {**task.metrics, **{name: make(f"{key}.metrics.{name}", object) for name in table.metrics}}
+        return task
+
     with seeded(config.seed):
         made: object = calls["model"]()
     if not isinstance(made, Layers):
@@ -137,7 +143,7 @@ def build_parts(run: Run, mesh: Mesh | None = None) -> Parts:
     model = build_model(config, made, mesh)
     fuse = config.parallel.reduction == "fast" or rank_device(config).type != "cpu"
     tables = data_tables(config.data, config.tasks)
-    task = {name: make(f"tasks.{name}", Task) for name in config.tasks} or make("task", Task)
+    task = {name: make_task(f"tasks.{name}", one) for name, one in config.tasks.items()}
     train = {
         key: build_data(table, config.failures, make(f"{key}.train", object), calls.get(f"{key}.collate"), key=key)
         for key, table in tables.items()
@@ -161,7 +167,7 @@ def build_parts(run: Run, mesh: Mesh | None = None) -> Parts:
     return Parts(
         config=config,
         model=model,
-        task=task,
+        task=task or make_task("task", cast("OneTask", config.task)),
         optimizer=build_optimizer(calls["optimizer"], model, config.optimizer.lr, fuse=fuse),
         data=build_mixture(config, _by_task(train)) if config.tasks else train["data"],
         evaluations={

@@ -4,11 +4,13 @@ Hashing and moving bytes each take a core about as long; done in turn they would
 zlib and the system calls both let go of Python's lock, so a thread is enough.
 """
 
+from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Self, final
 from zlib import crc32
 
+AHEAD_PIECES = 4
 _WORTH_A_THREAD_BYTES = 1 << 20
 
 
@@ -26,25 +28,23 @@ class Checksum:
     def __init__(self) -> None:
         self._value = 0
         self._pool: ThreadPoolExecutor | None = None
-        self._last: Future[None] | None = None
+        self._ahead: deque[Future[None]] = deque()
 
     def add(self, piece: bytes | memoryview) -> None:
-        """Take the next piece; it must not change until `wait`."""
+        """Take the next piece; it must not change until `AHEAD_PIECES` more are taken, or `text` is."""
         if self._pool is None and len(piece) < _WORTH_A_THREAD_BYTES:
             self._hash(piece)
             return
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="evenstep-checksum")
-        self._last = self._pool.submit(self._hash, piece)
-
-    def wait(self) -> None:
-        """Return once all pieces are hashed."""
-        if self._last is not None:
-            self._last.result()
+        self._ahead.append(self._pool.submit(self._hash, piece))
+        if len(self._ahead) > AHEAD_PIECES:
+            self._ahead.popleft().result()
 
     def text(self) -> str:
         """The checksum of all pieces: eight hexadecimal digits."""
-        self.wait()
+        while self._ahead:
+            self._ahead.popleft().result()
         return f"{self._value:08x}"
 
     def _hash(self, piece: bytes | memoryview) -> None:

@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Any, final
 from zlib import crc32
 
-from torch import Tensor
-
 from evenstep.checkpoint.checksum import Checksum
 from evenstep.checkpoint.layout import LATEST, LATEST_SAVING, REPLACED, SAVING, STATE, TENSORS_SUFFIX, step_name
 from evenstep.checkpoint.leaves import Leaves
@@ -83,15 +81,9 @@ class Save:
         """Whether several ranks write it."""
         return bool(self._stored)
 
-    def tensors(self) -> list[Tensor]:
-        """What this rank writes."""
-        return [tensor for file in self._files.values() for tensor in file.tensors]
-
-    def replace(self, copies: list[Tensor]) -> None:
-        """Write these copies of `tensors()` instead, so that those may change."""
-        rest = iter(copies)
-        for file in self._files.values():
-            file.tensors = [next(rest) for _ in file.tensors]
+    def files(self) -> list[TensorFile]:
+        """What this rank writes of tensors."""
+        return list(self._files.values())
 
     def write(self) -> Receipt:
         """Write and sync this rank's files.

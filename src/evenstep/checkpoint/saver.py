@@ -133,8 +133,7 @@ class Saver:
         save = Save(self.folder, update, state, group=self._group, disk=self._disk, resumed_from=self.resumed_from)
         ready: Callable[[], None] = _nothing
         if self._staging is not None:
-            copies, ready = self._staging.copy(save.tensors())
-            save.replace(copies)
+            ready = self._staging.copy(save.files())
 
         def write() -> Receipt:
             ready()

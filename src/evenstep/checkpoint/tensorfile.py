@@ -19,6 +19,7 @@ from torch import Tensor
 from evenstep.checkpoint.state import DTYPE_NAMES
 
 CHUNK_BYTES = 4 << 20
+IMAGE_CHUNK_BYTES = 32 << 20
 _ALIGNMENT_BYTES = 64
 _MAX_HEADER_BYTES = 100_000_000
 _MAX_NUMEL = 2**59
@@ -52,7 +53,7 @@ class Source(Protocol):
 class TensorFile:
     """The bytes of a safetensors file of these tensors: how many, and, in order, which.
 
-    `tensors`, in the order of the file, may be replaced by copies until `chunks` is called.
+    They come from the tensors themselves or, if they may change before, from an image of the file in memory.
 
     Args:
         tensors: name → tensor, on any device, of a dtype in `DTYPE_NAMES`, with any strides.
@@ -63,8 +64,8 @@ class TensorFile:
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        # the widest first: every tensor then begins at a multiple of its element size
-        order = sorted(tensors, key=lambda name: -tensors[name].element_size())
+        # the widest first: every tensor then begins at a multiple of its element size, most at one of a cache line
+        order = sorted(tensors, key=lambda name: _place(tensors[name]))
         entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
         end = 0
         for name in order:
@@ -74,26 +75,57 @@ class TensorFile:
             entries[name] = entry
         header = json.dumps(entries, separators=(",", ":")).encode()
         header += b" " * (-(8 + len(header)) % _ALIGNMENT_BYTES)
-        self._head = len(header).to_bytes(8, "little") + header
+        self.head = len(header).to_bytes(8, "little") + header
         self.tensors = [tensors[name] for name in order]
-        self.size = len(self._head) + end
+        self.size = len(self.head) + end
         self._entries = entries
+        self._image: Tensor | None = None
+
+    def cut(self, image: Tensor) -> list[Tensor]:
+        """What `tensors` are in an image of the file, uint8 of its size; writes the header into it.
+
+        >>> file = TensorFile({"bias": torch.ones(2)})
+        >>> image = torch.zeros(file.size, dtype=torch.uint8)
+        >>> file.cut(image)[0].copy_(file.tensors[0])
+        tensor([1., 1.])
+        >>> bytes(image.numpy()) == b"".join(file.chunks())
+        True
+        """
+        image[: len(self.head)] = torch.frombuffer(bytearray(self.head), dtype=torch.uint8)
+        begin, views = len(self.head), list[Tensor]()
+        for tensor in self.tensors:
+            end = begin + tensor.numel() * tensor.element_size()
+            views.append(image[begin:end].view(tensor.dtype).view(tensor.shape))
+            begin = end
+        return views
+
+    def take_from(self, image: Tensor) -> None:
+        """From now on, give the bytes of this image, and let go of the tensors."""
+        self._image, self.tensors = image, []
 
     def ranges(self) -> dict[str, tuple[int, int]]:
         """The first byte of each tensor in the file, and the one after its last."""
-        head = len(self._head)
+        head = len(self.head)
         described = cast("dict[str, dict[str, list[int]]]", self._entries)
         offsets = {name: entry["data_offsets"] for name, entry in described.items() if name != "__metadata__"}
         return {name: (head + begin, head + end) for name, (begin, end) in offsets.items()}
 
     def chunks(self) -> Iterator[bytes | memoryview]:
-        """The file's bytes in pieces of at most `CHUNK_BYTES` (the header in one); copies one tensor at a time."""
-        yield self._head
+        """The file's bytes in pieces, of tensors (which are copied one at a time if need be) or of the image."""
+        if self._image is not None:
+            whole = bytes_of(self._image)
+            yield from (whole[at : at + IMAGE_CHUNK_BYTES] for at in range(0, len(whole), IMAGE_CHUNK_BYTES))
+            return
+        yield self.head
         for tensor in self.tensors:
             values = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
             data = bytes_of(values)
             for begin in range(0, len(data), CHUNK_BYTES):
                 yield data[begin : begin + CHUNK_BYTES]
+
+
+def _place(tensor: Tensor) -> tuple[int, bool]:
+    return -tensor.element_size(), bool(tensor.numel() * tensor.element_size() % _ALIGNMENT_BYTES)
 
 
 def bytes_of(tensor: Tensor) -> memoryview:

@@ -12,7 +12,7 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import final
 
-from evenstep.checkpoint.checksum import Checksum
+from evenstep.checkpoint.checksum import AHEAD_PIECES, Checksum
 from evenstep.checkpoint.layout import STATE, TENSORS_SUFFIX, step_update
 from evenstep.checkpoint.manifest import MANIFEST, FileEntry, Manifest, read_manifest
 from evenstep.checkpoint.sharding import TABLE
@@ -37,7 +37,7 @@ def verify_files(path: Path, files: Mapping[str, FileEntry]) -> None:
     Raises:
         CheckpointError: the first thing that is wrong, with the file's name.
     """
-    buffers = deque([memoryview(bytearray(CHUNK_BYTES)) for _ in range(2)])
+    buffers = deque([memoryview(bytearray(CHUNK_BYTES)) for _ in range(AHEAD_PIECES + 1)])
     for name, entry in files.items():
         with checked_file(path / name, entry) as file:
             if name.endswith(TENSORS_SUFFIX):
@@ -45,7 +45,7 @@ def verify_files(path: Path, files: Mapping[str, FileEntry]) -> None:
             elif name not in (STATE, TABLE):
                 raise BadFileError("is of no known kind")
             while file.rest:
-                buffers.rotate()  # one is hashed while the other is filled
+                buffers.rotate()  # the others are hashed while one is filled
                 file.read_into(buffers[0][: file.rest])
 
 
@@ -78,7 +78,10 @@ def check_structure(path: Path) -> Manifest:
                     f"`{path / name}` is a link, a folder or a device, not a plain file; do not trust it."
                 )
             if found.st_size != entry.bytes:
-                raise CheckpointError(f"`{path / name}` has {found.st_size} bytes, but {entry.bytes} were written.")
+                raise CheckpointError(
+                    f"`{path / name}` has {found.st_size} bytes, but {entry.bytes} were written; take an older "
+                    f"checkpoint."
+                )
     except OSError as error:
         raise CheckpointError(f"`{error.filename or path}` cannot be read: {error.strerror}.") from error
     return manifest
@@ -109,7 +112,7 @@ class CheckedFile:
     def read_into(self, buffer: memoryview) -> None:
         """Fill the buffer with the next bytes, which are hashed while those after them are read.
 
-        The buffer must not change before the next call has returned.
+        It must not change before `AHEAD_PIECES` more calls have returned, or the checksum is taken.
         """
         for begin in range(0, len(buffer), CHUNK_BYTES):
             piece = buffer[begin : begin + CHUNK_BYTES]
@@ -120,7 +123,6 @@ class CheckedFile:
                     raise BadFileError(f"ends after {self.size - self.rest + filled} bytes")
                 filled += count
             self.rest -= filled
-            self._checksum.wait()
             self._checksum.add(piece)
 
 

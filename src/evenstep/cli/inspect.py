@@ -56,7 +56,8 @@ def _summary(contents: Contents, part: str, values: Any) -> str:
     elements = [math.prod(stored.shape) for stored in tensors]
     size = sum(count * stored.dtype.itemsize for count, stored in zip(elements, tensors, strict=True))
     kinds = ", ".join(sorted({str(stored.dtype).removeprefix("torch.") for stored in tensors}))
-    return f"{len(tensors)} tensors, {sum(elements):,} elements, {spell_bytes(size)}, {kinds}"
+    plural = "s" if len(tensors) > 1 else ""
+    return f"{len(tensors)} tensor{plural}, {sum(elements):,} elements, {spell_bytes(size)}, {kinds}"
 
 
 def spell_bytes(size: float) -> str:

@@ -1,8 +1,8 @@
 """What signals do: before a run trains they end the command; then they stop the run where it can be saved.
 
 SIGTERM, SIGUSR1 and SIGUSR2 (which schedulers send before they end a job) ask for the end and for another run, Ctrl-C
-for the end alone. A second one leaves at once; copies of the first, which reach a process by way of its launcher and of
-its process group, are not a second one. Handlers are the process's only inside the `with`, and are given back as they
+for the end alone. A second one leaves at once; not a second one are copies of the first, which reach a process by way
+of its launcher and of its process group, and a scheduler's SIGTERM after its warning. Handlers are the process's only inside the `with`, and are given back as they
 were. How a run stops is not known here.
 """
 
@@ -16,6 +16,7 @@ from types import FrameType
 from typing import final
 
 REQUEUE = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+_WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 COPIES_S = 2.0
 
 
@@ -72,6 +73,9 @@ def stopping(ask_stop: Callable[[str], None]) -> Generator[Caught]:
             return
         if number == signal.SIGINT == caught.number:
             raise KeyboardInterrupt
+        if number == signal.SIGTERM and caught.number in _WARNINGS:
+            caught.number, first_at = signal.SIGTERM, monotonic()
+            return
         if caught.number is not None:
             if monotonic() - first_at > COPIES_S:
                 raise Terminated

@@ -12,7 +12,7 @@ from typing import Any, cast, final
 
 from evenstep.config.arguments import Call, bind
 from evenstep.config.faults import Fault
-from evenstep.config.schema import Config, Optimizer, Target
+from evenstep.config.schema import Config, OneTask, Optimizer, Target
 from evenstep.config.target import find
 from evenstep.config.tasks import data_tables
 from evenstep.errors import ArgumentError
@@ -88,8 +88,12 @@ def find_calls(config: Config, *, recipe: Path, folder: Path) -> tuple[Calls, li
     data = data_tables(config.data, config.tasks)
     targets: dict[str, Target] = {
         "model": config.model,
-        **({} if config.task is None else {"task": config.task}),
-        **{f"tasks.{name}": task for name, task in config.tasks.items()},
+        **tasks_of(config),
+        **{
+            f"{key}.metrics.{name}": metric
+            for key, task in tasks_of(config).items()
+            for name, metric in task.metrics.items()
+        },
         **{f"{key}.train": table.train for key, table in data.items()},
         **{
             f"{key}.evaluations.{name}": target
@@ -110,6 +114,12 @@ def find_calls(config: Config, *, recipe: Path, folder: Path) -> tuple[Calls, li
         named = {"lr": "optimizer.lr"}
         finder.add("optimizer", partial(_optimizer, optimizer, recipe), optimizer.args, at=at, num_given=1, named=named)
     return Calls(by_key=finder.found), finder.faults, finder.causes
+
+
+def tasks_of(config: Config) -> dict[str, OneTask]:
+    """The tables of all tasks, by key."""
+    alone = {} if config.task is None else {"task": config.task}
+    return {**alone, **{f"tasks.{name}": task for name, task in config.tasks.items()}}
 
 
 def _optimizer(optimizer: Optimizer, recipe: Path) -> Callable[..., Any]:

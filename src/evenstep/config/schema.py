@@ -85,7 +85,15 @@ class Train(Section):
     """Save and stop with exit code 75 after so many minutes, to be run again; never by default."""
 
 
-class NamedTask(Target):
+class OneTask(Target):
+    """What a batch means."""
+
+    metrics: dict[str, Target] = Field(default_factory=dict)
+    """Further metrics, by name: classes of torchmetrics (extra `torchmetrics`). They see what the task's `loss` gives
+    as `observed`."""
+
+
+class NamedTask(OneTask):
     """One of several tasks, with data of its own."""
 
     data: Data
@@ -358,7 +366,7 @@ class Config(Section):
     of a checkpoint or run folder."""
     model: Target
     """The model: a callable that gives a `torch.nn.Module`."""
-    task: Target | None = None
+    task: OneTask | None = None
     """The task: a callable that gives an `evenstep.Task`. Give either this and `data`, or `tasks`."""
     data: Data | None = None
     """What is trained and evaluated on."""

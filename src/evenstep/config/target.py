@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from evenstep.config.faults import quoted
-from evenstep.errors import ArgumentError
+from evenstep.errors import ArgumentError, MissingExtraError
 
 
 @contextmanager
@@ -110,6 +110,8 @@ def _load(place: str, name: str) -> ModuleType:
     except SyntaxError as error:
         raise ArgumentError(f"can't be imported: {error.msg} in {error.filename}, line {error.lineno}.") from error
     except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] == "torchmetrics":
+            raise ArgumentError(f"can't be imported: {MissingExtraError('torchmetrics', 'torchmetrics')}") from error
         raise ArgumentError(
             f"can't be imported: {place} raises {type(error).__name__}: {error}{_line_of(error)}."
         ) from error

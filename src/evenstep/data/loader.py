@@ -10,7 +10,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import chain, islice
 from pickle import PicklingError
 from types import FrameType
@@ -140,6 +140,7 @@ class Workers(Loader):
             generator=torch.Generator(),
             prefetch_factor=self._prefetch,
             persistent_workers=True,
+            worker_init_fn=_outlive_signals,
         )
 
     def start(self, requests: Iterator[Request]) -> None:
@@ -152,7 +153,7 @@ class Workers(Loader):
         self._requests.source = requests
         self._num_taken = 0
         try:
-            with _deaths_are_heard():
+            with _deaths_are_heard(), _signals_wait() if self._replies is None else nullcontext():
                 self._replies = iter(self._loader)
         except (TypeError, AttributeError, PicklingError) as error:
             self.lost = True
@@ -176,11 +177,16 @@ class Workers(Loader):
     def close(self) -> None:
         """End the processes."""
         replies, self._replies, self._loader = self._replies, None, None
+        workers = list(getattr(replies, "_workers", ()))
         # torch ends persistent workers when the garbage collector finds the iterator, which a traceback can delay
         # without bound; this is the method that it calls then.
         shutdown = getattr(replies, "_shutdown_workers", None)
         if shutdown is not None:
             shutdown()
+        for worker in workers:
+            if worker.is_alive():  # it hangs, and does not end at torch's SIGTERM
+                worker.kill()
+                worker.join()
 
     def _take_one(self) -> Reply:
         if self._replies is None:
@@ -228,6 +234,29 @@ class Workers(Loader):
             "file, a lock or the network, or made a batch that cannot be pickled: look at the dataset with "
             f"`num_workers=0`. If fetching may take longer than {self._timeout_s:g} s, raise `timeout_s`."
         )
+
+
+_OUTLIVED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+
+
+@contextmanager
+def _signals_wait() -> Generator[None]:
+    """Hold signals back while workers are started, who begin so and cannot be ended before they outlive them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _OUTLIVED)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _outlive_signals(_worker: int) -> None:
+    """Let a signal for all processes of a run end only the run: it may need data before it can stop."""
+    for number in _OUTLIVED:
+        signal.signal(number, _stay)  # not SIG_IGN, which programs that a dataset starts would inherit
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _OUTLIVED)
+
+
+def _stay(_number: int, _frame: FrameType | None) -> None: ...
 
 
 _waiting = threading.local()

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from evenstep.errors import ArgumentError
+from evenstep.events.meters import Meters, Seen
 from evenstep.events.series import Record, Series
 
 Number: TypeAlias = "float | Tensor"
-Pairs: TypeAlias = dict[tuple[int, str], list[float]]  # [sum, weight] under (update, name)
+Pairs: TypeAlias = dict[tuple[int, str], Any]  # [sum, weight] under (update, name), or what a meter has seen
 Entry: TypeAlias = tuple[int, str, Number, Number]
 
 
@@ -31,6 +32,7 @@ class Storage:
 
     Args:
         history_updates: values kept per metric (one per update); older ones are forgotten here, not in the files.
+        meters: of metrics that have a state of their own.
 
     >>> storage = Storage()
     >>> storage.put("train/loss", torch.tensor(6.0), 2, update=1)
@@ -39,7 +41,7 @@ class Storage:
     [Record(update=1, name='train/loss', value=3.0, weight=3.0)]
     """
 
-    def __init__(self, history_updates: int = 100_000) -> None:
+    def __init__(self, history_updates: int = 100_000, *, meters: Meters | None = None) -> None:
         if history_updates < 1:
             raise ArgumentError(f"`history_updates` must be at least 1, but is {history_updates}; raise it.")
         self._limit = history_updates
@@ -47,6 +49,8 @@ class Storage:
         self._append = self._pending.append
         self._prefix = ""
         self._series: dict[str, Series] = {}
+        self._meters = meters or Meters()
+        self.observe = self._meters.observe  # what metrics with a state of their own see
 
     def put(self, name: str, sum: Number, weight: Number = 1.0, *, update: int) -> None:
         """Add `sum` and `weight` to metric `name` at `update`; a weight of 0 in all leaves the metric out.
@@ -79,14 +83,17 @@ class Storage:
     def discard_from(self, update: int) -> None:
         """Forget what is pending for `update` and later: those updates were given up."""
         self._pending[:] = [entry for entry in self._pending if entry[0] < update]
+        self._meters.discard_from(update)
 
     def mark(self) -> int:
-        """Where the pending values end now, for `drop_after`."""
+        """Where the pending values end now, for `drop_after`; an earlier mark is then forgotten."""
+        self._meters.begin_attempt()
         return len(self._pending)
 
     def drop_after(self, mark: int) -> None:
         """Forget what was put since `mark`: it is about to be computed again."""
         del self._pending[mark:]
+        self._meters.drop_attempt()
 
     def settle(self, gather: Callable[[Pairs], list[Pairs]] = _alone) -> list[Record]:
         """Read everything pending and remember it; the records come by update, then in the order first put.
@@ -97,6 +104,8 @@ class Storage:
 
         Raises:
             ArgumentError: for a tensor that is not one number, or a name that no file can hold.
+
+        A meter's record is under the last update that any rank's has seen.
         """
         pending = self._pending.copy()
         self._pending.clear()
@@ -108,18 +117,17 @@ class Storage:
             else:
                 pair[0] += total
                 pair[1] += weight
-        everybody = gather(pairs)
-        summed = everybody[0]
-        for theirs in everybody[1:]:
-            for key, (total, weight) in theirs.items():
-                pair = summed.setdefault(key, [0.0, 0.0])
-                pair[0] += total
-                pair[1] += weight
+        everybody = gather(pairs | self._meters.take())
+        summed: Pairs = {}
+        for theirs in everybody:
+            for key, one in theirs.items():
+                if type(one) is not Seen:
+                    total, weight = summed.get(key, (0.0, 0.0))
+                    summed[key] = total + one[0], weight + one[1]
         records = [
-            Record(update, name, total / weight, weight)
-            for (update, name), (total, weight) in sorted(summed.items(), key=_by_update)
-            if weight
+            Record(update, name, total / weight, weight) for (update, name), (total, weight) in summed.items() if weight
         ]
+        records = sorted([*records, *self._meters.records(everybody)], key=_by_update)
         self._remember(records)
         return records
 
@@ -169,6 +177,7 @@ class Storage:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go back to a saved history; what is pending belongs to another course of the run and is dropped."""
         self._pending.clear()
+        self._meters.take()
         self._series = {name: Series(*columns) for name, columns in state.items()}
 
     def _remember(self, records: Iterable[Record]) -> None:
@@ -190,8 +199,8 @@ class Storage:
         return series.records(name, start=series.start_of(window_updates))
 
 
-def _by_update(item: tuple[tuple[int, str], list[float]]) -> int:
-    return item[0][0]
+def _by_update(record: Record) -> int:
+    return record.update
 
 
 def _read(pending: list[Entry]) -> Iterator[tuple[float, float]]:

@@ -25,7 +25,7 @@ CLIP_EPSILON = 1e-6
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen: one is made in every update, and freezing costs
 class Applied:
     """What became of one gradient.
 
@@ -47,7 +47,7 @@ def gradients(parameters: Sequence[Tensor], *, sparse: bool = False) -> list[Ten
         parameters: in any order.
         sparse: whether there may be sparse gradients; they are coalesced and give their values.
     """
-    grads = [shard(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    grads = [shard(grad) for parameter in parameters if (grad := parameter.grad) is not None]
     if not sparse:
         return grads
     for parameter in parameters:

@@ -13,7 +13,7 @@ from evenstep.parallel.per_stage import PerStage
 from evenstep.parallel.place import Place, place_of
 from evenstep.parallel.replicas import bits
 from evenstep.parallel.single import Single
-from evenstep.parallel.strategy import Spoiled, States, Strategy
+from evenstep.parallel.strategy import Owned, Spoiled, States, Strategy
 from evenstep.parallel.zero1 import Zero1
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "Mesh",
     "Ordered",
     "OrderedFsdp",
+    "Owned",
     "PerStage",
     "Place",
     "Processes",

@@ -4,9 +4,10 @@ Gradients of all micro-batches but the last are summed on each rank, unsharded; 
 sum is reduced and scattered while the next unit's backward runs. It is equal to `Ddp` up to rounding.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
+import torch
 from torch import Tensor
 
 from evenstep.parallel.sharded import Sharded
@@ -27,12 +28,17 @@ class Fsdp(Sharded):
             owed, self._owed = self._owed, None
             self._run_muted(owed)
         self._accumulate_only()
-        for shard, present in zip(self._shards, self._present_anywhere(), strict=True):
-            if not present:
+        present = self._present_anywhere()
+        for shard, has in zip(self._shards, present, strict=False):
+            if not has:
                 shard.sharded_param.grad = None
+        self._sum_numbers(present[len(self._shards) :])
 
     def squared_norm(self, gradients: list[Tensor], norms: Callable[[list[Tensor]], Tensor]) -> Tensor:
+        numbers = {id(number.grad) for number in self._numbers}
         each = norms(gradients)
+        if numbers and self.rank:  # which every rank has whole
+            each = torch.stack([n * (id(g) not in numbers) for n, g in zip(each, gradients, strict=True)])
         # Other copies hold the same shards.
         squared = each.dot(each) if self.rank < self._shard_ranks else each.new_zeros(())
         self.group.sum(squared)()
@@ -46,6 +52,17 @@ class Fsdp(Sharded):
     def _prepare(self) -> None:
         super()._prepare()
         self._accumulate_only()
+
+    def _sum_numbers(self, present: Sequence[bool]) -> None:
+        having = [number for number, has in zip(self._numbers, present, strict=True) if has]
+        for number in self._numbers:
+            number.grad = number.grad if any(number is one for one in having) else None
+        if not having:
+            return
+        total = torch.stack([torch.zeros_like(one) if one.grad is None else one.grad for one in having])
+        self.group.sum(total)()
+        for number, gradient in zip(having, total, strict=True):
+            number.grad = gradient.to(number.dtype)
 
     def _owe(self, run: Callable[[], None]) -> None:
         self._owed = run

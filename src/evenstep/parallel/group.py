@@ -6,6 +6,7 @@ seconds of the word (`abort`) that a rank leaves when it gives up. The default i
 to be said; it does no arithmetic of its own.
 """
 
+import atexit
 import logging
 import os
 import pickle
@@ -86,9 +87,19 @@ class Group:
         """Receive into `tensor` what `rank` sends."""
         raise AssertionError("a group of one has nobody to receive from")
 
-    def begin_send(self, tensor: Tensor, rank: int) -> Callable[[], None]:
-        """Begin to send `tensor`, which must not change meanwhile; call the result to wait until it has left."""
+    def begin_send(self, tensor: Tensor, rank: int, channel: int = 0) -> Callable[[], None]:
+        """Begin to send `tensor`, which must not change meanwhile; call the result to wait until it has left.
+
+        Messages of one channel arrive in their order, whatever happens on others; tensors on hosts only have several.
+        """
         raise AssertionError("a group of one has nobody to send to")
+
+    def begin_receive(self, tensor: Tensor, rank: int, channel: int = 0) -> Callable[[], None]:
+        """Begin to receive into `tensor` what `rank` sends; call the result to wait for it.
+
+        What is sent may be shorter if it is on hosts; then the rest of `tensor` stays as it is.
+        """
+        raise AssertionError("a group of one has nobody to receive from")
 
     def broadcast(self, tensors: Sequence[Tensor], rank: int = 0) -> None:
         """Overwrite `tensors` with those of `rank`."""
@@ -115,6 +126,10 @@ class Group:
     def _failed(self, message: str) -> str:
         line = message.splitlines()[0] if message else "no word"
         return f"rank {self.rank} failed{self.where()}: {line}"
+
+    def explained(self, error: BaseException) -> BaseException:
+        """What `error` is, seen from here: a LostRankError if a collective of torch's own has raised it."""
+        return error
 
     def at(self, update: int) -> None:
         """Note which update is being computed, for messages."""
@@ -159,7 +174,10 @@ class Processes(Group):
             )
         store = meet(place, timeout_s=timeout_s)
         self.rank, self.ranks, self.device = place.rank, place.ranks, device
-        self._connect(store, Notices(PrefixStore("notices", store), self.rank, self.ranks), timeout_s)
+        self._connect(store, timeout_s)
+        holds_store = self.rank == 0 and not place.store_is_served
+        self._notices = Notices(PrefixStore("notices", store), self.rank, self.ranks, holds_store=holds_store)
+        self._meeting_place = "the launcher" if place.store_is_served else "rank 0"
 
     @classmethod
     def met(cls, store: Store, *, rank: int, ranks: int, timeout_s: float) -> "Processes":
@@ -175,10 +193,10 @@ class Processes(Group):
         """
         made = cls.__new__(cls)
         made.rank, made.ranks, made.device = rank, ranks, torch.device("cpu")
-        made._connect(store, Unnoticed(), timeout_s)
+        made._connect(store, timeout_s)
         return made
 
-    def _connect(self, store: Store, notices: Notices | Unnoticed, timeout_s: float) -> None:
+    def _connect(self, store: Store, timeout_s: float) -> None:
         self._timeout = timeout = timedelta(seconds=timeout_s)
         try:
             dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.ranks, timeout=timeout)
@@ -194,8 +212,11 @@ class Processes(Group):
         self._devices = self._hosts
         if self.device.type == "cuda":
             self._devices = cast("dist.ProcessGroup", dist.new_group(backend="nccl", timeout=timeout))
-        self._notices = notices
+        self._notices: Notices | Unnoticed = Unnoticed()
+        self._meeting_place = ""
         self._flight = Flight()
+        self._process = os.getpid()
+        atexit.register(self.close)  # an error that nobody catches ends the process without it
 
     @property
     def waited_s(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride] - shared with its parts
@@ -228,15 +249,19 @@ class Processes(Group):
         return self._begin("sum gradients", tensor, act)
 
     def send(self, tensor: Tensor, rank: int) -> None:
-        self._do(f"send to rank {rank}", tensor, partial(dist.isend, tensor, group=self._devices, group_dst=rank))
+        self.begin_send(tensor, rank)()
 
     def receive(self, tensor: Tensor, rank: int) -> None:
-        self._do(f"receive from rank {rank}", tensor, partial(dist.irecv, tensor, group=self._devices, group_src=rank))
+        self.begin_receive(tensor, rank)()
 
-    def begin_send(self, tensor: Tensor, rank: int) -> Callable[[], None]:
-        return self._begin(
-            f"send to rank {rank}", tensor, partial(dist.isend, tensor, group=self._devices, group_dst=rank)
-        )
+    def begin_send(self, tensor: Tensor, rank: int, channel: int = 0) -> Callable[[], None]:
+        return self._begin(f"send to rank {rank}", tensor, partial(self._of(tensor).send, [tensor], rank, channel))
+
+    def begin_receive(self, tensor: Tensor, rank: int, channel: int = 0) -> Callable[[], None]:
+        return self._begin(f"receive from rank {rank}", tensor, partial(self._of(tensor).recv, [tensor], rank, channel))
+
+    def _of(self, tensor: Tensor) -> dist.ProcessGroup:
+        return self._hosts if tensor.device.type == "cpu" else self._devices
 
     def broadcast(self, tensors: Sequence[Tensor], rank: int = 0) -> None:
         for tensor in tensors:
@@ -261,7 +286,7 @@ class Processes(Group):
 
     def abort(self, reason: str) -> None:
         self._notices.post(reason)
-        if self.ranks == 1 or self._devices is not self._hosts:
+        if self.ranks == 1:
             return
         try:
             # gloo closes all connections of the group when a wait times out: whoever waits on either side is woken
@@ -276,6 +301,10 @@ class Processes(Group):
 
     def abort_reason(self) -> str:
         return self._notices.failure()
+
+    def explained(self, error: BaseException) -> BaseException:
+        of_torch = isinstance(error, dist.DistError) or (type(error) is RuntimeError and "/gloo/" in str(error))
+        return self._lost("share the model", error) if of_torch else error
 
     def recorded(self) -> list[str]:
         return self._flight.last()
@@ -297,8 +326,10 @@ class Processes(Group):
         return cast("dist.ProcessGroup", own)
 
     def close(self) -> None:
-        if not dist.is_initialized():
+        atexit.unregister(self.close)
+        if not dist.is_initialized() or os.getpid() != self._process:
             return
+        self._notices.leave()
         dist.destroy_process_group()
         # gloo's threads let go of the last tensors a moment after these have been waited for, and need Python for that.
         # If it is gone by then the process ends with SIGABRT; so end the threads first, or at least let them go on.
@@ -341,22 +372,22 @@ class Processes(Group):
                 if work.is_completed():
                     work.wait()  # raises, unless it came to its end in this moment
                     return
-                if monotonic() > until or self._notices.failure():
+                if monotonic() > until or self._notices.heard:
                     raise
                 self._notices.answer()
             else:
                 return
 
-    def _lost(self, what: str, error: RuntimeError) -> LostRankError:
+    def _lost(self, what: str, error: BaseException) -> LostRankError:
         """Who is missing, as far as it can be found out within seconds."""
         timed_out = any(word in str(error).lower() for word in ("timed out", "timeout"))
         failure = self._notices.failure()
-        missing = None if failure else self._notices.missing()
+        missing = None if failure else self._notices.missing(late=timed_out)
         failure = failure or self._notices.failure()
         if failure:
             cause = f"{failure}."
         elif missing is None:
-            cause = "rank 0, through which ranks find each other, is gone or frozen."
+            cause = f"{self._meeting_place}, through which ranks find each other, is gone or frozen."
         elif missing:
             ranks = ", ".join(map(str, missing))
             cause = f"rank {ranks} did not come within {self._timeout_s:g} s" if timed_out else f"rank {ranks} is gone"

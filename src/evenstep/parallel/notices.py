@@ -1,18 +1,25 @@
 """What ranks tell each other beside their collectives: who has failed and why, and who is still there.
 
-It goes through the store of their rendezvous, which a rank can reach while others wait. A failing rank leaves a notice
-before it ends, so that nobody has to guess from a closed connection. One that has waited too long calls the roll: who
-waits as well answers, and who does not answer is missing. Nothing here waits for long, even if the store is gone.
+It goes through the store of their rendezvous, at which each rank listens with a thread of its own, so that it hears
+whatever it computes or waits for. A failing rank leaves a notice, and stays until the others have heard it: nobody has
+to guess from a closed connection. One that has lost the others calls the roll: who is silent is gone, and who is there
+but does not wait as well is late. Nothing here waits for long, even if the store is gone.
 """
 
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from time import monotonic, sleep
 from typing import Any, TypeVar, cast, final
+
+from torch.distributed import DistStoreError
 
 T = TypeVar("T")
 ANSWER_S = 3.0
 _FAILED, _MESSAGE, _ROLL = "failed", "message", "roll"
+_BELL, _ALIVE, _WAITS, _DONE = "bell", "alive", "waits", "done"  # of each rank
+_A_DAY = timedelta(days=1)
+_LOOKED_EVERY_S = 0.05
 
 
 @final
@@ -23,13 +30,22 @@ class Notices:
         store: a `torch.distributed.Store` that only these ranks use.
         rank: whose.
         ranks: how many there are.
+        holds_store: whether the store ends with this process, which therefore leaves last.
+
+    Attributes:
+        heard: what the first failing rank has said, as far as this rank's thread has heard it.
     """
 
-    def __init__(self, store: Any, rank: int, ranks: int) -> None:
+    def __init__(self, store: Any, rank: int, ranks: int, *, holds_store: bool = False) -> None:
         self._store = store
         self._rank = rank
         self._ranks = ranks
-        self._answered = False
+        self._holds_store = holds_store
+        self.heard = ""
+        self._roll_is_called = self._answered = self._is_leaving = self._store_is_gone = False
+        self._silent: list[int] = []
+        self._listener = threading.Thread(target=self._listen, args=(store.clone(),), daemon=True, name="notices")
+        self._listener.start()
 
     def post(self, message: str) -> None:
         """Say that this rank fails, unless another has said so before."""
@@ -37,50 +53,119 @@ class Notices:
         def act() -> None:
             if self._store.add(_FAILED, 1) == 1:
                 self._store.set(_MESSAGE, message)
+                self._ring()
 
-        _briefly(act, None)
+        self._briefly(act, None)
 
     def failure(self) -> str:
         """What the first failing rank has said, or ""."""
-        return _briefly(lambda: self._read(_MESSAGE), "")
+        return self.heard or self._briefly(lambda: _read(self._store, _MESSAGE), "")
 
     def answer(self) -> None:
-        """If somebody calls the roll, say once that this rank is there."""
+        """If somebody calls the roll, say once that this rank waits."""
+        if self._roll_is_called and not self._answered:
+            self._answered = True
+            self._briefly(lambda: self._store.set(_of(_WAITS, self._rank), "1"), None)
 
-        def act() -> bool:
-            if self._store.check([_ROLL]):
-                self._store.set(f"here-{self._rank}", "waiting")
-                return True
-            return False
+    def missing(self, *, late: bool) -> list[int] | None:
+        """Call the roll: who is silent, or else, if `late` ones count, who does not wait; None without the store."""
 
-        self._answered = self._answered or _briefly(act, default=False)
+        def call() -> bool:
+            self._store.set(_ROLL, "who is there?")
+            self._store.set(_of(_WAITS, self._rank), "1")
+            self._ring()
+            return True
 
-    def missing(self) -> list[int] | None:
-        """Call the roll: the ranks that did not answer within a few seconds; None if the store can't be reached."""
-        if not _briefly(self._call, default=False):
+        if not self._briefly(call, default=False):
             return None
         until = monotonic() + ANSWER_S
-        absent = list(range(self._ranks))
-        while absent and monotonic() < until:
-            sleep(0.1)
-            absent = [rank for rank in absent if not _briefly(lambda rank=rank: self._is_here(rank), default=False)]
-        return absent
+        while True:
+            self._silent, absent = self._lacking(_ALIVE), self._lacking(_WAITS) if late else []
+            if not (self._silent or absent) or monotonic() > until:
+                return self._silent or absent
+            sleep(_LOOKED_EVERY_S)
 
-    def _call(self) -> bool:
-        self._store.set(_ROLL, "who is there?")
-        self._store.set(f"here-{self._rank}", "waiting")
-        return True
+    def leave(self) -> None:
+        """Hear no more; but whoever has the others' store, or has left word for them, stays until they know."""
+        self._is_leaving = True
+        failure = self.failure()
 
-    def _is_here(self, rank: int) -> bool:
-        return bool(self._store.check([f"here-{rank}"]))
+        def act() -> None:
+            self._store.set(_of(_DONE, self._rank), "1")
+            self._store.set(_of(_BELL, self._rank), "1")
 
-    def _read(self, key: str) -> str:
-        return cast("bytes", self._store.get(key)).decode() if self._store.check([key]) else ""
+        self._briefly(act, None)
+        self._listener.join(ANSWER_S if not self._store_is_gone else 0)
+        until = monotonic() + ANSWER_S
+        while (self._holds_store or failure) and not self._store_is_gone and monotonic() < until:
+            if not set(self._lacking(_DONE)) - set(self._silent):
+                break
+            sleep(_LOOKED_EVERY_S)
+
+    def _listen(self, store: Any) -> None:
+        """Hear what is said until this rank leaves, or the store is gone."""
+        bell = _of(_BELL, self._rank)
+        try:
+            while not self._is_leaving and not self.heard:
+                if not _rings(store, bell):
+                    continue
+                store.delete_key(bell)
+                if store.check([_ROLL]):
+                    store.set(_of(_ALIVE, self._rank), "1")
+                    self._roll_is_called = True
+                self.heard = _read(store, _MESSAGE)
+            store.set(_of(_DONE, self._rank), "1")
+        except RuntimeError:  # torch's DistError: the store is gone, and who waits for its rank finds out by itself
+            return
+
+    def _ring(self) -> None:
+        for rank in range(self._ranks):
+            self._store.set(_of(_BELL, rank), "1")
+
+    def _lacking(self, key: str) -> list[int]:
+        """The ranks that have not set their `key`; none where nobody can tell."""
+        ranks = range(self._ranks)
+        return self._briefly(lambda: [rank for rank in ranks if not self._store.check([_of(key, rank)])], [])
+
+    def _briefly(self, act: Callable[[], T], default: T) -> T:
+        """What `act` gives; `default` if it fails or takes too long: who keeps the store may be the lost one."""
+        results: list[T] = []
+
+        def run() -> None:
+            try:
+                results.append(act())
+            except RuntimeError:  # torch's DistError; the caller has an error of its own to raise
+                self._store_is_gone = True
+
+        if not self._store_is_gone:
+            thread = threading.Thread(target=run, daemon=True)
+            thread.start()
+            thread.join(ANSWER_S)
+            self._store_is_gone = not results
+        return results[0] if results else default
+
+
+def _rings(store: Any, bell: str) -> bool:
+    try:
+        store.wait([bell], _A_DAY)
+    except DistStoreError:  # only the time is up
+        return False
+    return True
+
+
+def _of(key: str, rank: int) -> str:
+    return f"{key}-{rank}"
+
+
+def _read(store: Any, key: str) -> str:
+    return cast("bytes", store.get(key)).decode() if store.check([key]) else ""
 
 
 @final
 class Unnoticed:
     """No notices: where whoever is lost is told by others, and nobody should wait to find out."""
+
+    heard = ""
 
     def post(self, message: str) -> None: ...
 
@@ -90,22 +175,8 @@ class Unnoticed:
 
     def answer(self) -> None: ...
 
-    def missing(self) -> list[int]:
+    def missing(self, *, late: bool) -> list[int]:
         """Nobody is looked for."""
         return []
 
-
-def _briefly(act: Callable[[], T], default: T) -> T:
-    """What `act` gives; `default` if it fails or takes too long: the rank that keeps the store may be the lost one."""
-    results: list[T] = []
-
-    def run() -> None:
-        try:
-            results.append(act())
-        except Exception:  # noqa: BLE001 - the store is gone with its rank; the caller has an error of its own to raise
-            return
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(ANSWER_S)
-    return results[0] if results else default
+    def leave(self) -> None: ...

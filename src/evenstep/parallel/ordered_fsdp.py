@@ -6,7 +6,7 @@ summed and overlap nothing; `Fsdp` is the fast way.
 """
 
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ from evenstep.parallel.tree import Tree
 class OrderedFsdp(Sharded):
     """Shards of gradients that were summed in the order of their micro-batches' numbers; see `Sharded`."""
 
+    _reduced = 0  # sums since the last step
+
     def adopt(self, optimizer: torch.optim.Optimizer) -> None:
         if self.group.device.type == "cpu" and any(group.get("fused") for group in optimizer.param_groups):
             raise ArgumentError(
@@ -28,32 +30,43 @@ class OrderedFsdp(Sharded):
                 "`foreach=True` instead of `fused=True`, or reduce as `fast`."
             )
         super().adopt(optimizer)
-        self._order = {id(p): place for place, p in enumerate(p for g in optimizer.param_groups for p in g["params"])}
+        self._parameters: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
+        self._order = {id(parameter): place for place, parameter in enumerate(self._parameters)}
 
     def collect(self, module: Callable[..., Any], microbatch: int) -> None:
-        gradients = [_unreduced(shard) for shard in self._shards]
+        gradients = [*(_unreduced(shard) for shard in self._shards), *(number.grad for number in self._numbers)]
         present = [g if has else None for g, has in zip(gradients, self._present, strict=True)]
-        self._present = [False] * len(self._shards)
+        self._present = [False] * len(self._present)
         self._forget_gradients()
         self._tree.add(microbatch, present)
 
     def reduce(self, module: Callable[..., Any], num_microbatches: int) -> None:
         total = self._tree.total(self.group, num_microbatches=num_microbatches)
         self._total: dict[int, Tensor] = {}
-        for shard, gradient in zip(self._shards, total, strict=True):
-            if gradient is None:
-                shard.sharded_param.grad = None
-            else:
-                shard.sharded_param.grad = self.part(shard.sharded_param, gradient)
-                self._total[self._order[id(shard.sharded_param)]] = gradient
+        self._reduced += 1
+        parameters = [*(shard.sharded_param for shard in self._shards), *self._numbers]
+        for parameter, gradient in zip(parameters, total, strict=True):
+            parameter.grad = None if gradient is None else self.part(parameter, gradient)
+            if gradient is not None:
+                self._total[self._order[id(parameter)]] = gradient
 
     def squared_norm(self, gradients: list[Tensor], norms: Callable[[list[Tensor]], Tensor]) -> Tensor:
         total, self._total = self._total, {}
+        if self._reduced > 1:  # what is applied was made of several sums
+            having = [parameter for parameter in self._parameters if parameter.grad is not None]
+            total = {self._order[id(one)]: self.whole(cast("Tensor", one.grad)) for one in having}
+        self._reduced = 0
         each = norms([total[place] for place in sorted(total)])  # as one process orders them
         return each.dot(each)
 
+    def facing(self, gradient: Tensor) -> Tensor:
+        return self.whole(gradient)
+
+    def over_shards(self, products: Tensor) -> None: ...
+
     def abandon(self) -> None:
         super().abandon()
+        self._reduced = 0
         self._new_tree()
 
     def _prepare(self) -> None:
@@ -62,7 +75,7 @@ class OrderedFsdp(Sharded):
         self._new_tree()
 
     def _new_tree(self) -> None:
-        self._tree = Tree([shard.unsharded_param for shard in self._shards])
+        self._tree = Tree([*(shard.unsharded_param for shard in self._shards), *self._numbers])
 
     def _owe(self, run: Callable[[], None]) -> None:
         self._run_muted(run)  # nothing is reduced in the backward, so it may as well go first

@@ -2,8 +2,8 @@
 
 FSDP2 gathers a unit's parameters where they are used and frees them afterwards, so all ranks must run the same
 passes: a rank with fewer micro-batches runs some again, whose gradients are replaced by zeros before anyone adds them.
-It averages by default; here every reduction is a SUM. How gradients are reduced is the variants' (`fsdp`,
-`ordered_fsdp`); nothing of FSDP2 itself is rewritten.
+It averages by default; here every reduction is a SUM. Parameters that are single numbers stay whole on every rank. How
+gradients are reduced is the variants' (`fsdp`, `ordered_fsdp`); nothing of FSDP2 itself is rewritten.
 """
 
 from abc import abstractmethod
@@ -46,6 +46,7 @@ class Sharded(Strategy):
     """
 
     holds_all = False
+    in_turn = True
 
     def __init__(
         self,
@@ -70,19 +71,15 @@ class Sharded(Strategy):
         self._statistics: list[Tensor] = []
         self._old: dict[int, nn.Parameter] = {}  # the parameters' shards by what the optimizer was built with
         self._shards: list[Any] = []  # FSDP2's record of each parameter
-        self._present: list[bool] = []
+        self._numbers: list[nn.Parameter] = []  # which can't be cut
+        self._present: list[bool] = []  # whether a parameter has a gradient: of the shards, then of the numbers
         self._muted = False
         self._examples: dict[str, Any] = {}  # a micro-batch of each kind
 
     def wrap(self, module: nn.Module) -> nn.Module:
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-        scalars = [name for name, parameter in module.named_parameters() if parameter.ndim == 0]
-        if scalars:
-            raise ArgumentError(
-                f"a sharded parameter must have a dimension to be cut along, but `{scalars[0]}` is a single number; "
-                f"make it a tensor of shape [1], or choose another strategy."
-            )
+        self._numbers = [parameter for parameter in module.parameters() if parameter.ndim == 0]
         synchronise(module, self.group)
         before = dict(module.named_parameters(remove_duplicate=False))
         mesh = self.group.mesh(self._shard_ranks)
@@ -95,6 +92,7 @@ class Sharded(Strategy):
                 reshard_after_forward=True,
                 mp_policy=policy,
                 offload_policy=CPUOffloadPolicy() if self._offload else OffloadPolicy(),
+                ignored_params=set(self._numbers),
             )
         after = dict(module.named_parameters(remove_duplicate=False))
         self._old = {id(parameter): after[name] for name, parameter in before.items()}
@@ -112,7 +110,9 @@ class Sharded(Strategy):
         for group in optimizer.param_groups:
             group["params"] = [self._old[id(parameter)] for parameter in group["params"]]
 
-    def match(self, work: Sequence[T], run: Callable[[T], None], *, backward: bool, kind: str = "") -> None:
+    def match(
+        self, work: Sequence[T], run: Callable[[T], None], *, backward: bool, kind: str = "", last: bool = True
+    ) -> None:
         here = [0.0] * (2 * self.ranks)
         example: Any = work[0] if work else self._examples.get(kind)
         here[self.rank], here[self.ranks + self.rank] = len(work), float(example is not None)
@@ -124,16 +124,25 @@ class Sharded(Strategy):
             example = given if example is None else example
         self._examples[kind] = example
         missing = int(max(counts)) - len(work)
-        owed = backward and not work and missing > 0
+        owed = backward and last and not work and missing > 0
         for _ in range(missing - owed):
             self._run_muted(partial(run, example))
-            self._forget_gradients()
+            if not any(self._present):  # else zeros have been added to what other kinds have left
+                self._forget_gradients()
         if owed:
             self._owe(partial(run, example))
 
     @abstractmethod
     def _owe(self, run: Callable[[], None]) -> None:
         """This rank has no micro-batch: `run` must take the place of its last backward, in which others reduce."""
+
+    def facing(self, gradient: Tensor) -> Tensor:
+        return getattr(gradient, "_local_tensor", gradient)
+
+    def over_shards(self, products: Tensor) -> None:
+        if self.rank >= self._shard_ranks:  # other copies hold the same shards
+            products.zero_()
+        self.group.sum(products)()
 
     def after_update(self, update: int) -> None:
         average_statistics(self._statistics, self.group)
@@ -143,6 +152,7 @@ class Sharded(Strategy):
     def abandon(self) -> None:
         self._module.reset_iter_state()
         self._forget_gradients()
+        self._present = [False] * len(self._present)
 
     def whole(self, tensor: Tensor) -> Tensor:
         full = getattr(tensor.to(self.group.device), "full_tensor", None)
@@ -172,10 +182,11 @@ class Sharded(Strategy):
             # FSDP2 has no public way to the gradients before their reduction (torch 2.11 to 2.13).
             groups = cast("Any", part)._get_fsdp_state()._fsdp_param_groups
             self._shards += [shard for group in groups for shard in group.fsdp_params]
-        self._present = [False] * len(self._shards)
-        for number, shard in enumerate(self._shards):
-            if shard.unsharded_param.requires_grad:
-                shard.unsharded_param.register_hook(partial(self._seen, number))
+        watched = [*(shard.unsharded_param for shard in self._shards), *self._numbers]
+        self._present = [False] * len(watched)
+        for number, parameter in enumerate(watched):
+            if parameter.requires_grad:
+                parameter.register_hook(partial(self._seen, number))
 
     def _seen(self, number: int, gradient: Tensor) -> Tensor:
         if self._muted:
@@ -194,11 +205,13 @@ class Sharded(Strategy):
         for shard in self._shards:
             shard.unsharded_accumulated_grad = None
             shard.unsharded_param.grad = None
+        for number in self._numbers:
+            number.grad = None
 
     def _present_anywhere(self) -> list[bool]:
         """Which parameters have a gradient on any rank; others must stay None, or an idle head's state would move."""
         flags = self.group.sum_floats([float(present) for present in self._present])
-        self._present = [False] * len(self._shards)
+        self._present = [False] * len(self._present)
         return [flag > 0 for flag in flags]
 
 

@@ -8,7 +8,8 @@ the training loop: the update calls the verbs, and asks nothing about which stra
 from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar, TypeVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar, final
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,20 @@ from evenstep.parallel.group import Group
 
 T = TypeVar("T")
 States = Mapping[str, Mapping[str, Any]]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Owned:
+    """A tensor that one rank keeps.
+
+    Args:
+        local: its values there; elsewhere a tensor without elements, of the same dtype.
+        size: its shape, on all ranks.
+    """
+
+    local: Tensor
+    size: tuple[int, ...]
 
 
 class Spoiled(Exception):
@@ -33,10 +48,12 @@ class Strategy(ABC):
         holds_all: whether each rank has all that a checkpoint holds, without asking the others.
         cuts_alone: whether a rank may run its micro-batches in more pieces than its peers do: they share no model, so
             no forward or backward waits for another rank's.
+        in_turn: whether all ranks must run micro-batches of one kind at the same time.
     """
 
     holds_all: bool = True
     cuts_alone: ClassVar[bool] = False
+    in_turn: ClassVar[bool] = False
 
     def __init__(self, group: Group | None = None) -> None:
         self.group = group or Group()
@@ -78,7 +95,9 @@ class Strategy(ABC):
     def adopt(self, optimizer: torch.optim.Optimizer) -> None:
         """After `wrap`: let `optimizer` hold the parameters that this rank steps."""
 
-    def match(self, work: Sequence[T], run: Callable[[T], None], *, backward: bool, kind: str = "") -> None:
+    def match(
+        self, work: Sequence[T], run: Callable[[T], None], *, backward: bool, kind: str = "", last: bool = True
+    ) -> None:
         """Before an update's or an evaluation's passes: run more, where all ranks must run the same number.
 
         Args:
@@ -87,6 +106,7 @@ class Strategy(ABC):
                 the strategy's to remove.
             backward: whether passes come back.
             kind: of the micro-batches; only those of one kind go through the same parts of a model.
+            last: whether no passes of another kind follow in this accumulation.
         """
 
     def arm(self, module: Callable[..., Any]) -> None:
@@ -116,6 +136,13 @@ class Strategy(ABC):
         each = norms(gradients)
         return each.dot(each)
 
+    def facing(self, gradient: Tensor) -> Tensor:
+        """What of a reduced gradient this rank takes inner products of. All ranks ask for the same ones in order."""
+        return gradient
+
+    def over_shards(self, products: Tensor) -> None:
+        """Sum inner products of what ranks were `facing`, in place, where those are parts of gradients."""
+
     def after_step(self) -> None:
         """The optimizer has made its step on this rank: parameters that others stepped may be fetched."""
 
@@ -135,6 +162,10 @@ class Strategy(ABC):
 
     def all_states(self, states: States) -> States:
         """The optimizer state of all parameters by name, from this rank's."""
+        return states
+
+    def kept_states(self, states: States) -> States:
+        """The same without moving anything: tensors that one rank alone keeps are `Owned`."""
         return states
 
     def uncompressed(self) -> AbstractContextManager[str]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError
-from evenstep.parallel.strategy import States, Strategy
+from evenstep.parallel.strategy import Owned, States, Strategy
 
 
 @final
@@ -76,18 +76,27 @@ class Zero1(Strategy):
         return self._replicas.uncompressed()
 
     def all_states(self, states: States) -> States:
+        return self._everybody(states, self._fetched)
+
+    def kept_states(self, states: States) -> States:
+        return self._everybody(states, self._owned_here)
+
+    def _everybody(self, states: States, tensor_of: "Callable[[int, Any, _Shape], Any]") -> States:
         shapes = {name: {key: _shape(value) for key, value in state.items()} for name, state in states.items()}
         everything: dict[str, dict[str, Any]] = {}
         for owner, theirs in enumerate(self.group.gather(shapes)):
             for name, state in theirs.items():
                 everything[name] = {
-                    key: self._value(owner, states.get(name, {}).get(key), shape) for key, shape in state.items()
+                    key: tensor_of(owner, states.get(name, {}).get(key), shape) if isinstance(shape, _Shape) else shape
+                    for key, shape in state.items()
                 }
         return everything
 
-    def _value(self, owner: int, mine: Any, shape: Any) -> Any:
-        if not isinstance(shape, _Shape):
-            return shape
+    def _owned_here(self, owner: int, mine: Any, shape: "_Shape") -> Owned:
+        local = mine if owner == self.rank else torch.empty(0, dtype=shape.dtype)
+        return Owned(local=local, size=shape.size)
+
+    def _fetched(self, owner: int, mine: Any, shape: "_Shape") -> Tensor:
         tensor = mine if owner == self.rank else torch.empty(shape.size, dtype=shape.dtype)
         carried = tensor.to(self.group.device).contiguous()
         self.group.broadcast([carried], owner)

@@ -5,27 +5,33 @@ own backward makes, so the bits are the same. Other modules give their weight gr
 right and fills less of the bubble; so do linear layers inside compiled ones, whose backward is one piece.
 """
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Product = tuple[nn.Parameter, nn.Parameter | None, Tensor, Tensor]
+Work = Callable[[], None]
 
 
 @final
 class Deferral:
-    """Whether weight gradients of this rank's linear layers wait, and those that do."""
+    """Whether weight gradients of this rank's layers wait, and the work that gives those that do.
+
+    A layer with a backward of its own can let its weight gradients wait as well: while `waiting` is a list, it appends
+    what would add them to `.grad`.
+    """
 
     def __init__(self) -> None:
-        self.waiting: list[Product] | None = None
+        self.waiting: list[Work] | None = None
 
     def begin(self) -> None:
         """Let the weight gradients of the backward that follows wait."""
         self.waiting = []
 
-    def end(self) -> list[Product]:
+    def end(self) -> list[Work]:
         """What waits; later backwards are whole again."""
         waiting, self.waiting = self.waiting, None
         return waiting or []
@@ -42,12 +48,16 @@ def prepare(module: nn.Module, deferral: Deferral) -> None:
         prepare(child, deferral)
 
 
-def accumulate(products: list[Product]) -> None:
+def accumulate(waiting: Sequence[Work]) -> None:
     """The second half: add the weight gradients to `.grad`."""
     with torch.no_grad():
-        for weight, bias, x, gradient in products:
-            for parameter, value in _weight_gradients(weight, bias, x, gradient):
-                parameter.grad = value if parameter.grad is None else parameter.grad.add_(value)
+        for work in waiting:
+            work()
+
+
+def _add(weight: nn.Parameter, bias: nn.Parameter | None, x: Tensor, gradient: Tensor) -> None:
+    for parameter, value in _weight_gradients(weight, bias, x, gradient):
+        parameter.grad = value if parameter.grad is None else parameter.grad.add_(value)
 
 
 def _weight_gradients(
@@ -92,7 +102,7 @@ class _Product(torch.autograd.Function):
             of_input = rows.mm(weight.to(rows.dtype)).view(x.shape).to(ctx.dtype)
         product = weight, bias, x.reshape(-1, x.shape[-1]), rows
         if deferral.waiting is not None:
-            deferral.waiting.append(product)
+            deferral.waiting.append(partial(_add, *product))
             return of_input, None, None, None
         now = dict(_weight_gradients(*product))
         return of_input, now.get(weight), None if bias is None else now.get(bias), None

@@ -33,7 +33,7 @@ class Staged(nn.Module):
             method `layers()`. Functions are called only for the layers of this rank, each seeded by itself, so that
             no rank ever holds the whole model.
         mesh: the ranks; one process by default.
-        schedule: name of the pipeline schedule.
+        schedule: the pipeline schedule, or its name.
         stages_per_rank: how many stages each rank holds; None: as few as the schedule allows.
         split_at: names of the layers that begin the second and later stages; None: equal numbers of layers.
         ties: sets of names of parameters that are one; those that modules share are found by themselves.
@@ -53,7 +53,7 @@ class Staged(nn.Module):
         model: nn.Module | Layers | Sequence[Layer | Build],
         *,
         mesh: Mesh | None = None,
-        schedule: str = "1f1b",
+        schedule: str | Schedule = "1f1b",
         stages_per_rank: int | None = None,
         split_at: Sequence[str] | None = None,
         ties: Sequence[tuple[str, ...]] = (),
@@ -62,7 +62,8 @@ class Staged(nn.Module):
         super().__init__()
         self.mesh = mesh or Mesh()
         ranks = self.mesh.pipeline.ranks
-        self.schedule = _named(schedule if ranks > 1 else "sequential")
+        chosen = _named(schedule) if isinstance(schedule, str) else schedule
+        self.schedule = chosen if ranks > 1 else SCHEDULES["sequential"]
         self.layers = Layers.of(model)
         if stages_per_rank is None and split_at is not None:
             stages_per_rank = -(-(len(split_at) + 1) // ranks)

@@ -16,7 +16,7 @@ from torch import Tensor
 from evenstep.parallel.per_stage import PerStage
 from evenstep.pipeline.action import Action, Op, Plan
 from evenstep.pipeline.boundary import Crossing, Gradients, chosen, detached
-from evenstep.pipeline.deferred import Deferral, Product, accumulate, prepare
+from evenstep.pipeline.deferred import Deferral, Work, accumulate, prepare
 from evenstep.pipeline.section import Section
 from evenstep.pipeline.staged import Staged
 from evenstep.pipeline.ties import sum_over_owners
@@ -34,6 +34,7 @@ SAID = {
     Op.ARM: "arming the reduction",
     Op.REDUCE: "reduction",
 }
+RECEIVED = {Op.RECEIVE_INPUT: "output", Op.RECEIVE_GRADIENT: "gradient"}
 
 
 class StagePassage(Protocol):
@@ -97,17 +98,18 @@ class Stages:
         """
         run = _Run(self, self._strategy, passage, num_microbatches)
         action: Action | None = None
-        with Inbox(self.wire, self._group, _expected(plan, self.model)) as inbox:
-            try:
-                for action in plan:
-                    run.act(action, inbox)
-                if any(a.op is Op.REDUCE for a in plan):
-                    sum_over_owners(self.model.ties, self._parameters, self._group)
-                self.wire.flush()
-            except BaseException as error:
-                self.deferral.end()
-                self._tell(error, action)
-                raise
+        self.wire.begin()
+        try:
+            inbox = Inbox(self.wire, self._group, _coming(plan, self.model))
+            for action in plan:
+                run.act(action, inbox)
+            if any(a.op is Op.REDUCE for a in plan):
+                sum_over_owners(self.model.ties, self._parameters, self._group)
+            self.wire.flush()
+        except BaseException as error:
+            self.deferral.end()
+            self._tell(error, action)
+            raise
 
     def _tell(self, error: BaseException, action: Action | None) -> None:
         place = "before its first action" if action is None else f"at {described(action)}"
@@ -128,13 +130,14 @@ def described(action: Action) -> str:
     return f"action {action} ({SAID[action.op]}, stage {action.stage}{microbatch})"
 
 
-def _expected(plan: Sequence[Action], model: Staged) -> dict[int, int]:
-    expected: dict[int, int] = {}
+def _coming(plan: Sequence[Action], model: Staged) -> dict[int, list[Address]]:
+    """For each rank what comes from it, in order."""
+    coming: dict[int, list[Address]] = {}
     for action in plan:
-        if action.op in (Op.RECEIVE_INPUT, Op.RECEIVE_GRADIENT):
-            peer = model.layout.rank_of[action.peer]
-            expected[peer] = expected.get(peer, 0) + 1
-    return expected
+        if action.op in RECEIVED:
+            address = Address(RECEIVED[action.op], action.peer, action.stage, action.microbatch)
+            coming.setdefault(model.layout.rank_of[action.peer], []).append(address)
+    return coming
 
 
 @final
@@ -151,7 +154,7 @@ class _Run:
         self._crossings: dict[tuple[int, int], Crossing] = {}
         self._local: dict[Address, Any] = {}
         self._leaving: dict[Address, Any] = {}
-        self._weights: dict[tuple[int, int], tuple[list[Product], list[Tensor | None]]] = {}
+        self._weights: dict[tuple[int, int], tuple[list[Work], list[Tensor | None]]] = {}
         self._unreduced = list(self._model.own)
         self._armed: set[int] = set()
         self._complete: set[int] = set()
@@ -169,7 +172,7 @@ class _Run:
             self._send(Address("output", stage, action.peer, microbatch), rank_of[action.peer])
         elif op is Op.SEND_GRADIENT:
             self._send(Address("gradient", stage, action.peer, microbatch), rank_of[action.peer])
-        elif op in (Op.RECEIVE_INPUT, Op.RECEIVE_GRADIENT):
+        elif op in RECEIVED:
             inbox.allow(rank_of[action.peer])
         elif op is Op.ARM:
             # a reduction that begins beside the backward must not come before that of a later stage
@@ -224,10 +227,10 @@ class _Run:
             self._collect(stage, microbatch)
 
     def _weight_backward(self, stage: int, microbatch: int) -> None:
-        products, gradients = self._weights.pop((stage, microbatch))
+        waiting, gradients = self._weights.pop((stage, microbatch))
         for parameter, gradient in zip(self._model.sections[stage].parameters(), gradients, strict=False):
             parameter.grad = gradient
-        accumulate(products)
+        accumulate(waiting)
         self._collect(stage, microbatch)
 
     def _set_aside(self, stage: int) -> list[Tensor | None]:
@@ -257,8 +260,13 @@ class _Run:
 
     def _arrived(self, address: Address, inbox: Inbox) -> Any:
         rank_of = self._model.layout.rank_of
-        here = rank_of[address.source] == rank_of[address.destination]
-        return self._local.pop(address) if here else inbox.take(address)
+        rank = rank_of[address.source]
+        if rank == rank_of[address.destination]:
+            return self._local.pop(address)
+        tree = inbox.take(address, rank)
+        if address.kind == "gradient":
+            self._wire.answered(Address("output", address.destination, address.source, address.microbatch), rank)
+        return tree
 
     def _leave(self, address: Address, tree: Any) -> None:
         rank_of = self._model.layout.rank_of

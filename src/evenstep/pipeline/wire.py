@@ -1,33 +1,34 @@
 """Trees of tensors on their way between pipeline ranks.
 
-A message is a header of a few numbers, its form (structure, shapes, dtypes) if that differs from the last one on the
-same edge, and the tensors. So nobody has to know shapes beforehand, they may change with every micro-batch, and what
-comes is always what was announced. One thread per peer receives, as far ahead as the plan allows; sends do not wait,
-and few are on their way at once. It knows neither modules nor gradients.
+A message is one piece of bytes: a header, its form (structure, shapes, dtypes) if that differs from the last one on the
+same edge, and the tensors. The receiver has a buffer waiting for it before it comes, with room for the largest one of
+earlier runs; what needs more comes in a second piece, whose size the header says. So shapes may change with every
+micro-batch, and in the long run a message is there when its sender has sent it: no thread and no answer stand between.
+It knows neither modules nor gradients.
 """
 
 import pickle
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from threading import Condition, Thread
-from types import TracebackType
-from typing import Any, Self, final
+from math import prod
+from struct import Struct
+from typing import Any, final
 
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from evenstep.errors import EvenstepError
+from evenstep.errors import EvenstepError, LostRankError
 from evenstep.parallel.group import Group
 
-AHEAD = 2  # messages received before the plan has come to their place
+AHEAD = 1  # messages from one rank whose buffers wait before the plan has come to their place
 SENDING = 4  # messages to one rank that are on their way at once
-_LOOK_EVERY_S = 0.5
 _GRACE_S = 2.0  # a rank that fails leaves word and then its connections break; the word may come a little later
-_Sending = tuple[list[Callable[[], None]], list[Tensor]]  # how to wait for a message, and what must stay until then
+_ALIGNED = 64  # bytes: each tensor lies where one of its own would
+_SECOND = 1  # the channel of second pieces
+_HEADER = Struct("6q16x")  # kind, source, destination, micro-batch, bytes of the form, bytes of the body with the form
 _KINDS = ("output", "gradient", "state")
 
 
@@ -69,53 +70,97 @@ class Wire:
     def __init__(self, group: Group, device: torch.device) -> None:
         self._group = group
         self._device = device
-        self._sent_forms: dict[tuple[str, int, int], bytes] = {}
-        self._known_forms: dict[tuple[str, int, int], Any] = {}
-        self._sending: dict[int, deque[_Sending]] = {}
+        self._sent_forms: dict[tuple[str, int, int], _Form] = {}
+        self._known_forms: dict[tuple[str, int, int], _Form] = {}
+        self._largest: dict[tuple[str, int, int], int] = {}
+        self._room: dict[tuple[str, int, int], int] = {}
+        self._sending: dict[int, dict[Address, list[Callable[[], None]]]] = {}
+
+    def begin(self) -> None:
+        """A run begins, on all ranks: from now on there is room for the largest messages so far, on both ends."""
+        self._room = dict(self._largest)
 
     def send(self, address: Address, tree: Any, rank: int) -> None:
-        """Begin to send `tree`, whose tensors must not change any more."""
-        leaves = [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
-        tensors = [leaf.detach().to(self._device).contiguous() for leaf in leaves]
-        form = pickle.dumps(pytree.tree_map(_mark, tree))
-        known = self._sent_forms.get(address.edge) == form
-        self._sent_forms[address.edge] = form
-        numbers = [_KINDS.index(address.kind), address.source, address.destination, address.microbatch]
-        header = torch.tensor([*numbers, 0 if known else len(form)], dtype=torch.int64, device=self._device)
-        parts = [header, *tensors]
-        if not known:
-            parts.insert(1, torch.frombuffer(bytearray(form), dtype=torch.uint8).to(self._device))
-        waits = [self._group.begin_send(part, rank) for part in parts]
-        queue = self._sending.setdefault(rank, deque())
-        queue.append((waits, parts))
-        while len(queue) > SENDING:
-            _finish(queue.popleft())
+        """Begin to send `tree`; its tensors are copied."""
+        edge = address.edge
+        leaves, structure = pytree.tree_flatten(tree)
+        marks = [_mark(leaf) for leaf in leaves]
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        # what is neither tensor nor None may change in place, or have an equality of its own
+        plain = len(tensors) + sum(leaf is None for leaf in leaves) == len(leaves)
+        known = plain and self._sent_forms.get(edge) == (marks, structure)
+        self._sent_forms[edge] = marks, structure
+        form = b"" if known else pickle.dumps(pytree.tree_unflatten(marks, structure))
+        piece = _packed(address, form, tensors)
+        self._note(edge, len(piece) - _ALIGNED)
+        if len(piece) - _ALIGNED <= self._room_on(address):
+            waits = [self._group.begin_send(piece, rank)]
+        else:
+            head, body = piece[:_ALIGNED], piece[_ALIGNED:]
+            waits = [self._group.begin_send(head, rank), self._group.begin_send(body, rank, _SECOND)]
+        sending = self._sending.setdefault(rank, {})
+        sending[address] = waits
+        while len(sending) > SENDING:
+            _finish(sending.pop(next(iter(sending))))
+
+    def answered(self, address: Address, rank: int) -> None:
+        """What came from `rank` shows that this message has arrived there: let it go."""
+        _finish(self._sending.get(rank, {}).pop(address, []))
 
     def flush(self) -> None:
         """Wait until all that was sent has left."""
-        for queue in self._sending.values():
-            while queue:
-                _finish(queue.popleft())
+        for sending in self._sending.values():
+            while sending:
+                _finish(sending.popitem()[1])
 
-    def receive(self, rank: int) -> tuple[Address, Any]:
-        """Wait for the next message of `rank`."""
-        header = torch.empty(5, dtype=torch.int64, device=self._device)
-        self._group.receive(header, rank)
-        kind, source, destination, microbatch, num_bytes = header.tolist()
-        address = Address(_KINDS[kind], source, destination, microbatch)
-        if num_bytes:
-            form = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
-            self._group.receive(form, rank)
-            self._known_forms[address.edge] = pickle.loads(form.cpu().numpy().tobytes())
-        return address, pytree.tree_map(partial(self._leaf, rank), self._known_forms[address.edge])
+    def begin_receive(self, address: Address, rank: int) -> Callable[[], Any]:
+        """Make room for the next message of `rank`, which is this one; call the result to wait for its tree.
 
-    def _leaf(self, rank: int, mark: Any) -> Any:
-        if not isinstance(mark, _Tensor):
-            return mark
-        tensor = torch.empty(mark.shape, dtype=mark.dtype, device=self._device)
-        self._group.receive(tensor, rank)
-        # of a leaf that nobody has computed anything from yet, so that nothing has to be copied
-        return tensor.requires_grad_(mark.requires_grad)
+        Messages of one rank must be waited for in their order.
+        """
+        piece = torch.empty(_ALIGNED + self._room_on(address), dtype=torch.uint8)
+        wait = self._group.begin_receive(piece, rank)
+
+        def received() -> Any:
+            nonlocal piece
+            wait()
+            kind, source, destination, microbatch, form_bytes, body_bytes = _HEADER.unpack_from(piece.numpy())
+            came = Address(_KINDS[kind], source, destination, microbatch)
+            assert came == address, f"{came} came in place of {address}"
+            body = piece[_ALIGNED:]
+            if body_bytes > len(body):
+                body = torch.empty(body_bytes, dtype=torch.uint8)
+                self._group.begin_receive(body, rank, _SECOND)()
+            self._note(address.edge, body_bytes)
+            return self._unpacked(address.edge, form_bytes, body)
+
+        return received
+
+    def receive(self, address: Address, rank: int) -> Any:
+        """Wait for the next message of `rank`, which is this one."""
+        return self.begin_receive(address, rank)()
+
+    def _note(self, edge: tuple[str, int, int], num_bytes: int) -> None:
+        self._largest[edge] = max(self._largest.get(edge, 0), num_bytes)
+
+    def _room_on(self, address: Address) -> int:
+        return self._room.get(address.edge, 0) if address.kind != "state" else 0
+
+    def _unpacked(self, edge: tuple[str, int, int], form_bytes: int, body: Tensor) -> Any:
+        if form_bytes:
+            self._known_forms[edge] = pytree.tree_flatten(pickle.loads(body[:form_bytes].numpy().tobytes()))
+        marks, structure = self._known_forms[edge]
+        begin, leaves = _aligned(form_bytes), []
+        for mark in marks:
+            if isinstance(mark, _Tensor):
+                end = begin + prod(mark.shape) * mark.dtype.itemsize
+                tensor = body[begin:end].view(mark.dtype).view(mark.shape).to(self._device)
+                # of a leaf that nobody has computed anything from yet, so that nothing has to be copied
+                leaves.append(tensor.requires_grad_(mark.requires_grad))
+                begin = _aligned(end)
+            else:
+                leaves.append(mark)
+        return pytree.tree_unflatten(leaves, structure)
 
 
 @final
@@ -126,8 +171,29 @@ class _Tensor:
     requires_grad: bool
 
 
-def _finish(sending: _Sending) -> None:
-    for wait in sending[0]:
+_Form = tuple[list[Any], pytree.TreeSpec]  # for each tensor what it is, for all other leaves themselves; the structure
+
+
+def _packed(address: Address, form: bytes, tensors: Sequence[Tensor]) -> Tensor:
+    """A header and its body in one piece: of numbers, and then the form and each tensor, aligned."""
+    body_bytes = _aligned(len(form)) + sum(_aligned(tensor.nbytes) for tensor in tensors)
+    numbers = _KINDS.index(address.kind), address.source, address.destination, address.microbatch
+    head = _HEADER.pack(*numbers, len(form), body_bytes) + form
+    head += bytes(-len(head) % _ALIGNED)
+    parts = [torch.frombuffer(bytearray(head), dtype=torch.uint8)]
+    for tensor in tensors:
+        parts.append(tensor.detach().cpu().reshape(-1).view(torch.uint8))
+        if tensor.nbytes % _ALIGNED:
+            parts.append(torch.empty(-tensor.nbytes % _ALIGNED, dtype=torch.uint8))
+    return torch.cat(parts)
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNED) * _ALIGNED
+
+
+def _finish(waits: Sequence[Callable[[], None]]) -> None:
+    for wait in waits:
         wait()
 
 
@@ -139,89 +205,50 @@ def _mark(leaf: Any) -> Any:
 
 @final
 class Inbox:
-    """What is received during one run of a plan: a thread per peer fills it, the runner takes from it.
+    """What is received during one run of a plan.
 
     Args:
         wire: of this rank.
         group: the pipeline's ranks.
-        expected: for each peer how many messages will come from it.
+        coming: for each peer what will come from it, in order.
 
-    A thread runs AHEAD of the plan by so many messages and no further, so that memory does not grow with the number
-    of micro-batches.
+    Room is made AHEAD of the plan by so many messages and no further, so that memory does not grow with the number of
+    micro-batches.
     """
 
-    def __init__(self, wire: Wire, group: Group, expected: dict[int, int]) -> None:
+    def __init__(self, wire: Wire, group: Group, coming: Mapping[int, Sequence[Address]]) -> None:
         self._wire = wire
         self._group = group
-        self._changed = Condition()
+        self._coming = {rank: deque(addresses) for rank, addresses in coming.items()}
+        self._begun: dict[int, deque[tuple[Address, Callable[[], Any]]]] = {rank: deque() for rank in coming}
         self._here: dict[Address, Any] = {}
-        self._allowed = dict.fromkeys(expected, AHEAD)
-        self._fault: Exception | None = None
-        self._over = False
-        self._threads = [
-            Thread(target=self._listen, args=(rank, count), name=f"evenstep-from-rank-{rank}", daemon=True)
-            for rank, count in expected.items()
-        ]
-
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        with self._changed:
-            self._over = True
-            self._changed.notify_all()
-        for thread in self._threads:  # after an error the runner has aborted the group, which ends their waiting
-            thread.join(None if error is None else _GRACE_S)
+        for rank in coming:
+            for _ in range(AHEAD):
+                self.allow(rank)
 
     def allow(self, rank: int) -> None:
         """The plan has come to the next message of `rank`."""
-        with self._changed:
-            self._allowed[rank] += 1
-            self._changed.notify_all()
+        coming = self._coming[rank]
+        if coming:
+            address = coming.popleft()
+            self._begun[rank].append((address, self._wire.begin_receive(address, rank)))
 
-    def take(self, address: Address) -> Any:
-        """Wait for what `address` names.
+    def take(self, address: Address, rank: int) -> Any:
+        """Wait for what `address` names, which comes from `rank`.
 
         Raises:
             EvenstepError: it will not come; the message says which rank failed, and why.
         """
-        looked = time.monotonic()
-        with self._changed:
-            while address not in self._here:
-                if self._fault is not None:
-                    raise EvenstepError(self._why(address)) from self._fault
-                self._changed.wait(_LOOK_EVERY_S)
-                if time.monotonic() - looked > _LOOK_EVERY_S:
-                    looked = time.monotonic()
-                    reason = self._group.abort_reason()
-                    if reason and address not in self._here:
-                        raise EvenstepError(f"{address} will not come: {reason}")
-            return self._here.pop(address)
+        while address not in self._here:
+            first, received = self._begun[rank].popleft()
+            try:
+                self._here[first] = received()
+            except LostRankError as error:
+                raise EvenstepError(self._why(address)) from error
+        return self._here.pop(address)
 
     def _why(self, address: Address) -> str:
         until = time.monotonic() + _GRACE_S
         while not (reason := self._group.abort_reason()) and time.monotonic() < until:
             time.sleep(0.05)
-        return f"{address} will not come: {reason or self._fault}"
-
-    def _listen(self, rank: int, count: int) -> None:
-        try:
-            for _ in range(count):
-                with self._changed:
-                    while self._allowed[rank] == 0 and not self._over:
-                        self._changed.wait()
-                    if self._over and self._allowed[rank] == 0:
-                        return
-                    self._allowed[rank] -= 1
-                address, tree = self._wire.receive(rank)
-                with self._changed:
-                    self._here[address] = tree
-                    self._changed.notify_all()
-        except Exception as error:  # noqa: BLE001 - raised again where the runner waits
-            with self._changed:
-                self._fault = error
-                self._changed.notify_all()
+        return f"{address} will not come: {reason or 'its rank gave no reason'}"

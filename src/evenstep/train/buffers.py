@@ -5,6 +5,8 @@ they were. Only buffers that are changed in place are followed, which is how tor
 ones (masks, tables) cost a look at their version. It does not decide what statistics mean under accumulation.
 """
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import final
 
 import torch
@@ -35,6 +37,21 @@ class Buffers:
 
     def _changed(self) -> list[int]:
         return [i for i, buffer in enumerate(self._buffers) if self._silent[i] or buffer._version != self._versions[i]]
+
+    @contextmanager
+    def unchanged(self) -> Generator[None]:
+        """What changes inside the `with` is undone after it; what changed before stays to be judged.
+
+        >>> norm = nn.BatchNorm1d(1); buffers = Buffers(norm)
+        >>> with buffers.unchanged(): _ = norm(torch.tensor([[1.0], [3.0]]))
+        >>> norm.running_mean
+        tensor([0.])
+        """
+        before = [(buffer._version, buffer.detach().clone()) for buffer in self._buffers]
+        yield
+        for buffer, silent, (version, value) in zip(self._buffers, self._silent, before, strict=True):
+            if silent or buffer._version != version:
+                buffer.detach().copy_(value)
 
     def restore(self, aborted: Tensor | float) -> None:
         """Take back the changes if `aborted` is 1, else keep them; a tensor decides on its device."""

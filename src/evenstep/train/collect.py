@@ -74,6 +74,8 @@ class Collected(Task):
                 metrics[name] = (found[name], weight)
             elif isinstance(value, Tensor) and value.ndim == 0:
                 metrics[name] = (value * weight, weight)
+        if list(found) == ["loss"]:
+            del metrics["loss"]  # it is recorded as the loss of all
         total = None
         for one in found.values():
             total = one if total is None else total + one

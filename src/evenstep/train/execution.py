@@ -18,7 +18,7 @@ from evenstep.errors import ArgumentError
 from evenstep.optim.apply import norms
 from evenstep.optim.foreach import foreach_norms
 from evenstep.parallel import Group, PerStage, Single, Strategy
-from evenstep.pipeline import SCHEDULES, Layout, Plan, Runner, Stage, Staged, Stages, forwards
+from evenstep.pipeline import SCHEDULES, Layout, Op, Plan, Runner, Stage, Staged, Stages, forwards
 from evenstep.train.passage import Passage
 
 T = TypeVar("T")
@@ -38,8 +38,17 @@ class Execution(ABC):
     stages: Stages | None = None
 
     @abstractmethod
-    def train(self, microbatches: tuple[int, ...], passage: Passage, num_microbatches: int) -> None:
-        """Leave the gradients of `microbatches`, of all `num_microbatches` of the update, reduced in `.grad`."""
+    def train(
+        self, microbatches: tuple[int, ...], passage: Passage, num_microbatches: int, *, last: bool = True
+    ) -> None:
+        """Add the gradients of `microbatches`, of all `num_microbatches` of the update, to `.grad`.
+
+        Args:
+            microbatches: of this rank.
+            passage: of them.
+            num_microbatches: over all ranks.
+            last: whether no others follow: what is then in `.grad` is reduced.
+        """
 
     @abstractmethod
     def evaluate(self, microbatches: tuple[int, ...], passage: Passage) -> None:
@@ -52,6 +61,7 @@ class Execution(ABC):
         *,
         backward: bool,
         kind: str = "",
+        last: bool = True,
     ) -> None:
         """Before `train` or `evaluate`: run passes that count nowhere, where all ranks must run the same number.
 
@@ -60,6 +70,7 @@ class Execution(ABC):
             unseen: gives the passage of a micro-batch that counts nowhere.
             backward: whether they come back.
             kind: of the micro-batches; only those of one kind go through the same parts of a model.
+            last: as for `train`.
         """
 
     @abstractmethod
@@ -88,6 +99,11 @@ def _one_stage(microbatches: tuple[int, ...]) -> Plan:
     return SCHEDULES["sequential"].plans(Layout.chain(ranks=1), microbatches)[0]
 
 
+@lru_cache(maxsize=1024)
+def _unreduced(microbatches: tuple[int, ...]) -> Plan:
+    return tuple(action for action in _one_stage(microbatches) if action.op in (Op.FORWARD, Op.BACKWARD))
+
+
 @final
 class OneStage(Execution):
     """A model that each rank holds whole.
@@ -109,8 +125,11 @@ class OneStage(Execution):
         self._alone = Runner([Stage(0, wrapped)], Single())
         self._wrapped = wrapped
 
-    def train(self, microbatches: tuple[int, ...], passage: Passage, num_microbatches: int) -> None:
-        self._trainer.run(_one_stage(microbatches), passage, num_microbatches)
+    def train(
+        self, microbatches: tuple[int, ...], passage: Passage, num_microbatches: int, *, last: bool = True
+    ) -> None:
+        plan = _one_stage(microbatches) if last else _unreduced(microbatches)
+        self._trainer.run(plan, passage, num_microbatches)
 
     def evaluate(self, microbatches: tuple[int, ...], passage: Passage) -> None:
         self._evaluator.run(forwards(Layout.chain(ranks=1), microbatches)[0], passage, len(microbatches))
@@ -122,6 +141,7 @@ class OneStage(Execution):
         *,
         backward: bool,
         kind: str = "",
+        last: bool = True,
     ) -> None:
         plan = _one_stage((0,)) if backward else forwards(Layout.chain(ranks=1), (0,))[0]
 
@@ -129,7 +149,7 @@ class OneStage(Execution):
             with unseen(microbatch) as passage:
                 self._alone.run(plan, passage, 1)
 
-        self.strategy.match(work, run, backward=backward, kind=kind)
+        self.strategy.match(work, run, backward=backward, kind=kind, last=last)
 
     def begin(self) -> None:
         self.strategy.begin(self._wrapped)
@@ -181,7 +201,10 @@ class Pipelined(Execution):
             len(slots), dtype=self._norm_dtype or next(iter(dtypes), torch.float32), device=device
         )
 
-    def train(self, microbatches: tuple[int, ...], passage: Passage, num_microbatches: int) -> None:
+    def train(
+        self, microbatches: tuple[int, ...], passage: Passage, num_microbatches: int, *, last: bool = True
+    ) -> None:
+        assert last, "all micro-batches of a model in stages are in one plan"
         self._run(self._plan(microbatches), passage, num_microbatches)
 
     def evaluate(self, microbatches: tuple[int, ...], passage: Passage) -> None:

@@ -11,7 +11,7 @@ be lost, the work is simply done.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast, final
 
@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from evenstep.errors import ArgumentError, EvenstepError, LostRankError
-from evenstep.events import Incident, Json, Record
+from evenstep.events import Incident, Json
 from evenstep.parallel import Elastic, Group, bits
+from evenstep.train.reports import Reports
 from evenstep.train.run_state import RunState
 from evenstep.train.saving import Saving
 from evenstep.train.state import unwrapped
@@ -59,16 +60,14 @@ class Lasting(Course):
         state: of the run.
         saving: of the run.
         agree: raises unless all that are there train the same.
-        write: hands metrics to the writers.
-        report: tells of incidents.
+        reports: of this process.
     """
 
     group: Elastic
     state: RunState
     saving: Saving
     agree: Callable[[], None]
-    write: Callable[[Sequence[Record]], None]
-    report: Callable[[Incident], None]
+    reports: Reports
     _is_whole: bool = True
     _before: dict[str, int] = field(default_factory=dict[str, int])
     _done: bool = False
@@ -130,7 +129,7 @@ class Lasting(Course):
         loop.update.is_whole = self._is_whole = True
         # the others' history holds what this process would have written, had it been there
         history = [record for name in loop.storage.names() for record in loop.storage.history(name)]
-        self.write(sorted((one for one in history if one.update > before), key=lambda one: one.update))
+        self.reports.write(sorted((one for one in history if one.update > before), key=lambda one: one.update))
 
     def _same_ends(self) -> None:
         """Agree on what was evaluated, and on what the first process has saved."""
@@ -148,19 +147,13 @@ class Lasting(Course):
         what += [f"{_processes(came)} there, with the state of the others"] if came else []
         message = f"{' and '.join(what)}: update {update + 1} is dealt over {len(now)} of {self.group.count}."
         details: dict[str, Json] = {"lost": [*lost], "came": [*came], "processes": [*sorted(now.values())]}
-        self.report(
+        self.reports.report(
             Incident(kind="lost_rank" if lost else "rank_came", update=update, message=message, details=details)
         )
 
 
 def build_course(
-    group: Group,
-    state: RunState,
-    saving: Saving,
-    *,
-    agree: Callable[[], None],
-    write: Callable[[Sequence[Record]], None],
-    report: Callable[[Incident], None],
+    group: Group, state: RunState, saving: Saving, reports: Reports, *, agree: Callable[[], None]
 ) -> Course:
     """The course of a run of this group.
 
@@ -177,7 +170,7 @@ def build_course(
             "the data of ranks that may be lost must be dealt anew over those that are left, which a stream can't; "
             "give a dataset with a length, or let a lost rank stop the run."
         )
-    return Lasting(group=group, state=state, saving=saving, agree=agree, write=write, report=report)
+    return Lasting(group=group, state=state, saving=saving, agree=agree, reports=reports)
 
 
 def shared(group: Group, tree: Any, source: int) -> Any:

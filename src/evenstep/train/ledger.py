@@ -18,7 +18,7 @@ from evenstep.train.update import Outcome
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen: one is made in every update, and freezing costs
 class Entry:
     """One dispatched update.
 

@@ -35,6 +35,7 @@ from evenstep.pipeline import Section, Stage
 from evenstep.precision import Precision
 from evenstep.train.coefficients import Coefficients, Fixed
 from evenstep.train.cuts import Cuts, Piece
+from evenstep.train.metrics import check_names, observations
 from evenstep.train.norms import Norms
 from evenstep.train.randomness import seed_generators
 from evenstep.train.task import Loss, Task
@@ -98,6 +99,11 @@ class Gathered:
     late_total: Tensor | None = None
     losses: dict[int, tuple[str, Tensor]] = field(default_factory=dict)
     failures: dict[int, tuple[str, Exception]] = field(default_factory=dict)
+
+    def add(self, other: "Gathered") -> None:
+        """Take what is known of other micro-batches of the update."""
+        self.losses.update(other.losses)
+        self.failures.update(other.failures)
 
 
 @final
@@ -341,10 +347,17 @@ class Passage:
         put, update = self._way.storage.put, self._update
         prefix = f"{self._prefix}{one.task}/" if one.task else self._prefix
         weight = self._weight_of(one, loss)
+        task = self._way.tasks[one.task]
+        if loss.metrics:
+            check_names(task, loss)
         for name, (metric_sum, metric_weight) in loss.metrics.items():
             if isinstance(metric_sum, Tensor):
                 metric_sum = metric_sum.detach()
             put(prefix + name, metric_sum, metric_weight, update=update)
+        if task.metrics:
+            for name, seen in observations(task, loss, one.index):
+                key = f"{one.task}/{name}" if one.task else name
+                self._way.storage.observe(self._prefix, key, seen, update=update)
         if total is None:
             put(prefix + "loss", 0.0, weight, update=update)
             put(prefix + "no_loss", 1.0, update=update)

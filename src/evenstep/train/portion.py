@@ -48,10 +48,10 @@ class StagesPortion(Portion):
         if self._model.mesh.data.rank:
             return state
         if self._pipeline.rank:
-            self._wire.send(Address("state", self._pipeline.rank, 0, 0), self._parts(state), 0)
+            self._wire.send(_address(self._pipeline.rank), self._parts(state), 0)
             self._wire.flush()
             return state
-        others = [self._wire.receive(rank)[1] for rank in range(1, self._pipeline.ranks)]
+        others = [self._wire.receive(_address(rank), rank) for rank in range(1, self._pipeline.ranks)]
         return {**state, **self._merged([self._parts(state), *others])}
 
     def own(self, state: Tree) -> Tree:
@@ -116,6 +116,11 @@ class StagesPortion(Portion):
 def build_portion(model: nn.Module, stages: Stages | None) -> Portion:
     """The portion of this kind of model."""
     return StagesPortion(model, stages) if isinstance(model, Staged) and stages is not None else Portion()
+
+
+def _address(rank: int) -> Address:
+    """Of the state of a rank, on its way to the first."""
+    return Address("state", rank, 0, 0)
 
 
 def _under(names: Iterable[str], values: Mapping[str, T], aliases: Mapping[str, str]) -> dict[str, T]:

@@ -69,8 +69,7 @@ class Rewinding:
         self.saving.resumed(now, path)
         self.cuts.limit = cut
         self._last = update, now
-        self.writers.close()
-        self.writers.open(folder, now)
+        self.writers.rewind(now)
         group.first_rank_does(lambda: forget_after(folder, now))
         if self.spikes is not None:
             self.spikes.forget()

@@ -1,9 +1,10 @@
-"""Accumulates each task's gradient by itself, and combines them when all are whole.
+"""Accumulates tasks' gradients by themselves, and combines them when all are whole.
 
 The plan is run once per task, so a strategy sums each task's gradient over ranks as it sums any other, and nothing is
 combined before it is whole. It costs one reduction per task and, beside the gradients themselves, T copies of those of
-the trained parameters; the inner products are read by the host, one wait per update. Which combination is best is the
-method's business.
+the trained parameters; the inner products are read by the host, one wait per update. Where gradients are only added,
+because some have a weight that comes late, the others go together, and one copy is enough. Which combination is best is
+the method's business.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,8 +14,9 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from evenstep.parallel import Group
-from evenstep.train.combine import Combine, Shares
+from evenstep.optim.foreach import shard
+from evenstep.train.combine import Combine, Separate, Shares
+from evenstep.train.execution import Execution
 from evenstep.train.passage import Gathered, Way
 from evenstep.train.weigh import Weights
 
@@ -31,14 +33,14 @@ class Separately:
         combine: the method.
         parameters: those that are trained, by name.
         way: the run's.
-        group: the ranks.
+        execution: on which ranks, and how they share gradients.
     """
 
     accumulate: Accumulate
     combine: Combine
     parameters: Mapping[str, nn.Parameter]
     way: Way
-    group: Group
+    execution: Execution
 
     def __call__(self, weights: Weights, update: int) -> Gathered:
         """Run the update's tasks one after the other, in the run's order, and combine their gradients."""
@@ -47,15 +49,14 @@ class Separately:
         whole = Gathered()
         for name in tasks:
             one = self.accumulate(weights.of(name), update)
-            gradients[name] = self._taken(one.late_total)
-            whole.losses.update(one.losses)
-            whole.failures.update(one.failures)
+            gradients[name] = taken(self.parameters, one.late_total)
+            whole.add(one)
         names, parameters = list(self.parameters), list(self.parameters.values())
         having = [[name for name in tasks if gradients[name][place] is not None] for place in range(len(names))]
         seen = [place for place, those in enumerate(having) if len(those) > 1 and self.combine.looks_at(names[place])]
         shares = Shares(shared=[1.0] * len(tasks), own=[1.0] * len(tasks))
         if self.combine.needs_products:
-            products = self._products([[gradients[name][place] for place in seen] for name in tasks])
+            products = self._products([[gradients[name][place] for name in tasks] for place in seen], len(tasks))
             losses = self._losses(tasks, weights, whole)
             if bool(products.isfinite().all()) and bool(losses.isfinite().all()):  # else the update will be aborted
                 shares = self.combine(products, losses.tolist(), tasks=tasks, seed=self.way.seed, update=update)
@@ -64,39 +65,85 @@ class Separately:
             parameter.grad = _summed([gradients[name][place] for name in tasks], factors)
         return whole
 
-    def _taken(self, late_total: Tensor | None) -> list[Tensor | None]:
-        """The gradients in `.grad`, divided by a late weight; None where there is none."""
-        taken = [parameter.grad for parameter in self.parameters.values()]
-        if late_total is not None:
-            # a late weight of 0 comes with gradients of 0, and contributes nothing
-            share = torch.where(late_total > 0, 1.0 / late_total, 0.0)
-            for gradient in taken:
-                if gradient is not None:
-                    gradient.mul_(share.to(gradient.dtype))
-        for parameter in self.parameters.values():
-            parameter.grad = None
-        return taken
-
     def _losses(self, tasks: Sequence[str], weights: Weights, whole: Gathered) -> Tensor:
         """Σ S_m / divisor of each task over all ranks, in the order of the micro-batches whoever ran them."""
         each = torch.zeros(len(tasks), weights.num_microbatches, dtype=torch.float64)
         for microbatch, (name, loss) in whole.losses.items():
             each[tasks.index(name), microbatch] = loss.double().cpu() / weights.divisors[microbatch]
-        summed = self.group.sum_floats(each.flatten().tolist())
+        summed = self.execution.group.sum_floats(each.flatten().tolist())
         return torch.tensor(summed, dtype=torch.float64).view_as(each).sum(1)
 
-    def _products(self, rows: list[list[Tensor | None]]) -> Tensor:
-        """⟨g_s, g_t⟩ without the loss scale, in float64 on the CPU."""
-        device = self.way.device
+    def _products(self, columns: list[list[Tensor | None]], count: int) -> Tensor:
+        """⟨g_s, g_t⟩ without the loss scale, in float64 on the CPU; a column is a parameter's gradient in each task."""
+        device, strategy = self.way.device, self.execution.strategy
         dtype = torch.float32 if device.type == "mps" else torch.float64
-        products = torch.zeros(len(rows), len(rows), dtype=dtype, device=device)
-        for i, row in enumerate(rows):
-            for j, other in enumerate(rows[: i + 1]):
-                pairs = [(a, b) for a, b in zip(row, other, strict=True) if a is not None and b is not None]
-                if pairs:
-                    dots = [torch.dot(a.flatten().to(dtype), b.flatten().to(dtype)) for a, b in pairs]
-                    products[i, j] = products[j, i] = torch.stack(dots).sum()
+        pairs = [(i, j) for i in range(count) for j in range(i + 1)]
+        dots: dict[tuple[int, int], list[Tensor]] = {pair: [] for pair in pairs}
+        for column in columns:
+            faced = [None if one is None else strategy.facing(one).flatten().to(dtype) for one in column]
+            for i, j in pairs:
+                one, other = faced[i], faced[j]
+                if one is not None and other is not None:
+                    dots[i, j].append(torch.dot(one, other))
+        products = torch.zeros(count, count, dtype=dtype, device=device)
+        for (i, j), some in dots.items():
+            if some:
+                products[i, j] = products[j, i] = torch.stack(some).sum()
+        strategy.over_shards(products)
         return products.cpu().double() / self.way.precision.scale**2
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Added:
+    """Leaves in `.grad` the sum of the tasks' gradients, of which some are divided by a weight that came late.
+
+    Args:
+        accumulate: leaves the whole gradient of the given micro-batches in `.grad`.
+        parameters: those that are trained, by name.
+        way: the run's.
+    """
+
+    accumulate: Accumulate
+    parameters: Mapping[str, nn.Parameter]
+    way: Way
+
+    def __call__(self, weights: Weights, update: int) -> Gathered:
+        """Run each task with a late weight by itself, and all others together."""
+        late = [(name,) for name in weights.totals if self.way.tasks[name].late_weight]
+        others = tuple(name for name in weights.totals if (name,) not in late)
+        whole, total = Gathered(), list[Tensor | None]()
+        for names in [*late, others] if others else late:
+            one = self.accumulate(weights.of(*names), update)
+            whole.add(one)
+            own = taken(self.parameters, one.late_total)
+            total = [_summed(pair, (1.0, 1.0)) for pair in zip(total, own, strict=True)] if total else own
+        for parameter, gradient in zip(self.parameters.values(), total, strict=True):
+            parameter.grad = gradient
+        return whole
+
+
+def build_gather(
+    accumulate: Accumulate, combine: Combine, parameters: Mapping[str, nn.Parameter], way: Way, execution: Execution
+) -> Accumulate:
+    """What leaves the tasks' gradients in `.grad`, combined."""
+    if isinstance(combine, Separate):
+        return Added(accumulate=accumulate, parameters=parameters, way=way)
+    return Separately(accumulate=accumulate, combine=combine, parameters=parameters, way=way, execution=execution)
+
+
+def taken(parameters: Mapping[str, nn.Parameter], late_total: Tensor | None) -> list[Tensor | None]:
+    """The gradients in `.grad`, which is then empty, divided by a late weight; None where there is none."""
+    gradients = [parameter.grad for parameter in parameters.values()]
+    if late_total is not None:
+        # a late weight of 0 comes with gradients of 0, and contributes nothing
+        share = torch.where(late_total > 0, 1.0 / late_total, 0.0)
+        for gradient in gradients:
+            if gradient is not None:
+                shard(gradient).mul_(share.to(gradient.dtype))
+    for parameter in parameters.values():
+        parameter.grad = None
+    return gradients
 
 
 def _summed(gradients: Sequence[Tensor | None], factors: Sequence[float]) -> Tensor | None:
@@ -104,6 +151,10 @@ def _summed(gradients: Sequence[Tensor | None], factors: Sequence[float]) -> Ten
     total: Tensor | None = None
     for gradient, factor in zip(gradients, factors, strict=True):
         if gradient is not None:
-            scaled = gradient if factor == 1.0 else gradient.mul_(factor)
-            total = scaled if total is None else total.add_(scaled)
+            if factor != 1.0:
+                shard(gradient).mul_(factor)
+            if total is None:
+                total = gradient
+            else:
+                shard(total).add_(shard(gradient))
     return total

@@ -11,9 +11,10 @@ from typing import Any, cast, final
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from evenstep.checkpoint import Shard
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.optim.ema import Ema
-from evenstep.parallel import Strategy
+from evenstep.parallel import Owned, Strategy
 from evenstep.precision import Precision
 
 Tree = dict[str, Any]
@@ -80,9 +81,10 @@ class Saved:
         Args:
             whole: False to leave tensors that are cut over ranks as they are, which costs no memory.
         """
-        taken = self._whole if whole else dict
+        taken = self._whole if whole else _held
         state = optimizer_state(self.optimizer, self._own, self._built)
-        everybody = self.strategy.all_states(state["state"])
+        states_of = self.strategy.all_states if whole else self.strategy.kept_states
+        everybody = states_of(state["state"])
         for group, names in zip(state["groups"], self.names, strict=True):
             group["parameters"] = list(names)
         return {
@@ -128,6 +130,16 @@ class Saved:
     def _parts(self, live: Mapping[str, Tensor], whole: Mapping[str, Any]) -> Tree:
         part = self.strategy.part
         return {name: part(live[name], value) if isinstance(value, Tensor) else value for name, value in whole.items()}
+
+
+def _held(tensors: Mapping[str, Any]) -> Tree:
+    """What this rank holds, as a checkpoint takes it."""
+    return {
+        name: Shard(local=value.local, shape=value.size, offsets=(0,) * len(value.size))
+        if isinstance(value, Owned)
+        else value
+        for name, value in tensors.items()
+    }
 
 
 def check_same_run(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:

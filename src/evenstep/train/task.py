@@ -7,6 +7,7 @@ them. It does not divide: the update divides by the weight of all its micro-batc
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal, final
 
 from torch import Tensor
@@ -25,6 +26,9 @@ class Loss:
         weight: the number of units, only from tasks whose weight is known after their forward (`late_weight`).
         metrics: further numbers as (sum, weight) pairs, such as `{"accuracy": (correct, total)}`; they are logged
             as Σsum/Σweight over micro-batches, updates and ranks, never as a mean of means.
+        observed: what the metric objects of the task (`Task.metrics`) see: the arguments of their `update` by name,
+            such as `{"preds": scores, "target": labels}`, each taking those that it has; or those of one metric, as a
+            mapping under its name. A task that has such metrics must give it.
 
     >>> import torch
     >>> Loss(torch.tensor(6.0), metrics={"accuracy": (3, 4)}).metrics["accuracy"]
@@ -34,6 +38,7 @@ class Loss:
     sum: Tensor | None
     weight: Tensor | float | None = None
     metrics: Mapping[str, tuple[Tensor | float, Tensor | float]] = field(default_factory=dict)
+    observed: Mapping[str, Any] | None = None
 
 
 class Task(ABC):
@@ -52,6 +57,9 @@ class Task(ABC):
         reduction: what the summed loss is divided by.
         late_weight: True when the weight is known only after the forward (masked positions chosen inside the
             model); `loss` must then give it, and `weight` is not called.
+        metrics: objects of torchmetrics by name, for what no pair (sum, weight) says, such as F1 or AUROC. They see
+            what `loss` gives as `observed`; what has been seen since metrics were last written is computed then, over
+            all ranks. The objects themselves are copied, and stay as they are.
 
     >>> import torch
     >>> class Classify(Task):
@@ -63,6 +71,7 @@ class Task(ABC):
 
     reduction: Literal["weight", "sum", "mean"] = "weight"
     late_weight: bool = False
+    metrics: Mapping[str, Any] = MappingProxyType({})
 
     def transform(self, batch: Any) -> Any:
         """What becomes of a batch on the model's device, before its forward and outside autocast; nothing by default.

@@ -20,7 +20,7 @@ from evenstep.errors import ArgumentError
 from evenstep.parallel import Ddp, Ordered, Single, Strategy, Zero1
 from evenstep.parallel.sharded import Sharded
 from evenstep.pipeline import Staged
-from evenstep.train.coefficients import Coefficients, Fixed, Uncertainty
+from evenstep.train.coefficients import Coefficients, Fixed
 from evenstep.train.combine import Combine, Separate
 from evenstep.train.failures import FailurePolicy
 from evenstep.train.norms import Kind, Norms, build_norms
@@ -56,7 +56,6 @@ class Tasks:
         coefficients: Coefficients | Mapping[str, float] | None,
         combine: Combine | None,
         norm_statistics: Kind,
-        strategy: Strategy,
     ) -> Self:
         """The tasks from a trainer's arguments.
 
@@ -67,7 +66,7 @@ class Tasks:
         return cls(
             by_name=tasks,
             coefficients=coefficients_of(coefficients),
-            combine=combine_of(combine, tasks, strategy),
+            combine=combine_of(combine, tasks),
             norm_statistics=norm_statistics,
             distinguished=bool(coefficients) or norm_statistics == "per-task",
         )
@@ -109,9 +108,10 @@ def coefficients_of(given: Coefficients | Mapping[str, float] | None) -> Coeffic
     return given if isinstance(given, Coefficients) else Fixed(given)
 
 
-def combine_of(given: Combine | None, tasks: Mapping[str, Task], strategy: Strategy) -> Combine | None:
-    """The method asked for; shards need the tasks one after the other, since all ranks must run the same parts."""
-    return Separate() if given is None and len(tasks) > 1 and isinstance(strategy, Sharded) else given
+def combine_of(given: Combine | None, tasks: Mapping[str, Task]) -> Combine | None:
+    """The method asked for; a weight that comes late is divided by before the next task's gradient is added."""
+    late = len(tasks) > 1 and any(task.late_weight for task in tasks.values())
+    return Separate() if given is None and late else given
 
 
 def check_tasks(
@@ -147,28 +147,17 @@ def check_tasks(
                 f"task `{name}` has `late_weight`, so its loss is divided by that weight, but its `reduction` is "
                 f'"{task.reduction}"; leave one of them out.'
             )
-        if task.late_weight and len(by_name) > 1 and combine is None:
-            raise ArgumentError(
-                f"task `{name}` gives its weight with its loss (`late_weight`), too late to divide it beside that of "
-                f"another task; count it in `weight`, or keep the tasks' gradients apart with `combine=Separate()`."
-            )
     if "" in by_name and (tasks.distinguished or combine is not None or policy.tolerates_errors):
         raise ArgumentError(
             "coefficients, `combine`, statistics per task and DropTask are for several tasks, but this run has one "
             "without a name; give tasks by name, `task={'class': …, 'box': …}`."
-        )
-    if isinstance(strategy, Sharded) and (isinstance(tasks.coefficients, Uncertainty) or policy.tolerates_errors):
-        what = "coefficients learned by uncertainty" if isinstance(tasks.coefficients, Uncertainty) else "DropTask"
-        raise ArgumentError(
-            f"the strategy {type(strategy).__name__} shards the model, which {what} cannot be used with; train with "
-            f"replicas (ddp, zero1), or choose another."
         )
     if isinstance(model, Staged) and (
         combine or policy.tolerates_errors or (tasks.distinguished and "" not in by_name)
     ):
         raise ArgumentError(
             "a model in stages trains several tasks with coefficients of 1, accumulated; coefficients, `combine`, "
-            "statistics per task and DropTask need a model that each rank holds whole."
+            "late weights beside other tasks, statistics per task and DropTask need a model that each rank runs whole."
         )
     if combine is not None and combine.needs_products:
         _check_separable(strategy, model)
@@ -192,10 +181,10 @@ def _check_names(what: str, names: Sequence[str] | None, tasks: Mapping[str, Tas
 
 
 def _check_separable(strategy: Strategy, model: nn.Module) -> None:
-    if not isinstance(strategy, Single | Ddp | Ordered | Zero1):
+    if not isinstance(strategy, Single | Ddp | Ordered | Zero1 | Sharded):
         raise ArgumentError(
-            f"`combine` needs every task's whole gradient on every rank, but the strategy {type(strategy).__name__} "
-            f"divides gradients between ranks; train with replicas, or leave `combine` out."
+            f"`combine` must know how the strategy {type(strategy).__name__} divides gradients between ranks, and "
+            f"does not; train with one of evenstep's own, or leave `combine` out."
         )
     sparse = [name for name, part in model.named_modules() if getattr(part, "sparse", False) is True]
     if sparse:
@@ -215,8 +204,12 @@ def _attach(model: nn.Module, optimizer: Optimizer, name: str, module: nn.Module
         optimizer.add_param_group({"params": parameters, **decay})
 
 
-def poison_of(optimizer: Optimizer) -> Callable[[], Tensor]:
-    """Gives losses whose gradient is NaN, in a parameter that every rank has."""
+def poison_of(optimizer: Optimizer, policy: FailurePolicy, strategy: Strategy) -> Callable[[], Tensor] | None:
+    """Gives losses whose gradient is NaN, in a parameter that every rank has; None where what a task raises must end
+    the run: shards are gathered in the midst of a forward, where the peers of a rank that stops there wait for it.
+    """
+    if not policy.tolerates_errors or isinstance(strategy, Sharded):
+        return None
     parameters = (one for group in optimizer.param_groups for one in group["params"] if one.requires_grad)
     first: Tensor = next(parameters)
     return lambda: first.flatten()[:1].float().sum() * math.nan

@@ -35,6 +35,7 @@ from evenstep.train.evaluations import Evaluations
 from evenstep.train.failures import FailurePolicy, Stop
 from evenstep.train.lasting import build_course
 from evenstep.train.loop import Actions, Loop
+from evenstep.train.metrics import build_meters
 from evenstep.train.passage import Way
 from evenstep.train.progress import Progress
 from evenstep.train.randomness import undisturbed
@@ -58,8 +59,7 @@ class Trainer:
     Args:
         model: any module. It is moved to the device.
         task: what a batch means; several by name, as a mapping.
-        optimizer: of the model's parameters, any of torch.optim but LBFGS. With `fused=True` the gradient is scaled
-            and clipped inside its kernel, and an accelerator never waits for a verdict.
+        optimizer: of the model's parameters, any of torch.optim but LBFGS; `fused=True` scales and clips in its kernel.
         data: gives the global batches.
         updates: how many updates to commit; give this or `epochs`.
         epochs: how many epochs of the data to take.
@@ -83,8 +83,7 @@ class Trainer:
         fit_memory: whether to find out at the start, by trying, how finely micro-batches must be cut to fit.
         keep_checkpoints: how many of the newest to keep; None keeps all, 0 writes none.
         keep_every_updates: also keep the checkpoints of every so many updates.
-        asynchronous_saves: whether training waits only until the state is copied, and the copy is written meanwhile;
-            it takes as much memory again as the state.
+        asynchronous_saves: whether training waits only until the state is copied, into as much memory again.
         settle_every_updates: how many updates an accelerator may run ahead of the host's knowledge of what was
             committed; `log_every_updates` by default. A CPU, an optimizer that is not fused, or a stream: always 1.
         coefficients: how much each task counts: numbers by name, or what changes or learns them; 1 by default.
@@ -160,14 +159,14 @@ class Trainer:
         policy, strategy, precision = on_non_finite or Stop(), strategy or Single(), precision or Full()
         self._can_rewind = may_rewind(policy, loss_spikes)
         check_keeping(data, folder=folder, keep_checkpoints=keep_checkpoints, rewinds=self._can_rewind)
-        tasks = Tasks.of(task, coefficients, combine, norm_statistics, strategy)
+        tasks = Tasks.of(task, coefficients, combine, norm_statistics)
         check_tasks(tasks, data, evaluations or {}, strategy=strategy, model=model, policy=policy)
         self._norms = tasks.attach(model, optimizer)
         self.device = place(model, device, precision, channels_last=channels_last)
         self.model, self.optimizer = model, optimizer
         self.evaluations = dict(evaluations or {})
         self.folder = None if folder is None else Path(folder)
-        self.storage = Storage()
+        self.storage = Storage(meters=build_meters(tasks.by_name, self.device))
         self.updates = updates if updates is not None else updates_of(data, cast("int", epochs), seed)
         self._data, self._config, self._resumed = data, dict(config or {}), False
         self._group = model.mesh.world if isinstance(model, Staged) else strategy.group
@@ -175,7 +174,7 @@ class Trainer:
         heard = [hook for hook in hooks if self.is_first_rank or not getattr(hook, "first_rank_only", False)]
         self._bus = Bus(heard, self, on_error=on_hook_error, report=lambda incident: self._report(incident))
         self._saving = self._build_saving(keep_checkpoints, keep_every_updates, asynchronous=asynchronous_saves)
-        self._way = self._build_way(tasks, precision, policy, seed, channels_last=channels_last)
+        self._way = self._build_way(tasks, precision, policy, strategy, seed, channels_last)
         names, cuts = parameter_names(model, optimizer), Cuts()
         self._loop = build_loop(
             way=self._way,
@@ -208,9 +207,7 @@ class Trainer:
         self._agree = partial(
             check_agreement, self._loop, tasks=list(tasks.by_name), evaluations=self.evaluations, config=self._config
         )
-        self._course = build_course(
-            self._group, self._state, self._saving, agree=self._agree, write=self._writers.write, report=self._report
-        )
+        self._course = build_course(self._group, self._state, self._saving, self._reports, agree=self._agree)
 
     def _build_saving(self, keep: int | None, keep_every_updates: int | None, *, asynchronous: bool) -> Saving:
         return Saving(
@@ -224,7 +221,7 @@ class Trainer:
         )
 
     def _build_way(
-        self, tasks: Tasks, precision: Precision, policy: FailurePolicy, seed: int, *, channels_last: bool
+        self, tasks: Tasks, precision: Precision, policy: FailurePolicy, strategy: Strategy, seed: int, reorders: bool
     ) -> Way:
         return Way(
             tasks=tasks.by_name,
@@ -234,10 +231,10 @@ class Trainer:
             storage=self.storage,
             bus=self._bus,
             seed=seed,
-            reorder=in_channels_last if channels_last else as_it_is,
+            reorder=in_channels_last if reorders else as_it_is,
             coefficients=tasks.coefficients,
             norms=self._norms,
-            poison=poison_of(self.optimizer) if policy.tolerates_errors else None,
+            poison=poison_of(self.optimizer, policy, strategy),
         )
 
     def _surround(self, loop: Loop, cuts: Cuts, loss_spikes: LossSpikes | None, ema: Ema | None) -> None:
@@ -346,9 +343,12 @@ class Trainer:
                         self.save()  # something to go back to
                     self._course.through(work)
                     self._writers.event("train_end", end(None))
-                except BaseException as error:
+                except BaseException as raised:
+                    error = self._group.explained(raised)
                     self._salvage(error, end)
-                    raise
+                    if error is raised:
+                        raise
+                    raise error from raised
             self._write()  # once more: hooks may have put values when they heard of the end
         return Result(
             update=self.progress.update,

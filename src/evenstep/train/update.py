@@ -33,12 +33,12 @@ from evenstep.train.execution import Execution
 from evenstep.train.failures import Answer, FailurePolicy
 from evenstep.train.fit import fitting, state_allocated
 from evenstep.train.passage import Gathered, Passage, Way
-from evenstep.train.separately import Separately
+from evenstep.train.separately import build_gather
 from evenstep.train.weigh import Weights, weigh
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen: one is made in every update, and freezing costs
 class Outcome:
     """What became of one update.
 
@@ -111,9 +111,7 @@ class Update:
         self._gather: Callable[[Weights, int], Gathered] = self._accumulate
         if combine is not None:
             trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
-            self._gather = Separately(
-                accumulate=self._accumulate, combine=combine, parameters=trained, way=way, group=execution.group
-            )
+            self._gather = build_gather(self._accumulate, combine, trained, way, execution)
 
     def __call__(self, batch: GlobalBatch, update: int) -> Outcome:
         """Execute update number `update` with `batch`.
@@ -246,7 +244,7 @@ class Update:
                 self._make_room(passage, weights, update, fault)
             self._buffers.restore(1.0)
         gathered = passage.gathered
-        if all([self._way.tasks[name].late_weight for name in weights.totals]):
+        if all(self._way.tasks[name].late_weight for name in weights.totals):
             gathered.late_total = self._late_total(passage.late_weights, weights)
         return gathered
 
@@ -266,11 +264,14 @@ class Update:
 
         The error itself does not leave: its traceback refers to all that must be freed.
         """
-        self._execution.match(weights.work, self._unseen, backward=True, kind=next(iter(weights.totals)))
-        work = tuple([microbatch.index for microbatch in weights.work])
+        parts = [weights.of(task) for task in weights.totals] if self._execution.strategy.in_turn else [weights]
         try:
             with passage:
-                self._execution.train(work, passage, weights.num_microbatches)
+                for part in parts:
+                    last, kind = part is parts[-1], next(iter(part.totals))
+                    self._execution.match(part.work, self._unseen, backward=True, kind=kind, last=last)
+                    work = tuple([microbatch.index for microbatch in part.work])
+                    self._execution.train(work, passage, weights.num_microbatches, last=last)
         except Spoiled:
             return ""
         except (MemoryError, RuntimeError) as error:
@@ -324,9 +325,8 @@ class Update:
     @contextmanager
     def _unseen(self, microbatch: Microbatch) -> Generator[Passage]:
         """The passage of a micro-batch that counts nowhere, after which buffers are as before."""
-        with Passage.unseen(self._way, microbatch) as passage:
+        with self._buffers.unchanged(), Passage.unseen(self._way, microbatch) as passage:
             yield passage
-        self._buffers.restore(1.0)
 
     def _late_total(self, late: dict[int, Tensor], weights: Weights) -> Tensor:
         """Σw_m over all ranks, in the order of the micro-batches' numbers whoever ran them."""

@@ -17,7 +17,7 @@ from evenstep.train.task import Task
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen: one is made in every update, and freezing costs
 class Weights:
     """The weights of one update.
 
@@ -54,10 +54,10 @@ class Weights:
         each, divisors = {number: weight}, {number: 1.0}
         return cls(totals=totals, num_microbatches=1, each=each, divisors=divisors, work=(microbatch,), num_tasks=1)
 
-    def of(self, task: str) -> Self:
-        """The part of one task."""
-        work = tuple(microbatch for microbatch in self.work if microbatch.task == task)
-        return replace(self, totals={task: self.totals[task]}, work=work)
+    def of(self, *tasks: str) -> Self:
+        """The part of these tasks."""
+        work = tuple(microbatch for microbatch in self.work if microbatch.task in tasks)
+        return replace(self, totals={task: self.totals[task] for task in tasks}, work=work)
 
 
 def weigh(tasks: Mapping[str, Task], batch: GlobalBatch, group: Group, *, tolerant: bool = False) -> Weights:

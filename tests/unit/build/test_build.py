@@ -170,6 +170,11 @@ def test_an_evaluation_goes_a_micro_batch_at_a_time_in_order(build: Build) -> No
     assert [next(batches).microbatches[0].data.tolist() for _ in range(4)] == [[0], [1], [2], [3]]  # type: ignore[attr-defined]
 
 
+def test_a_task_gets_the_metrics_that_the_run_file_names(build: Build) -> None:
+    task: Any = build("--task.metrics.total.target", "torchmetrics:SumMetric").task
+    assert {name: type(metric).__name__ for name, metric in task.metrics.items()} == {"total": "SumMetric"}
+
+
 def test_hooks_come_in_a_fixed_order_around_the_recipes_own(build: Build) -> None:
     settings = ["--hooks", '[{target = "parts.py:Noted"}]', "--checkpoint.best.metric", "valid/loss"]
     valid = ["--data.evaluations.valid.target", "parts.py:samples", "--evaluate.every_updates", "1"]

@@ -12,6 +12,8 @@ import torch
 
 from evenstep.checkpoint import LocalDisk, Saver, complete_checkpoints, newest_valid, read_checkpoint
 from evenstep.checkpoint.staging import Staging
+from evenstep.checkpoint.storage import BLOCK_BYTES
+from evenstep.checkpoint.tensorfile import TensorFile
 from evenstep.errors import CheckpointError
 
 State = Callable[[int], dict[str, object]]
@@ -60,9 +62,25 @@ def test_the_buffer_is_reused_and_grows_with_the_state(folder: Path, state: Stat
         model: Any = read_checkpoint(folder / f"step-{update:08d}").state["model"]
         assert bool((model["layer.weight"] == update).all())
     staging = Staging()
-    first, _ = staging.copy([torch.ones(3)])
-    second, _ = staging.copy([torch.zeros(3)])
-    assert first[0].data_ptr() == second[0].data_ptr()
+    first, second = (TensorFile({"w": torch.full((3,), value)}) for value in (1.0, 2.0))
+    staging.copy([first])
+    image = next(iter(first.chunks()))
+    staging.copy([second])
+    assert bytes(image) == b"".join(TensorFile({"w": torch.full((3,), 2.0)}).chunks())
+
+
+def test_a_copy_holds_each_file_from_the_beginning_of_a_block() -> None:
+    files = [
+        TensorFile({"w": torch.randn(5, 3).T, "step": torch.tensor(2, dtype=torch.uint8)}),
+        TensorFile({"v": torch.ones(2000)}),
+    ]
+    plain = [b"".join(file.chunks()) for file in files]
+    Staging().copy(files)
+    for file, expected in zip(files, plain, strict=True):
+        (image,) = file.chunks()
+        assert torch.frombuffer(image, dtype=torch.uint8).data_ptr() % BLOCK_BYTES == 0
+        assert bytes(image) == expected
+        assert not file.tensors  # what training replaces is let go
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EIO])

@@ -260,3 +260,17 @@ def test_a_grid_of_pieces_covers_and_any_change_of_it_does_not(rows: list[int], 
         check_cover("w", Stored(dtype=torch.float32, shape=shape, pieces=tuple(pieces[1:])))
     with pytest.raises(BadFileError):
         check_cover("w", Stored(dtype=torch.float32, shape=shape, pieces=(*pieces, pieces[-1])))
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_torchs_own_load_reads_it_through_the_folder_reader(three: Path) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    from evenstep.checkpoint.planning import FolderReader
+
+    contents = look_into(three)
+    live = {name: torch.zeros(stored.shape, dtype=stored.dtype) for name, stored in contents.tensors.items()}
+    dcp.load(live, storage_reader=FolderReader(contents.path, contents.tensors), no_dist=True)
+    assert torch.equal(live["model/w"], WEIGHT)
+    assert torch.equal(live["owned/across"], WEIGHT.bfloat16())
+    assert (live["model/b"].tolist(), live["owned/step"].item()) == ([1.0, 1.0, 1.0], 4.0)

@@ -1,16 +1,21 @@
 """A real disk that is full or read-only, where this user may mount one."""
 
+import json
 import os
 import shutil
 import subprocess
 from collections.abc import Generator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
+from evenstep import Hook, MapData, Task, Trainer
 from evenstep.checkpoint import Saver, newest_valid, read_checkpoint
 from evenstep.errors import CheckpointError
+from evenstep.events import Incident, JsonlWriter, Save, UpdateEnd
 
 
 @pytest.fixture
@@ -58,3 +63,44 @@ def test_a_disk_that_becomes_read_only_is_told_and_stays_readable(disk: Path) ->
     with pytest.raises(CheckpointError, match=r"Read-only file system \(EROFS\)"):
         saver.begin(2, state(2, 1000))
     assert read_checkpoint(disk).update == 1
+
+
+def test_a_run_whose_disk_is_full_for_a_while_trains_on_and_saves_when_there_is_room(disk: Path) -> None:
+    model = nn.Linear(200, 50)
+    data = MapData([(torch.ones(200), torch.tensor(0.0))] * 16, global_batch_size=4)
+
+    class Sum(Task):
+        def loss(self, output: torch.Tensor, batch: object) -> torch.Tensor:
+            return (output**2).sum()
+
+    class Spoil(Hook):
+        def after_update(self, event: UpdateEnd) -> None:
+            if event.update == 3:
+                with (disk / "ballast").open("wb", buffering=0) as file, suppress(OSError):
+                    while True:
+                        file.write(bytes(1024))
+            if event.update == 6:
+                (disk / "ballast").unlink()
+
+        def on_incident(self, event: Incident) -> None:
+            heard.append(event.kind)
+
+    heard: list[str] = []
+    trainer = Trainer(
+        model=model,
+        task=Sum(),
+        optimizer=torch.optim.SGD(model.parameters(), lr=1e-4),
+        data=data,
+        updates=12,
+        device="cpu",
+        hooks=[Save(every_updates=2), Spoil()],
+        folder=disk / "run",
+        writers=[JsonlWriter()],
+        log_every_updates=1,
+        keep_checkpoints=2,
+    )
+    assert trainer.train().update == 12
+    assert {"save_failed", "writer"} <= set(heard), heard
+    assert read_checkpoint(disk / "run").update == 12
+    written = [json.loads(line)["update"] for line in (disk / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert written == list(range(1, 13)), "what came meanwhile is written when there is room"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from evenstep.checkpoint import read_checkpoint
+from evenstep.cli import signals
 from evenstep.cli.signals import Terminated, ending, stopping
 
 
@@ -30,6 +31,18 @@ def test_a_second_ctrl_c_leaves_at_once() -> None:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
     assert reasons == ["SIGINT"]
+
+
+def test_the_sigterm_after_a_schedulers_warning_is_not_a_second_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "COPIES_S", -1.0)  # as if they came far apart
+    reasons: list[str] = []
+    with stopping(reasons.append) as caught:
+        signal.raise_signal(signal.SIGUSR1)
+        signal.raise_signal(signal.SIGTERM)
+        assert caught.number is signal.SIGTERM
+        with pytest.raises(Terminated):
+            signal.raise_signal(signal.SIGTERM)
+    assert reasons == ["SIGUSR1"]
 
 
 def test_before_training_sigterm_ends_the_command() -> None:
@@ -71,11 +84,14 @@ def test_sigterm_saves_and_asks_to_be_run_again(recipe: Path) -> None:
 
 
 def test_sigterm_to_the_data_workers_too_loses_nothing(recipe: Path) -> None:
-    with training(recipe, "--data.num_workers", "1", "--checkpoint.every_updates", "none") as process:
+    strict = ["--failures.loader_retries", "0", "--checkpoint.every_updates", "none"]
+    with training(recipe, "--data.num_workers", "2", *strict) as process:
         os.killpg(process.pid, signal.SIGTERM)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 75, err
     status = json.loads((recipe / "runs" / "tiny" / "status.json").read_text())
+    assert (status["state"], status["reason"]) == ("stopped", "SIGTERM")
+    assert not (recipe / "runs" / "tiny" / "incidents").exists()
     assert read_checkpoint(recipe / "runs" / "tiny").update == status["update"] >= 3
 
 

@@ -97,9 +97,10 @@ PUBLIC_KEYS = {
     "LossScale": ["floor", "growth_updates", "initial", "tolerance"],
     "Mixture": ["draws", "end", "kind", "temperature"],
     "NamedTask": [
-        *("args", "coefficient", "coefficient_schedule", "data", "end_update", "repeats", "sampling_weight"),
-        *("start_update", "target"),
+        *("args", "coefficient", "coefficient_schedule", "data", "end_update", "metrics", "repeats"),
+        *("sampling_weight", "start_update", "target"),
     ],
+    "OneTask": ["args", "metrics", "target"],
     "Optimizer": ["args", "lr", "name", "target"],
     "Polynomial": ["end_factor", "kind", "power", "warmup_updates"],
     "Target": ["args", "target"],

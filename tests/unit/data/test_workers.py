@@ -153,6 +153,18 @@ def test_a_hanging_worker_is_an_error_after_the_timeout() -> None:
     data.close()
 
 
+def test_signals_for_the_whole_run_do_not_end_the_workers_before_it() -> None:
+    data = MapData(range(40), global_batch_size=2, collate=list, num_workers=2)
+    batches = data.batches(Position(), seed=1)
+    first = next(batches)  # some workers may only just have been started
+    for worker in multiprocessing.active_children():
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            os.kill(worker.pid or 0, number)
+    assert [first, *islice(batches, 9)] == read(MapData(range(40), global_batch_size=2, collate=list), 10)
+    batches.close()
+    data.close()
+
+
 def test_two_readers_at_once_do_not_mix() -> None:
     data = MapData(range(12), global_batch_size=3, collate=list, num_workers=1)
     first, second = data.batches(Position(), seed=1), data.batches(Position(epoch=1), seed=1)

@@ -1,7 +1,6 @@
 """What FSDP2 gathers at once, and what is refused before anything is sharded. The rest is in tests/ranks."""
 
 import pytest
-import torch
 from torch import nn
 
 from evenstep.errors import ArgumentError
@@ -44,10 +43,3 @@ def test_shard_ranks_that_do_not_divide_the_ranks_are_refused() -> None:
 def test_offload_without_an_accelerator_is_refused() -> None:
     with pytest.raises(ArgumentError, match="where they are already"):
         Fsdp(Ranks(2), offload=True)
-
-
-def test_a_parameter_that_is_a_single_number_is_refused() -> None:
-    model = nn.Module()
-    model.scale = nn.Parameter(torch.zeros(()))
-    with pytest.raises(ArgumentError, match="`scale` is a single number"):
-        Fsdp(Ranks(2)).wrap(model)

@@ -1,6 +1,7 @@
 """ZeRO stage 1, with ranks as threads."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from evenstep import Ema, MapData, Task, Trainer
+from evenstep.checkpoint import look_into, read_checkpoint
 from evenstep.errors import ArgumentError
 from evenstep.parallel import Group, Ordered, Strategy, Zero1
 from evenstep.parallel.zero1 import dealt
@@ -31,7 +33,9 @@ def model() -> nn.Module:
     return made
 
 
-def trained(strategy: Strategy, optimizer: Callable[..., torch.optim.Optimizer], updates: int = 6) -> Trainer:
+def trained(
+    strategy: Strategy, optimizer: Callable[..., torch.optim.Optimizer], updates: int = 6, folder: Path | None = None
+) -> Trainer:
     points = [(torch.tensor([float(n), 1.0]) / 9, torch.tensor(float(n % 3))) for n in range(18)]
     net = model()
     groups = [{"params": list(net[0].parameters()), "weight_decay": 0.1}, {"params": list(net[2:].parameters())}]
@@ -45,6 +49,7 @@ def trained(strategy: Strategy, optimizer: Callable[..., torch.optim.Optimizer],
         strategy=strategy,
         clip_norm=0.3,
         ema=Ema(decay=0.9),
+        folder=folder,
     )
     trainer.train()
     return trainer
@@ -91,6 +96,37 @@ def test_a_saved_state_goes_on_in_one_process(on_ranks: OnRanks) -> None:
     assert again.progress.update == 4
     values = again.state_dict()["optimizer"]["state"]["3.weight"]
     assert torch.equal(values["exp_avg"], state["optimizer"]["state"]["3.weight"]["exp_avg"])
+
+
+def test_each_rank_writes_its_own_part_of_a_checkpoint(on_ranks: OnRanks, tmp_path: Path) -> None:
+    wanted = trained(Ordered(), torch.optim.AdamW).state_dict()
+
+    def act(group: Group) -> None:
+        trained(Zero1(Ordered(group)), torch.optim.AdamW, folder=tmp_path)
+
+    on_ranks(2, act)
+    contents = look_into(tmp_path)
+    files = {
+        name: {piece.file for piece in stored.pieces}
+        for name, stored in contents.tensors.items()
+        if name.endswith("exp_avg")
+    }
+    assert set().union(*files.values()) == {"rank-00000.safetensors", "rank-00001.safetensors"}
+    found: Any = read_checkpoint(tmp_path).state
+    for name, values in wanted["optimizer"]["state"].items():
+        for key, value in values.items():
+            assert torch.equal(found["optimizer"]["state"][name][key], value)
+    again = trained(Ordered(), torch.optim.AdamW, updates=1)
+    again.resume(tmp_path)
+    assert again.progress.update == 6
+    last = on_ranks(3, lambda group: resumed(group, tmp_path))
+    assert all(torch.equal(state["model"]["0.weight"], wanted["model"]["0.weight"]) for state in last)
+
+
+def resumed(group: Group, folder: Path) -> Any:
+    trainer = trained(Zero1(Ordered(group)), torch.optim.AdamW, updates=1)
+    trainer.resume(folder)
+    return trainer.state_dict()
 
 
 def test_an_optimizer_that_has_stepped_is_refused(on_ranks: OnRanks) -> None:

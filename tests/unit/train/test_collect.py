@@ -5,8 +5,17 @@ import torch
 
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.train import Collected, Trained
+from evenstep.train.metrics import check_names
 
 BATCH = [torch.zeros(4)]
+
+
+def test_the_only_loss_may_be_called_loss_and_a_metric_may_not() -> None:
+    output = {"loss": torch.tensor(2.0), "accuracy": torch.tensor(0.5)}
+    assert set(Collected(keys=("loss",)).loss(output, [torch.zeros(4)]).metrics) == {"accuracy"}
+    task = Collected(keys=("acc*",))
+    with pytest.raises(TaskError, match="gives a metric called `loss`"):
+        check_names(task, task.loss(output, [torch.zeros(4)]))
 
 
 def test_only_whole_names_that_match_are_trained_on() -> None:
@@ -32,7 +41,7 @@ def test_means_are_multiplied_by_the_weight_of_the_batch() -> None:
     task = Collected(keys=("loss",), averaged=True)
     loss = task.loss({"loss": torch.tensor(1.5)}, BATCH)
     assert loss.sum == 6
-    assert loss.metrics["loss"] == (torch.tensor(6.0), 4.0)
+    assert "loss" not in loss.metrics  # the run records it as the loss
 
 
 def test_empty_losses_are_none_at_all() -> None:

@@ -16,7 +16,7 @@ from evenstep.data import AllTasks
 from evenstep.errors import ArgumentError, NonFiniteError, TaskError
 from evenstep.events.hooks import Timer
 from evenstep.optim.schedules import Linear
-from evenstep.train import Scheduled, Separate, Uncertainty
+from evenstep.train import PcGrad, Scheduled, Uncertainty
 
 BATCHES = {"a": 6, "b": 4}
 
@@ -313,12 +313,15 @@ def test_uncertainty_is_optimised_with_the_model_saved_and_idle_with_its_task(se
         assert float(learned.detach()) == pytest.approx(float(value.detach()), rel=1e-5)
 
 
-def test_late_weights_beside_other_tasks_are_divided_when_gradients_are_kept_apart(several: Any) -> None:
+@pytest.mark.parametrize("late", ["a", "b", "ab"])
+@pytest.mark.parametrize("method", [None, PcGrad])
+def test_weights_that_come_late_beside_other_tasks_are_divided_by(several: Any, late: str, method: Any) -> None:
     results = []
-    for late in (False, True):
+    for names in ("", late):
         model = several.model_of("a", "b")
-        task = {"a": several.Regress("a", late=late), "b": several.Regress("b")}
-        trainer_of(several, model, task=task, combine=Separate() if late else None).train()
+        task = {name: several.Regress(name, late=name in names) for name in BATCHES}
+        more = {"combine": method and method(), "coefficients": {"b": 0.5}, "clip_norm": 0.5}
+        trainer_of(several, model, task=task, **more).train()
         results.append(several.flat(model))
     torch.testing.assert_close(*results, rtol=1e-12, atol=1e-14)
 
@@ -399,7 +402,6 @@ def test_the_model_must_be_in_the_mode_that_the_call_needs(several: Any) -> None
         ({"task": {"a": "a", "c": "c"}}, "`data` has batches of task `b`, which the run has not"),
         ({"coefficients": {"c": 1.0}}, "a coefficient is given for task `c`, but the run has a, b"),
         ({"coefficients": {"a": -1.0}}, "the coefficient of task `a` must be finite and above 0"),
-        ({"late": True}, "keep the tasks' gradients apart with `combine=Separate"),
         ({"late": True, "reduction": "mean"}, "leave one of them out"),
         ({"reduction": "median"}, "`reduction` of `Regress` must be"),
         ({"single": True}, r"`data` has batches of task `a`, but the run's task has no name"),

@@ -5,21 +5,18 @@ Values are written so that reading them gives the same number. This is the long 
 
 import csv
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TextIO, final
+from io import StringIO
+from typing import final
 
-from evenstep.errors import EvenstepError
-from evenstep.events.files import keep_lines
 from evenstep.events.series import Record
-from evenstep.events.writers.writer import Writer, run_file
-
-_HEADER = "update,name,value,weight"
+from evenstep.events.writers.lines import LinesWriter
 
 
 @final
-class CsvWriter(Writer):
+class CsvWriter(LinesWriter):
     """Writes `metrics.csv` into the run folder, and flushes after every call.
 
+    >>> from pathlib import Path
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
     ...     writer = CsvWriter()
@@ -31,45 +28,12 @@ class CsvWriter(Writer):
     """
 
     def __init__(self) -> None:
-        self._path: Path | None = None
-        self._file: TextIO | None = None
+        super().__init__("metrics.csv", header="update,name,value,weight")
 
-    @property
-    def target(self) -> str:
-        return f"`{self._path or 'metrics.csv'}`"
+    def lines(self, records: Sequence[Record]) -> str:
+        text = StringIO()
+        csv.writer(text, lineterminator="\n").writerows(records)
+        return text.getvalue()
 
-    def open(self, folder: Path | None, update: int) -> None:
-        self.close()
-        self._path = path = run_file(self, folder, "metrics.csv")
-        if path.exists():
-            keep_lines(path, lambda line: _read_update(path, line) <= update)
-        self._file = path.open("a", encoding="utf-8", newline="")
-        if self._file.tell() == 0:
-            self._file.write(f"{_HEADER}\n")
-            self._file.flush()
-
-    def write(self, records: Sequence[Record]) -> None:
-        assert self._file is not None, "opened before"
-        csv.writer(self._file, lineterminator="\n").writerows(records)
-        self._file.flush()
-
-    def flush(self) -> None:
-        if self._file is not None:
-            self._file.flush()
-
-    def close(self) -> None:
-        file, self._file = self._file, None
-        if file is not None:
-            file.close()
-
-
-def _read_update(path: Path, line: str) -> int:
-    if line.rstrip("\n") == _HEADER:
-        return 0
-    try:
+    def update_of(self, line: str) -> int:
         return int(line.partition(",")[0])
-    except ValueError as error:
-        raise EvenstepError(
-            f"`{path}` holds a row that this writer did not write: {line.strip()[:80]!r}; move the file away or "
-            f"repair it."
-        ) from error

@@ -57,6 +57,16 @@ class Outlet:
         if not self._wait_s:
             self._take("flush")
 
+    def rewind(self, update: int) -> None:
+        """Have it forget what came after `update`, now or when it works again."""
+        self._written, self._latest = min(self._written, update), update
+        kept = [_until(update, method, arguments) for method, arguments in self._waiting]
+        self._waiting = deque(call for call in kept if call is not None)
+        try:
+            self._reopen()
+        except Exception as error:  # noqa: BLE001 - not lost: it is an incident
+            self._failed(error)
+
     def close(self) -> None:
         """Try once more to give it what waits, and close it."""
         if self._waiting:
@@ -111,3 +121,11 @@ class Outlet:
             message = f"{self._named} failed: {cause}; training goes on, and it is tried again later."
             trace = "".join(traceback.format_exception(error))
             self._report(Incident(kind="writer", update=self._latest, message=message, rank=0, traceback=trace))
+
+
+def _until(update: int, method: str, arguments: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]] | None:
+    """What of a call is not after `update`; None for nothing."""
+    if method == "event":
+        return (method, arguments) if arguments[1].update <= update else None
+    records = [record for record in arguments[0] if record.update <= update] if method == "write" else []
+    return (method, (records,)) if records else None

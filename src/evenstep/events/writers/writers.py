@@ -100,6 +100,11 @@ class Writers:
         elif self._writers:
             self._waiting_events.append((name, event))
 
+    def rewind(self, update: int) -> None:
+        """Let every open writer forget what came after `update`."""
+        for outlet in self._outlets or ():
+            outlet.rewind(update)
+
     def flush(self) -> None:
         """Flush every writer that is open."""
         if self._outlets is not None:

@@ -61,10 +61,10 @@ class Combine(ABC):
 
 @final
 class Separate(Combine):
-    """The sum of the separate gradients: the same update as without a method, for T times the memory.
+    """The sum of the separate gradients: the same update as without a method.
 
-    It is what tasks with late weights need beside other tasks, since each gradient is then divided by itself, and what
-    several tasks of a sharded model get, since all ranks must then run the same tasks at the same time.
+    It is what tasks with late weights get beside other tasks, since each gradient is then divided by itself: one more
+    reduction for each of them, and one more set of gradients for all.
 
     >>> import torch
     >>> Separate()(torch.eye(2).double(), [1.0, 1.0], tasks=["a", "b"], seed=1, update=1).shared

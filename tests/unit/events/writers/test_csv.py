@@ -52,5 +52,5 @@ def test_a_half_written_header_is_written_again(tmp_path: Path) -> None:
 
 def test_a_file_of_something_else_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "metrics.csv").write_text("step;loss\n1;2\n")
-    with pytest.raises(EvenstepError, match=r"metrics\.csv` holds a row that this writer did not write: 'step;loss'"):
+    with pytest.raises(EvenstepError, match=r"metrics\.csv` holds a line that this writer did not write: 'step;loss'"):
         CsvWriter().open(tmp_path, 0)

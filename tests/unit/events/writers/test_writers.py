@@ -1,4 +1,5 @@
 import errno
+import json
 import resource
 from collections.abc import Sequence
 from pathlib import Path
@@ -157,3 +158,33 @@ def test_opening_again_works() -> None:
 def test_what_is_no_writer_is_an_error(thing: Any, what: str) -> None:
     with pytest.raises(HookError, match=f"`writers` must hold instances of subclasses of `Writer`, but holds {what}"):
         Writers([thing])
+
+
+def test_going_back_forgets_what_came_after_even_where_the_disk_is_full_just_then(tmp_path: Path) -> None:
+    class Full(JsonlWriter):
+        fails = ""
+
+        def open(self, folder: Path | None, update: int) -> None:
+            if self.fails == "open":
+                raise OSError(errno.ENOSPC, "No space left on device")
+            super().open(folder, update)
+
+        def write(self, records: Sequence[Record]) -> None:
+            if self.fails == "write":
+                raise OSError(errno.ENOSPC, "No space left on device")
+            super().write(records)
+
+    heard: list[Incident] = []
+    writer = Full()
+    writers = Writers([writer], report=heard.append)
+    with writers.opened(tmp_path, 0):
+        writers.write([Record(1, "a", 1.0, 1.0)])
+        writer.fails = "write"
+        writers.write([Record(2, "a", 2.0, 1.0), Record(3, "a", 3.0, 1.0)])
+        writer.fails = "open"
+        writers.rewind(2)
+        writer.fails = ""
+        writers.write([Record(3, "a", 33.0, 1.0)])
+    written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["update"], line["a"]) for line in written] == [(1, 1.0), (2, 2.0), (3, 33.0)]
+    assert [incident.kind for incident in heard] == ["writer"]

@@ -1,0 +1,39 @@
+"""Micro-batches of ready-made tensors on their way through stages, with nothing around them that a trainer would add."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from torch import Tensor
+
+from evenstep.pipeline import Section
+
+
+class Passage:
+    """The micro-batches of one update.
+
+    Args:
+        inputs: of each.
+        loss: of the last stage's output, from it and the micro-batch's number.
+    """
+
+    def __init__(self, inputs: Sequence[Tensor], loss: Callable[[Tensor, int], Tensor]) -> None:
+        self._inputs = inputs
+        self._loss = loss
+
+    def through(self, section: Section, received: Mapping[int, Any], microbatch: int) -> dict[int, Any]:
+        return section(received, self._inputs[microbatch], _begin)
+
+    def loss(self, output: Any, microbatch: int) -> Tensor:
+        return self._loss(output, microbatch)
+
+    def descend(self, loss: Tensor, microbatch: int) -> None:
+        loss.backward()
+
+    def going_back(self, microbatch: int) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def done(self, microbatch: int) -> None: ...
+
+
+def _begin(place: int) -> None: ...

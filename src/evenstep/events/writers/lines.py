@@ -1,0 +1,101 @@
+"""The base of writers that append lines to a file of the run folder, flushed after every call.
+
+When a run is resumed, the lines of updates that are about to happen again are dropped, and a last line that was never
+ended. What a line looks like is its subclasses' business.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TextIO
+
+from evenstep.errors import EvenstepError
+from evenstep.events.files import keep_lines
+from evenstep.events.series import Record
+from evenstep.events.writers.writer import Writer, run_file
+
+
+class LinesWriter(Writer):
+    """Appends lines to a file.
+
+    Args:
+        file_name: of the file in the run folder.
+        header: its first line, "" for none.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> class Values(LinesWriter):
+    ...     def lines(self, records):
+    ...         return "".join(f"{record.update} {record.value}\\n" for record in records)
+    ...     def update_of(self, line):
+    ...         return int(line.split()[0])
+    >>> with TemporaryDirectory() as folder:
+    ...     writer = Values("values.txt")
+    ...     writer.open(Path(folder), 0)
+    ...     writer.write([Record(1, "train/loss", 0.5, 32.0)])
+    ...     writer.close()
+    ...     Path(folder, "values.txt").read_text()
+    '1 0.5\\n'
+    """
+
+    def __init__(self, file_name: str, header: str = "") -> None:
+        self._file_name = file_name
+        self._header = header
+        self._path: Path | None = None
+        self._file: TextIO | None = None
+
+    @abstractmethod
+    def lines(self, records: Sequence[Record]) -> str:
+        """What is written for `records`, with the ends of lines."""
+
+    @abstractmethod
+    def update_of(self, line: str) -> int:
+        """The update that a line is about.
+
+        Raises:
+            ValueError: this writer did not write it; so for TypeError and KeyError.
+        """
+
+    @property
+    def path(self) -> Path:
+        """The file, once it was opened."""
+        assert self._path is not None, "opened before"
+        return self._path
+
+    @property
+    def target(self) -> str:
+        return f"`{self._path or self._file_name}`"
+
+    def open(self, folder: Path | None, update: int) -> None:
+        self.close()
+        self._path = path = run_file(self, folder, self._file_name)
+        if path.exists():
+            keep_lines(path, lambda line: self._checked_update_of(line) <= update)
+        self._file = path.open("a", encoding="utf-8", newline="")
+        if self._header and self._file.tell() == 0:
+            self._file.write(f"{self._header}\n")
+            self._file.flush()
+
+    def write(self, records: Sequence[Record]) -> None:
+        assert self._file is not None, "opened before"
+        self._file.write(self.lines(records))
+        self._file.flush()
+
+    def flush(self) -> None:
+        if self._file is not None:
+            self._file.flush()
+
+    def close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+    def _checked_update_of(self, line: str) -> int:
+        if self._header and line.rstrip("\n") == self._header:
+            return 0
+        try:
+            return self.update_of(line)
+        except (ValueError, KeyError, TypeError) as error:
+            raise EvenstepError(
+                f"`{self._path}` holds a line that this writer did not write: {line.strip()[:80]!r}; move the file "
+                f"away or repair it."
+            ) from error

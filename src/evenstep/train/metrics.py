@@ -1,0 +1,101 @@
+"""Metric objects of tasks: what they are given of a micro-batch, by name, and whether a run can use them.
+
+How their states are kept, taken back and reduced over ranks is told in `events.meters`. No metric is computed here;
+torchmetrics does that, or any object of its `Metric`.
+"""
+
+import inspect
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from evenstep.errors import ArgumentError, MissingExtraError, TaskError
+from evenstep.events.meters import Meters
+from evenstep.train.task import Loss, Task
+
+_TAKEN = ("loss", "no_loss")  # the engine's own metrics of a task
+_FREE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def build_meters(tasks: Mapping[str, Task], device: torch.device) -> Meters:
+    """The meters of a run's tasks, on the device; "class/f1" is metric `f1` of task `class`.
+
+    Raises:
+        MissingExtraError: torchmetrics is not installed.
+        ArgumentError: something that is no metric, or has a name that is taken.
+    """
+    metrics: dict[str, Any] = {}
+    for task_name, task in tasks.items():
+        for name, metric in task.metrics.items():
+            _check(task, name, metric)
+            metrics[f"{task_name}/{name}" if task_name else name] = metric.clone().to(device)
+    return Meters(metrics)
+
+
+def _check(task: Task, name: str, metric: Any) -> None:
+    try:
+        from torchmetrics import Metric, MetricCollection
+    except ImportError as error:
+        raise MissingExtraError("torchmetrics", "torchmetrics") from error
+    where = f"the metric `{name}` of {type(task).__name__}"
+    if isinstance(metric, MetricCollection):
+        raise ArgumentError(f"{where} is a collection; give its metrics by name, `metrics = {{**collection}}`.")
+    if not isinstance(metric, Metric):
+        raise ArgumentError(f"{where} must be a `torchmetrics.Metric`, but is a {type(metric).__name__}.")
+    if name in _TAKEN or not name.isprintable():
+        raise ArgumentError(f"{where} must have a printable name that is none of {', '.join(_TAKEN)}; rename it.")
+
+
+def check_names(task: Task, loss: Loss) -> None:
+    """Raise TaskError for a metric that would be mixed into the loss that is recorded under the same name."""
+    for name in _TAKEN:
+        if name in loss.metrics:
+            raise TaskError(
+                f"{type(task).__name__} gives a metric called `{name}`, which is what the trained loss is recorded as; "
+                f"rename it."
+            )
+
+
+def observations(task: Task, loss: Loss, microbatch: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What each metric of the task sees of a micro-batch: the arguments of its `update`, by name.
+
+    Raises:
+        TaskError: the task did not say, or left out what a metric needs.
+    """
+    observed = loss.observed
+    if observed is None and loss.sum is None:
+        return
+    if observed is None:
+        raise TaskError(
+            f"{type(task).__name__} has metrics ({', '.join(task.metrics)}), but its `loss` did not say what they see "
+            f"of micro-batch {microbatch}; return `Loss(…, observed={{…}})` with the arguments of their `update`, or "
+            f"`observed={{}}` where there is nothing to see."
+        )
+    if not observed:
+        return
+    own = {name: value for name, value in observed.items() if name in task.metrics and isinstance(value, Mapping)}
+    shared = {name: value for name, value in observed.items() if name not in own}
+    for name, metric in task.metrics.items():
+        given: Mapping[str, Any] = own.get(name, shared)
+        if not given:  # what there is is for others
+            continue
+        taken: dict[str, Any] = metric._filter_kwargs(**given)
+        _check_complete(task, name, metric, taken, given)
+        yield name, cast("dict[str, Any]", pytree.tree_map_only(Tensor, Tensor.detach, taken))
+
+
+def _check_complete(task: Task, name: str, metric: Any, taken: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    parameters = inspect.signature(metric.update).parameters.values()
+    needed = [one.name for one in parameters if one.kind not in _FREE and one.default is inspect.Parameter.empty]
+    for missing in needed:
+        if missing not in taken:
+            close = get_close_matches(missing, given, n=1)
+            advice = f"is it `{close[0]}`?" if close else f"there are {', '.join(given)}."
+            raise TaskError(
+                f"the metric `{name}` ({type(metric).__name__}) of {type(task).__name__} needs `{missing}`, which is "
+                f"not in `observed`; {advice} A metric's own arguments can be given under its name."
+            )

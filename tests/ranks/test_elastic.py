@@ -1,0 +1,227 @@
+"""Ranks that are killed are started again by a real launcher, resume by themselves, and end at the same bits."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+RECIPE = """
+import os, signal, time
+import torch
+from torch import nn
+import evenstep
+
+class Square(evenstep.Task):
+    def __init__(self, slow_s=0.0):
+        self.slow_s = slow_s
+
+    def loss(self, output, batch):
+        time.sleep(self.slow_s)
+        return ((output.squeeze(-1) - batch[1]) ** 2).sum()
+
+class KillOnce(evenstep.Hook):
+    # one rank, in the first attempt only, between the checkpoints of updates 6 and 9
+    def before_update(self, event):
+        env = os.environ
+        attempt = env.get("_EVENSTEP_ATTEMPT", "0"), env.get("TORCHELASTIC_RESTART_COUNT", "0")
+        if event.update == 8 and attempt == ("0", "0") and env.get("RANK") == env.get("KILLED_RANK", "none"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+def model():
+    return nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.1), nn.Linear(8, 1))
+
+def points():
+    generator = torch.Generator().manual_seed(0)
+    return [(torch.randn(3, generator=generator), torch.tensor(n % 3 / 2)) for n in range(40)]
+"""
+RUN = """
+name = "run"
+device = "cpu"
+threads = 1
+[model]
+target = "recipe.py:model"
+[task]
+target = "recipe.py:Square"
+[data]
+global_batch_size = 8
+micro_batch_size = 2
+num_workers = 1
+[data.train]
+target = "recipe.py:points"
+[train]
+updates = 12
+[optimizer]
+name = "AdamW"
+lr = 0.01
+[checkpoint]
+every_updates = 3
+[log]
+every_updates = 1
+[parallel]
+reduction = "ordered"
+timeout_s = 30
+[[hooks]]
+target = "recipe.py:KillOnce"
+"""
+TIMEOUT_S = 300  # for the slowest of machines; it takes 20 s
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    (tmp_path / "recipe.py").write_text(RECIPE)
+    (tmp_path / "run.toml").write_text(RUN)
+    return tmp_path
+
+
+def started(
+    recipe: Path, name: str, *settings: object, torchrun: tuple[object, ...] = (), log: str = "", **environ: str
+) -> subprocess.Popen[str]:
+    launcher = ["torch.distributed.run", *torchrun, "-m"] if torchrun else []
+    given = [*launcher, "evenstep", "train", recipe / "run.toml", "--runs", recipe / name, *settings]
+    with (recipe / f"{log or name}.txt").open("w") as said:
+        return subprocess.Popen(
+            [sys.executable, "-m", *map(str, given)],
+            env=os.environ | {"OMP_NUM_THREADS": "1"} | environ,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+
+def ended(process: subprocess.Popen[str]) -> int:
+    try:
+        return process.wait(timeout=TIMEOUT_S)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def parameters(folder: Path, updates: int = 12) -> dict[str, torch.Tensor]:
+    return safetensors.torch.load_file(folder / f"run/checkpoints/step-{updates:08d}/model.safetensors")
+
+
+def same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def logged(folder: Path) -> list[int]:
+    lines = (folder / "run/metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)["update"] for line in lines]
+
+
+def wait_for(found: Callable[[], object], process: subprocess.Popen[str], said: Path) -> None:
+    until = time.monotonic() + TIMEOUT_S
+    while not found() and time.monotonic() < until:
+        assert process.poll() is None, said.read_text()
+        time.sleep(0.02)
+
+
+def test_a_killed_rank_is_started_again_by_either_launcher_and_the_run_ends_at_the_same_bits(recipe: Path) -> None:
+    assert ended(started(recipe, "undisturbed")) == 0
+    elastic = ("--standalone", "--nproc-per-node=2", "--max-restarts=2")
+    ours = started(recipe, "ours", "--launch.ranks", 2, "--launch.max_restarts", 2, KILLED_RANK="0")
+    assert ended(ours) == 0, (recipe / "ours.txt").read_text()
+    torchs = started(recipe, "torchs", torchrun=elastic, KILLED_RANK="1")
+    assert ended(torchs) == 0, (recipe / "torchs.txt").read_text()
+    wanted = parameters(recipe / "undisturbed")
+    for name in ("ours", "torchs"):
+        said = (recipe / f"{name}.txt").read_text()
+        assert re.search(r"resuming .* from update [67] to", said), said  # 6 was saved, 7 perhaps in the emergency
+        assert same_bits(parameters(recipe / name), wanted)
+        assert logged(recipe / name) == list(range(1, 13)), "each update once"
+
+
+@pytest.mark.slow
+def test_torchrun_goes_on_with_the_node_that_is_left(recipe: Path) -> None:
+    assert ended(started(recipe, "undisturbed", "--train.updates", 60)) == 0
+    settings = ["--train.updates", 60, "--task.args.slow_s", 0.1, "--parallel.timeout_s", 10]
+    nodes = ("--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3", "--local-addr=localhost")
+    meet = ("--rdzv-backend=c10d", "--rdzv-id=even", f"--rdzv-endpoint=localhost:{free_port()}")
+    patience = ("--rdzv-conf=last_call_timeout=15,keep_alive_interval=1,keep_alive_max_attempt=3",)
+    torchrun = (*nodes, *meet, *patience)
+    stays = started(recipe, "elastic", *settings, torchrun=(*torchrun, "--node-rank=0"))
+    goes = started(recipe, "elastic", *settings, torchrun=(*torchrun, "--node-rank=1"), log="second")
+    try:
+        wait_for((recipe / "elastic/run/checkpoints/step-00000006").exists, stays, recipe / "elastic.txt")
+        for each in (goes.pid, *children_of(goes.pid)):
+            os.kill(each, signal.SIGKILL)
+        assert ended(stays) == 0, (recipe / "elastic.txt").read_text()
+    finally:
+        goes.kill()
+        goes.wait()
+    assert same_bits(parameters(recipe / "elastic", 60), parameters(recipe / "undisturbed", 60))
+
+
+def children_of(parent: int) -> list[int]:
+    done = subprocess.run(["pgrep", "-P", str(parent)], capture_output=True, text=True, check=False)
+    return [int(child) for child in done.stdout.split()]
+
+
+def test_a_launcher_that_is_killed_leaves_no_rank_behind_and_the_run_goes_on(recipe: Path) -> None:
+    slow = ["--train.updates", 40, "--task.args.slow_s", 0.05]
+    launcher = started(recipe, "killed", "--launch.ranks", 2, *slow)
+    metrics = recipe / "killed/run/metrics.jsonl"
+    wait_for(lambda: metrics.exists() and metrics.read_text(), launcher, recipe / "killed.txt")
+    ranks = children_of(launcher.pid)
+    workers = [worker for rank in ranks for worker in children_of(rank)]
+    assert len(ranks) == 2
+    assert len(workers) == 2
+    launcher.kill()
+    launcher.wait()
+    until = time.monotonic() + 120
+    while (left := [each for each in ranks + workers if runs(each)]) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not left
+    status = json.loads((recipe / "killed/run/status.json").read_text())
+    assert (status["state"], status["reason"]) == ("stopped", "SIGTERM")
+    assert ended(started(recipe, "killed", "--resume", "auto", *slow)) == 0
+    assert ended(started(recipe, "undisturbed", *slow[:2])) == 0
+    assert same_bits(parameters(recipe / "killed", 40), parameters(recipe / "undisturbed", 40))
+
+
+def runs(process: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("first_signal", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_to_launcher_ranks_and_workers_at_once_stops_the_run_saved(
+    recipe: Path, first_signal: signal.Signals
+) -> None:
+    slow = ["--train.updates", 400, "--task.args.slow_s", 0.05, "--failures.loader_retries", 0]
+    launcher = started(recipe, "all", "--launch.ranks", 2, *slow)
+    metrics = recipe / "all/run/metrics.jsonl"
+    wait_for(lambda: metrics.exists() and metrics.read_text(), launcher, recipe / "all.txt")
+    ranks = children_of(launcher.pid)
+    everybody = [launcher.pid, *ranks, *(worker for rank in ranks for worker in children_of(rank))]
+    for each in everybody:
+        os.kill(each, first_signal)
+    if first_signal is signal.SIGUSR1:  # the scheduler's warning; its SIGTERM follows
+        time.sleep(0.5)
+        for each in everybody:
+            if runs(each):
+                os.kill(each, signal.SIGTERM)
+    assert ended(launcher) == 75, (recipe / "all.txt").read_text()
+    status = json.loads((recipe / "all/run/status.json").read_text())
+    assert (status["state"], status["reason"]) == ("stopped", first_signal.name)
+    assert (recipe / "all/run/latest").read_text().strip() == f"step-{status['update']:08d}"
+    assert not [each for each in everybody if runs(each)]

@@ -1,0 +1,42 @@
+import pytest
+
+from evenstep.cli import launch as launcher
+from evenstep.cli.exits import EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    slept: list[float] = []
+    monkeypatch.setattr(launcher, "sleep", slept.append)
+    monkeypatch.setenv("_EVENSTEP_ATTEMPT", "0")  # so that it is put back
+    return slept
+
+
+def ending_with(monkeypatch: pytest.MonkeyPatch, *codes: int) -> list[str]:
+    """Let the attempts end with `codes`; gives what each was told of which it is."""
+    left, attempts = list(codes), list[str]()
+
+    def attempt(ranks: int, arguments: list[str]) -> int:
+        attempts.append(launcher.os.environ["_EVENSTEP_ATTEMPT"])
+        return left.pop(0)
+
+    monkeypatch.setattr(launcher, "_attempt", attempt)
+    return attempts
+
+
+def test_a_run_that_always_fails_is_given_up_after_growing_pauses(
+    monkeypatch: pytest.MonkeyPatch, pauses: list[float]
+) -> None:
+    attempts = ending_with(monkeypatch, *[EXIT_ERROR] * 8)
+    assert launcher.launch(2, ["train"], max_restarts=7) == EXIT_ERROR
+    assert pauses == [1, 2, 4, 8, 16, 30, 30]
+    assert attempts == list("01234567")
+
+
+@pytest.mark.parametrize("code", [EXIT_DONE, EXIT_CONFIG, EXIT_REQUEUE, EXIT_INTERRUPTED])
+def test_what_another_attempt_would_not_change_is_final(
+    monkeypatch: pytest.MonkeyPatch, pauses: list[float], code: int
+) -> None:
+    ending_with(monkeypatch, EXIT_ERROR, code)
+    assert launcher.launch(2, ["train"], max_restarts=7) == code
+    assert pauses == [1]

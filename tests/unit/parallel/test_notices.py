@@ -1,0 +1,97 @@
+"""Ranks as threads, or as this test itself, around one real store."""
+
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+from torch.distributed import PrefixStore, TCPStore
+
+from evenstep.parallel import notices
+from evenstep.parallel.notices import Notices
+
+
+@pytest.fixture
+def store() -> Iterator[TCPStore]:
+    yield TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20))
+
+
+@pytest.fixture(autouse=True)
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notices, "ANSWER_S", 0.5)
+
+
+def ranks_of(store: TCPStore, count: int) -> list[Notices]:
+    made: list[Notices] = []
+    for rank in range(count):
+        client = TCPStore("127.0.0.1", store.port, is_master=False, wait_for_workers=False)
+        made.append(Notices(PrefixStore("notices", client), rank, count, holds_store=rank == 0))
+    return made
+
+
+def soon(what: str, rank: Notices) -> None:
+    until = time.monotonic() + 10
+    while rank.heard != what and time.monotonic() < until:
+        time.sleep(0.01)
+    assert rank.heard == what
+
+
+def test_all_hear_the_first_word_whatever_they_do(store: TCPStore) -> None:
+    first, second, third = ranks_of(store, 3)
+    second.post("rank 1 failed")
+    third.post("rank 2 failed because of it")
+    for rank in (first, second, third):
+        soon("rank 1 failed", rank)
+        assert rank.failure() == "rank 1 failed"
+    for rank in (first, second, third):
+        rank.leave()
+
+
+def test_a_rank_that_failed_stays_only_until_the_others_have_heard(
+    store: TCPStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notices, "ANSWER_S", 20.0)
+    first, second = ranks_of(store, 2)
+    first.post("rank 0 failed")
+    began = time.monotonic()
+    first.leave()
+    assert time.monotonic() - began < 10
+    assert second.heard == "rank 0 failed"
+
+
+def test_who_holds_the_store_leaves_last(store: TCPStore) -> None:
+    first, second = ranks_of(store, 2)
+    began = time.monotonic()
+    first.leave()
+    assert time.monotonic() - began >= 0.5  # for the whole of its patience: the other is still there
+    second.leave()
+    third, fourth = ranks_of(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), 2)
+    fourth.leave()
+    began = time.monotonic()
+    third.leave()
+    assert time.monotonic() - began < 0.4
+
+
+def test_the_roll_tells_who_is_silent_from_who_is_late(store: TCPStore) -> None:
+    (first, second), silent = ranks_of(store, 2), 2
+    first._ranks = 3  # the third has never come
+    assert first.missing(late=False) == [silent]
+    assert first.missing(late=True) == [silent]
+    first._ranks = 2
+    assert first.missing(late=False) == []
+    assert first.missing(late=True) == [1]  # there, but it does not wait
+    second.answer()
+    assert first.missing(late=True) == []
+
+
+def test_without_the_store_nothing_waits_for_long() -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    client = TCPStore("127.0.0.1", store.port, is_master=False, wait_for_workers=False)
+    rank = Notices(PrefixStore("notices", client), 0, 2)
+    del store
+    began = time.monotonic()
+    rank.post("nobody hears this")
+    assert rank.failure() == ""
+    assert rank.missing(late=True) is None
+    rank.leave()
+    assert time.monotonic() - began < 4
