@@ -178,8 +178,11 @@ class Elastic(Group):
     def receive(self, tensor: Tensor, rank: int) -> None:
         self._now.receive(tensor, rank)
 
-    def begin_send(self, tensor: Tensor, rank: int) -> Callable[[], None]:
-        return self._now.begin_send(tensor, rank)
+    def begin_send(self, tensor: Tensor, rank: int, channel: int = 0) -> Callable[[], None]:
+        return self._now.begin_send(tensor, rank, channel)
+
+    def begin_receive(self, tensor: Tensor, rank: int, channel: int = 0) -> Callable[[], None]:
+        return self._now.begin_receive(tensor, rank, channel)
 
     def broadcast(self, tensors: Sequence[Tensor], rank: int = 0) -> None:
         self._now.broadcast(tensors, rank)
