@@ -13,7 +13,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
-from battery import CASES, Case, limited
+from battery import Case, limited
+from lost import CASES
 
 
 def outcome(case: Case) -> tuple[bool, str, float]:

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from battery import CASES, Case, limited
+from battery import Case, limited
+from lost import CASES
 
 torch.set_num_threads(1)
 PARAMETERS = [pytest.param(case, id=case.name, marks=[pytest.mark.slow] if case.slow else []) for case in CASES]

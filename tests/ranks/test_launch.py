@@ -128,3 +128,21 @@ def test_a_strategy_for_one_process_is_refused_on_several(file: Path, tmp_path: 
     code, _, err = ended(evenstep("train", file, "--runs", tmp_path / "runs", "--launch.ranks", 2, *single))
     assert code == 2, err
     assert "`parallel.strategy` is single, but 2 ranks were started" in err
+
+
+def test_a_rank_that_is_killed_does_not_stop_a_run_that_goes_on_without_it(file: Path, tmp_path: Path) -> None:
+    once = f"""
+        if os.environ.get("REPLICA_GROUP_ID") == "1" and not os.path.exists("{tmp_path}/struck"):
+            open("{tmp_path}/struck", "w").close()
+            os.kill(os.getpid(), 9)
+        return (("""
+    recipe = (tmp_path / "recipe.py").read_text()
+    (tmp_path / "recipe.py").write_text(recipe.replace("\n        return ((", once))
+    goes_on = ["--failures.lost_rank", "continue", "--launch.max_restarts", 1, "--log.every_updates", 1]
+    code, out, err = ended(evenstep("train", file, "--runs", tmp_path / "many", "--launch.ranks", 2, *goes_on))
+    assert (code, "restart     rank 1, 0 more" in out) == (0, True), (out, err)
+    assert "lost_rank at update 0: process 1 is lost: update 1 is dealt over 1 of 2." in out
+    code, out, err = ended(evenstep("train", file, "--runs", tmp_path / "one"))
+    assert code == 0, (out, err)
+    one, many = parameters(tmp_path / "one", 12), parameters(tmp_path / "many", 12)
+    assert all(torch.equal(one[name], many[name]) for name in one)

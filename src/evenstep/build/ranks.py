@@ -12,7 +12,22 @@ import torch
 from evenstep.build.tables import COMPRESSIONS
 from evenstep.config.schema import Config
 from evenstep.errors import ConfigError
-from evenstep.parallel import Ddp, Fsdp, Group, Ordered, OrderedFsdp, Processes, Single, Strategy, Zero1, place_of
+from evenstep.parallel import (
+    Ddp,
+    Elastic,
+    Fsdp,
+    Group,
+    Lighthouse,
+    Ordered,
+    OrderedFsdp,
+    Processes,
+    Seat,
+    Single,
+    Strategy,
+    Zero1,
+    place_of,
+    seat_of,
+)
 
 
 @contextmanager
@@ -23,14 +38,18 @@ def joined(config: Config) -> Generator[Group]:
         ConfigError: several ranks with a strategy for one.
         EvenstepError: the others did not come in time.
     """
-    place = place_of(os.environ)
+    place, seat = place_of(os.environ), seat_of(os.environ)
     ranks = 1 if place is None else place.ranks
+    lasts = config.failures.lost_rank == "continue" and (seat is not None or ranks > 1)
     if ranks > 1 and config.parallel.strategy == "single":
         fault = (
             f"`parallel.strategy` is single, but {ranks} ranks were started; set it to another, or start one process."
         )
         raise ConfigError([fault])
-    group = Processes(rank_device(config), timeout_s=config.parallel.timeout_s) if ranks > 1 else Group()
+    if lasts:
+        group = _elastic(config, seat)
+    else:
+        group = Processes(rank_device(config), timeout_s=config.parallel.timeout_s) if ranks > 1 else Group()
     try:
         yield group
     except BaseException as error:
@@ -38,6 +57,24 @@ def joined(config: Config) -> Generator[Group]:
         raise
     finally:
         group.close()
+
+
+def _elastic(config: Config, seat: Seat | None) -> Elastic:
+    faults: list[str] = []
+    if seat is None:
+        faults.append(
+            '`failures.lost_rank` is "continue", for which each process is started by itself, with TORCHFT_LIGHTHOUSE, '
+            "REPLICA_GROUP_ID and NUM_REPLICA_GROUPS, but these ranks were started together; use `--launch.ranks`."
+        )
+    device = rank_device(config)
+    if device.type != "cpu":
+        faults.append(
+            f'`failures.lost_rank` is "continue", which is for CPUs, but the device is {device}; set `device` to cpu, '
+            f"or let a lost rank stop the run and restart it with `launch.max_restarts`."
+        )
+    if seat is None or faults:
+        raise ConfigError(faults)
+    return Elastic(Lighthouse(seat), timeout_s=config.parallel.timeout_s)
 
 
 def rank_device(config: Config) -> torch.device:

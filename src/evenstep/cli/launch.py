@@ -16,21 +16,21 @@ from time import sleep
 
 from evenstep.cli.exits import EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
 from evenstep.cli.signals import REQUEUE
-from evenstep.parallel import place_of
+from evenstep.parallel import place_of, seat_of
 
-_ATTEMPT = "_EVENSTEP_ATTEMPT"
+ATTEMPT = "_EVENSTEP_ATTEMPT"
 _LONGEST_PAUSE_S = 30.0
 _GRACE_S = 300  # for the update and the save between a signal and the end
 
 
 def is_rank() -> bool:
     """Whether this process is a rank already, started here, by torchrun or by srun."""
-    return place_of(os.environ) is not None
+    return place_of(os.environ) is not None or seat_of(os.environ) is not None
 
 
 def is_restarted() -> bool:
     """Whether this rank was started again after a failure, by this launcher or by torchrun."""
-    return int(os.environ.get(_ATTEMPT, "0")) > 0 or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    return int(os.environ.get(ATTEMPT, "0")) > 0 or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
 def launch(ranks: int, arguments: list[str], *, max_restarts: int = 0) -> int:
@@ -46,7 +46,7 @@ def launch(ranks: int, arguments: list[str], *, max_restarts: int = 0) -> int:
     """
     final = (EXIT_DONE, EXIT_CONFIG, EXIT_REQUEUE, EXIT_INTERRUPTED)
     for attempt in range(max_restarts + 1):
-        os.environ[_ATTEMPT] = str(attempt)
+        os.environ[ATTEMPT] = str(attempt)
         code = _attempt(ranks, arguments)
         if code in final or attempt == max_restarts:
             return code
@@ -82,14 +82,14 @@ def _attempt(ranks: int, arguments: list[str]) -> int:
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         if rank and failure.exitcode not in (EXIT_REQUEUE, EXIT_INTERRUPTED):
-            print(f"evenstep: rank {rank} failed first: {_last_words(logs, rank)}", file=sys.stderr)
+            print(f"evenstep: rank {rank} failed first: {last_words(logs, rank)}", file=sys.stderr)
         return failure.exitcode if failure.exitcode > 0 else EXIT_ERROR
     except SignalException as error:
         return EXIT_INTERRUPTED if error.sigval == SIGINT else EXIT_REQUEUE if error.sigval in REQUEUE else EXIT_ERROR
     return EXIT_DONE
 
 
-def _last_words(logs: Path, rank: int) -> str:
+def last_words(logs: Path, rank: int) -> str:
     for file in sorted(logs.rglob(f"{rank}/stderr.log")):
         lines = [line for line in file.read_text(errors="replace").splitlines() if line.startswith("evenstep:")]
         if lines:

@@ -5,11 +5,13 @@ files it was started with. Only settings that leave the updates already made as 
 """
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 from evenstep.build import joined
 from evenstep.cli.folder import find_config
+from evenstep.cli.lasting import launch_lasting
 from evenstep.cli.launch import is_rank, launch
 from evenstep.cli.orphans import end_with_parent
 from evenstep.cli.slurm import submit
@@ -45,7 +47,10 @@ def run(path: str, settings: list[str]) -> int:
             return submit(slurm, again, name=opened.config.name, folder=folder.parent / f"{folder.name}-slurm")
         ranks = max(opened.config.launch.ranks, opened.config.parallel.pipeline)
         if ranks > 1 and not is_rank():
-            return launch(ranks, ["resume", path, *settings], max_restarts=opened.config.launch.max_restarts)
+            start = launch
+            if opened.config.failures.lost_rank == "continue":
+                start = partial(launch_lasting, timeout_s=opened.config.parallel.timeout_s)
+            return start(ranks, ["resume", path, *settings], max_restarts=opened.config.launch.max_restarts)
         if is_rank():
             end_with_parent()
         with joined(opened.config) as group:

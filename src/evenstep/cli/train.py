@@ -1,11 +1,13 @@
 """`evenstep train RUN.toml`: trains a run in a new folder."""
 
 import os
+from functools import partial
 from pathlib import Path
 
 from evenstep.build import joined
 from evenstep.checkpoint import complete_checkpoints
 from evenstep.cli.folder import check_free
+from evenstep.cli.lasting import launch_lasting
 from evenstep.cli.launch import is_rank, is_restarted, launch
 from evenstep.cli.orphans import end_with_parent
 from evenstep.cli.slurm import submit
@@ -28,12 +30,15 @@ def run(path: str, settings: list[str]) -> int:
             return submit(config.launch.slurm, ["train", path, *settings, *again], name=config.name, folder=logs)
         ranks = max(config.launch.ranks, config.parallel.pipeline)
         if ranks > 1 and not is_rank():
-            return launch(ranks, ["train", path, *settings], max_restarts=config.launch.max_restarts)
+            start = launch
+            if config.failures.lost_rank == "continue":
+                start = partial(launch_lasting, timeout_s=config.parallel.timeout_s)
+            return start(ranks, ["train", path, *settings], max_restarts=config.launch.max_restarts)
         if is_rank():
             end_with_parent()
         with joined(config) as group:
             source = group.first_rank_does(lambda: _source(config.resume, folder))
-            return train_in(opened, folder, source, group)
+            return train_in(opened, folder, source or "never", group)  # who has not met the first rank learns no more
 
 
 def _source(resume: str, folder: Path) -> str:

@@ -27,7 +27,7 @@ from evenstep.config.schema import (
     Train,
 )
 from evenstep.config.schema_lr import AnySchedule
-from evenstep.config.tasks import TASK_RULES, Tasks, evaluations_of, for_every_table
+from evenstep.config.tasks import TASK_RULES, Tasks, data_tables, evaluations_of, for_every_table
 
 Rule = Callable[..., Iterator[Fault]]
 
@@ -260,6 +260,29 @@ def _slurm(launch: Launch, resume: str) -> Iterator[Fault]:
         )
 
 
+def _lost_rank(
+    failures: Failures, parallel: Parallel, launch: Launch, data: Data | None, tasks: Tasks
+) -> Iterator[Fault]:
+    if failures.lost_rank == "stop":
+        return
+    auto = any(table.micro_batch_size == "auto" for table in data_tables(data, tasks).values())
+    back = "ranks may be lost while the run goes back"
+    others = [
+        ("parallel.strategy", parallel.strategy, ("fsdp", "zero1"), "each rank then holds only a part of the state"),
+        ("parallel.pipeline", parallel.pipeline > 1, (True,), "each rank then holds only a part of the model"),
+        ("launch.slurm", launch.slurm is not None, (True,), "a job ends when one of its tasks dies"),
+        ("failures.non_finite", failures.non_finite, ("rewind", "rewind_past"), back),
+        ("failures.loss_spike", failures.loss_spike, ("rewind", "rewind_past"), back),
+        ("data.micro_batch_size", auto, (True,), "the micro-batches would depend on the number of ranks"),
+    ]
+    for name, value, wrong, why in others:
+        if value in wrong:
+            yield Fault(
+                about=("failures.lost_rank", name),
+                text=f'`failures.lost_rank` is "continue", which can\'t be with this `{name}`: {why}; change one.',
+            )
+
+
 def _writers(log: Log) -> Iterator[Fault]:
     twice = {name for name in log.writers if log.writers.count(name) > 1}
     if twice:
@@ -324,5 +347,6 @@ RULES: tuple[Rule, ...] = (
     _early_stop_needs_evaluations,
     _compression,
     _slurm,
+    _lost_rank,
     _writers,
 )

@@ -240,7 +240,8 @@ class Launch(Section):
     slurm: Slurm | None = None
     """Submit the run as a job of SLURM instead of starting it here; never by default."""
     max_restarts: Natural = 0
-    """How many times all ranks are started again, from the newest checkpoint, after one of them has failed."""
+    """How many times all ranks are started again, from the newest checkpoint, after one of them has failed; with
+    `failures.lost_rank` continue, how many times one that is lost is."""
 
 
 class Failures(Section):
@@ -268,6 +269,9 @@ class Failures(Section):
     """How many samples may be left out before the run stops."""
     hook: Literal["stop", "continue"] = "stop"
     """A hook that raises: continue goes on without what it was about to do."""
+    lost_rank: Literal["stop", "continue"] = "stop"
+    """A rank of several that is lost: continue deals the update anew over those that are left, and takes the lost one
+    in again when it comes back; on CPUs, with ddp, and the extra `torchft`."""
 
 
 class Ema(Section):

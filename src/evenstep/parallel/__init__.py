@@ -2,24 +2,33 @@
 
 from evenstep.parallel.compression import Bf16, Compression, Fp16
 from evenstep.parallel.ddp import Ddp
+from evenstep.parallel.elastic import Elastic
 from evenstep.parallel.fsdp import Fsdp
 from evenstep.parallel.group import Group, Processes
+from evenstep.parallel.lighthouse import ADDRESS, COUNT, NUMBER, SILENT_S, Lighthouse, Seat, coordination, seat_of
 from evenstep.parallel.mesh import Mesh
 from evenstep.parallel.ordered import Ordered
 from evenstep.parallel.ordered_fsdp import OrderedFsdp
 from evenstep.parallel.per_stage import PerStage, of_stages
 from evenstep.parallel.place import Place, place_of
+from evenstep.parallel.replicas import bits
 from evenstep.parallel.single import Single
 from evenstep.parallel.strategy import Owned, Spoiled, States, Strategy
 from evenstep.parallel.zero1 import Zero1
 
 __all__ = [
+    "ADDRESS",
+    "COUNT",
+    "NUMBER",
+    "SILENT_S",
     "Bf16",
     "Compression",
     "Ddp",
+    "Elastic",
     "Fp16",
     "Fsdp",
     "Group",
+    "Lighthouse",
     "Mesh",
     "Ordered",
     "OrderedFsdp",
@@ -27,11 +36,15 @@ __all__ = [
     "PerStage",
     "Place",
     "Processes",
+    "Seat",
     "Single",
     "Spoiled",
     "States",
     "Strategy",
     "Zero1",
+    "bits",
+    "coordination",
     "of_stages",
     "place_of",
+    "seat_of",
 ]

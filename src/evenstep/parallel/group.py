@@ -20,12 +20,12 @@ from typing import Any, TypeVar, cast, final
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.distributed_c10d import PrefixStore
 
 from evenstep.errors import ArgumentError, EvenstepError, LostRankError
 from evenstep.parallel.flight import Entry, Flight
-from evenstep.parallel.notices import Notices
+from evenstep.parallel.notices import Notices, Unnoticed
 from evenstep.parallel.place import place_of
 from evenstep.parallel.rendezvous import meet
 
@@ -172,27 +172,48 @@ class Processes(Group):
                 "a rank among several needs RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment; start "
                 "the run with torchrun, or with `--launch.ranks`."
             )
-        self.rank, self.ranks = place.rank, place.ranks
-        self._timeout = timeout = timedelta(seconds=timeout_s)
         store = meet(place, timeout_s=timeout_s)
+        self.rank, self.ranks, self.device = place.rank, place.ranks, device
+        self._connect(store, timeout_s)
+        holds_store = self.rank == 0 and not place.store_is_served
+        self._notices = Notices(PrefixStore("notices", store), self.rank, self.ranks, holds_store=holds_store)
+        self._meeting_place = "the launcher" if place.store_is_served else "rank 0"
+
+    @classmethod
+    def met(cls, store: Store, *, rank: int, ranks: int, timeout_s: float) -> "Processes":
+        """Processes on CPUs that have found each other already, and whose losses somebody else explains.
+
+        Args:
+            store: that only these have.
+            rank, ranks: of this one, and how many there are.
+            timeout_s: see `Processes`.
+
+        Raises:
+            EvenstepError: they could not connect to each other.
+        """
+        made = cls.__new__(cls)
+        made.rank, made.ranks, made.device = rank, ranks, torch.device("cpu")
+        made._connect(store, timeout_s)
+        return made
+
+    def _connect(self, store: Store, timeout_s: float) -> None:
+        self._timeout = timeout = timedelta(seconds=timeout_s)
         try:
             dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.ranks, timeout=timeout)
         except (RuntimeError, ValueError) as error:
             raise EvenstepError(
-                f"{place} met the others, but could not connect to each of them within {timeout_s:g} s: "
-                f"{str(error).splitlines()[0]} Check that no firewall stands between them, and that gloo takes the "
-                f"right network (GLOO_SOCKET_IFNAME names it)."
+                f"rank {self.rank} of {self.ranks} met the others, but could not connect to each of them within "
+                f"{timeout_s:g} s: {str(error).splitlines()[0]} Check that no firewall stands between them, and that "
+                f"gloo takes the right network (GLOO_SOCKET_IFNAME names it)."
             ) from error
         self._parts = [self]  # with those that were split off
-        self.device = device
         self._timeout_s = timeout_s
         self._hosts = cast("dist.ProcessGroup", dist.group.WORLD)
         self._devices = self._hosts
-        if device.type == "cuda":
+        if self.device.type == "cuda":
             self._devices = cast("dist.ProcessGroup", dist.new_group(backend="nccl", timeout=timeout))
-        holds_store = self.rank == 0 and not place.store_is_served
-        self._notices = Notices(PrefixStore("notices", store), self.rank, self.ranks, holds_store=holds_store)
-        self._meeting_place = "the launcher" if place.store_is_served else "rank 0"
+        self._notices: Notices | Unnoticed = Unnoticed()
+        self._meeting_place = ""
         self._flight = Flight()
         self._process = os.getpid()
         atexit.register(self.close)  # an error that nobody catches ends the process without it

@@ -159,3 +159,24 @@ def _of(key: str, rank: int) -> str:
 
 def _read(store: Any, key: str) -> str:
     return cast("bytes", store.get(key)).decode() if store.check([key]) else ""
+
+
+@final
+class Unnoticed:
+    """No notices: where whoever is lost is told by others, and nobody should wait to find out."""
+
+    heard = ""
+
+    def post(self, message: str) -> None: ...
+
+    def failure(self) -> str:
+        """Always ""."""
+        return ""
+
+    def answer(self) -> None: ...
+
+    def missing(self, *, late: bool) -> list[int]:
+        """Nobody is looked for."""
+        return []
+
+    def leave(self) -> None: ...

@@ -90,7 +90,7 @@ def check_equal(module: nn.Module, group: Group, update: int, *, replica_ranks: 
     if group.ranks <= replica_ranks:
         return
     names = [name for name, _ in module.named_parameters()]
-    sums = torch.stack([_bits(parameter) for parameter in module.parameters()]).tolist()
+    sums = torch.stack([bits(parameter) for parameter in module.parameters()]).tolist()
     everybody = group.gather(sums)
     for name, *values in zip(names, *everybody, strict=True):
         others = [rank for rank, value in enumerate(values) if value != values[rank % replica_ranks]]
@@ -103,9 +103,13 @@ def check_equal(module: nn.Module, group: Group, update: int, *, replica_ranks: 
             )
 
 
-def _bits(parameter: Tensor) -> Tensor:
-    """A number that any changed bit changes: the sum of the values' bytes as integers, each times its place."""
-    shard: Tensor = getattr(parameter, "_local_tensor", parameter)
+def bits(tensor: Tensor) -> Tensor:
+    """A number that any changed bit changes: the sum of the values' bytes as integers, each times its place.
+
+    >>> bits(torch.tensor([0.0, 1.0])), bits(torch.tensor([1.0, 0.0]))
+    (tensor(1399), tensor(891))
+    """
+    shard: Tensor = getattr(tensor, "_local_tensor", tensor)
     data = shard.detach().contiguous().flatten().view(torch.uint8).long()
     return (data * (torch.arange(data.numel(), device=data.device) % 65521 + 1)).sum()
 

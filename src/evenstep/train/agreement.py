@@ -19,7 +19,6 @@ def check_agreement(
     loop: Loop,
     *,
     tasks: list[str],
-    updates: int | None,
     evaluations: Mapping[str, Data],
     config: Mapping[str, object],
 ) -> None:
@@ -28,7 +27,6 @@ def check_agreement(
     Args:
         loop: that will run.
         tasks: their names.
-        updates: how many are planned; None if that is not known.
         evaluations: sets of data by name.
         config: of the run.
     """
@@ -38,7 +36,8 @@ def check_agreement(
         "seed": loop.seed,
         "precision": loop.precision.name,
         "update": loop.progress.update,
-        "updates": updates,
+        "updates": loop.updates,
+        "epochs": loop.epochs,
         "tasks": tasks,
         "data": loop.data.fingerprint(),
         "evaluations": {name: data.fingerprint() for name, data in evaluations.items()},

@@ -4,9 +4,12 @@ Asking only notes the wish, so it may come from anywhere, a signal handler too. 
 done.
 """
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import final
 
+from evenstep.errors import LostRankError
 from evenstep.parallel import Group
 
 
@@ -36,10 +39,25 @@ class Asks:
         if stop:
             self.stop = next(reason for reason in group.gather(self.stop) if reason)
 
-    def take_evaluate(self) -> bool:
-        """Whether an evaluation was wanted; it no longer is."""
-        wanted, self.evaluate = self.evaluate, False
-        return wanted
+    @contextmanager
+    def evaluating(self) -> Generator[None]:
+        """An evaluation is no longer wanted, unless it breaks off because ranks have been lost or have come."""
+        self.evaluate = False
+        try:
+            yield
+        except LostRankError:
+            self.evaluate = True
+            raise
+
+    @contextmanager
+    def saving(self) -> Generator[None]:
+        """The same for a checkpoint."""
+        self.save = False
+        try:
+            yield
+        except LostRankError:
+            self.save = True
+            raise
 
     def take_save(self) -> bool:
         """Whether a checkpoint was wanted; it no longer is."""

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from evenstep.data import Data, Position
-from evenstep.errors import DataError, OutOfMemoryError, TaskError
+from evenstep.errors import DataError, LostRankError, OutOfMemoryError, TaskError
 from evenstep.events import Incident, Record
 from evenstep.memory import give_back, is_out_of_memory
 from evenstep.train.cuts import Cuts, described
@@ -78,9 +78,13 @@ class Evaluation:
         Returns:
             The metrics, "valid/loss" and so on: Σsum/Σweight over the whole set.
         """
-        prefix = f"{self._name}/"
-        with evaluating(self._model, self._way.device):
-            self._run(update, prefix)
+        prefix, mark = f"{self._name}/", self._way.storage.mark()
+        try:
+            with evaluating(self._model, self._way.device):
+                self._run(update, prefix)
+        except LostRankError:
+            self._way.storage.drop_after(mark)  # those that are left evaluate once more
+            raise
         records = self._way.storage.settle(self._execution.group.gather)
         if not any(record.name.startswith(prefix) for record in records):
             kinds = ", ".join(f"`{type(task).__name__}.weight`" for task in self._way.tasks.values())

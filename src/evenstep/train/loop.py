@@ -159,7 +159,7 @@ class Loop:
                 self._fit(batches)
             while not self._over():
                 self._epoch(batches)
-                self._act()
+                self.act()
             if self._rewinding is None:
                 self.actions.write()
 
@@ -247,7 +247,7 @@ class Loop:
                 if self.progress.update % self.log_every_updates == 0:
                     self.settle()
                     self.actions.write()
-                self._act()
+                self.act()
 
     def _end_of_data(self) -> None:
         if self.progress.position.batch == 0 and self.progress.position.epoch == 0:
@@ -289,6 +289,7 @@ class Loop:
         self.failed = None
         if self.progress.update >= number:
             self.execution.strategy.after_update(number)
+            self.update.begin()  # statistics that the ranks have averaged stay, whatever breaks off next
         self._busy_s += perf_counter() - began - (self.execution.strategy.group.waited_s - waited_s)
         self._busy_updates += 1
 
@@ -316,7 +317,7 @@ class Loop:
                 f"Correct the data, or raise `failures.max_skipped_samples`."
             )
 
-    def _act(self) -> None:
+    def act(self) -> None:
         """Evaluate, then save: what an evaluation asks for is done at the same update."""
         asks, group = self.asks, self.execution.group
         self.actions.poll()
@@ -325,11 +326,13 @@ class Loop:
         asks.agree(group)
         if asks.evaluate or asks.save:
             self.settle()
-            if asks.take_evaluate():
-                self.actions.evaluate()
-                asks.agree(group)
-            if asks.take_save():
-                self.actions.save()
+            if asks.evaluate:
+                with asks.evaluating():
+                    self.actions.evaluate()
+                    asks.agree(group)
+            if asks.save:
+                with asks.saving():
+                    self.actions.save()
 
     def settle(self) -> None:
         """Learn which dispatched updates were committed, and go back to the first that was not."""

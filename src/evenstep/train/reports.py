@@ -6,11 +6,11 @@ others, and how finely each cuts its micro-batches. It decides nothing.
 """
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from evenstep.errors import LostRankError
-from evenstep.events import Bus, Incident, IncidentFiles, Writers
+from evenstep.events import Bus, Incident, IncidentFiles, Record, Writers
 from evenstep.parallel import Group
 from evenstep.train.cuts import Cuts
 from evenstep.train.stragglers import Stragglers
@@ -62,6 +62,10 @@ class Reports:
         elif incident.rank is not None:
             self._untold.append(incident)
         self._bus.emit("on_incident", incident)
+
+    def write(self, records: Sequence[Record]) -> None:
+        """Hand metrics to the writers."""
+        self._writers.write(records)
 
     def gather(self, pairs: Any) -> list[Any]:
         """Everybody's `pairs`, by rank; all that is untold is told on the way."""

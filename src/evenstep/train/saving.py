@@ -211,6 +211,12 @@ class Saving:
         what = f"{error} Training goes on; the next save tries again." if saved.path is None else str(error)
         self.report(Incident(kind="save_failed", update=saved.update, message=what, details={}))
 
+    def settle_alone(self) -> None:
+        """End what is in flight without the other ranks, which may be gone; a failure is an incident."""
+        in_flight = None if self._saver is None else self._saver.end_alone()
+        if in_flight is not None:
+            self._ended(in_flight)
+
     def rescue(
         self,
         error: BaseException,
@@ -228,9 +234,7 @@ class Saving:
         """
         if self._saver is None or self.folder is None:
             return
-        in_flight = self._saver.end_alone()
-        if in_flight is not None:
-            self._ended(in_flight)
+        self.settle_alone()
         if not isinstance(error, Exception) or isinstance(error, CheckpointError) or update == 0:
             return  # somebody is in a hurry, the disk is the trouble, or nothing was reached
         if update > self.saved_at and state is None:

@@ -6,6 +6,7 @@ How an update goes is told in `update`, how updates follow each other in `loop`.
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, closing
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast, final
 
@@ -31,6 +32,7 @@ from evenstep.train.combine import Combine
 from evenstep.train.cuts import Cuts
 from evenstep.train.evaluations import Evaluations, named_set
 from evenstep.train.failures import FailurePolicy, Stop
+from evenstep.train.lasting import build_course
 from evenstep.train.loop import Actions, Loop
 from evenstep.train.metrics import build_meters
 from evenstep.train.passage import Way
@@ -58,8 +60,7 @@ class Trainer:
     Args:
         model: any module. It is moved to the device.
         task: what a batch means; several by name, as a mapping.
-        optimizer: of the model's parameters, any of torch.optim but LBFGS. With `fused=True` the gradient is scaled
-            and clipped inside its kernel, and an accelerator never waits for a verdict.
+        optimizer: of the model's parameters, any of torch.optim but LBFGS; `fused=True` scales and clips in its kernel.
         data: gives the global batches.
         updates: how many updates to commit; give this or `epochs`.
         epochs: how many epochs of the data to take.
@@ -76,22 +77,19 @@ class Trainer:
         folder: of the run, for checkpoints and writers; None keeps nothing.
         log_every_updates: how often metrics are handed to the writers.
         on_non_finite: what to do about gradients that are inf or NaN; stops by default.
-        on_out_of_memory: what to do about a micro-batch that does not fit: cut it in two and try again, by default,
-            or stop.
+        on_out_of_memory: what to do about a micro-batch that does not fit: cut it and try again by default, or stop.
         loss_spikes: looks for losses far above those before, and says what to do about them; None does not look.
         on_hook_error: what to do about a hook that raises and does not say so itself (`Hook.failure_policy`).
         max_skipped_samples: how many samples that can't be read may be left out (see `MapData`) before it stops.
         fit_memory: whether to find out at the start, by trying, how finely micro-batches must be cut to fit.
         keep_checkpoints: how many of the newest to keep; None keeps all, 0 writes none.
         keep_every_updates: also keep the checkpoints of every so many updates.
-        asynchronous_saves: whether training waits only until the state is copied, and the copy is written meanwhile;
-            it takes as much memory again as the state.
-        settle_every_updates: how many updates an accelerator may run ahead of the host's knowledge whether they were
+        asynchronous_saves: whether training waits only until the state is copied, into as much memory again.
+        settle_every_updates: how many updates an accelerator may run ahead of the host's knowledge of what was
             committed; `log_every_updates` by default. A CPU, an optimizer that is not fused, or a stream: always 1.
         coefficients: how much each task counts: numbers by name, or what changes or learns them; 1 by default.
         combine: what is made of the tasks' separate gradients; by default they are accumulated into one.
-        norm_statistics: whose running statistics normalisation layers keep: "shared" by all tasks, "per-task", or
-            "frozen".
+        norm_statistics: whose running statistics normalisation layers keep: "shared", "per-task", or "frozen".
         channels_last: whether model and images are in channels-last order.
         config: anything to be kept with checkpoints, such as the resolved configuration.
 
@@ -207,6 +205,10 @@ class Trainer:
         self._state = build_run_state(
             self._loop, optimizer, names, ema, self._evaluations, cuts, self._reports, self._config
         )
+        self._agree = partial(
+            check_agreement, self._loop, tasks=list(tasks.by_name), evaluations=self.evaluations, config=self._config
+        )
+        self._course = build_course(self._group, self._state, self._saving, self._reports, agree=self._agree)
 
     def _build_saving(self, keep: int | None, keep_every_updates: int | None, *, asynchronous: bool) -> Saving:
         return Saving(
@@ -311,16 +313,16 @@ class Trainer:
 
     def _train(self) -> Result:
         reason = ""
-        check_agreement(
-            self._loop,
-            tasks=list(self._way.tasks),
-            updates=self.updates,
-            evaluations=self.evaluations,
-            config=self._config,
-        )
+        self._agree()
         if not self.model.training:
             self.model.train()
         self._norms.prepare()
+
+        def work() -> None:
+            nonlocal reason
+            self._loop.run()
+            reason = self._loop.why_over()
+            self._finish()
 
         def end(error: BaseException | None) -> TrainEnd:
             done = not self._loop.asks.stop
@@ -340,9 +342,7 @@ class Trainer:
                 try:
                     if self._can_rewind and self._saving.saved_at < 0:
                         self.save()  # something to go back to
-                    self._loop.run()
-                    reason = self._loop.why_over()
-                    self._finish()
+                    self._course.through(work)
                     self._writers.event("train_end", end(None))
                 except BaseException as raised:
                     error = self._group.explained(raised)

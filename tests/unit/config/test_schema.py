@@ -67,8 +67,8 @@ PUBLIC_KEYS = {
         *("ranks_per_node", "timeout_minutes"),
     ],
     "Failures": [
-        *("hook", "loader", "loader_retries", "loss_spike", "max_rewinds", "max_skipped_samples", "non_finite"),
-        *("out_of_memory", "spike_threshold", "spike_window_updates"),
+        *("hook", "loader", "loader_retries", "loss_spike", "lost_rank", "max_rewinds", "max_skipped_samples"),
+        *("non_finite", "out_of_memory", "spike_threshold", "spike_window_updates"),
     ],
     "Parallel": [
         *("compression", "gather_dtype", "offload", "pipeline", "pipeline_schedule", "reduction", "relay_skips"),

@@ -1,6 +1,7 @@
 """Predictions: the same bits in the order of the data, whoever ran the model."""
 
 from collections.abc import Callable
+from time import monotonic, sleep
 from typing import Any
 from weakref import finalize
 
@@ -257,7 +258,10 @@ def test_an_error_of_one_rank_is_told_to_the_others(on_ranks: OnRanks) -> None:
             mesh = Mesh.of(group, pipeline=2)
             trainer(Staged(layers(), mesh=mesh), Single(mesh.data), task=Fails()).predict(data(), collect=False)
             raise EvenstepError("done")
-        return [str(raised.value), group.abort_reason()]
+        until = monotonic() + 20
+        while not (reason := group.abort_reason()) and monotonic() < until:  # word comes by another thread
+            sleep(0.01)
+        return [str(raised.value), reason]
 
     said = on_ranks(2, act)
     assert said[1][0] == "no such thing"

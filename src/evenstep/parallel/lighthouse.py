@@ -1,0 +1,173 @@
+"""Who is there, as torchft's lighthouse tells: each process asks for the next update, and all that ask get one answer.
+
+The lighthouse answers when everybody who is alive has asked, or when those that have not were silent for too long. So
+an answer is a list that all who stand in it have as well, and whatever is decided from it is decided alike. Processes
+are alive as long as they send heartbeats, which they do from the first question on. It forms no group.
+"""
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib import import_module
+from importlib.util import find_spec
+from threading import Event, Thread
+from time import monotonic
+from typing import Any, final
+
+from evenstep.errors import ArgumentError, LostRankError, MissingExtraError
+from evenstep.parallel.place import this_process
+
+ADDRESS, NUMBER, COUNT = "TORCHFT_LIGHTHOUSE", "REPLICA_GROUP_ID", "NUM_REPLICA_GROUPS"
+HEARTBEAT_S = 0.1
+SILENT_S = 2.0  # a process that has sent no heartbeat for so long is lost
+_ANSWER_S = 5.0
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """Where a process stands among those of a run that may be lost and come back.
+
+    Args:
+        number: its own, which it keeps when it comes back.
+        count: how many were started.
+        lighthouse: where to ask.
+    """
+
+    number: int
+    count: int
+    lighthouse: str
+
+
+def seat_of(environ: Mapping[str, str]) -> Seat | None:
+    """The seat that the environment gives to this process, in torchft's own names; None where it gives none.
+
+    Raises:
+        ArgumentError: the variables are incomplete, no numbers, or do not fit each other.
+
+    >>> seat_of({"TORCHFT_LIGHTHOUSE": "http://a:29510", "REPLICA_GROUP_ID": "1", "NUM_REPLICA_GROUPS": "3"})
+    Seat(number=1, count=3, lighthouse='http://a:29510')
+    >>> seat_of({}) is None
+    True
+    """
+    if ADDRESS not in environ or NUMBER not in environ:
+        return None
+    texts = [environ.get(name, "") for name in (NUMBER, COUNT)]
+    if not all(text.isdecimal() for text in texts) or int(texts[0]) >= int(texts[1]):
+        raise ArgumentError(
+            f"beside {ADDRESS} a process needs {COUNT}, how many are started, and {NUMBER}, its own number from 0 on, "
+            f"but they are {texts[1] or 'not set'} and {texts[0] or 'not set'}; set both, or start the run with "
+            f"`--launch.ranks`, which does."
+        )
+    return Seat(number=int(texts[0]), count=int(texts[1]), lighthouse=environ[ADDRESS])
+
+
+def coordination() -> Any:
+    """torchft's module of that name; its servers write a line per question, so they are told to warn only.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    if find_spec("torchft") is None:
+        raise MissingExtraError("torchft", "torchft")
+    os.environ.setdefault("RUST_LOG", "warn")  # read once, when it is imported
+    return import_module("torchft.coordination")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One process that has asked.
+
+    Args:
+        number: its seat's.
+        name: no other process has it, not even one that takes the same seat later.
+        update: how many it has committed.
+        tries: how many groups it has been in, or tried to be.
+        patient: whether it would rather wait for those that have not come.
+        store: where the first of a group lets the others find each other.
+    """
+
+    number: int
+    name: str
+    update: int
+    tries: int
+    patient: bool
+    store: str
+
+
+@final
+class Lighthouse:
+    """One process's access to the lighthouse; alive from the first question until `close`.
+
+    Args:
+        seat: of this process.
+
+    Raises:
+        MissingExtraError: torchft is not installed.
+        LostRankError: nobody answers at the address.
+    """
+
+    def __init__(self, seat: Seat) -> None:
+        self.seat = seat
+        self.name = f"{seat.number:06d}:{this_process()}:{monotonic()}"
+        try:
+            self._client = coordination().LighthouseClient(
+                seat.lighthouse, connect_timeout=timedelta(seconds=_ANSWER_S)
+            )
+        except (RuntimeError, ValueError, TimeoutError) as error:
+            raise self._silent(error) from error
+        self._ended = Event()
+        self._beating: Thread | None = None
+
+    def ask(self, *, update: int, tries: int, patient: bool, store: str, timeout_s: float) -> list[Member]:
+        """Those who ask as well, by number; see `Member`.
+
+        Args:
+            update, tries, patient, store: of this process.
+            timeout_s: the longest wait for those who are alive and have not asked.
+
+        Raises:
+            LostRankError: no answer came.
+        """
+        if self._beating is None:
+            self._beating = Thread(target=self._beat, name="evenstep-heartbeat", daemon=True)
+            self._beating.start()
+        said = {"number": self.seat.number, "tries": tries, "patient": patient}
+        try:
+            answer = self._client.quorum(
+                replica_id=self.name,
+                timeout=timedelta(seconds=timeout_s),
+                address=socket.gethostname(),
+                store_address=store,
+                step=update,
+                world_size=1,
+                shrink_only=False,
+                data=said,
+            )
+        except (RuntimeError, ValueError, TimeoutError) as error:
+            raise self._silent(error) from error
+        members = [
+            Member(name=one.replica_id, update=one.step, store=one.store_address, **one.data)
+            for one in answer.participants
+        ]
+        return sorted(members, key=lambda one: (one.number, one.name))
+
+    def close(self) -> None:
+        """Be silent from now on."""
+        self._ended.set()
+
+    def _beat(self) -> None:
+        while not self._ended.wait(HEARTBEAT_S):
+            try:
+                self._client.heartbeat(self.name)
+            except (RuntimeError, ValueError, TimeoutError):  # the next question says that nobody answers
+                self._ended.wait(1.0)
+
+    def _silent(self, error: Exception) -> LostRankError:
+        return LostRankError(
+            f"the lighthouse at {self.seat.lighthouse}, which tells who is there, gives no answer: "
+            f"{str(error).splitlines()[0]} It runs in the launcher, or where `torchft_lighthouse` was started."
+        )

@@ -1,0 +1,216 @@
+"""Training that goes on when processes are lost, and when they come back.
+
+    join         the processes that are there form a group; each has a new rank
+    heal         who holds something else takes the state of the one that has committed most
+    work         as ever, from the last committed update on
+    give up      whatever a lost process, or one that has come, has interrupted
+
+An interrupted update leaves no trace, and its global batch is dealt anew over those that are left, with the numbers of
+its micro-batches; so it is the same update. Which processes are there is the group's to find out. Where no process may
+be lost, the work is simply done.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast, final
+
+import torch
+from torch import Tensor
+
+from evenstep.errors import ArgumentError, EvenstepError, LostRankError
+from evenstep.events import Incident, Json
+from evenstep.parallel import Elastic, Group, bits
+from evenstep.train.reports import Reports
+from evenstep.train.run_state import RunState
+from evenstep.train.saving import Saving
+from evenstep.train.state import unwrapped
+
+
+class Course(ABC):
+    """How the work of a run is done."""
+
+    @abstractmethod
+    def through(self, work: Callable[[], None]) -> None:
+        """Do `work`."""
+
+
+@final
+class Straight(Course):
+    """The work is done once, and what it raises ends the run."""
+
+    def through(self, work: Callable[[], None]) -> None:
+        work()
+
+
+class _Hole(NamedTuple):
+    """The place of a tensor in a tree."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class Lasting(Course):
+    """The work is taken up again whenever the group has changed.
+
+    Args:
+        group: that changes.
+        state: of the run.
+        saving: of the run.
+        agree: raises unless all that are there train the same.
+        reports: of this process.
+    """
+
+    group: Elastic
+    state: RunState
+    saving: Saving
+    agree: Callable[[], None]
+    reports: Reports
+    _is_whole: bool = True
+    _before: dict[str, int] = field(default_factory=dict[str, int])
+    _done: bool = False
+
+    def through(self, work: Callable[[], None]) -> None:
+        self._done = False
+        while True:
+            try:
+                self.group.join(self._update)
+            except LostRankError:
+                if self._done:
+                    return  # so are the others, who have left: they knew it a moment earlier
+                raise
+            try:
+                self._heal()
+                work()
+                self._done = True
+                self.group.gather("done")  # somebody may need the last update again
+            except LostRankError:
+                self._give_up()
+            else:
+                return
+
+    @property
+    def _update(self) -> int:
+        return self.state.loop.progress.update if self._is_whole else -1
+
+    def _give_up(self) -> None:
+        loop = self.state.loop
+        self._is_whole = self._is_whole and loop.update.is_whole
+        loop.abandon()
+        self.saving.settle_alone()
+
+    def _heal(self) -> None:
+        """Make all the same: who does not hold what the one with the most updates holds takes its state."""
+        loop, group = self.state.loop, self.group
+        holds = unwrapped(loop.model).state_dict().values()
+        mine = (self._update, [int(bits(one)) for one in holds if isinstance(one, Tensor)])
+        told = group.gather((mine, self._before))
+        everybody = [theirs for theirs, _ in told]
+        source = max(range(group.ranks), key=lambda rank: (everybody[rank][0], -rank))
+        most, _ = everybody[source]
+        if most < 0:
+            raise EvenstepError("no process that is left holds the state of an update; go on from the last checkpoint.")
+        if any(theirs != everybody[source] for theirs in everybody):
+            state = shared(group, self.state.state_dict(whole=True) if group.rank == source else None, source)
+            if mine != everybody[source]:
+                self._take(state)
+        self._same_ends()
+        self.agree()
+        self._tell(told[source][1], most)
+        if most:
+            loop.act()  # what was wanted at that update may not have been done
+
+    def _take(self, state: Any) -> None:
+        loop, before = self.state.loop, max(self._update, 0)
+        self.state.load_state_dict(state)
+        loop.update.begin()
+        loop.update.is_whole = self._is_whole = True
+        # the others' history holds what this process would have written, had it been there
+        history = [record for name in loop.storage.names() for record in loop.storage.history(name)]
+        self.reports.write(sorted((one for one in history if one.update > before), key=lambda one: one.update))
+
+    def _same_ends(self) -> None:
+        """Agree on what was evaluated, and on what the first process has saved."""
+        ends = self.group.gather((self.state.evaluations.all_at, self.saving.saved_at))
+        self.state.evaluations.all_at = min(evaluated for evaluated, _ in ends)
+        self.saving.saved_at = ends[0][1]
+
+    def _tell(self, before: dict[str, int], update: int) -> None:
+        now = self._before = dict(self.group.members)
+        lost = sorted(number for name, number in before.items() if name not in now)
+        came = sorted(number for name, number in now.items() if before and name not in before)
+        if not lost and not came:
+            return
+        what = [f"{_processes(lost)} lost"] if lost else []
+        what += [f"{_processes(came)} there, with the state of the others"] if came else []
+        message = f"{' and '.join(what)}: update {update + 1} is dealt over {len(now)} of {self.group.count}."
+        details: dict[str, Json] = {"lost": [*lost], "came": [*came], "processes": [*sorted(now.values())]}
+        self.reports.report(
+            Incident(kind="lost_rank" if lost else "rank_came", update=update, message=message, details=details)
+        )
+
+
+def build_course(
+    group: Group, state: RunState, saving: Saving, reports: Reports, *, agree: Callable[[], None]
+) -> Course:
+    """The course of a run of this group.
+
+    Raises:
+        ArgumentError: the group may lose ranks, but they share a model, or the data can't be dealt anew.
+    """
+    if not isinstance(group, Elastic):
+        return Straight()
+    loop = state.loop
+    if not loop.execution.strategy.holds_all:
+        raise ArgumentError("ranks that may be lost must each hold the whole state; use `Ddp` or `Ordered`.")
+    if loop.data.num_batches(0, seed=loop.seed) is None:
+        raise ArgumentError(
+            "the data of ranks that may be lost must be dealt anew over those that are left, which a stream can't; "
+            "give a dataset with a length, or let a lost rank stop the run."
+        )
+    return Lasting(group=group, state=state, saving=saving, agree=agree, reports=reports)
+
+
+def shared(group: Group, tree: Any, source: int) -> Any:
+    """The tree of `source`, on every rank: its tensors go one by one.
+
+    >>> shared(Group(), {"a": [torch.ones(2), "b"]}, 0)
+    {'a': [tensor([1., 1.]), 'b']}
+    """
+    tensors: list[Tensor] = []
+
+    def emptied(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            tensors.append(value.detach())
+            return _Hole(value.shape, value.dtype)
+        return _mapped(value, emptied)
+
+    def filled(value: Any) -> Any:
+        if not isinstance(value, _Hole):
+            return _mapped(value, filled)
+        whole = next(own) if group.rank == source else torch.empty(value.shape, dtype=value.dtype)
+        flat = whole.contiguous().reshape(-1)
+        if flat.numel():
+            group.broadcast([flat.view(torch.uint8)], source)
+        return flat.view(value.shape)
+
+    skeleton = emptied(tree)
+    own = iter(tensors)
+    return filled(group.gather(skeleton)[source])
+
+
+def _mapped(value: Any, act: Callable[[Any], Any]) -> Any:
+    if isinstance(value, dict):
+        return {key: act(one) for key, one in cast("dict[Any, Any]", value).items()}
+    if isinstance(value, list):
+        return [act(one) for one in cast("list[Any]", value)]
+    if type(value) is tuple:
+        return tuple(act(one) for one in cast("tuple[Any, ...]", value))
+    return value
+
+
+def _processes(numbers: list[int]) -> str:
+    names = ", ".join(map(str, numbers))
+    return f"process {names} is" if len(numbers) == 1 else f"processes {names} are"

@@ -1,0 +1,84 @@
+"""Faults of runs that go on when a process is lost: who is hit, where, and how; all end at the undisturbed bits."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from battery import CASES, case
+
+__all__ = ["CASES", "ran"]
+
+SCRIPT = Path(__file__).with_name("lasting.py")
+UPDATES = 20
+
+
+def ran(**what: Any) -> list[dict[str, Any]]:
+    """What each process that came to an end has said, by number."""
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [sys.executable, str(SCRIPT), folder, json.dumps({"updates": UPDATES, **what})],
+            capture_output=True,
+            text=True,
+            timeout=230,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert said, done.stderr
+    return sorted(said, key=lambda one: one["number"])
+
+
+@cache
+def undisturbed() -> str:
+    return ran(count=1)[0]["sha256"]
+
+
+def all_end_well(said: list[dict[str, Any]], numbers: list[int]) -> None:
+    assert [one["number"] for one in said] == numbers, said
+    for one in said:
+        assert (one["error"], one["update"], one["sha256"]) == ("", UPDATES, undisturbed()), said
+
+
+def killed(number: int, update: int, place: str) -> None:
+    said = ran(count=3, hits=[[number, update, place, "SIGKILL"]])
+    all_end_well(said, [0, 1, 2])
+    others = [str(one["heard"]) for one in said if one["number"] != number]
+    assert all(f"process {number} is lost" in heard for heard in others), said
+    assert all(f"process {number} is there, with the state of the others" in heard for heard in others), said
+
+
+@case("process 1 of 3 is killed in a loss; the others go on, it comes back; ordered", slow=True)
+def _() -> None:
+    killed(1, 5, "loss")
+
+
+@case("process 0 of 3 is killed in a loss; the others wait, it comes back; ordered", slow=True)
+def _() -> None:
+    killed(0, 5, "loss")
+
+
+@case("process 2 of 3 is killed in an evaluation; the others go on, it comes back; ordered", slow=True)
+def _() -> None:
+    killed(2, 8, "evaluate")
+
+
+@case("process 2 of 3 is killed when an update that is saved has ended; it comes back; ordered", slow=True)
+def _() -> None:
+    killed(2, 6, "end")
+
+
+@case("process 2 of 3 is frozen in a loss, and goes on when the others have; ordered", slow=True)
+def _() -> None:
+    said = ran(count=3, timeout_s=6, hits=[[2, 5, "loss", "SIGSTOP"]])
+    all_end_well(said, [0, 1, 2])
+
+
+@case("process 1 of 3 raises in a loss; the others go on without it; ordered", slow=True)
+def _() -> None:
+    said = ran(count=3, hits=[[1, 5, "loss", "raise"]])
+    assert "a bug of the user's" in said[1]["error"], said
+    all_end_well([said[0], said[2]], [0, 2])

@@ -1,0 +1,130 @@
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evenstep.errors import ArgumentError, LostRankError, MissingExtraError
+from evenstep.parallel import Elastic, Seat, coordination, seat_of
+from evenstep.parallel.elastic import Alone, Regroup, _enough, _identity
+from evenstep.parallel.lighthouse import Member
+
+ENVIRON = {"TORCHFT_LIGHTHOUSE": "http://a:1", "REPLICA_GROUP_ID": "0", "NUM_REPLICA_GROUPS": "2"}
+
+
+def member(number: int, *, tries: int = 0, patient: bool = False, name: str = "") -> Member:
+    return Member(number=number, name=name or f"{number}", update=0, tries=tries, patient=patient, store="localhost:1")
+
+
+class Answers:
+    """A lighthouse that gives these answers, one after the other, then the last one for ever."""
+
+    def __init__(self, *answers: list[Member], number: int = 0, count: int = 2) -> None:
+        self.seat = Seat(number=number, count=count, lighthouse="http://localhost:1")
+        self.name = f"{number}"
+        self.answers = list(answers)
+        self.asked: list[dict[str, Any]] = []
+
+    def ask(self, **said: Any) -> list[Member]:
+        self.asked.append(said)
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+    def close(self) -> None: ...
+
+
+def test_an_environment_without_a_lighthouse_or_a_number_gives_no_seat() -> None:
+    assert seat_of({}) is None
+    assert seat_of({"TORCHFT_LIGHTHOUSE": "http://a:1"}) is None
+
+
+@pytest.mark.parametrize("wrong", [{"REPLICA_GROUP_ID": "2"}, {"REPLICA_GROUP_ID": "x"}, {"NUM_REPLICA_GROUPS": ""}])
+def test_a_seat_that_cannot_be_is_refused(wrong: dict[str, str]) -> None:
+    with pytest.raises(ArgumentError, match="NUM_REPLICA_GROUPS, how many are started"):
+        seat_of(ENVIRON | wrong)
+
+
+def test_without_torchft_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evenstep.parallel.lighthouse.find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"evenstep\[torchft\]"):
+        coordination()
+
+
+@pytest.mark.parametrize(
+    ("members", "enough"),
+    [
+        ([member(0, patient=True), member(1, patient=True)], True),
+        ([member(0, patient=True)], False),  # the other may still come
+        ([member(0)], True),  # it has been waited for, or has been there before
+        ([member(1)], False),  # who keeps the folder is not there
+        ([member(0), member(1, name="old"), member(1, name="new")], False),
+    ],
+)
+def test_a_group_is_formed_of_all_or_of_those_that_do_not_wait_but_never_without_the_first(
+    members: list[Member], enough: bool
+) -> None:
+    assert _enough(members, 2) is enough
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=4, unique=True), st.integers(0, 3))
+def test_a_member_that_has_tried_again_makes_another_group(numbers: list[int], again: int) -> None:
+    before = [member(number) for number in numbers]
+    after = [member(number, tries=int(place == again)) for place, number in enumerate(numbers)]
+    assert (_identity(before) == _identity(after)) is (again >= len(numbers))
+
+
+def test_before_it_has_joined_a_process_hears_itself_from_all() -> None:
+    alone = Alone(1, 3)
+    assert alone.gather(5) == [5, 5, 5]
+    assert alone.first_rank_does(lambda: pytest.fail("that is for the first")) is None
+
+
+def test_a_process_joins_and_sees_when_others_have_come() -> None:
+    both = [member(0), member(1)]
+    lighthouse: Any = Answers([member(0)], [member(0)], both)
+    group = Elastic(lighthouse, timeout_s=5)
+    try:
+        group.join(0)
+        assert (group.rank, group.ranks, group.members) == (0, 1, {"0": 0})
+        total = torch.ones(2)
+        group.sum(total)()
+        assert group.gather("a") == ["a"] and total.tolist() == [1.0, 1.0]
+        group.at(1)
+        with pytest.raises(Regroup):
+            group.at(2)
+        assert [asked["tries"] for asked in lighthouse.asked] == [0, 0, 0]
+        assert [asked["update"] for asked in lighthouse.asked] == [0, 0, 1]
+    finally:
+        group.close()
+
+
+def test_a_process_that_was_interrupted_asks_as_one_that_tries_again() -> None:
+    lighthouse: Any = Answers([member(0)])
+    group = Elastic(lighthouse, timeout_s=5)
+    try:
+        group.join(0)
+        group.join(3)
+        assert [(asked["tries"], asked["update"]) for asked in lighthouse.asked] == [(0, 0), (1, 3)]
+    finally:
+        group.close()
+
+
+def test_without_the_first_process_the_others_give_up_after_the_timeout() -> None:
+    lighthouse: Any = Answers([member(1)], number=1)
+    group = Elastic(lighthouse, timeout_s=0.2)
+    with pytest.raises(LostRankError, match="process 0, which keeps the run folder, did not come within"):
+        group.join(4)
+
+
+def test_ranks_that_may_be_lost_share_no_model() -> None:
+    lighthouse: Any = Answers([member(1)], number=1)
+    group = Elastic(lighthouse, timeout_s=0.2)
+    with pytest.raises(ArgumentError, match="must each hold the whole model"):
+        group.mesh(2)
+    with pytest.raises(ArgumentError, match="must each hold the whole model"):
+        group.split([[0], [1]])
+
+
+def test_what_is_summed_before_the_others_were_met_would_be_wrong() -> None:
+    with pytest.raises(ArgumentError, match="call `train` first"):
+        Alone(0, 2).sum_floats([1.0])

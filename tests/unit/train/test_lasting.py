@@ -1,0 +1,113 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import evenstep
+from evenstep.errors import ArgumentError, LostRankError
+from evenstep.parallel import Ddp, Elastic, Group, Ordered, Seat, Strategy, Zero1
+from evenstep.train.asks import Asks
+from evenstep.train.lasting import shared
+
+TREE: dict[str, Any] = {
+    "float": torch.tensor([1.5, -0.0, float("nan")]),
+    "half": [torch.ones(2, 3, dtype=torch.bfloat16), {"step": torch.tensor(7.0)}],
+    "bool": (torch.tensor([True, False]), None, "text"),
+    "empty": torch.empty(0, 4, dtype=torch.int64),
+    "across": torch.arange(6.0).view(2, 3).T,
+}
+
+
+class Square(evenstep.Task):
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        return ((output - batch[1]) ** 2).sum()
+
+
+class Lonely:
+    """A lighthouse that sees one of two."""
+
+    name = "0"
+
+    def __init__(self) -> None:
+        self.seat = Seat(number=0, count=2, lighthouse="http://localhost:1")
+
+    def close(self) -> None: ...
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor):
+        return one.dtype == other.dtype and torch.equal(one.nan_to_num(9), other.nan_to_num(9))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+def test_a_tree_of_one_rank_is_on_all(on_ranks: Callable[..., Any]) -> None:
+    got = on_ranks(3, lambda group: shared(group, TREE if group.rank == 1 else None, 1))
+    assert all(same(TREE, one) for one in got)
+
+
+def test_what_broke_off_because_a_rank_was_lost_is_still_wanted() -> None:
+    asks = Asks(save=True, evaluate=True)
+    with pytest.raises(LostRankError), asks.evaluating():
+        raise LostRankError("gone")
+    with pytest.raises(ValueError, match="else"), asks.saving():
+        raise ValueError("something else")
+    assert (asks.evaluate, asks.save) == (True, False)
+
+
+def trainer(strategy: Callable[[Group], Strategy], data: Any) -> evenstep.Trainer:
+    model = nn.Linear(1, 1)
+    lighthouse: Any = Lonely()
+    return evenstep.Trainer(
+        model=model,
+        task=Square(),
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data=data,
+        updates=1,
+        device="cpu",
+        strategy=strategy(Elastic(lighthouse, timeout_s=1)),
+    )
+
+
+def test_a_stream_cannot_be_dealt_anew() -> None:
+    with pytest.raises(ArgumentError, match="which a stream can't"):
+        trainer(Ordered, evenstep.StreamData(range(4), global_batch_size=2))
+
+
+def test_ranks_that_hold_parts_of_the_state_cannot_be_lost() -> None:
+    data = evenstep.MapData([(torch.ones(1), torch.ones(1))], global_batch_size=1)
+    with pytest.raises(ArgumentError, match="must each hold the whole state"):
+        trainer(lambda group: Zero1(Ddp(group)), data)
+    assert trainer(Ddp, data).is_first_rank
+
+
+def test_a_run_file_whose_ranks_were_started_together_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from evenstep.build import joined
+    from evenstep.config.schema import Config
+    from evenstep.errors import ConfigError
+
+    target = {"target": "a.py:b"}
+    config = Config.model_validate(
+        {
+            "name": "run",
+            "model": target,
+            "task": target,
+            "device": "cpu",
+            "data": {"train": target, "global_batch_size": 2},
+            "train": {"updates": 1},
+            "optimizer": {"name": "SGD", "lr": 0.1},
+            "failures": {"lost_rank": "continue"},
+        }
+    )
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29999"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="for which each process is started by itself"), joined(config):
+        pass
