@@ -24,7 +24,7 @@ from evenstep.parallel import Ddp, Elastic, Group, Lighthouse, Ordered, Seat, co
 
 LIMIT_S = 200
 STRATEGIES = {"ordered": Ordered, "ddp": Ddp}
-FOLDER, WHAT = Path(sys.argv[1]), json.loads(sys.argv[2])
+FOLDER, WHAT = (Path(sys.argv[1]), json.loads(sys.argv[2])) if __name__ == "__main__" else (Path(), {})
 
 
 class Square(evenstep.Task):

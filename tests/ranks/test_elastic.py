@@ -14,20 +14,10 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+from squares import write_run
 
-RECIPE = """
-import os, signal, time
-import torch
-from torch import nn
-import evenstep
-
-class Square(evenstep.Task):
-    def __init__(self, slow_s=0.0):
-        self.slow_s = slow_s
-
-    def loss(self, output, batch):
-        time.sleep(self.slow_s)
-        return ((output.squeeze(-1) - batch[1]) ** 2).sum()
+KILL_ONCE = """
+import signal
 
 class KillOnce(evenstep.Hook):
     # one rank, in the first attempt only, between the checkpoints of updates 6 and 9
@@ -36,40 +26,12 @@ class KillOnce(evenstep.Hook):
         attempt = env.get("_EVENSTEP_ATTEMPT", "0"), env.get("TORCHELASTIC_RESTART_COUNT", "0")
         if event.update == 8 and attempt == ("0", "0") and env.get("RANK") == env.get("KILLED_RANK", "none"):
             os.kill(os.getpid(), signal.SIGKILL)
-
-def model():
-    return nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.1), nn.Linear(8, 1))
-
-def points():
-    generator = torch.Generator().manual_seed(0)
-    return [(torch.randn(3, generator=generator), torch.tensor(n % 3 / 2)) for n in range(40)]
 """
-RUN = """
-name = "run"
-device = "cpu"
-threads = 1
-[model]
-target = "recipe.py:model"
-[task]
-target = "recipe.py:Square"
-[data]
-global_batch_size = 8
-micro_batch_size = 2
-num_workers = 1
-[data.train]
-target = "recipe.py:points"
-[train]
-updates = 12
-[optimizer]
-name = "AdamW"
-lr = 0.01
-[checkpoint]
-every_updates = 3
-[log]
-every_updates = 1
-[parallel]
-reduction = "ordered"
-timeout_s = 30
+MORE = """
+data.num_workers = 1
+checkpoint.every_updates = 3
+log.every_updates = 1
+parallel.timeout_s = 30
 [[hooks]]
 target = "recipe.py:KillOnce"
 """
@@ -78,8 +40,7 @@ TIMEOUT_S = 300  # for the slowest of machines; it takes 20 s
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
-    (tmp_path / "recipe.py").write_text(RECIPE)
-    (tmp_path / "run.toml").write_text(RUN)
+    write_run(tmp_path, updates=12, more=MORE, recipe=KILL_ONCE)
     return tmp_path
 
 

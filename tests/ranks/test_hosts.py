@@ -17,52 +17,14 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+from squares import write_run
 
-RECIPE = """
-import time
-import torch
-from torch import nn
-import evenstep
-
-class Square(evenstep.Task):
-    def __init__(self, slow_s=0.0):
-        self.slow_s = slow_s
-    def loss(self, output, batch):
-        time.sleep(self.slow_s)
-        return ((output.squeeze(-1) - batch[1]) ** 2).sum()
-
-def model():
-    return nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.1), nn.Linear(8, 1))
-
-def points():
-    generator = torch.Generator().manual_seed(0)
-    return [(torch.randn(3, generator=generator), torch.tensor(n % 3 / 2)) for n in range(44)]
-"""
-RUN = """
-name = "run"
-device = "cpu"
-threads = 1
-[model]
-target = "recipe.py:model"
-[task]
-target = "recipe.py:Square"
-[data]
-global_batch_size = 8
-micro_batch_size = 2
-[data.train]
-target = "recipe.py:points"
-[train]
-updates = 60
-[optimizer]
-name = "AdamW"
-lr = 0.01
-[checkpoint]
-every_updates = 3
-[parallel]
-reduction = "ordered"
-timeout_s = 8
-"""
 UPDATES = 60
+MORE = """
+data.train.args.count = 44
+checkpoint.every_updates = 3
+parallel.timeout_s = 8
+"""
 TIMEOUT_S = 120
 
 
@@ -151,10 +113,9 @@ def parameters(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def test_a_run_on_two_hosts_outlives_one_of_them_bit_by_bit(hosts: tuple[Host, Host], tmp_path: Path) -> None:
-    (tmp_path / "recipe.py").write_text(RECIPE)
-    (tmp_path / "run.toml").write_text(RUN)
+    file = write_run(tmp_path, updates=UPDATES, more=MORE)
     undisturbed = subprocess.run(
-        [sys.executable, "-m", "evenstep", "train", tmp_path / "run.toml", "--runs", tmp_path / "undisturbed"],
+        [sys.executable, "-m", "evenstep", "train", file, "--runs", tmp_path / "undisturbed"],
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
@@ -163,7 +124,7 @@ def test_a_run_on_two_hosts_outlives_one_of_them_bit_by_bit(hosts: tuple[Host, H
 
     first, second = hosts
     meet = ["--nnodes=2", "--nproc-per-node=2", f"--master-addr={first.address}", "--master-port=29511"]
-    train = ["-m", "evenstep", "train", tmp_path / "run.toml", "--runs", tmp_path, "--task.args.slow_s", "0.2"]
+    train = ["-m", "evenstep", "train", file, "--runs", tmp_path, "--task.args.slow_s", "0.2"]
     agents = [
         host.start("torch.distributed.run", *meet, f"--node-rank={rank}", *train) for rank, host in enumerate(hosts)
     ]
@@ -194,10 +155,9 @@ def test_a_run_on_two_hosts_outlives_one_of_them_bit_by_bit(hosts: tuple[Host, H
 
 
 def test_both_sides_of_a_network_that_is_cut_stop_within_the_timeout(hosts: tuple[Host, Host], tmp_path: Path) -> None:
-    (tmp_path / "recipe.py").write_text(RECIPE)
-    (tmp_path / "run.toml").write_text(RUN)
+    file = write_run(tmp_path, updates=UPDATES, more=MORE)
     meet = {"WORLD_SIZE": "2", "MASTER_ADDR": hosts[0].address, "MASTER_PORT": "29513"}
-    train = ["evenstep", "train", tmp_path / "run.toml", "--runs", tmp_path, "--task.args.slow_s", "0.2"]
+    train = ["evenstep", "train", file, "--runs", tmp_path, "--task.args.slow_s", "0.2"]
     ranks = [host.start(*train, RANK=str(rank), **meet) for rank, host in enumerate(hosts)]
     folder = tmp_path / "run"
     waited = time.monotonic()

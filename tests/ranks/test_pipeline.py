@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+from squares import write_run
 
 SCRIPT = """
 import os, signal, sys, torch
@@ -118,52 +119,9 @@ def test_an_error_of_one_rank_is_told_to_all(tmp_path: Path, case: str, said: st
         assert (f"({stopped})" if rank == 1 else f"{stopped}: {said}") in errors
 
 
-RECIPE = """
-import torch
-from torch import nn
-import evenstep
-
-class Square(evenstep.Task):
-    def loss(self, output, batch):
-        return ((output.squeeze(-1) - batch[1]) ** 2).sum()
-
-def model():
-    middle = [layer for _ in range(3) for layer in (nn.Linear(8, 8), nn.Dropout(0.1), nn.Tanh())]
-    return nn.Sequential(nn.Linear(3, 8), *middle, nn.Linear(8, 1))
-
-def points():
-    generator = torch.Generator().manual_seed(0)
-    return [(torch.randn(3, generator=generator), torch.tensor(n % 3 / 2)) for n in range(40)]
-"""
-RUN = """
-name = "run"
-device = "cpu"
-threads = 1
-[model]
-target = "recipe.py:model"
-[task]
-target = "recipe.py:Square"
-[data]
-global_batch_size = 8
-micro_batch_size = 2
-[data.train]
-target = "recipe.py:points"
-[train]
-updates = 6
-[optimizer]
-name = "AdamW"
-lr = 0.01
-[parallel]
-reduction = "ordered"
-timeout_s = 30
-"""
-
-
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    (tmp_path / "recipe.py").write_text(RECIPE)
-    (tmp_path / "run.toml").write_text(RUN)
-    return tmp_path / "run.toml"
+    return write_run(tmp_path, updates=6, more="parallel.timeout_s = 30\nmodel.args.middle = 3")
 
 
 def evenstep(*arguments: object) -> tuple[int, str, str]:

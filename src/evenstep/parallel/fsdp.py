@@ -28,11 +28,7 @@ class Fsdp(Sharded):
             owed, self._owed = self._owed, None
             self._run_muted(owed)
         self._accumulate_only()
-        present = self._present_anywhere()
-        for shard, has in zip(self._shards, present, strict=False):
-            if not has:
-                shard.sharded_param.grad = None
-        self._sum_numbers(present[len(self._shards) :])
+        self._finish()
 
     def squared_norm(self, gradients: list[Tensor], norms: Callable[[list[Tensor]], Tensor]) -> Tensor:
         numbers = {id(number.grad) for number in self._numbers}

@@ -224,6 +224,14 @@ class Sharded(Strategy):
         self._present = [False] * len(self._present)
         return [flag > 0 for flag in flags]
 
+    def _finish(self) -> None:
+        """After the shards' gradients were summed: take away those that no rank has, and sum the single numbers'."""
+        present = self._present_anywhere()
+        for shard, has in zip(self._shards, present, strict=False):
+            if not has:
+                shard.sharded_param.grad = None
+        self._sum_numbers(present[len(self._shards) :])
+
     def _sum_numbers(self, present: Sequence[bool]) -> None:
         """Sum over all ranks the gradients of the single numbers that have one on any of them."""
         having = [number for number, has in zip(self._numbers, present, strict=True) if has]

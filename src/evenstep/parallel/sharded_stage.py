@@ -78,11 +78,7 @@ class FsdpStage(ShardedStage):
         self._module.set_reshard_after_backward(True)
         self._state()._root_post_backward_final_callback()
         self._accumulate_only()
-        present = self._present_anywhere()
-        for shard, has in zip(self._shards, present, strict=False):
-            if not has:
-                shard.sharded_param.grad = None
-        self._sum_numbers(present[len(self._shards) :])
+        self._finish()
 
     def each_norm(self, gradients: list[Tensor], norms: Callable[[list[Tensor]], Tensor]) -> Tensor:
         each = norms([_local(gradient) for gradient in gradients]).square()

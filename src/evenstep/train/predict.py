@@ -151,12 +151,12 @@ class _Keeping(Task):
 
     def loss(self, output: Any, batch: Any) -> Tensor:
         # a copy, since a view would keep all that it is a part of
-        self.kept.append(pytree.tree_map(partial(_on_the_cpu, copy=True), self._task.predict(output, batch)))
+        self.kept.append(pytree.tree_map(_copied, self._task.predict(output, batch)))
         return torch.zeros(())
 
 
-def _on_the_cpu(leaf: Any, *, copy: bool) -> Any:
-    return leaf.detach().to("cpu", copy=copy) if isinstance(leaf, Tensor) else leaf
+def _copied(leaf: Any) -> Any:
+    return leaf.detach().to("cpu", copy=True) if isinstance(leaf, Tensor) else leaf
 
 
 @final
@@ -186,6 +186,7 @@ class _Post:
             for other in self.holding:
                 if other != rank:
                     received = self.wire.receive(Address("prediction", other, rank, 0), other)
-                    everything += pytree.tree_map(partial(_on_the_cpu, copy=False), received)
+                    # its tensors share one piece of memory, which each would keep alive
+                    everything += pytree.tree_map(_copied, received)
         self.wire.flush()
         return sorted(everything, key=lambda kept: kept[0]) if rank in self.wanting else []
