@@ -82,7 +82,7 @@ def train(
     """Train one rank to the end, or to its error."""
     group = group or Group()
     place = LastPlace(group.rank, faults=list(faults))
-    model: nn.Module = Chain(place) if strategy.startswith("fsdp") else Net(place, norm=norm)
+    model: nn.Module = Chain(place) if "fsdp" in strategy else Net(place, norm=norm)
     shared = group
     if pipeline > 1:
         mesh = Mesh.of(group, pipeline=pipeline)

@@ -146,13 +146,15 @@ class Sharded(Strategy):
         here[self.rank], here[self.ranks + self.rank] = len(work), float(example is not None)
         said = self.group.sum_floats(here)
         counts, have = said[: self.ranks], said[self.ranks :]
+        self._passes = int(max(counts))
+        self._spoken.start()
+        if not self._passes:  # the only one with such work has failed before it
+            return
         if not all(have):
             giver = have.index(1.0)
             given = self.group.gather(example if self.rank == giver else None)[giver]
             example = given if example is None else example
         self._examples[kind] = example
-        self._passes = int(max(counts))
-        self._spoken.start()
         self._follow = partial(self._run_unseen, kind, self._halved.get(kind, example), run, halve)
         missing = self._passes - len(work)
         owed = backward and last and not work and missing > 0

@@ -52,6 +52,8 @@ class Spoken:
         """A pass begins."""
         if self.broken:
             self.broken = False
+            for number, part in enumerate(self._parts):
+                part.set_requires_all_reduce(number not in self._reduced, recurse=False)
         else:
             self.passes += 1
             self._whole()
@@ -62,8 +64,6 @@ class Spoken:
         if not self.passes:
             return
         self.broken, self._skip = True, max(self._skip, self._said)
-        for number, part in enumerate(self._parts):
-            part.set_requires_all_reduce(number not in self._reduced, recurse=False)
 
     def _whole(self) -> None:
         if self._skip or self.broken:

@@ -89,8 +89,8 @@ def test_what_was_reduced_is_not_summed_over_copies_once_more() -> None:
     spoken.begin()
     part.reduce(torch.zeros(1), torch.ones(2))
     spoken.go_on()
-    assert part.all_reduces == [False]
     spoken.begin()
+    assert part.all_reduces == [False]
     spoken.begin()
     assert part.all_reduces == [False, True]
 
