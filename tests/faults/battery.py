@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from divided import CHECKS
 from injector import Fault, cpu_out_of_memory, memory_error, out_of_memory
 from processes import run
 from runs import UPDATES, Ended, train
@@ -103,7 +104,7 @@ def memory(phase: str, rank: int, strategy: str, ranks: int, act: Callable[[], o
     assert "out_of_memory" in ends[0].kinds, "the first rank must hear of it"
 
 
-LAYOUTS = [("single", 1), ("ordered", 1), ("ordered", 2), ("ddp", 2), ("ddp-buckets", 2)]
+LAYOUTS = [("single", 1), ("ordered", 1), ("ordered", 2), ("ddp", 2), ("ddp-buckets", 2), ("zero1", 2)]
 for strategy, ranks in LAYOUTS:
     for phase, rank in itertools.product(("transfer", "forward", "backward", "armed"), range(ranks)):
         where = f"{phase}, rank {rank} of {ranks}, {strategy}"
@@ -149,15 +150,6 @@ def one_sample_of_two() -> None:
 def policy_stop() -> None:
     fault = Fault(act=out_of_memory, phase="backward", update=3)
     failed(train(None, [fault], on_out_of_memory=evenstep.Stop()), OutOfMemoryError, "ran out of memory")
-
-
-@case("out of memory: one rank of two that share the optimizer's state: both stop, and say why")
-def shared_stops() -> None:
-    fault = Fault(act=out_of_memory, phase="backward", update=3, rank=1)
-    first, second = on_ranks(2, lambda group: train(group, [fault], strategy="zero1"))
-    failed(second, OutOfMemoryError, "can't be cut on one of them alone")
-    failed(first, LostRankError, "rank 1 failed")
-    assert first.update == second.update == 2
 
 
 @case("out of memory: BatchNorm's statistics are those of the try that counted")
@@ -773,6 +765,9 @@ def processes_out_of_memory() -> None:
         ends = run(2, folder=folder, strategy="ddp-buckets", fault="out_of_memory", at=[1, 4, "armed"])
         assert [end.code for end in ends] == [0, 0], ends
         assert ends[0].said["sha256"] == ends[1].said["sha256"]
+
+
+CASES += [Case(name, check, slow) for name, check, slow in CHECKS]
 
 
 def limited(check: Callable[[], None], limit_s: float) -> float:

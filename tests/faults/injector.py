@@ -29,6 +29,7 @@ class Fault:
         rank: on which; None for all.
         times: how often; None for always.
         larger_than: only for batches of more samples than this.
+        let_pass: how often it could have struck before it does.
     """
 
     act: Callable[[], object]
@@ -37,6 +38,7 @@ class Fault:
     rank: int | None = 0
     times: int | None = 1
     larger_than: int = 0
+    let_pass: int = 0
     struck: int = 0
     lock: Any = field(default_factory=threading.Lock)
 
@@ -45,6 +47,9 @@ class Fault:
         here = phase == self.phase and self.rank in (None, rank) and self.update in (None, update)
         with self.lock:
             if not here or samples <= self.larger_than or (self.times is not None and self.struck >= self.times):
+                return
+            if self.let_pass:
+                self.let_pass -= 1
                 return
             self.struck += 1
         self.act()
@@ -128,6 +133,51 @@ class Net(nn.Module):
         return self.second(hidden)
 
 
+class Hidden(nn.Module):
+    """One layer of a model in stages, after which faults strike."""
+
+    def __init__(self, place: Place, number: int, width: int = 6) -> None:
+        super().__init__()
+        self.place = place
+        self.linear = nn.Linear(3 if number == 0 else width, width)
+        generator = torch.Generator().manual_seed(number)
+        for parameter in self.parameters():
+            parameter.data = torch.randn(parameter.shape, generator=generator)
+        self.double()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = torch.tanh(self.linear(inputs))
+        if not self.training:
+            self.place.strike("evaluate", len(inputs))
+            return hidden
+        self.place.strike("forward", len(inputs))
+        return Strikes.apply(hidden, self.place, len(inputs), "backward")
+
+
+class Sum(nn.Module):
+    """The last layer: without parameters."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden.sum(-1, keepdim=True)
+
+
+class Chain(nn.Module):
+    """Three units that FSDP2 gathers one by one, and a head that belongs to the whole."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Hidden(place, number) for number in range(3)])
+        self.head = nn.Linear(6, 1).double()
+        with torch.no_grad():
+            self.head.weight.fill_(0.3)
+            self.head.bias.fill_(0.1)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        for layer in self.layers:
+            inputs = layer(inputs)
+        return self.head(inputs)
+
+
 class Square(evenstep.Task):
     """Summed squares over points whose weights differ."""
 
@@ -145,12 +195,12 @@ class Square(evenstep.Task):
 class Where(evenstep.Hook):
     """Keeps a place up to date, and lets faults strike before and after updates."""
 
-    def __init__(self, place: LastPlace, ranks: int) -> None:
-        self.place, self.ranks = place, ranks
+    def __init__(self, place: LastPlace, rank: int, ranks: int) -> None:
+        self.place, self.rank, self.ranks = place, rank, ranks
 
     def before_update(self, event: UpdateBegin) -> None:
         self.place.update = event.update
-        mine = share(event.num_microbatches, rank=self.place.rank, ranks=self.ranks)
+        mine = share(event.num_microbatches, rank=self.rank, ranks=self.ranks)
         self.place.last_microbatch = max(mine, default=-1)
         self.place.strike("before_update")
 

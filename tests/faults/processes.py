@@ -45,16 +45,18 @@ def run(ranks: int, *, frozen: tuple[int, ...] = (), **what: Any) -> list[Said]:
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
     began = time.monotonic()
     errors = [folder / f"stderr-{rank}.txt" for rank in range(ranks)]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(SCRIPT), json.dumps(what)],
-            env=os.environ | (address | {"RANK": str(rank)} if ranks > 1 else {}),
-            stdout=subprocess.PIPE,
-            stderr=errors[rank].open("w"),
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
+    processes: list[subprocess.Popen[str]] = []
+    for rank in range(ranks):
+        with errors[rank].open("w") as said_wrong:
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, str(SCRIPT), json.dumps(what)],
+                    env=os.environ | (address | {"RANK": str(rank)} if ranks > 1 else {}),
+                    stdout=subprocess.PIPE,
+                    stderr=said_wrong,
+                    text=True,
+                )
+            )
     ends: dict[int, float] = {}
     try:
         while len(ends) < ranks - len(frozen) and time.monotonic() - began < LIMIT_S:

@@ -65,8 +65,10 @@ def main(what: dict[str, Any]) -> None:
     faults = []
     if what.get("fault") and what["fault"] in KINDS:
         times = None if what["fault"] == "slow" else 1
-        faults.append(Fault(act=KINDS[what["fault"]], phase=phase, rank=rank, update=update, times=times))
-    hooks = [Save(every_updates=2)]
+        let_pass = what.get("let_pass", 0)
+        act = KINDS[what["fault"]]
+        faults.append(Fault(act=act, phase=phase, rank=rank, update=update, times=times, let_pass=let_pass))
+    hooks = [Save(every_updates=what.get("save_every", 2))]
     if what.get("watch_s"):
         hooks.append(Watchdog(timeout_s=what["watch_s"]))
     ended = train(
@@ -81,7 +83,8 @@ def main(what: dict[str, Any]) -> None:
     )
     error = "" if ended.error is None else f"{type(ended.error).__name__}: {ended.error}"
     digest = hashlib.sha256(ended.parameters.numpy().tobytes()).hexdigest()
-    said = {"update": ended.update, "sha256": digest, "error": error, "kinds": ended.kinds}
+    values = ended.parameters.tolist()
+    said = {"update": ended.update, "sha256": digest, "error": error, "kinds": ended.kinds, "parameters": values}
     print(json.dumps(said), flush=True)
     group.close()
     os._exit(1 if error else 0)  # without waiting for threads that hang

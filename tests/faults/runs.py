@@ -7,21 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from injector import Fault, LastPlace, Net, Points, Square, Where
+from injector import Chain, Fault, Hidden, LastPlace, Net, Points, Square, Sum, Where
 from torch import Tensor, nn
 
 import evenstep
 from evenstep.cli.signals import stopping
 from evenstep.events import Incident
-from evenstep.parallel import Ddp, Fsdp, Group, Ordered, OrderedFsdp, Single, Strategy, Zero1
+from evenstep.parallel import Ddp, Fsdp, Group, Mesh, Ordered, OrderedFsdp, Single, Strategy, Zero1
+from evenstep.pipeline import Staged
 
 STRATEGIES: dict[str, Callable[[Group], Strategy]] = {
     "single": Single,
     "ordered": Ordered,
     "ddp": Ddp,
     "zero1": lambda group: Zero1(Ddp(group)),
+    "zero1-ordered": lambda group: Zero1(Ordered(group)),
     "fsdp": Fsdp,
     "ordered-fsdp": OrderedFsdp,
+    "fsdp-hybrid": lambda group: Fsdp(group, shard_ranks=2),
     "ddp-buckets": lambda group: Ddp(group, bucket_bytes=64),  # one parameter each: some are away when a fault strikes
 }
 UPDATES = 6
@@ -71,13 +74,20 @@ def train(
     optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer] | None = None,
     clip_norm: float | None = 1.0,
     resume: bool = False,
+    pipeline: int = 1,
+    schedule: str = "1f1b",
     stoppable: bool = False,
     **more: Any,
 ) -> Ended:
     """Train one rank to the end, or to its error."""
     group = group or Group()
     place = LastPlace(group.rank, faults=list(faults))
-    model = Net(place, norm=norm)
+    model: nn.Module = Chain(place) if "fsdp" in strategy else Net(place, norm=norm)
+    shared = group
+    if pipeline > 1:
+        mesh = Mesh.of(group, pipeline=pipeline)
+        shared = mesh.data
+        model = Staged([*(Hidden(place, number) for number in range(5)), Sum()], mesh=mesh, schedule=schedule)
     made = optimizer or (lambda parameters: torch.optim.AdamW(parameters, lr=0.05))
     hear = Hear()
     trainer = evenstep.Trainer(
@@ -87,8 +97,8 @@ def train(
         data=evenstep.MapData(Points(fail=fail), global_batch_size=16, micro_batch_size=micro, **(data or {})),
         updates=updates,
         device="cpu",
-        strategy=STRATEGIES[strategy](group),
-        hooks=[Where(place, group.ranks), *hooks, hear],
+        strategy=STRATEGIES[strategy](shared),
+        hooks=[Where(place, shared.rank, shared.ranks), *hooks, hear],
         clip_norm=clip_norm,
         folder=folder,
         log_every_updates=1,
@@ -110,6 +120,6 @@ def train(
     except Exception as raised:  # noqa: BLE001 - what it was is looked at by the test
         error = raised
         getattr(group, "fail", lambda message: None)(f"{type(raised).__name__}: {raised}")
-    held = [getattr(parameter, "to_local", lambda parameter=parameter: parameter)() for parameter in model.parameters()]
-    parameters = torch.cat([parameter.detach().flatten() for parameter in held])
+    held = [getattr(parameter, "_local_tensor", parameter) for parameter in model.parameters()]  # or a shard
+    parameters = torch.cat([one.detach().flatten() for one in held])
     return Ended(parameters, [buffer.clone() for buffer in model.buffers()], hear.incidents, error, trainer)

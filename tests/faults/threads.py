@@ -4,6 +4,7 @@ import gc
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from queue import Empty, Queue
 from time import monotonic
 from typing import Any
@@ -23,8 +24,10 @@ class Meeting:
     def __init__(self, ranks: int) -> None:
         self.barrier = threading.Barrier(ranks)
         self.values: list[Any] = [None] * ranks
-        self.mail: dict[tuple[int, int], Queue[Tensor]] = {(a, b): Queue() for a in range(ranks) for b in range(ranks)}
+        ways = product(range(ranks), range(ranks), range(2))  # from, to, channel
+        self.mail: dict[tuple[int, int, int], Queue[Tensor]] = {way: Queue() for way in ways}
         self.failed: str = ""
+        self.parts: list[Meeting] = []  # of groups that were split off
 
 
 class Threads(Group):
@@ -34,9 +37,10 @@ class Threads(Group):
         self.rank, self.ranks, self._meeting = rank, ranks, meeting
 
     def fail(self, message: str) -> None:
-        if not self._meeting.failed:
-            self._meeting.failed = f"rank {self.rank} failed: {message}"
-        self._meeting.barrier.abort()
+        for meeting in (self._meeting, *self._meeting.parts):
+            if not meeting.failed:
+                meeting.failed = f"rank {self.rank} failed: {message}"
+            meeting.barrier.abort()
 
     def gather(self, value: Any) -> list[Any]:
         return self._meet(value)
@@ -63,17 +67,42 @@ class Threads(Group):
         return wait
 
     def send(self, tensor: Tensor, rank: int) -> None:
-        self._meeting.mail[self.rank, rank].put(tensor.clone())
+        self.begin_send(tensor, rank)
 
     def receive(self, tensor: Tensor, rank: int) -> None:
-        until = monotonic() + TIMEOUT_S
-        while monotonic() < until and not self._meeting.failed:
-            try:
-                tensor.copy_(self._meeting.mail[rank, self.rank].get(timeout=0.1))
+        self.begin_receive(tensor, rank)()
+
+    def begin_send(self, tensor: Tensor, rank: int, channel: int = 0) -> Callable[[], None]:
+        self._meeting.mail[self.rank, rank, channel].put(tensor.clone())
+        return lambda: None
+
+    def begin_receive(self, tensor: Tensor, rank: int, channel: int = 0) -> Callable[[], None]:
+        def wait() -> None:
+            until = monotonic() + TIMEOUT_S
+            while monotonic() < until and not self._meeting.failed:
+                try:
+                    came = self._meeting.mail[rank, self.rank, channel].get(timeout=0.1)
+                except Empty:
+                    continue
+                tensor.view(-1)[: came.numel()] = came.view(-1)
                 return
-            except Empty:
-                continue
-        raise LostRankError(self._meeting.failed or f"rank {rank} did not send within {TIMEOUT_S:g} s")
+            raise LostRankError(self._meeting.failed or f"rank {rank} did not send within {TIMEOUT_S:g} s")
+
+        return wait
+
+    def split(self, parts: Sequence[Sequence[int]]) -> Group:
+        made = [Meeting(len(part)) for part in parts] if self.rank == 0 else []
+        for part, meeting in zip(parts, self._meet(made)[0], strict=True):
+            if self.rank in part:
+                mine = Threads(meeting, list(part).index(self.rank), len(part))
+        self._meeting.parts.append(mine._meeting)
+        return mine
+
+    def abort(self, reason: str) -> None:
+        self.fail(reason)
+
+    def abort_reason(self) -> str:
+        return self._meeting.failed
 
     def broadcast(self, tensors: Sequence[Tensor], rank: int = 0) -> None:
         for tensor in tensors:

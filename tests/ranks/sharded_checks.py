@@ -6,6 +6,8 @@ Each check is a function of the group that returns what is to be compared; ranks
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -310,6 +312,63 @@ def late_weights_beside_others_are_divided(group: Group) -> object:
 
     wanted = run(Single(), late=False)
     return [near(run(kind(group), late=True), wanted) < 1e-9 for kind in (Fsdp, OrderedFsdp)]
+
+
+class Backward(torch.autograd.Function):
+    """The identity, whose backward does something."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, act: Callable[[], None]) -> Tensor:
+        ctx.act = act
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        ctx.act()
+        return gradients[0], None
+
+
+class Full(OfHead):
+    """Runs out of memory once, when `phase` has been passed `skip` times; also in passes that count nowhere."""
+
+    def __init__(self, head: int, phase: str, skip: int) -> None:
+        super().__init__(head)
+        self.phase, self.skip, self.struck = phase, skip, False
+
+    def strike(self, phase: str) -> None:
+        if phase != self.phase or self.struck:
+            return
+        self.skip -= 1
+        if self.skip < 0:
+            self.struck = True
+            raise MemoryError("injected")
+
+    def inputs(self, batch: Any) -> Any:
+        self.strike("inputs")
+        return super().inputs(batch)
+
+    def loss(self, output: Any, batch: Any) -> Loss:
+        self.strike("loss")
+        return super().loss(Backward.apply(output, partial(self.strike, "backward")), batch)
+
+
+def memory_that_runs_out_in_one_of_several_tasks_changes_no_gradient(group: Group) -> object:
+    alone = _mixed(Single(), updates=2)
+    alone.train()
+    wanted, wrong, struck = values(alone), list[str](), 0
+    cases = product((Fsdp, OrderedFsdp), range(3), ("inputs", "loss", "backward"))
+    for number, (kind, head, phase) in enumerate(cases):
+        rank, skip = number % 2, (head + number) % 3 % (2 if head == 2 else 3)
+        tasks: dict[str, OfHead] = {name: OfHead(place) for place, name in enumerate("abc")}
+        if group.rank == rank:
+            tasks["abc"[head]] = full = Full(head, phase, skip)
+        one = _mixed(kind(group), task=tasks, updates=2)
+        one.train()
+        apart = near(values(one), wanted)
+        struck += group.gather(full.struck if group.rank == rank else False)[rank]
+        if apart > 1e-12:
+            wrong.append(f"{kind.__name__}, task {head}, {phase}, rank {rank}: {apart:g}")
+    return struck, wrong
 
 
 def an_update_of_three_tasks_reduces_each_unit_once(group: Group) -> object:

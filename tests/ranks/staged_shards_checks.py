@@ -6,7 +6,9 @@ of them in one process, and each compares with the same run made by itself alone
 
 import json
 import sys
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +210,51 @@ def heads_without_work_keep_their_bits() -> object:
         found.append(near(run(Fsdp, mixing(), MESH), wanted) < 1e-6)
     state = wanted["optimizer"]["state"]
     return [*found, any("spare" in name for name in state)]
+
+
+class Strikes(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, act: Callable[[], None]) -> Tensor:
+        ctx.act = act
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        ctx.act()
+        return gradients[0], None
+
+
+class Full(nn.Linear):
+    """A last layer that runs out of memory once, at its third forward or backward."""
+
+    def __init__(self, phase: str) -> None:
+        super().__init__(3, 1)
+        self.phase, self.calls = phase, 0
+        with torch.no_grad():
+            self.weight.fill_(0.3)
+            self.bias.fill_(0.1)
+
+    def strike(self, phase: str) -> None:
+        self.calls += phase == self.phase
+        if phase == self.phase and self.calls == 3:
+            raise MemoryError("injected")
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.strike("forward")
+        return Strikes.apply(super().forward(input), partial(self.strike, "backward"))
+
+
+def memory_that_runs_out_in_a_stage_in_shards_changes_no_gradient() -> object:
+    """On one of the two last stages; the other replica begins anew with it."""
+    found, wanted = list[float](), trained(Ordered, last=Full(""))
+    hit = MESH.world.gather(MESH.pipeline.rank == 1 and MESH.data.rank == 1).index(True)
+    for kind, schedule, phase in product((OrderedFsdp, Fsdp), ("1f1b", "zb_h1"), ("forward", "backward")):
+        last = Full(phase if MESH.world.rank == hit else "")
+        one = trainer(kind, mesh=MESH, schedule=schedule, last=last)
+        one.train()
+        assert MESH.world.gather(last.calls)[hit] > 3
+        found.append(near(one.state_dict(), wanted))
+    return max(found) < 1e-6
 
 
 def a_fused_optimizer_is_refused_where_bits_must_be_equal() -> object:

@@ -20,6 +20,7 @@ WANTED: dict[str, Any] = {
     "metrics_and_evaluations_are_those_of_one_process": True,
     "a_checkpoint_in_shards_goes_on_anywhere": [4, True],
     "heads_without_work_keep_their_bits": [*[True] * 8, False],
+    "memory_that_runs_out_in_a_stage_in_shards_changes_no_gradient": True,
     "a_fused_optimizer_is_refused_where_bits_must_be_equal": True,
 }
 

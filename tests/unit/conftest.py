@@ -46,9 +46,12 @@ class Threads(Group):
 
     def _meet(self, value: Any) -> list[Any]:
         self._meeting.values[self.rank] = value
-        self._meeting.barrier.wait(TIMEOUT_S)
-        values = list(self._meeting.values)
-        self._meeting.barrier.wait(TIMEOUT_S)
+        try:
+            self._meeting.barrier.wait(TIMEOUT_S)
+            values = list(self._meeting.values)
+            self._meeting.barrier.wait(TIMEOUT_S)
+        except threading.BrokenBarrierError as error:
+            raise LostRankError(self.abort_reason() or f"a rank did not come within {TIMEOUT_S} s") from error
         return values
 
     def sum_floats(self, values: Sequence[float]) -> list[float]:
@@ -100,6 +103,10 @@ class Threads(Group):
 
     def abort(self, reason: str) -> None:
         self._meeting.words.append(reason)
+        self._meeting.barrier.abort()
+
+    def fail(self, message: str) -> None:
+        self._meeting.words.append(self._failed(message))
 
     def abort_reason(self) -> str:
         return self._meeting.words[0] if self._meeting.words else ""

@@ -4,6 +4,7 @@ from evenstep.checkpoint.emergency import find_failure, write_emergency, write_f
 from evenstep.checkpoint.layout import complete_checkpoints, step_name
 from evenstep.checkpoint.lock import LOCK, locked
 from evenstep.checkpoint.manifest import FileEntry, Manifest
+from evenstep.checkpoint.parts import discard_parts, join_parts, write_part
 from evenstep.checkpoint.ranks import Ranks
 from evenstep.checkpoint.reader import Checkpoint, Contents, look_into, newest_checkpoint, newest_valid, read_checkpoint
 from evenstep.checkpoint.retention import clean_leftovers, remove_checkpoint, retain
@@ -28,8 +29,10 @@ __all__ = [
     "Shard",
     "clean_leftovers",
     "complete_checkpoints",
+    "discard_parts",
     "find_failure",
     "is_sharded",
+    "join_parts",
     "locked",
     "look_into",
     "newest_checkpoint",
@@ -43,4 +46,5 @@ __all__ = [
     "write_checkpoint",
     "write_emergency",
     "write_failure",
+    "write_part",
 ]

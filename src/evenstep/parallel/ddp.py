@@ -55,6 +55,7 @@ class Ddp(Strategy):
         self._replicas = Replicas(nn.Module(), self.group)
         self._armed = False
         self._next = 0
+        self._told = False  # whether the ranks have said which gradients may be used
 
     def wrap(self, module: nn.Module) -> nn.Module:
         self._compression.check([parameter.dtype for parameter in module.parameters() if parameter.requires_grad])
@@ -86,6 +87,8 @@ class Ddp(Strategy):
             raise Spoiled
 
     def spoil(self, module: Callable[..., Any], num_microbatches: int, error: Exception) -> None:
+        if self._told:
+            raise error
         self._sum(spoiled=True)
 
     def _sum(self, *, spoiled: bool) -> bool:
@@ -95,6 +98,7 @@ class Ddp(Strategy):
         # Which gradients exist on any rank: others must stay None, or an idle head's optimizer state would move.
         present = [float(has) for bucket in self._buckets for has in bucket.present]
         *counts, bad = self.group.sum_floats([*present, float(spoiled)])
+        self._told = True
         anywhere = iter(counts)
         for bucket in self._buckets:
             assert bucket.flat is not None and bucket.wait is not None
@@ -107,7 +111,7 @@ class Ddp(Strategy):
         return bad > 0
 
     def _forget(self) -> None:
-        self._next = 0
+        self._next, self._told = 0, False
         for bucket in self._buckets:
             bucket.flat = bucket.wait = None
 
@@ -142,7 +146,7 @@ class Ddp(Strategy):
             bucket.present = [parameter.grad is not None for parameter in bucket.parameters]
             bucket.flat = self._compression.pack([_flat_gradient(parameter) for parameter in bucket.parameters])
             bucket.wait = self.group.sum(bucket.flat)
-        self._next = max(self._next, end)
+            self._next += 1  # one by one: memory may run out at the next
 
 
 def _flat_gradient(parameter: nn.Parameter) -> Tensor:

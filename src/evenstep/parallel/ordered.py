@@ -64,6 +64,11 @@ class Ordered(Strategy):
         self._tree = Tree(self._parameters)
         self._reducing = False
 
+    def spoil(self, module: Callable[..., Any], num_microbatches: int, error: Exception) -> None:
+        if self._reducing and self.ranks > 1:
+            raise error
+        self._tree.spoil(self.group)
+
     def abandon(self) -> None:
         self._tree = Tree(self._parameters)
 

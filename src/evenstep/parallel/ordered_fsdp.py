@@ -13,7 +13,7 @@ from torch import Tensor
 
 from evenstep.errors import ArgumentError
 from evenstep.parallel.group import Group
-from evenstep.parallel.sharded import Sharded
+from evenstep.parallel.sharded import Sharded, nothing
 from evenstep.parallel.tree import Tree
 
 
@@ -38,6 +38,7 @@ class OrderedFsdp(Sharded):
         self._tree.add(microbatch, present)
 
     def reduce(self, module: Callable[..., Any], num_microbatches: int) -> None:
+        self._reducing = True
         total = self._tree.total(self.group, num_microbatches=num_microbatches)
         self._total: dict[int, Tensor] = {}
         self._reduced += 1
@@ -46,6 +47,16 @@ class OrderedFsdp(Sharded):
             parameter.grad = None if gradient is None else self.part(parameter, gradient)
             if gradient is not None:
                 self._total[self._order[id(parameter)]] = gradient
+
+    def spoil(self, module: Callable[..., Any], num_microbatches: int, error: Exception) -> None:
+        if self._reducing:
+            raise error
+        self._follow_to_the_end(nothing)
+        self._tree.spoil(self.group)
+
+    def begin(self, module: Callable[..., Any]) -> None:
+        super().begin(module)
+        self._new_tree()
 
     def squared_norm(self, gradients: list[Tensor], norms: Callable[[list[Tensor]], Tensor]) -> Tensor:
         total, self._total = self._total, {}
@@ -73,9 +84,10 @@ class OrderedFsdp(Sharded):
 
     def _new_tree(self) -> None:
         self._tree = Tree([*(shard.unsharded_param for shard in self._shards), *self._numbers])
+        self._reducing = False
 
-    def _owe(self, run: Callable[[], None]) -> None:
-        self._run_muted(run)  # nothing is reduced in the backward, so it may as well go first
+    def _owe(self) -> None:
+        self._follow()  # nothing is reduced in the backward, so it may as well go first
         self._forget_gradients()
 
 

@@ -37,6 +37,8 @@ class PerStage(Strategy):
     1
     """
 
+    cuts_alone = True
+
     def __init__(self, like: Strategy) -> None:
         if not isinstance(like, Single | Ddp | Ordered | Sharded):
             raise ArgumentError(
@@ -46,7 +48,7 @@ class PerStage(Strategy):
         super().__init__(like.group)
         self._like = in_stages(like) if isinstance(like, Sharded) else like
         self._of: dict[int, Strategy] = {}
-        self.collects, self.holds_all = like.collects, like.holds_all
+        self.collects = like.collects
 
     @property
     def _all(self) -> list[Strategy]:
@@ -58,6 +60,17 @@ class PerStage(Strategy):
         wrapped = own.wrap(module)
         self._of[id(wrapped)] = own
         return wrapped
+
+    @property
+    def part_held(self) -> tuple[int, int]:
+        return self._like.part_held
+
+    def begin(self, module: Callable[..., Any]) -> None:
+        for own in self._all:
+            own.begin(module)
+
+    def spoil(self, module: Callable[..., Any], num_microbatches: int, error: Exception) -> None:
+        self._of[id(module)].spoil(module, num_microbatches, error)
 
     def adopt(self, optimizer: torch.optim.Optimizer) -> None:
         for own in self._all:

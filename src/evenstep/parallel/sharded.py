@@ -2,7 +2,8 @@
 
 FSDP2 gathers a unit's parameters where they are used and frees them afterwards, so all ranks must run the same
 passes: a rank with fewer micro-batches runs some again, whose gradients are replaced by zeros before anyone adds them.
-It averages by default; here every reduction is a SUM. Parameters that are single numbers stay whole on every rank. How
+A rank that runs out of memory follows its peers in the same way until they reduce, and all begin the update anew. FSDP2
+averages by default; here every reduction is a SUM. Parameters that are single numbers stay whole on every rank. How
 gradients are reduced is the variants' (`fsdp`, `ordered_fsdp`); nothing of FSDP2 itself is rewritten.
 """
 
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from evenstep.errors import ArgumentError
+from evenstep.errors import ArgumentError, OutOfMemoryError
+from evenstep.memory import give_back, is_out_of_memory
 from evenstep.parallel.group import Group
 from evenstep.parallel.replicas import (
     CHECKED_EVERY_UPDATES,
@@ -23,7 +25,8 @@ from evenstep.parallel.replicas import (
     running_statistics,
     synchronise,
 )
-from evenstep.parallel.strategy import Strategy
+from evenstep.parallel.spoken import Spoken
+from evenstep.parallel.strategy import Spoiled, Strategy
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -45,7 +48,6 @@ class Sharded(Strategy):
         ArgumentError: `shard_ranks` does not divide the ranks, or there is no accelerator to offload from.
     """
 
-    holds_all = False
     in_turn = True
 
     def __init__(
@@ -65,6 +67,8 @@ class Sharded(Strategy):
             )
         if offload and group.device.type == "cpu":
             raise ArgumentError("`offload` keeps shards in the CPU's memory, where they are already; leave it out.")
+        # where every rank holds all, FSDP2 sums in a way that can't be followed
+        self.cuts_alone = self._shard_ranks > 1 or group.ranks == 1
         self._gather_dtype = gather_dtype
         self._offload = offload
         self.options: dict[str, Any] = {"shard_ranks": shard_ranks, "gather_dtype": gather_dtype, "offload": offload}
@@ -76,6 +80,11 @@ class Sharded(Strategy):
         self._present: list[bool] = []  # whether a parameter has a gradient: of the shards, then of the numbers
         self._muted = False
         self._examples: dict[str, Any] = {}  # a micro-batch of each kind
+        self._spoken = Spoken()
+        self._follow: partial[bool] = partial(bool)  # runs a pass that counts nowhere
+        self._halved: dict[str, Any] = {}  # a part of a micro-batch of each kind of which a whole one did not fit
+        self._lost = False  # whether such a pass has taken gradients along when it broke off
+        self._passes = 0  # of all ranks, in this update or evaluation
 
     def wrap(self, module: nn.Module) -> nn.Module:
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
@@ -111,31 +120,111 @@ class Sharded(Strategy):
         for group in optimizer.param_groups:  # of which some may belong to other stages
             group["params"] = [self._old.get(id(parameter), parameter) for parameter in group["params"]]
 
+    @property
+    def part_held(self) -> tuple[int, int]:
+        return self.rank % self._shard_ranks, self._shard_ranks
+
+    @property
+    def retries_alone(self) -> bool:
+        return False
+
+    def begin(self, module: Callable[..., Any]) -> None:
+        self._lost = False
+
     def match(
-        self, work: Sequence[T], run: Callable[[T], None], *, backward: bool, kind: str = "", last: bool = True
+        self,
+        work: Sequence[T],
+        run: Callable[[T], None],
+        *,
+        halve: Callable[[T], T | None],
+        backward: bool,
+        kind: str = "",
+        last: bool = True,
     ) -> None:
         here = [0.0] * (2 * self.ranks)
         example: Any = work[0] if work else self._examples.get(kind)
         here[self.rank], here[self.ranks + self.rank] = len(work), float(example is not None)
         said = self.group.sum_floats(here)
         counts, have = said[: self.ranks], said[self.ranks :]
+        self._passes = int(max(counts))
+        self._spoken.start()
+        if not self._passes:  # the only one with such work has failed before it
+            return
         if not all(have):
             giver = have.index(1.0)
             given = self.group.gather(example if self.rank == giver else None)[giver]
             example = given if example is None else example
         self._examples[kind] = example
-        missing = int(max(counts)) - len(work)
+        self._follow = partial(self._run_unseen, kind, self._halved.get(kind, example), run, halve)
+        missing = self._passes - len(work)
         owed = backward and last and not work and missing > 0
+        accumulated = any(self._present)  # by other kinds
         for _ in range(missing - owed):
-            self._run_muted(partial(run, example))
-            if not any(self._present):  # else zeros have been added to what other kinds have left
+            broke_off = self._follow()
+            self._lost = self._lost or (accumulated and broke_off)
+            if not accumulated:  # else zeros have been added
                 self._forget_gradients()
         if owed:
-            self._owe(partial(run, example))
+            self._owe()
 
     @abstractmethod
-    def _owe(self, run: Callable[[], None]) -> None:
-        """This rank has no micro-batch: `run` must take the place of its last backward, in which others reduce."""
+    def _owe(self) -> None:
+        """This rank has no micro-batch: `_follow` must take the place of its last backward, in which others reduce."""
+
+    def _run_unseen(self, kind: str, example: T, run: Callable[[T], None], halve: Callable[[T], T | None]) -> bool:
+        """Run a pass whose gradients are zeros; where memory runs out, half the samples go on where it broke off.
+
+        Returns:
+            Whether it has broken off, and with it what was in gradients before.
+        """
+        broke_off = False
+        while True:
+            self._muted = True
+            try:
+                run(example)
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                half = halve(example)
+                if half is None:
+                    raise OutOfMemoryError(
+                        f"rank {self.rank} has no memory even for the smallest part of a micro-batch, with which it "
+                        f"was to take part in what the other ranks do. Use a smaller model, shorter samples, or more "
+                        f"ranks to shard over."
+                    ) from error
+                example = self._halved[kind] = half
+                broke_off = True
+            else:
+                return broke_off
+            finally:
+                self._muted = False
+            self._break_off()
+
+    def _break_off(self) -> None:
+        """A pass has ended in the midst; the next one takes its place: what was said to the peers is not said again."""
+        self._reset()
+        give_back()
+        self._spoken.go_on()
+
+    def _follow_to_the_end(self, before_last: Callable[[], None]) -> None:
+        """After a failure: take part in the passes that the peers still make, with half of what failed."""
+        kind, example, run, halve = self._follow.args
+        half = halve(example)
+        self._follow = partial(self._run_unseen, kind, example if half is None else half, run, halve)
+        self._break_off()
+        while self._spoken.passes < self._passes or self._spoken.broken:
+            if self._spoken.passes + (not self._spoken.broken) == self._passes:
+                before_last()
+            self._follow()
+        self._reset()
+
+    def follow(self) -> None:
+        self._follow_to_the_end(nothing)
+
+    def any_failed(self, failed: bool) -> bool:
+        if failed:
+            self.follow()
+        return self.group.sum_floats([float(failed)])[0] > 0
 
     def facing(self, gradient: Tensor) -> Tensor:
         return getattr(gradient, "_local_tensor", gradient)
@@ -151,9 +240,9 @@ class Sharded(Strategy):
             check_equal(self._module, self.group, update, replica_ranks=self._shard_ranks)
 
     def abandon(self) -> None:
-        self._module.reset_iter_state()
-        self._forget_gradients()
-        self._present = [False] * len(self._present)
+        self._spoken.start()
+        self._reset()
+        self._lost = False
 
     def whole(self, tensor: Tensor) -> Tensor:
         full = getattr(tensor.to(self.group.device), "full_tensor", None)
@@ -192,11 +281,22 @@ class Sharded(Strategy):
             # FSDP2 has no public way to the gradients before their reduction (torch 2.11 to 2.13).
             groups = cast("Any", part)._get_fsdp_state()._fsdp_param_groups
             self._shards += [shard for group in groups for shard in group.fsdp_params]
+        if self.in_turn:
+            self._listen()
         watched = [*(shard.unsharded_param for shard in self._shards), *self._numbers]
         self._present = [False] * len(watched)
         for number, parameter in enumerate(watched):
             if parameter.requires_grad:
                 parameter.register_hook(partial(self._seen, number))
+
+    def _listen(self) -> None:
+        """Count what passes say to the other ranks."""
+        for part in self._parts():
+            groups = cast("Any", part)._get_fsdp_state()._fsdp_param_groups
+            if groups:
+                self._spoken.listen(part, groups[0])
+        # FSDP2's own hooks are not compiled either
+        self._module.register_forward_pre_hook(torch.compiler.disable(self._begin_pass), prepend=True)
 
     def _seen(self, number: int, gradient: Tensor) -> Tensor:
         if self._muted:
@@ -204,12 +304,22 @@ class Sharded(Strategy):
         self._present[number] = True
         return gradient
 
-    def _run_muted(self, run: Callable[[], None]) -> None:
-        self._muted = True
-        try:
-            run()
-        finally:
-            self._muted = False
+    def _begin_pass(self, *_: Any) -> None:
+        """Let all passes be alike: what FSDP2 remembers of those before would make it gather at other times."""
+        self._spoken.begin()
+        state = self._module._get_fsdp_state()
+        for one in state._state_ctx.all_states:
+            for group in one._fsdp_param_groups:
+                group._post_forward_indices.clear()
+        if state._state_ctx.all_states:
+            state._comm_ctx.post_forward_order.clear()
+
+    def _reset(self) -> None:
+        """Forget what passes have left behind."""
+        if self._module._get_fsdp_state()._state_ctx.all_states:  # there are none before the first pass
+            self._module.reset_iter_state()
+        self._forget_gradients()
+        self._present = [False] * len(self._present)
 
     def _forget_gradients(self) -> None:
         for shard in self._shards:
@@ -218,15 +328,20 @@ class Sharded(Strategy):
         for number in self._numbers:
             number.grad = None
 
-    def _present_anywhere(self) -> list[bool]:
-        """Which parameters have a gradient on any rank; others must stay None, or an idle head's state would move."""
-        flags = self.group.sum_floats([float(present) for present in self._present])
+    def _present_anywhere(self, *, spoiled: bool) -> list[bool]:
+        """Which parameters have a gradient on any rank; others must stay None, or an idle head's state would move.
+
+        Raises:
+            Spoiled: this rank or another says so.
+        """
+        *flags, bad = self.group.sum_floats([*map(float, self._present), float(spoiled)])
         self._present = [False] * len(self._present)
+        if bad:
+            raise Spoiled
         return [flag > 0 for flag in flags]
 
-    def _finish(self) -> None:
+    def _finish(self, present: Sequence[bool]) -> None:
         """After the shards' gradients were summed: take away those that no rank has, and sum the single numbers'."""
-        present = self._present_anywhere()
         for shard, has in zip(self._shards, present, strict=False):
             if not has:
                 shard.sharded_param.grad = None
@@ -243,6 +358,10 @@ class Sharded(Strategy):
         self.group.sum(total)()
         for number, gradient in zip(having, total, strict=True):
             number.grad = gradient.to(number.dtype)
+
+
+def nothing() -> None:
+    """Do nothing."""
 
 
 def units(module: nn.Module) -> list[nn.Module]:

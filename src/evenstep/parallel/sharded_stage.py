@@ -6,7 +6,9 @@ different numbers of micro-batches, or none. In return, while an update runs, a 
 whole on each of its ranks; parameters between updates, optimizer state and averages are always in shards.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar, final
 
 import torch
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 
 from evenstep.parallel.ordered_fsdp import OrderedFsdp, check_unfused
 from evenstep.parallel.sharded import Sharded
+from evenstep.parallel.strategy import Spoiled
 from evenstep.parallel.tree import Tree
 
 T = TypeVar("T")
@@ -24,13 +27,35 @@ class ShardedStage(Sharded):
 
     in_turn = False
 
+    _reducing = False
+
     def match(
-        self, work: Sequence[T], run: Callable[[T], None], *, backward: bool, kind: str = "", last: bool = True
+        self,
+        work: Sequence[T],
+        run: Callable[[T], None],
+        *,
+        halve: Callable[[T], T | None],
+        backward: bool,
+        kind: str = "",
+        last: bool = True,
     ) -> None:
         pass  # no pass waits for other ranks
 
     def begin(self, module: Callable[..., Any]) -> None:
+        super().begin(module)
+        self._reducing = False
         self._forget_gradients()
+
+    def spoil(self, module: Callable[..., Any], num_microbatches: int, error: Exception) -> None:
+        if self._reducing:
+            raise error
+        self._forget_gradients()
+        with suppress(Spoiled):
+            self._spoil()
+
+    @abstractmethod
+    def _spoil(self) -> None:
+        """Take part in `reduce` with nothing, and say that the sum must not be used."""
 
     def gather(self) -> None:
         for part in self._parts():
@@ -57,7 +82,7 @@ class ShardedStage(Sharded):
         # FSDP2 has no public way to reduce outside of a backward (torch 2.11 to 2.13).
         return self._module._get_fsdp_state()
 
-    def _owe(self, run: Callable[[], None]) -> None:
+    def _owe(self) -> None:
         raise AssertionError("no pass is owed")
 
 
@@ -71,14 +96,25 @@ class FsdpStage(ShardedStage):
             shard.to_accumulated_grad_if_needed()
 
     def reduce(self, module: Callable[..., Any], num_microbatches: int) -> None:
+        self._reducing = True
         gradients = [*map(_unreduced, self._shards), *(number.grad for number in self._numbers)]
         self._present = [gradient is not None for gradient in gradients]
+        self._finish(self._scattered(spoiled=False))
+
+    def _spoil(self) -> None:
+        for state in self._state()._state_ctx.all_states:  # a backward may have broken off
+            for group in state._fsdp_param_groups:
+                group._training_state = type(group._training_state).IDLE
+        self._scattered(spoiled=True)
+
+    def _scattered(self, *, spoiled: bool) -> list[bool]:
+        """Reduce and scatter all gradients; gives which there are anywhere."""
         self._module.set_requires_gradient_sync(True)
         self._module.set_is_last_backward(True)
         self._module.set_reshard_after_backward(True)
         self._state()._root_post_backward_final_callback()
         self._accumulate_only()
-        self._finish()
+        return self._present_anywhere(spoiled=spoiled)
 
     def each_norm(self, gradients: list[Tensor], norms: Callable[[list[Tensor]], Tensor]) -> Tensor:
         each = norms([_local(gradient) for gradient in gradients]).square()
@@ -114,9 +150,13 @@ class OrderedFsdpStage(ShardedStage):
         self._tree.add(microbatch, [g if g is None else g.to(d) for g, d in zip(present, dtypes, strict=True)])
 
     def reduce(self, module: Callable[..., Any], num_microbatches: int) -> None:
+        self._reducing = True
         total = self._tree.total(self.group, num_microbatches=num_microbatches)
         for live, gradient in zip([*(s.sharded_param for s in self._shards), *self._numbers], total, strict=True):
             live.grad = None if gradient is None else self.part(live, gradient)
+
+    def _spoil(self) -> None:
+        self._tree.spoil(self.group)
 
     def each_norm(self, gradients: list[Tensor], norms: Callable[[list[Tensor]], Tensor]) -> Tensor:
         each = [norms([self.whole(gradient)]) for gradient in gradients]  # one at a time is whole

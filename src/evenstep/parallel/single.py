@@ -3,7 +3,8 @@
 It is not a stand-in for a strategy to come: it is what a laptop and one GPU use.
 """
 
-from typing import final
+from collections.abc import Callable
+from typing import Any, final
 
 from evenstep.parallel.strategy import Strategy
 
@@ -17,3 +18,5 @@ class Single(Strategy):
     """
 
     cuts_alone = True
+
+    def spoil(self, module: Callable[..., Any], num_microbatches: int, error: Exception) -> None: ...

@@ -35,7 +35,15 @@ class Owned:
 
 
 class Spoiled(Exception):
-    """A peer could not give its gradients to a reduction: the sum must not be used, and all begin the update again."""
+    """What the ranks do together must not be used, and all begin it again: one of them ran out of memory.
+
+    Args:
+        fault: the traceback, where it was this rank.
+    """
+
+    def __init__(self, fault: str = "") -> None:
+        super().__init__(fault)
+        self.fault = fault
 
 
 class Strategy(ABC):
@@ -45,16 +53,13 @@ class Strategy(ABC):
         group: the ranks, through which they also agree; a group of one by default.
 
     Attributes:
-        holds_all: whether each rank has all that a checkpoint holds, without asking the others.
         collects: whether each micro-batch's gradients are taken out of `.grad` by `collect`.
-        cuts_alone: whether a rank may run its micro-batches in more pieces than its peers do: they share no model, so
-            no forward or backward waits for another rank's.
+        cuts_alone: whether a rank may run its micro-batches in more pieces than its peers do.
         in_turn: whether all ranks must run micro-batches of one kind at the same time.
     """
 
-    holds_all: bool = True
     collects: bool = False
-    cuts_alone: ClassVar[bool] = False
+    cuts_alone: bool = False
     in_turn: ClassVar[bool] = False
 
     def __init__(self, group: Group | None = None) -> None:
@@ -71,6 +76,11 @@ class Strategy(ABC):
         return self.group.ranks
 
     @property
+    def part_held(self) -> tuple[int, int]:
+        """Which part of the state this rank holds without asking the others, and of how many."""
+        return 0, 1
+
+    @property
     def retries_alone(self) -> bool:
         """Whether this rank may now begin its accumulation anew without its peers: nothing was given to them yet."""
         return self.cuts_alone
@@ -83,7 +93,7 @@ class Strategy(ABC):
         """The accumulation of an update begins, perhaps anew after a failed try: forget what was collected."""
 
     def spoil(self, module: Callable[..., Any], num_microbatches: int, error: Exception) -> None:
-        """Take part in the reduction that the peers are in, so that they raise `Spoiled` and begin anew as well.
+        """Take part in what the peers do up to their reduction, so that they raise `Spoiled` and begin anew as well.
 
         Called, with `.grad` empty, when this rank has failed where it does not retry alone.
 
@@ -98,18 +108,39 @@ class Strategy(ABC):
         """After `wrap`: let `optimizer` hold the parameters that this rank steps."""
 
     def match(
-        self, work: Sequence[T], run: Callable[[T], None], *, backward: bool, kind: str = "", last: bool = True
+        self,
+        work: Sequence[T],
+        run: Callable[[T], None],
+        *,
+        halve: Callable[[T], T | None],
+        backward: bool,
+        kind: str = "",
+        last: bool = True,
     ) -> None:
         """Before an update's or an evaluation's passes: run more, where all ranks must run the same number.
 
         Args:
-            work: this rank's micro-batches.
+            work: this rank's micro-batches, or what they are cut into.
             run: runs a micro-batch without a trace: no metrics, no changed buffers. What it adds to gradients is
                 the strategy's to remove.
+            halve: gives half of a micro-batch, or None where it can't be cut.
             backward: whether passes come back.
             kind: of the micro-batches; only those of one kind go through the same parts of a model.
             last: whether no passes of another kind follow in this accumulation.
         """
+
+    def follow(self) -> None:
+        """This rank has failed before the last kind's passes: take part in those that the peers still make of this one.
+
+        `match` without work is called for each kind that is left, and then `spoil`.
+        """
+
+    def any_failed(self, failed: bool) -> bool:
+        """After an evaluation's passes: whether they must be run again, since this rank or one that shares them failed.
+
+        One that has failed takes part in what the peers still do.
+        """
+        return failed
 
     def gather(self) -> None:
         """Before a plan of stages: have all that their forwards and backwards need."""

@@ -25,10 +25,9 @@ class Zero1(Strategy):
         replicas: how their gradients are summed.
     """
 
-    holds_all = False
-
     def __init__(self, replicas: Strategy) -> None:
         super().__init__(replicas.group)
+        self.cuts_alone = replicas.cuts_alone
         self._replicas = replicas
         self.collects = replicas.collects
         self._owned: list[list[nn.Parameter]] = [[] for _ in range(self.ranks)]
@@ -40,6 +39,20 @@ class Zero1(Strategy):
 
     def wrap(self, module: nn.Module) -> nn.Module:
         return self._replicas.wrap(module)
+
+    @property
+    def part_held(self) -> tuple[int, int]:
+        return self.rank, self.ranks
+
+    @property
+    def retries_alone(self) -> bool:
+        return self._replicas.retries_alone
+
+    def begin(self, module: Callable[..., Any]) -> None:
+        self._replicas.begin(module)
+
+    def spoil(self, module: Callable[..., Any], num_microbatches: int, error: Exception) -> None:
+        self._replicas.spoil(module, num_microbatches, error)
 
     def adopt(self, optimizer: torch.optim.Optimizer) -> None:
         if optimizer.state:

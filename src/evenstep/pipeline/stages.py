@@ -6,6 +6,7 @@ of the passage, how gradients are shared it leaves to the strategy; which schedu
 is one stage takes the shorter way of `Runner`.
 """
 
+import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, final
@@ -13,7 +14,9 @@ from typing import Any, Protocol, final
 import torch
 from torch import Tensor
 
-from evenstep.parallel.strategy import Strategy
+from evenstep.errors import OutOfMemoryError
+from evenstep.memory import give_back, is_out_of_memory
+from evenstep.parallel.strategy import Spoiled, Strategy
 from evenstep.pipeline.action import Action, Op, Plan
 from evenstep.pipeline.boundary import Crossing, Gradients, chosen, detached
 from evenstep.pipeline.deferred import Deferral, Work, accumulate, prepare
@@ -60,6 +63,10 @@ class StagePassage(Protocol):
         """This rank has nothing more to do with the micro-batch."""
         ...
 
+    def completed(self, microbatch: int) -> int | None:
+        """The number of the micro-batch whose gradients are complete with this one's backward; None: of none yet."""
+        ...
+
 
 @final
 class Stages:
@@ -93,25 +100,52 @@ class Stages:
             num_microbatches: of the update, over all ranks.
 
         Raises:
+            Spoiled: on all ranks, when one of them ran out of memory; nothing that was computed may be used.
             Exception: what an action raised, with a note that names rank, action and micro-batch; the other ranks
                 of the pipeline raise an EvenstepError that says so.
         """
         run = _Run(self, self._strategy, passage, num_microbatches)
-        action: Action | None = None
+        trains = any(action.op is Op.REDUCE for action in plan)
         self.wire.begin()
         try:
             inbox = Inbox(self.wire, self._group, _coming(plan, self.model))
             self._strategy.gather()
-            for action in plan:
-                run.act(action, inbox)
-            if any(a.op is Op.REDUCE for a in plan):
+            fault, rest = self._perform(run, plan, inbox)
+            if fault is not None:
+                self.deferral.end()
+                run.drain(rest, inbox, failed=bool(fault))
+            # what was reduced before a failure is told to other replicas only here
+            concerned = self.model.mesh.world if trains else self._group
+            spoiled = concerned.sum_floats([float(fault is not None)])[0] > 0
+            if trains and not spoiled:
                 sum_over_owners(self.model.ties, self._parameters, self._group)
             self._strategy.release()
             self.wire.flush()
         except BaseException as error:
             self.deferral.end()
-            self._tell(error, action)
+            self._tell(error, run.action)
             raise
+        if spoiled:
+            raise Spoiled(fault or "")
+
+    def _perform(self, run: "_Run", plan: Plan, inbox: Inbox) -> tuple[str | None, Plan]:
+        """Walk the plan; gives None, or why it could not be walked to its end, and what is left of it.
+
+        That is a traceback, or "" where another rank has failed. The error itself stays here: its traceback refers to
+        all that must be freed.
+        """
+        done = 0
+        try:
+            for action in plan:
+                run.act(action, inbox)
+                done += 1
+        except Spoiled:
+            return "", plan[done:]
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return traceback.format_exc(), plan[done:]
+        return None, ()
 
     def _tell(self, error: BaseException, action: Action | None) -> None:
         place = "before its first action" if action is None else f"at {described(action)}"
@@ -160,8 +194,38 @@ class _Run:
         self._unreduced = list(self._model.own)
         self._armed: set[int] = set()
         self._complete: set[int] = set()
+        self.action: Action | None = None
+
+    def drain(self, rest: Plan, inbox: Inbox, *, failed: bool) -> None:
+        """Walk the rest of the plan without computing, so that nothing is left on its way and nobody waits.
+
+        What is received is dropped. What is sent holds nothing, by which those who receive it learn that they must do
+        the same.
+        """
+        for held in (self._crossings, self._local, self._leaving, self._weights):
+            held.clear()
+        if failed:
+            give_back()
+        rank_of, layout = self._model.layout.rank_of, self._model.layout
+        for action in rest:
+            self.action = action
+            op, stage, peer = action.op, action.stage, action.peer
+            if op in RECEIVED:
+                inbox.allow(rank_of[peer])
+            elif op is Op.FORWARD:
+                for source in layout.sources(stage):
+                    self._drop(Address("output", source, stage, action.microbatch), inbox)
+            elif op in (Op.BACKWARD, Op.INPUT_BACKWARD):
+                for destination in layout.destinations(stage):
+                    self._drop(Address("gradient", destination, stage, action.microbatch), inbox)
+            elif op in (Op.SEND_OUTPUT, Op.SEND_GRADIENT):
+                kind = "output" if op is Op.SEND_OUTPUT else "gradient"
+                self._wire.send(Address(kind, stage, peer, action.microbatch), None, rank_of[peer])
+            elif op is Op.REDUCE:
+                self._reduce(stage, spoiled=True)
 
     def act(self, action: Action, inbox: Inbox) -> None:
+        self.action = action
         op, stage, microbatch = action.op, action.stage, action.microbatch
         rank_of = self._model.layout.rank_of
         if op is Op.FORWARD:
@@ -231,7 +295,8 @@ class _Run:
     def _weight_backward(self, stage: int, microbatch: int) -> None:
         waiting, gradients = self._weights.pop((stage, microbatch))
         for parameter, gradient in zip(self._model.sections[stage].parameters(), gradients, strict=False):
-            parameter.grad = gradient
+            if gradient is not None:  # beside that of an earlier piece of the same micro-batch
+                parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
         accumulate(waiting)
         self._collect(stage, microbatch)
 
@@ -246,19 +311,35 @@ class _Run:
         return gradients
 
     def _collect(self, stage: int, microbatch: int) -> None:
-        self._strategy.collect(self._model.sections[stage], microbatch)
+        whole = self._passage.completed(microbatch)
+        if whole is not None:
+            self._strategy.collect(self._model.sections[stage], whole)
         if stage == self._model.own[0]:
             self._passage.done(microbatch)
 
-    def _reduce(self, stage: int) -> None:
+    def _reduce(self, stage: int, *, spoiled: bool = False) -> None:
         """Reduce in one order on all data-parallel ranks, also where their plans end differently: last stage first."""
         self._complete.add(stage)
         while self._unreduced and self._unreduced[-1] in self._complete:
-            last = self._unreduced.pop()
+            last = self._unreduced[-1]
             section = self._model.sections[last]
-            if last not in self._armed:
-                self._strategy.arm(section)
+            if spoiled:
+                error = OutOfMemoryError(
+                    f"memory ran out at {described(Action(Op.REDUCE, last))}, which can't be undone."
+                )
+                self._strategy.spoil(section, self._num_microbatches, error)
+            else:
+                self._reduce_one(last, section)
+            self._unreduced.pop()
+
+    def _reduce_one(self, stage: int, section: Section) -> None:
+        if stage not in self._armed:
+            self._strategy.arm(section)
+        try:
             self._strategy.reduce(section, self._num_microbatches)
+        except Spoiled:
+            self._unreduced.pop()  # all have taken part
+            raise
 
     def _arrived(self, address: Address, inbox: Inbox) -> Any:
         rank_of = self._model.layout.rank_of
@@ -266,9 +347,22 @@ class _Run:
         if rank == rank_of[address.destination]:
             return self._local.pop(address)
         tree = inbox.take(address, rank)
+        self._answered(address, rank)
+        if tree is None:
+            raise Spoiled  # it comes from a rank that has nothing more to give
+        return tree
+
+    def _drop(self, address: Address, inbox: Inbox) -> None:
+        rank_of = self._model.layout.rank_of
+        rank = rank_of[address.source]
+        if rank != rank_of[address.destination]:
+            inbox.drop(address, rank)
+            self._answered(address, rank)
+
+    def _answered(self, address: Address, rank: int) -> None:
+        """A gradient has come: the output that it belongs to had arrived."""
         if address.kind == "gradient":
             self._wire.answered(Address("output", address.destination, address.source, address.microbatch), rank)
-        return tree
 
     def _leave(self, address: Address, tree: Any) -> None:
         rank_of = self._model.layout.rank_of

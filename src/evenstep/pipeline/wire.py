@@ -89,9 +89,9 @@ class Wire:
         # what is neither tensor nor None may change in place, or have an equality of its own
         plain = len(tensors) + sum(leaf is None for leaf in leaves) == len(leaves)
         known = plain and self._sent_forms.get(edge) == (marks, structure)
-        self._sent_forms[edge] = marks, structure
         form = b"" if known else pickle.dumps(pytree.tree_unflatten(marks, structure))
         piece = _packed(address, form, tensors)
+        self._sent_forms[edge] = marks, structure  # only now: memory may have run out before
         self._note(edge, len(piece) - _ALIGNED)
         if len(piece) - _ALIGNED <= self._room_on(address):
             waits = [self._group.begin_send(piece, rank)]
@@ -116,22 +116,26 @@ class Wire:
     def begin_receive(self, address: Address, rank: int) -> Callable[[], Any]:
         """Make room for the next message of `rank`, which is this one; call the result to wait for its tree.
 
-        Messages of one rank must be waited for in their order.
+        Messages of one rank must be waited for in their order. Where memory runs out, the result may be called again.
         """
         piece = torch.empty(_ALIGNED + self._room_on(address), dtype=torch.uint8)
+        body = piece[_ALIGNED:]
         wait = self._group.begin_receive(piece, rank)
+        here = False
 
         def received() -> Any:
-            nonlocal piece
-            wait()
+            nonlocal body, here
+            if not here:
+                wait()
+            here = True
             head = piece[:_ALIGNED].numpy().tobytes()
             kind, source, destination, microbatch, form_bytes, body_bytes = _HEADER.unpack(head)
             came = Address(_KINDS[kind], source, destination, microbatch)
             assert came == address, f"{came} came in place of {address}"
-            body = piece[_ALIGNED:]
             if body_bytes > len(body):
-                body = torch.empty(body_bytes, dtype=torch.uint8)
-                self._group.begin_receive(body, rank, _SECOND)()
+                second = torch.empty(body_bytes, dtype=torch.uint8)
+                self._group.begin_receive(second, rank, _SECOND)()
+                body = second
             self._note(address.edge, body_bytes)
             return self._unpacked(address.edge, form_bytes, body)
 
@@ -231,8 +235,9 @@ class Inbox:
         """The plan has come to the next message of `rank`."""
         coming = self._coming[rank]
         if coming:
-            address = coming.popleft()
+            address = coming[0]
             self._begun[rank].append((address, self._wire.begin_receive(address, rank)))
+            coming.popleft()
 
     def take(self, address: Address, rank: int) -> Any:
         """Wait for what `address` names, which comes from `rank`.
@@ -241,12 +246,22 @@ class Inbox:
             EvenstepError: it will not come; the message says which rank failed, and why.
         """
         while address not in self._here:
-            first, received = self._begun[rank].popleft()
+            first, received = self._begun[rank][0]
             try:
                 self._here[first] = received()
             except LostRankError as error:
                 raise EvenstepError(f"{address} will not come: {self._reason() or error}") from error
+            self._begun[rank].popleft()
         return self._here.pop(address)
+
+    def drop(self, address: Address, rank: int) -> None:
+        """Wait for what `address` names, unless it was taken, and let go of it.
+
+        Raises:
+            EvenstepError: as `take`.
+        """
+        if address in self._here or any(address == begun for begun, _ in self._begun[rank]):
+            self.take(address, rank)
 
     def _reason(self) -> str:
         until = time.monotonic() + _GRACE_S

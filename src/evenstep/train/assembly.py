@@ -17,6 +17,7 @@ from evenstep.optim.ema import Ema
 from evenstep.optim.learning_rate import LearningRates
 from evenstep.optim.schedules import Constant, LrSchedule
 from evenstep.parallel import Strategy
+from evenstep.parallel.sharded import Sharded
 from evenstep.pipeline import Staged
 from evenstep.precision import Precision
 from evenstep.train.arguments import choose_device
@@ -122,13 +123,14 @@ def build_loop(
         log_every_updates=log_every_updates,
         settle_every_updates=1 if known_at_once else settle_every_updates or log_every_updates,
         max_skipped_samples=max_skipped_samples,
-        fit_memory=fit_memory,
+        # Where ranks gather a model together none can try alone: what fits is found by the first updates that don't.
+        fit_memory=fit_memory and not isinstance(strategy, Sharded),
     )
 
 
 def _check_fit_memory(model: nn.Module, strategy: Strategy, *, wanted: bool) -> None:
     if wanted and (isinstance(model, Staged) or not strategy.cuts_alone):
         raise ArgumentError(
-            "`fit_memory` cuts each rank's micro-batches by themselves, which ranks that share a model can't; give "
-            "the micro-batch size as a number."
+            "`fit_memory` begins with micro-batches as large as can be, which a model in stages must not (they would "
+            "not overlap); give the micro-batch size as a number."
         )

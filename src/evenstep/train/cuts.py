@@ -6,9 +6,11 @@ kept for the rest of the run. It decides how batches are cut, not when, and runs
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, final
 
+from evenstep.data import Microbatch
 from evenstep.errors import TaskError
 from evenstep.train.split import num_elements, num_samples
 from evenstep.train.task import Task
@@ -53,6 +55,12 @@ class Cuts:
             check_weights(task, data, pieces)
         return pieces
 
+    def passes(self, tasks: Mapping[str, Task], work: tuple[Microbatch, ...]) -> Sequence[Microbatch]:
+        """The micro-batches as they go through the model, one after the other."""
+        if self.limit is None:
+            return work
+        return [replace(one, data=piece.data) for one in work for piece in self.pieces(tasks[one.task], one.data)]
+
     def finer(self, task: Task, piece: Piece) -> bool:
         """Remember that `piece` does not fit; False if it can't be cut."""
         parts = task.split(piece.data)
@@ -74,6 +82,12 @@ class Cuts:
             for number, part in enumerate(parts)
             for small in self._within(task, Piece(part, (*piece.path, number)), limit)
         ]
+
+
+def half_of(tasks: Mapping[str, Task], microbatch: Microbatch) -> Microbatch | None:
+    """The first half of a micro-batch, or None where it can't be cut."""
+    first, *others = tasks[microbatch.task].split(microbatch.data)
+    return replace(microbatch, data=first) if others else None
 
 
 def check_weights(task: Task, whole: Any, pieces: list[Piece]) -> None:

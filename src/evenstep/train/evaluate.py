@@ -18,7 +18,8 @@ from evenstep.data import Data, Position
 from evenstep.errors import DataError, LostRankError, OutOfMemoryError, TaskError
 from evenstep.events import Incident, Record
 from evenstep.memory import give_back, is_out_of_memory
-from evenstep.train.cuts import Cuts, described
+from evenstep.parallel import Spoiled
+from evenstep.train.cuts import Cuts, described, half_of
 from evenstep.train.execution import Execution
 from evenstep.train.passage import Passage, Way
 from evenstep.train.randomness import undisturbed
@@ -114,7 +115,7 @@ class Evaluation:
     def _through(self, weights: Weights, update: int, place: int) -> bool:
         """Take one task's part of a global batch through the model; False if it must be cut finer first."""
         way, mark, task = self._way, self._way.storage.mark(), next(iter(weights.totals))
-        passage = Passage(
+        passage = self._execution.passage(
             way,
             weights,
             path=("evaluate", self._name, place),
@@ -123,17 +124,30 @@ class Evaluation:
             prefix=f"{self._name}/",
             cuts=self._cuts,
         )
-        self._execution.match(weights.work, partial(Passage.unseen, way), backward=False, kind=task)
+        passes = self._cuts.passes(way.tasks, weights.work)
+        halve = partial(half_of, way.tasks)
+        self._execution.match(passes, partial(Passage.unseen, way), halve=halve, backward=False, kind=task)
+        fault = self._try(weights, passage)
+        if not self._execution.any_failed(fault is not None):
+            return True
+        way.storage.drop_after(mark)
+        if fault:
+            self._cut(passage, way.tasks[task], update, fault)
+        self._execution.cut_alike(self._cuts)
+        return False
+
+    def _try(self, weights: Weights, passage: Passage) -> str | None:
+        """Run the micro-batches; gives None, or the traceback of what did not fit into memory, "" if a peer's."""
         try:
             with passage:
                 self._execution.evaluate(tuple(microbatch.index for microbatch in weights.work), passage)
+        except Spoiled as spoiled:
+            return spoiled.fault
         except (MemoryError, RuntimeError) as error:
-            if not (is_out_of_memory(error) and self._execution.strategy.retries_alone):
+            if not (is_out_of_memory(error) and self._execution.strategy.cuts_alone):
                 raise
-            way.storage.drop_after(mark)
-            self._cut(passage, way.tasks[task], update, traceback.format_exc())
-            return False
-        return True
+            return traceback.format_exc()
+        return None
 
     def _cut(self, passage: Passage, task: Task, update: int, fault: str) -> None:
         assert passage.doing is not None, "memory is taken by micro-batches"

@@ -18,7 +18,9 @@ from evenstep.errors import ArgumentError
 from evenstep.optim.apply import norms
 from evenstep.parallel import Group, Single, Strategy, of_stages
 from evenstep.pipeline import SCHEDULES, Layout, Op, Plan, Runner, Stage, Staged, Stages, forwards
+from evenstep.train.cuts import Cuts
 from evenstep.train.passage import Passage
+from evenstep.train.staged_passage import StagedPassage
 
 T = TypeVar("T")
 
@@ -31,12 +33,14 @@ class Execution(ABC):
         strategy: how gradients are shared between data-parallel ranks.
         stages: that this rank runs; None where the model is not in stages.
         holds_output: whether this rank has the model's outputs for its micro-batches.
+        passage: the kind that its micro-batches need.
     """
 
     group: Group
     strategy: Strategy
     stages: Stages | None = None
     holds_output: bool = True
+    passage: type[Passage] = Passage
 
     @abstractmethod
     def train(
@@ -55,11 +59,17 @@ class Execution(ABC):
     def evaluate(self, microbatches: tuple[int, ...], passage: Passage) -> None:
         """Run `microbatches` forward only."""
 
+    @property
+    def part_held(self) -> tuple[int, int]:
+        """See `Strategy.part_held`."""
+        return self.strategy.part_held
+
     def match(
         self,
         work: Sequence[T],
         unseen: Callable[[T], AbstractContextManager[Passage]],
         *,
+        halve: Callable[[T], T | None],
         backward: bool,
         kind: str = "",
         last: bool = True,
@@ -69,10 +79,18 @@ class Execution(ABC):
         Args:
             work: this rank's micro-batches.
             unseen: gives the passage of a micro-batch that counts nowhere.
+            halve: gives half of a micro-batch, or None where it can't be cut.
             backward: whether they come back.
             kind: of the micro-batches; only those of one kind go through the same parts of a model.
             last: as for `train`.
         """
+
+    @abstractmethod
+    def any_failed(self, failed: bool) -> bool:
+        """See `Strategy.any_failed`."""
+
+    def cut_alike(self, cuts: Cuts) -> None:
+        """After a failed try: let ranks that run one plan together cut as finely as the one that must most."""
 
     @abstractmethod
     def begin(self) -> None:
@@ -140,6 +158,7 @@ class OneStage(Execution):
         work: Sequence[T],
         unseen: Callable[[T], AbstractContextManager[Passage]],
         *,
+        halve: Callable[[T], T | None],
         backward: bool,
         kind: str = "",
         last: bool = True,
@@ -150,7 +169,10 @@ class OneStage(Execution):
             with unseen(microbatch) as passage:
                 self._alone.run(plan, passage, 1)
 
-        self.strategy.match(work, run, backward=backward, kind=kind, last=last)
+        self.strategy.match(work, run, halve=halve, backward=backward, kind=kind, last=last)
+
+    def any_failed(self, failed: bool) -> bool:
+        return self.strategy.any_failed(failed)
 
     def begin(self) -> None:
         self.strategy.begin(self._wrapped)
@@ -186,6 +208,7 @@ class Pipelined(Execution):
                 f"model's mesh, but has a group of {strategy.group.ranks}; build it from `mesh.data`."
             )
         self.group, self.strategy = model.mesh.world, of_stages(strategy)
+        self.passage = StagedPassage
         trained = {id(parameter) for parameter in _of(optimizer)}
         names = {name for name, parameter in model.named_parameters() if id(parameter) in trained}
         self._model = model
@@ -209,12 +232,27 @@ class Pipelined(Execution):
         self, microbatches: tuple[int, ...], passage: Passage, num_microbatches: int, *, last: bool = True
     ) -> None:
         assert last, "all micro-batches of a model in stages are in one plan"
-        self._run(self._plan(microbatches), passage, num_microbatches)
+        assert isinstance(passage, StagedPassage)
+        self._run(self._plan(passage.lay_out(microbatches)), passage, num_microbatches)
 
     def evaluate(self, microbatches: tuple[int, ...], passage: Passage) -> None:
-        self._run(self._forwards(microbatches), passage, len(microbatches))
+        assert isinstance(passage, StagedPassage)
+        self._run(self._forwards(passage.lay_out(microbatches)), passage, len(microbatches))
 
-    def begin(self) -> None: ...
+    def any_failed(self, failed: bool) -> bool:
+        return failed  # a plan fails on all ranks of a pipeline
+
+    @property
+    def part_held(self) -> tuple[int, int]:
+        place, places = self.strategy.part_held
+        return self._pipeline.rank * places + place, self._pipeline.ranks * places
+
+    def cut_alike(self, cuts: Cuts) -> None:
+        known = [limit for limit in self._pipeline.gather(cuts.limit) if limit is not None]
+        cuts.limit = min(known, default=None)
+
+    def begin(self) -> None:
+        self.strategy.begin(self._model)
 
     def spoil(self, num_microbatches: int, error: Exception) -> None:
         raise error

@@ -163,7 +163,7 @@ def build_course(
     if not isinstance(group, Elastic):
         return Straight()
     loop = state.loop
-    if not loop.execution.strategy.holds_all:
+    if loop.execution.part_held[1] > 1:
         raise ArgumentError("ranks that may be lost must each hold the whole state; use `Ddp` or `Ordered`.")
     if loop.data.num_batches(0, seed=loop.seed) is None:
         raise ArgumentError(

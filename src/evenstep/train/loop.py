@@ -24,14 +24,13 @@ from typing import Any, Literal, cast, final
 from torch import nn
 
 from evenstep.data import Data, GlobalBatch, Position
-from evenstep.errors import DataError, NonFiniteError, TaskError
+from evenstep.errors import DataError
 from evenstep.events import Bus, EpochBegin, EpochEnd, Incident, Storage, UpdateBegin, UpdateEnd
 from evenstep.precision import Precision
+from evenstep.train.aborts import Aborts
 from evenstep.train.asks import Asks
-from evenstep.train.blame import Blamed, blame
-from evenstep.train.diagnose import diagnose
 from evenstep.train.execution import Execution
-from evenstep.train.failures import Answer, FailurePolicy, Retry, Skip
+from evenstep.train.failures import Answer, FailurePolicy
 from evenstep.train.ledger import Entry, first_aborted
 from evenstep.train.progress import Progress
 from evenstep.train.update import Update
@@ -122,7 +121,6 @@ class Loop:
     progress: Progress = field(default_factory=Progress)
     _ledger: list[Entry] = field(default_factory=list)
     _again: deque[GlobalBatch] = field(default_factory=deque)
-    _on_no_weight: FailurePolicy = field(default_factory=lambda: Skip(limit=100))
     _data_ended: bool = False
     failed: tuple[GlobalBatch, int] | None = None
     _rewinding: _Rewinding | None = None
@@ -131,6 +129,17 @@ class Loop:
     _busy_s: float = 0.0
     _busy_updates: int = 0
     _skipped_samples: int = 0
+    _aborts: Aborts = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._aborts = Aborts(
+            update=self.update,
+            model=self.model,
+            execution=self.execution,
+            precision=self.precision,
+            storage=self.storage,
+            on_non_finite=self.on_non_finite,
+        )
 
     def run(self) -> None:
         """Execute updates until the run is over or asked to stop, from where `progress` is."""
@@ -349,11 +358,12 @@ class Loop:
         self.asks.forget_actions()
         self.progress, self.precision.state = first.before, first.precision
         self.update.resume()
-        incident, policy = self._incident(first, number)
+        incident, policy = self._aborts.incident(first, number)
         answer = policy(incident)
         self.actions.report(incident)
         if answer is Answer.STOP:
-            self._stop(incident, first)
+            self.failed = first.batch, number
+            self._aborts.stop(incident, first)
         elif answer in (Answer.REWIND, Answer.REWIND_PAST):
             self._positions.append((number, first.batch.following))
             self.rewind(incident, answer)
@@ -366,66 +376,6 @@ class Loop:
         elif answer is Answer.RETRY:
             self.precision.overflowed()
         self._again.extendleft(reversed(again))
-
-    def _incident(self, entry: Entry, number: int) -> tuple[Incident, FailurePolicy]:
-        position = entry.batch.position
-        details: dict[str, Any] = {"epoch": position.epoch, "batch": position.batch}
-        where = f"update {number} (global batch {position.batch} of epoch {position.epoch})"
-        blamed = self._blamed(entry, number)
-        if blamed:
-            details["tasks"] = sorted({one.task for one in blamed if one.task})
-            details["microbatches"] = [one.microbatch for one in blamed if one.microbatch >= 0]
-        if float(entry.outcome.total) == 0:
-            kind, policy = "no_weight", self._on_no_weight
-            message = (
-                f"{where} was aborted: the weights of all its micro-batches are 0, or no task gave a loss (did `loss` "
-                f"forget to return it?)."
-            )
-        elif any(one.raised for one in blamed):
-            kind, policy = "task_error", self.on_non_finite
-            message = f"{where} was aborted: a task failed"
-        elif self.precision.retries_overflow and not (blamed and self.on_non_finite.tolerates_errors):
-            kind, policy = "overflow", Retry()
-            details["loss_scale"] = self.precision.scale
-            message = f"{where} was aborted: its gradient overflowed at a loss scale of {self.precision.scale:g}."
-        else:
-            kind, policy = "non_finite", self.on_non_finite
-            message = f"{where} was aborted: its gradient is not finite"
-        if kind in ("task_error", "non_finite"):
-            more = f" and {len(blamed) - 3} more" if len(blamed) > 3 else ""
-            message += f"; {'; '.join(map(str, blamed[:3]))}{more}." if blamed else "."
-        return Incident(kind=kind, update=number, message=message, details=details), policy
-
-    def _blamed(self, entry: Entry, number: int) -> list[Blamed]:
-        """Who is to blame for an abort; an overflow is the loss scale's fault, unless a policy asks about tasks."""
-        if float(entry.outcome.total) == 0:
-            return []
-        if not self.precision.retries_overflow:
-            blamed = self.update.blame(entry.batch, entry.outcome.gathered, number)
-            self.storage.discard_from(number)  # looking for it may have put metrics again
-            return blamed
-        return blame(entry.outcome.gathered, self.execution.group) if self.on_non_finite.tolerates_errors else []
-
-    def _stop(self, incident: Incident, entry: Entry) -> None:
-        kept = f"The parameters are those after update {incident.update - 1}."
-        self.failed = entry.batch, incident.update
-        if incident.kind == "no_weight":
-            raise TaskError(
-                f"{incident.message} The same held for the global batches before it; look at the data, and at "
-                f"`weight` of the task. {kept}"
-            )
-        for _, error in entry.outcome.gathered.failures.values():
-            error.add_note(f"{incident.message} {kept}")
-            raise error
-        if incident.kind == "task_error":
-            raise TaskError(f"{incident.message} {kept}")
-        with self.execution.strategy.uncompressed() as advice:
-            cause = diagnose(self.model, lambda: self.update.rerun(entry.batch, incident.update), if_finite=advice)
-        self.storage.discard_from(incident.update)
-        raise NonFiniteError(
-            f"{incident.message} When it is run again, {cause}. {kept} Look at this batch and at the loss, lower the "
-            f"learning rate or clip gradients, or let such batches be skipped."
-        )
 
 
 def _by_task(batch: GlobalBatch, count: Literal["data_s", "num_samples"]) -> dict[str, Any]:

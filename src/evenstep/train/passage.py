@@ -9,7 +9,6 @@ A micro-batch that is too large for the memory goes in pieces, one after the oth
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from types import TracebackType
 from typing import Any, Self, cast, final
 
@@ -31,7 +30,7 @@ from evenstep.events import (
 )
 from evenstep.keys import branch, key_below
 from evenstep.memory import is_out_of_memory
-from evenstep.pipeline import Section, Stage
+from evenstep.pipeline import Stage
 from evenstep.precision import Precision
 from evenstep.train.coefficients import Coefficients, Fixed
 from evenstep.train.cuts import Cuts, Piece
@@ -106,9 +105,8 @@ class Gathered:
         self.failures.update(other.failures)
 
 
-@final
 class Passage:
-    """One set of micro-batches on its way.
+    """One set of micro-batches on its way through a model that is one stage; `StagedPassage` takes others.
 
     Args:
         way: what is the same for all passages of the run.
@@ -178,7 +176,7 @@ class Passage:
         self.doing = "transfer", microbatch, piece
         self._pieces[microbatch] = piece
         if self._heard:
-            self._begin(one, piece.data)
+            self._begin(one, piece.data, microbatch)
         try:
             output, total = self._computed(stage, one, piece)
         except Exception as error:
@@ -242,55 +240,23 @@ class Passage:
     def backward(self, loss: Tensor | None, microbatch: int) -> None:
         self.doing = "backward", microbatch, self._pieces.pop(microbatch)
         if loss is not None:
-            self.descend(loss, microbatch)
+            self._descend(loss, self._microbatches[microbatch])
         if self._heard and microbatch in self._open:
             self._end(microbatch)
 
-    def through(self, section: Section, received: Mapping[int, Any], microbatch: int) -> dict[int, Any]:
-        """Apply one of several stages; each layer has randomness of its own, whatever stage it is in."""
-        way, one = self._way, self._microbatches[microbatch]
-        if self._heard and microbatch not in self._open:
-            self._begin(one, one.data)
-        batch = self._ready(one, Piece(one.data)) if section.takes_inputs else None
-        with way.precision.forward(way.device), way.norms.of(one.task):
-            inputs = way.tasks[one.task].inputs(batch) if section.takes_inputs else None
-            return section(received, inputs, partial(self._seed_layer, microbatch))
-
-    def loss(self, output: Any, microbatch: int) -> Tensor | None:
-        """The loss of the last of several stages; where there is none, nothing goes back through any."""
-        way, one = self._way, self._microbatches[microbatch]
-        task, batch = way.tasks[one.task], self._ready(one, Piece(one.data))
-        seed_generators(way.device, key_below(self._branch, microbatch, "loss"))
-        with way.precision.forward(way.device):
-            output = task.inverse(output, batch)
-            loss = task.loss(output, batch)
-        total = self._taken(task, one, loss)
-        if self._heard:
-            self._seen[microbatch] = output, None if total is None else total.detach()
-        return total
-
-    def descend(self, loss: Tensor, microbatch: int) -> None:
+    def _descend(self, loss: Tensor, one: Microbatch) -> None:
         """Go back from the loss."""
-        one = self._microbatches[microbatch]
-        with self.going_back(microbatch), self._range("backward", one.task):
+        with self._going_back(one), self._range("backward", one.task):
             torch.autograd.backward((loss,), (self._seed_of(loss, one),))
 
-    def going_back(self, microbatch: int) -> AbstractContextManager[None]:
+    def _going_back(self, one: Microbatch) -> AbstractContextManager[None]:
         """Tell hooks of a backward."""
-        update, task = self._update, self._microbatches[microbatch].task
+        update, microbatch, task = self._update, one.index, one.task
         return self._way.bus.span(
             "backward",
             lambda: BackwardBegin(update=update, microbatch=microbatch, task=task),
             lambda error: BackwardEnd(update=update, microbatch=microbatch, task=task),
         )
-
-    def done(self, microbatch: int) -> None:
-        """This rank has nothing more to do with the micro-batch."""
-        if self._heard:
-            self._end(microbatch)
-
-    def _seed_layer(self, microbatch: int, place: int) -> None:
-        seed_generators(self._way.device, key_below(self._branch, microbatch, place))
 
     def _range(self, phase: str, task: str) -> AbstractContextManager[Any]:
         """A range of the profiler's, if one is watching."""
@@ -304,11 +270,12 @@ class Passage:
             kept = self._way.seeds[loss.dtype] = factor, loss.new_full((), factor)
         return kept[1]
 
-    def _begin(self, one: Microbatch, batch: Any) -> None:
+    def _begin(self, one: Microbatch, batch: Any, number: int) -> None:
+        """Tell hooks of a micro-batch, which is `number` in the plan."""
         update, microbatch = self._update, one.index
 
         def end(error: BaseException | None) -> MicrobatchEnd:
-            output, loss = self._seen.pop(microbatch, (None, None))
+            output, loss = self._seen.pop(number, (None, None))
             return MicrobatchEnd(
                 update=update, microbatch=microbatch, batch=batch, output=output, loss=loss, task=one.task
             )
@@ -316,10 +283,10 @@ class Passage:
         begin = MicrobatchBegin(update=update, microbatch=microbatch, batch=batch, task=one.task)
         span = self._way.bus.span("microbatch", lambda: begin, end)
         span.__enter__()
-        self._open[microbatch] = span
+        self._open[number] = span
 
-    def _end(self, microbatch: int) -> None:
-        self._open.pop(microbatch).__exit__(None, None, None)
+    def _end(self, number: int) -> None:
+        self._open.pop(number).__exit__(None, None, None)
 
     def _checked(self, task: Task, loss: Loss, microbatch: int) -> Tensor | None:
         total = cast("Any", loss.sum)

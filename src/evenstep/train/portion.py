@@ -25,6 +25,10 @@ class Portion:
         """The whole state, on the first rank at least; all ranks call it together."""
         return state
 
+    def part(self, state: Tree) -> Tree:
+        """What of this rank's own state goes into the whole; it needs no other rank."""
+        return state
+
     def own(self, state: Tree) -> Tree:
         """What of a whole state belongs to this rank; all ranks call it together."""
         return state
@@ -60,6 +64,10 @@ class StagesPortion(Portion):
             return state
         others = [self._wire.receive(_address(rank), rank) for rank in range(1, self._pipeline.ranks)]
         return {**state, **self._merged([mine, *others])}
+
+    def part(self, state: Tree) -> Tree:
+        merged = self._merged([self._parts(state)])
+        return {**state, **merged}
 
     def own(self, state: Tree) -> Tree:
         aliases = self._model.aliases

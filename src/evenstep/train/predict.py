@@ -16,10 +16,10 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from evenstep.data import Data, GlobalBatch, Microbatch, Position
-from evenstep.errors import LostRankError
-from evenstep.parallel import Group
+from evenstep.errors import LostRankError, OutOfMemoryError
+from evenstep.parallel import Group, Spoiled
 from evenstep.pipeline.wire import Address, Wire
-from evenstep.train.cuts import Cuts
+from evenstep.train.cuts import Cuts, half_of
 from evenstep.train.evaluate import evaluating
 from evenstep.train.execution import Execution
 from evenstep.train.passage import Passage, Way
@@ -100,7 +100,8 @@ def _kept(batch: GlobalBatch, way: Way, execution: Execution) -> list[Kept]:
         task_of(way.tasks, one)
     for name in dict.fromkeys(part.task for part in batch.parts) or [""]:  # one task after the other, on all ranks
         work = tuple(one for one in batch.microbatches if one.task == name)
-        execution.match(work, partial(_unseen, way), backward=False, kind=f"predict {name}")
+        halve = partial(half_of, way.tasks)
+        execution.match(work, partial(_unseen, way), halve=halve, backward=False, kind=f"predict {name}")
         keeping, silent = _keeping(way)
         weights = Weights(
             totals={name: 1.0},
@@ -111,8 +112,9 @@ def _kept(batch: GlobalBatch, way: Way, execution: Execution) -> list[Kept]:
             num_tasks=1,
         )
         path = ("predict", batch.position.batch)
-        with Passage(silent, weights, path=path, update=0, factor=1.0, prefix="", cuts=Cuts()) as passage:
-            execution.evaluate(tuple(one.index for one in work), passage)
+        kind = execution.passage
+        with kind(silent, weights, path=path, update=0, factor=1.0, prefix="", cuts=Cuts()) as passage:
+            _evaluate(execution, tuple(one.index for one in work), passage)
         if execution.holds_output:
             outputs = keeping[name].kept if work else []
             kept += [
@@ -120,6 +122,16 @@ def _kept(batch: GlobalBatch, way: Way, execution: Execution) -> list[Kept]:
                 for one, output in zip(work, outputs, strict=True)  # forwards run in the order of their numbers
             ]
     return kept
+
+
+def _evaluate(execution: Execution, microbatches: tuple[int, ...], passage: Passage) -> None:
+    try:
+        execution.evaluate(microbatches, passage)
+    except Spoiled as spoiled:
+        where = f"rank {execution.group.rank}" if spoiled.fault else "a rank of this pipeline"
+        raise OutOfMemoryError(
+            f"{where} ran out of memory in a prediction. Make the micro-batches of its data smaller."
+        ) from spoiled
 
 
 def _keeping(way: Way) -> "tuple[dict[str, _Keeping], Way]":

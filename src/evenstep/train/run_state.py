@@ -49,9 +49,16 @@ class RunState:
         Args:
             whole: False to leave tensors that are cut over ranks as they are.
         """
+        return self._with_counters(self.portion.gathered(self.saved.state_dict(whole=whole)))
+
+    def part(self) -> Tree:
+        """What this rank holds of it, without asking the others."""
+        return self._with_counters(self.portion.part(self.saved.part()))
+
+    def _with_counters(self, tensors: Tree) -> Tree:
         loop = self.loop
         return {
-            **self.portion.gathered(self.saved.state_dict(whole=whole)),
+            **tensors,
             "progress": loop.progress.state_dict(),
             "data": {"fingerprint": loop.data.fingerprint(), "state": loop.data.state_dict()},
             "hooks": loop.bus.state_dict(),
@@ -87,12 +94,12 @@ class RunState:
         self._load_cuts(state["run"].get("cuts", []))
 
     def _load_cuts(self, limits: list[int | None]) -> None:
-        """Cut as finely as this rank did; on another number of ranks, as the one that did so most."""
+        """Cut as finely as this rank did; on another number of ranks, and in stages, as the one that did so most."""
         execution = self.loop.execution
         if not execution.strategy.cuts_alone:
             return
         known = [limit for limit in limits if limit is not None]
-        same = len(limits) == execution.group.ranks
+        same = len(limits) == execution.group.ranks and execution.stages is None
         self.cuts.limit = limits[execution.group.rank] if same else min(known, default=None)
 
 

@@ -21,7 +21,7 @@ def salvage(
     group: Group,
     saving: Saving,
     report: Callable[[Incident], None],
-    state_dict: Callable[[], Tree],
+    part: Callable[[], Tree],
     write: Callable[[], None],
     end: Callable[[BaseException], None],
 ) -> None:
@@ -33,7 +33,7 @@ def salvage(
         group: all ranks.
         saving: of the run.
         report: told of the failure.
-        state_dict: gives the state of the run.
+        part: gives what this rank holds of the state of the run.
         write: writes the metrics that are known.
         end: tells writers of the end.
     """
@@ -46,8 +46,7 @@ def salvage(
         report(failed(error, group, update))
         strategy = execution.strategy
         failure = describe_failure(error, under_way, rank=strategy.rank, ranks=strategy.ranks)
-        alone = is_whole and strategy.holds_all and execution.stages is None
-        saving.rescue(error, update, state_dict if alone else None, failure)
+        saving.rescue(error, update, part if is_whole else None, failure, part=execution.part_held)
         if group.ranks == 1:  # the others may not be there to sum with
             write()
         end(error)

@@ -15,7 +15,18 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, final
 
-from evenstep.checkpoint import Saved, Saver, clean_leftovers, locked, newest_valid, write_emergency, write_failure
+from evenstep.checkpoint import (
+    Saved,
+    Saver,
+    clean_leftovers,
+    discard_parts,
+    join_parts,
+    locked,
+    newest_valid,
+    write_emergency,
+    write_failure,
+    write_part,
+)
 from evenstep.data import GlobalBatch
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.events import Bus, Incident, SaveBegin, SaveEnd
@@ -78,6 +89,9 @@ class Saving:
         """
         if self.folder is None:
             raise ArgumentError("`resume` must be a path, since this trainer has no `folder` to look into.")
+        _, said = join_parts(self.folder)
+        if said:
+            self.report(Incident(kind="emergency", update=0, message=said, details={}))
         path, rejected = newest_valid(self.folder)
         for name, why in rejected:
             message = f"{name.name} was passed over: {why}"
@@ -111,7 +125,7 @@ class Saving:
         if self.folder is None or self.group.rank:
             return
         taken = [self._taken_over] if self._taken_over else []
-        for message in [*taken, *clean_leftovers(self.folder / "checkpoints")]:
+        for message in [*taken, *clean_leftovers(self.folder / "checkpoints"), *discard_parts(self.folder)]:
             self.report(Incident(kind="leftover", update=update, message=message, details={}))
 
     def begin(self, update: int, state: Callable[[], Mapping[str, object]], *, must: bool = False) -> None:
@@ -223,14 +237,17 @@ class Saving:
         update: int,
         state: Callable[[], Mapping[str, object]] | None,
         failure: dict[str, Any],
+        *,
+        part: tuple[int, int],
     ) -> None:
         """After `error` has ended training: save what can be saved without the other ranks, and say so.
 
         Args:
             error: that ended it.
             update: number of committed updates.
-            state: gives the state as of that update; None where it is not known to be that.
+            state: gives what this rank holds of the state as of that update; None where it is not known to be that.
             failure: what is known of the update that failed; empty if none was under way.
+            part: which part of the state this rank holds, and of how many.
         """
         if self._saver is None or self.folder is None:
             return
@@ -238,17 +255,29 @@ class Saving:
         if not isinstance(error, Exception) or isinstance(error, CheckpointError) or update == 0:
             return  # somebody is in a hurry, the disk is the trouble, or nothing was reached
         if update > self.saved_at and state is None:
-            why = "the error came while parameters were changed, or they are cut over ranks"
-            self._tell(update, f"no rank alone has a state to go on from ({why}): the newest checkpoint stands.")
+            self._tell(update, "the error came while parameters were changed: the newest checkpoint stands.")
         elif update > self.saved_at and state is not None:
-            folder, resumed_from = self.folder / "checkpoints", self._saver.resumed_from
-            path = write_emergency(folder, update, state(), resumed_from=resumed_from)
-            if path is not None:
-                self.saved_at = update
-                self._tell(update, f"the state after update {update} is saved in {path}.")
+            self._save_alone(self.folder, update, state(), part, self._saver.resumed_from)
         if failure:
             path = self._write_failure(self.folder, failure)
             self._tell(update, f"what update {update + 1} failed with is kept: `evenstep replay {path}` runs it again.")
+
+    def _save_alone(
+        self, run: Path, update: int, state: Mapping[str, object], part: tuple[int, int], resumed_from: str | None
+    ) -> None:
+        place, places = part
+        if places == 1:
+            path = write_emergency(run / "checkpoints", update, state, resumed_from=resumed_from)
+            message = f"the state after update {update} is saved in {path}."
+        else:
+            path = write_part(run, update, state, place=place, places=places, resumed_from=resumed_from)
+            message = (
+                f"part {place + 1} of {places} of the state after update {update} is saved in {path}; if the other "
+                f"ranks save theirs, `resume` goes on from there."
+            )
+        if path is not None:
+            self.saved_at = update
+            self._tell(update, message)
 
     def _write_failure(self, folder: Path, failure: dict[str, Any]) -> Path:
         try:

@@ -4,7 +4,7 @@ Everything is compared before anything is changed, so a state that does not fit 
 state is kept by parameter name instead of position, so that it survives a reordering. It does not touch files.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast, final
 
@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from evenstep.checkpoint import Shard
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.optim.ema import Ema
-from evenstep.parallel import Owned, Strategy
+from evenstep.parallel import Owned, States, Strategy
 from evenstep.precision import Precision
 
 Tree = dict[str, Any]
@@ -81,10 +81,17 @@ class Saved:
         Args:
             whole: False to leave tensors that are cut over ranks as they are, which costs no memory.
         """
-        taken = self._whole if whole else _held
+        if whole:
+            return self._tree(self._whole, self.strategy.all_states)
+        return self._tree(_held, self.strategy.kept_states)
+
+    def part(self) -> Tree:
+        """The same of what this rank holds; it needs no other rank."""
+        return self._tree(dict, lambda states: states)
+
+    def _tree(self, taken: Callable[[Mapping[str, Any]], Tree], gathered: Callable[[States], States]) -> Tree:
         state = optimizer_state(self.optimizer, self._own, self._built)
-        states_of = self.strategy.all_states if whole else self.strategy.kept_states
-        everybody = states_of(state["state"])
+        everybody = gathered(state["state"])
         for group, names in zip(state["groups"], self.names, strict=True):
             group["parameters"] = list(names)
         return {

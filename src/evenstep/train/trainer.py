@@ -352,7 +352,7 @@ class Trainer:
                         group=self._group,
                         saving=self._saving,
                         report=self._report,
-                        state_dict=self.state_dict,
+                        part=self._state.part,
                         write=self._write,
                         end=lambda error: self._writers.event("train_end", end(error)),
                     )

@@ -2,8 +2,8 @@
 
 Everything that depends on how the run is set up is an object that was chosen when it was built: the strategy, the
 precision, the way of applying. The update asks nothing about modes. It does not count, log, save or decide what to do
-about an abort; that is the loop's. Only what this rank can mend by itself it mends: a micro-batch that does not fit
-into memory is cut, and the accumulation begins anew, before anything of it has been given to other ranks.
+about an abort; that is the loop's. Only one thing it mends: where a micro-batch does not fit into memory, the
+accumulation begins anew with smaller pieces, on this rank alone as long as the others have been given nothing of it.
 """
 
 import traceback
@@ -28,7 +28,7 @@ from evenstep.parallel import Spoiled
 from evenstep.train.blame import Blamed, blame
 from evenstep.train.buffers import Buffers
 from evenstep.train.combine import Combine
-from evenstep.train.cuts import Cuts, described
+from evenstep.train.cuts import Cuts, described, half_of
 from evenstep.train.execution import Execution
 from evenstep.train.failures import Answer, FailurePolicy
 from evenstep.train.fit import fitting, state_allocated
@@ -101,6 +101,7 @@ class Update:
         self._optimizer = optimizer
         self._execution = execution
         self._cuts = cuts
+        self._halve = partial(half_of, way.tasks)
         self._on_out_of_memory = on_out_of_memory
         self._report = report
         self._apply = apply
@@ -108,6 +109,7 @@ class Update:
         self._learning_rates = learning_rates
         self._buffers = Buffers(model)
         self.is_whole = True
+        self._later: list[Weights] = []  # of the try under way, whose passes all ranks run in turn
         self._gather: Callable[[Weights, int], Gathered] = self._accumulate
         if combine is not None:
             trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
@@ -242,6 +244,7 @@ class Update:
                 break
             if fault:
                 self._make_room(passage, weights, update, fault)
+            self._execution.cut_alike(self._cuts)
             self._buffers.restore(1.0)
         gathered = passage.gathered
         if all(self._way.tasks[name].late_weight for name in weights.totals):
@@ -250,7 +253,8 @@ class Update:
 
     def _passage(self, weights: Weights, *, path: tuple[int | str, ...], update: int) -> Passage:
         factor = self._way.precision.scale
-        return Passage(self._way, weights, path=path, update=update, factor=factor, prefix="train/", cuts=self._cuts)
+        kind = self._execution.passage
+        return kind(self._way, weights, path=path, update=update, factor=factor, prefix="train/", cuts=self._cuts)
 
     def _discard(self, mark: int) -> None:
         """Forget what a failed try has left."""
@@ -267,18 +271,40 @@ class Update:
         parts = [weights.of(task) for task in weights.totals] if self._execution.strategy.in_turn else [weights]
         try:
             with passage:
-                for part in parts:
-                    last, kind = part is parts[-1], next(iter(part.totals))
-                    self._execution.match(part.work, self._unseen, backward=True, kind=kind, last=last)
+                while parts:
+                    part, *self._later = parts
+                    passage.doing = None
+                    self._match(part, part.work)
                     work = tuple([microbatch.index for microbatch in part.work])
-                    self._execution.train(work, passage, weights.num_microbatches, last=last)
-        except Spoiled:
-            return ""
+                    self._execution.train(work, passage, weights.num_microbatches, last=not self._later)
+                    parts = self._later
+        except Spoiled as spoiled:
+            return spoiled.fault
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
             return traceback.format_exc()
         return None
+
+    def _match(self, part: Weights, work: tuple[Microbatch, ...]) -> None:
+        """Let all ranks run the same passes of one kind, of which `work` is this rank's."""
+        self._execution.match(
+            self._cuts.passes(self._way.tasks, work),
+            self._unseen,
+            halve=self._halve,
+            backward=True,
+            kind=next(iter(part.totals)),
+            last=not self._later,
+        )
+
+    def _spoil(self, num_microbatches: int, error: Exception) -> None:
+        """Take part in what the peers still do in this try, so that they begin anew as well."""
+        if self._later:
+            self._execution.strategy.follow()
+        while self._later:
+            part, *self._later = self._later
+            self._match(part, ())
+        self._execution.spoil(num_microbatches, error)
 
     def _make_room(self, passage: Passage, weights: Weights, update: int, fault: str) -> None:
         """Answer an out-of-memory error: cut the micro-batch finer, and let the peers know if they must begin anew."""
@@ -320,7 +346,7 @@ class Update:
                 f"`{type(task).__name__}.split` must say how it is cut."
             )
         if not self._execution.strategy.retries_alone:
-            self._execution.spoil(weights.num_microbatches, error)
+            self._spoil(weights.num_microbatches, error)
 
     @contextmanager
     def _unseen(self, microbatch: Microbatch) -> Generator[Passage]:

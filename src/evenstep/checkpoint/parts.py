@@ -1,0 +1,211 @@
+"""What ranks that each hold a part of the state still save when their run fails, and how it becomes a checkpoint.
+
+    emergency/update-00000123-part-00001-of-00002/    what one rank held, in the format of checkpoints
+
+No rank asks the others, which may be gone: each writes what it has. When the run goes on, the parts are put together if
+all of them are there, sound and of one update; if not, they are of no use. Whether a part can be trusted to be the
+state after an update is for the rank that writes it to know.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast, final
+
+import torch
+from torch import Tensor
+
+from evenstep.checkpoint.layout import CHECKPOINTS, CLAIM, complete_checkpoints, is_complete, step_update
+from evenstep.checkpoint.reader import read_checkpoint
+from evenstep.checkpoint.retention import discard
+from evenstep.checkpoint.save import Save
+from evenstep.checkpoint.state import is_sharded
+from evenstep.checkpoint.storage import LOCAL_DISK, Disk
+from evenstep.checkpoint.writer import write_checkpoint
+from evenstep.errors import CheckpointError
+
+EMERGENCY = "emergency"
+_NAME = re.compile(r"update-(\d{8,18})-part-(\d{5,})-of-(\d{5,})")
+_SHARED = ("model", "optimizer", "ema")  # what is divided between ranks; of the rest all have the same
+
+
+def write_part(
+    run: Path,
+    update: int,
+    state: Mapping[str, object],
+    *,
+    place: int,
+    places: int,
+    disk: Disk = LOCAL_DISK,
+    resumed_from: str | None = None,
+) -> Path | None:
+    """Save what this rank holds of the state after `update`; needs no other rank.
+
+    Args:
+        run: the run's folder.
+        update: number of committed updates in the state.
+        state: a state as for `write_checkpoint`, of which tensors may be cut over ranks and names be missing.
+        place, places: which of how many different parts it is; ranks that hold the same one give the same place.
+        disk, resumed_from: as for `write_checkpoint`.
+
+    Returns:
+        The part's folder, or None if another rank with the same one has saved it, or is at it.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    name = f"update-{update:08d}-part-{place:05d}-of-{places:05d}"
+    folder = run / EMERGENCY
+    claim = folder / f"{CLAIM}{name}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        claim.mkdir()
+    except FileExistsError:
+        return None
+    except OSError as error:
+        raise CheckpointError(f"nothing can be saved in `{folder}`: {error.strerror}.") from error
+    cuts: dict[str, object] = {}
+    held = {key: _uncut(tree, key, cuts) for key, tree in state.items()}
+    save = Save(folder, update, {**held, "part": {"cuts": cuts, "resumed_from": resumed_from}}, disk=disk, name=name)
+    try:
+        return save.publish([save.write()])
+    except BaseException as error:
+        if leftover := save.abandon():
+            error.add_note(leftover)
+        raise
+
+
+def join_parts(run: Path, *, disk: Disk = LOCAL_DISK) -> tuple[Path | None, str]:
+    """Make a checkpoint of the parts of the newest update that a failed run has left in the run folder `run`.
+
+    Returns:
+        The checkpoint, or None; and what is to be said about it, "" where there is nothing newer than the newest
+        checkpoint.
+
+    Raises:
+        CheckpointError: a folder that cannot be listed, or a disk that does not take the checkpoint.
+    """
+    folder = run / EMERGENCY
+    found = _found(folder)
+    saved = [step_update(path.name) or 0 for path in complete_checkpoints(run / CHECKPOINTS)]
+    update = max((update for update, _ in found), default=-1)
+    if update <= max(saved, default=-1):
+        return None, ""
+    places = next(count for (number, count) in found if number == update)
+    parts = found[update, places]
+    missing = [place for place in range(places) if place not in parts]
+    what = f"the state after update {update}, which a failed run has left in `{folder}`,"
+    if missing:
+        ranks = ", ".join(str(place + 1) for place in missing)
+        return None, f"{what} can't be used: of its {places} parts, {ranks} is missing. The newest checkpoint stands."
+    try:
+        states = [read_checkpoint(parts[place]).state for place in range(places)]
+        joined = _joined(states)
+    except (CheckpointError, ValueError) as error:
+        return None, f"{what} can't be used: {error} The newest checkpoint stands."
+    resumed_from = cast("Any", states[0]["part"])["resumed_from"]
+    path = write_checkpoint(run / CHECKPOINTS, update, joined, disk=disk, resumed_from=resumed_from)
+    return path, f"{what} was put together from {places} parts: {path}."
+
+
+def discard_parts(run: Path, *, disk: Disk = LOCAL_DISK) -> list[str]:
+    """Delete what failed runs have left of parts: they are in a checkpoint now, or of no use.
+
+    Raises:
+        CheckpointError: one that cannot be deleted.
+    """
+    folder = run / EMERGENCY
+    if not folder.is_dir():
+        return []
+    try:
+        discard(folder, disk)
+    except OSError as error:
+        raise CheckpointError(
+            f"`{error.filename or folder}`, left by a run that failed, cannot be deleted: {error.strerror}; delete it "
+            f"by hand."
+        ) from error
+    return [f"removed `{EMERGENCY}`, in which a failed run had left parts of its state"]
+
+
+def _found(folder: Path) -> dict[tuple[int, int], dict[int, Path]]:
+    """The complete parts by update, number of parts and place."""
+    found: dict[tuple[int, int], dict[int, Path]] = {}
+    try:
+        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+            match = _NAME.fullmatch(path.name)
+            if match and is_complete(path):
+                update, place, places = map(int, match.groups())
+                found.setdefault((update, places), {})[place] = path
+    except OSError as error:
+        raise CheckpointError(f"`{folder}` cannot be listed: {error.strerror}.") from error
+    return found
+
+
+def _uncut(node: object, path: str, cuts: dict[str, object]) -> object:
+    """The tree without the tensors that are cut, whose blocks go to `cuts` with their places."""
+    if is_sharded(node):
+        leaf = cast("Any", node)
+        chunks = leaf.__create_chunk_list__()
+        offsets = list(chunks[0].offsets) if chunks else None  # nothing of it is here
+        block = leaf.__get_tensor_shard__(None).detach()
+        cuts[path] = {"shape": list(leaf.size()), "offsets": offsets, "block": block}
+        return None
+    if isinstance(node, dict):
+        return {key: _uncut(value, f"{path}/{key}", cuts) for key, value in cast("dict[Any, Any]", node).items()}
+    if isinstance(node, list):
+        return [_uncut(value, f"{path}/{place}", cuts) for place, value in enumerate(cast("list[object]", node))]
+    return node
+
+
+def _joined(states: Sequence[dict[str, object]]) -> dict[str, object]:
+    """The whole state."""
+    cuts: dict[str, list[_Block]] = {}
+    for state in states:
+        for path, cut in cast("Any", state["part"])["cuts"].items():
+            cuts.setdefault(path, []).append(_Block(cut["block"], cut["shape"], cut["offsets"]))
+    wholes = {path: _whole(path, blocks) for path, blocks in cuts.items()}
+    whole = {
+        key: _merged([state[key] for state in states], key, wholes) if key in _SHARED else value
+        for key, value in states[0].items()
+    }
+    whole.pop("part")
+    return whole
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Block:
+    local: Tensor
+    shape: list[int]
+    offsets: list[int] | None
+
+
+def _whole(path: str, blocks: Sequence[_Block]) -> Tensor:
+    shape = blocks[0].shape
+    held = {tuple(block.offsets): block.local for block in blocks if block.offsets is not None and block.local.numel()}
+    whole = torch.empty(shape, dtype=blocks[0].local.dtype)
+    filled = torch.zeros(shape, dtype=torch.bool)
+    for offsets, local in held.items():
+        place = tuple(slice(begin, begin + size) for begin, size in zip(offsets, local.shape, strict=True))
+        whole[place] = local
+        filled[place] = True
+    if int(filled.sum()) != math.prod(shape) or sum(local.numel() for local in held.values()) != math.prod(shape):
+        raise CheckpointError(f"its parts do not make up `{path}` of shape {shape}.")
+    return whole
+
+
+def _merged(nodes: Sequence[Any], path: str, wholes: Mapping[str, Tensor]) -> Any:
+    """One tree of several: mappings hold what any holds, lists of names are joined; else the first counts."""
+    first = nodes[0]
+    if path in wholes:
+        return wholes[path]
+    if isinstance(first, dict):
+        keys = dict.fromkeys(key for node in nodes for key in cast("dict[Any, Any]", node))
+        return {key: _merged([node[key] for node in nodes if key in node], f"{path}/{key}", wholes) for key in keys}
+    if isinstance(first, list) and all(isinstance(one, str) for node in nodes for one in cast("list[object]", node)):
+        return list(dict.fromkeys(name for node in nodes for name in node))
+    if isinstance(first, list):
+        return [_merged(ones, f"{path}/{place}", wholes) for place, ones in enumerate(zip(*nodes, strict=True))]
+    return first
