@@ -4,6 +4,7 @@ Everything random in evenstep is seeded from a key instead of drawn from a strea
 was drawn before, nor on which process draws it. This is not a cryptographic hash.
 """
 
+from functools import lru_cache
 from zlib import crc32
 
 _MASK = (1 << 64) - 1
@@ -50,7 +51,12 @@ def key_below(state: int, *path: int | str) -> int:
 
 def branch(seed: int, *path: int | str) -> int:
     """The beginning of paths, for `key_below`."""
-    return _extended(mix(seed & _MASK), path)
+    return _extended(_root(seed), path)
+
+
+@lru_cache(maxsize=16)
+def _root(seed: int) -> int:
+    return mix(seed & _MASK)
 
 
 def _extended(state: int, path: tuple[int | str, ...]) -> int:

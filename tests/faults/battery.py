@@ -56,9 +56,11 @@ class Case:
 CASES: list[Case] = []
 
 
-def case(name: str, *, slow: bool = False) -> Callable[[Callable[[], None]], Callable[[], None]]:
+def case(
+    name: str, *, slow: bool = False, into: list[Case] = CASES
+) -> Callable[[Callable[[], None]], Callable[[], None]]:
     def add(check: Callable[[], None]) -> Callable[[], None]:
-        CASES.append(Case(name, check, slow))
+        into.append(Case(name, check, slow))
         return check
 
     return add

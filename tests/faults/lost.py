@@ -5,14 +5,14 @@ import os
 import subprocess
 import sys
 import tempfile
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from battery import CASES, case
+import battery
 
-__all__ = ["CASES", "ran"]
-
+MINE: list[battery.Case] = []
+case = partial(battery.case, slow=True, into=MINE)
 SCRIPT = Path(__file__).with_name("lasting.py")
 UPDATES = 20
 
@@ -51,34 +51,37 @@ def killed(number: int, update: int, place: str) -> None:
     assert all(f"process {number} is there, with the state of the others" in heard for heard in others), said
 
 
-@case("process 1 of 3 is killed in a loss; the others go on, it comes back; ordered", slow=True)
+@case("process 1 of 3 is killed in a loss; the others go on, it comes back; ordered")
 def _() -> None:
     killed(1, 5, "loss")
 
 
-@case("process 0 of 3 is killed in a loss; the others wait, it comes back; ordered", slow=True)
+@case("process 0 of 3 is killed in a loss; the others wait, it comes back; ordered")
 def _() -> None:
     killed(0, 5, "loss")
 
 
-@case("process 2 of 3 is killed in an evaluation; the others go on, it comes back; ordered", slow=True)
+@case("process 2 of 3 is killed in an evaluation; the others go on, it comes back; ordered")
 def _() -> None:
     killed(2, 8, "evaluate")
 
 
-@case("process 2 of 3 is killed when an update that is saved has ended; it comes back; ordered", slow=True)
+@case("process 2 of 3 is killed when an update that is saved has ended; it comes back; ordered")
 def _() -> None:
     killed(2, 6, "end")
 
 
-@case("process 2 of 3 is frozen in a loss, and goes on when the others have; ordered", slow=True)
+@case("process 2 of 3 is frozen in a loss, and goes on when the others have; ordered")
 def _() -> None:
     said = ran(count=3, timeout_s=6, hits=[[2, 5, "loss", "SIGSTOP"]])
     all_end_well(said, [0, 1, 2])
 
 
-@case("process 1 of 3 raises in a loss; the others go on without it; ordered", slow=True)
+@case("process 1 of 3 raises in a loss; the others go on without it; ordered")
 def _() -> None:
     said = ran(count=3, hits=[[1, 5, "loss", "raise"]])
     assert "a bug of the user's" in said[1]["error"], said
     all_end_well([said[0], said[2]], [0, 2])
+
+
+CASES = [*battery.CASES, *MINE]

@@ -156,7 +156,7 @@ def test_a_run_file_trains_on_two_stages_and_goes_on_on_four_and_on_none(file: P
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (("--parallel.pipeline", 12), "a model of 11 layers can't be cut into 12 stages"),
+        (("--parallel.pipeline", 13), "a model of 12 layers can't be cut into 13 stages"),
         (("--parallel.pipeline", 2, "--parallel.pipeline_schedule", "zbv"), "did you mean `zb_v`?"),
         (("--parallel.pipeline_schedule", "zbv"), "did you mean `zb_v`?"),
         (("--parallel.relay_skips", "true"), "`parallel.relay_skips` is for a pipeline"),

@@ -268,13 +268,15 @@ class Update:
 
         The error itself does not leave: its traceback refers to all that must be freed.
         """
-        parts = [weights.of(task) for task in weights.totals] if self._execution.strategy.in_turn else [weights]
+        in_turn = self._execution.strategy.in_turn
+        parts = [weights.of(task) for task in weights.totals] if in_turn else [weights]
         try:
             with passage:
                 while parts:
                     part, *self._later = parts
                     passage.doing = None
-                    self._match(part, part.work)
+                    if in_turn:
+                        self._match(part, part.work)
                     work = tuple([microbatch.index for microbatch in part.work])
                     self._execution.train(work, passage, weights.num_microbatches, last=not self._later)
                     parts = self._later
