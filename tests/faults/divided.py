@@ -84,14 +84,14 @@ def raised() -> None:
     raise ValueError("a bug of the user's")
 
 
-def parts_saved(ranks: int, strategy: str, pipeline: int) -> None:
+def parts_saved(ranks: int, strategy: str, pipeline: int, parts: int = 2) -> None:
     """An error on the last rank: each saves its part; the resumed run ends at the bits of the undisturbed one."""
     fault = Fault(act=raised, phase="forward", update=4, rank=ranks - 1)
     what: dict[str, Any] = {"strategy": strategy, "pipeline": pipeline}
     with tempfile.TemporaryDirectory() as folder:
         ends = ended(ranks, [fault], folder=Path(folder), **what)
         assert [end.update for end in ends] == [3] * ranks, ends
-        assert len(list(Path(folder, "emergency").glob("update-00000003-part-*"))) == 2
+        assert len(list(Path(folder, "emergency").glob("update-00000003-part-*"))) == parts
         again = good(ended(ranks, [], folder=Path(folder), resume=True, **what))
         assert not Path(folder, "emergency").exists()
         assert Path(folder, "checkpoints", "step-00000003").is_dir()
@@ -159,6 +159,8 @@ CHECKS: Checks = [
     ("error on one rank: parts saved, zero1", partial(parts_saved, 2, "zero1", 1), False),
     ("error on one rank: parts saved, pipeline", partial(parts_saved, 2, "single", 2), False),
     ("error on one rank: parts saved, two pipelines", partial(parts_saved, 4, "ordered", 2), False),
+    ("error on one rank: parts saved, pipelines, zero1", partial(parts_saved, 4, "zero1-ordered", 2, 4), False),
+    ("out of memory: backward, pipelines, zero1", partial(stages, "backward", 3, 4, "zero1-ordered", "1f1b"), False),
     ("error on one rank: a part of the state is missing", part_missing, False),
     *(
         (
