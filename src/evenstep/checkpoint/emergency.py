@@ -5,7 +5,8 @@ saves it. The state becomes an ordinary checkpoint. The batch goes to `failures/
 format. Whether the state can be trusted is for the caller to know.
 """
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from evenstep.checkpoint.layout import CHECKPOINTS, CLAIM, is_complete, step_name, step_update
@@ -38,18 +39,31 @@ def write_emergency(
     target = folder / step_name(update)
     if is_complete(target):
         return None
-    claim = folder / f"{CLAIM}{target.name}"
+    with claimed(folder, target.name) as mine:
+        return write_alone(Save(folder, update, state, disk=disk, resumed_from=resumed_from)) if mine else None
+
+
+@contextmanager
+def claimed(folder: Path, name: str) -> Generator[bool]:
+    """Make `folder`, and keep other ranks from writing `name` in it; gives False if one is at it.
+
+    Raises:
+        CheckpointError: nothing can be written there.
+    """
+    claim = folder / f"{CLAIM}{name}"
+    mine = True
     try:
         folder.mkdir(parents=True, exist_ok=True)
         claim.mkdir()
     except FileExistsError:
-        return None
+        mine = False
     except OSError as error:
         raise CheckpointError(f"nothing can be saved in `{folder}`: {error.strerror}.") from error
     try:
-        return _write(Save(folder, update, state, disk=disk, resumed_from=resumed_from))
+        yield mine
     finally:
-        claim.rmdir()
+        if mine:
+            claim.rmdir()
 
 
 def write_failure(run: Path, update: int, rank: int, failure: Mapping[str, object], *, disk: Disk = LOCAL_DISK) -> Path:
@@ -66,7 +80,7 @@ def write_failure(run: Path, update: int, rank: int, failure: Mapping[str, objec
         CheckpointError: it cannot be written.
     """
     name = f"update-{update:08d}-rank-{rank:05d}"
-    return _write(Save(run / FAILURES, update, {"failure": dict(failure)}, disk=disk, name=name))
+    return write_alone(Save(run / FAILURES, update, {"failure": dict(failure)}, disk=disk, name=name))
 
 
 def find_failure(path: Path) -> Path:
@@ -91,7 +105,8 @@ def find_failure(path: Path) -> Path:
     return newest[0]
 
 
-def _write(save: Save) -> Path:
+def write_alone(save: Save) -> Path:
+    """Write and publish a save that has one part; leave nothing half-written."""
     try:
         return save.publish([save.write()])
     except BaseException as error:

@@ -17,7 +17,8 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor
 
-from evenstep.checkpoint.layout import CHECKPOINTS, CLAIM, complete_checkpoints, is_complete, step_update
+from evenstep.checkpoint.emergency import claimed, write_alone
+from evenstep.checkpoint.layout import CHECKPOINTS, complete_checkpoints, is_complete, step_update
 from evenstep.checkpoint.reader import read_checkpoint
 from evenstep.checkpoint.retention import discard
 from evenstep.checkpoint.save import Save
@@ -58,23 +59,15 @@ def write_part(
     """
     name = f"update-{update:08d}-part-{place:05d}-of-{places:05d}"
     folder = run / EMERGENCY
-    claim = folder / f"{CLAIM}{name}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        claim.mkdir()
-    except FileExistsError:
+    if is_complete(folder / name):
         return None
-    except OSError as error:
-        raise CheckpointError(f"nothing can be saved in `{folder}`: {error.strerror}.") from error
-    cuts: dict[str, object] = {}
-    held = {key: _uncut(tree, key, cuts) for key, tree in state.items()}
-    save = Save(folder, update, {**held, "part": {"cuts": cuts, "resumed_from": resumed_from}}, disk=disk, name=name)
-    try:
-        return save.publish([save.write()])
-    except BaseException as error:
-        if leftover := save.abandon():
-            error.add_note(leftover)
-        raise
+    with claimed(folder, name) as mine:
+        if not mine:
+            return None
+        cuts: dict[str, object] = {}
+        held: dict[str, object] = {key: _uncut(tree, key, cuts) for key, tree in state.items()}
+        held["part"] = {"cuts": cuts, "resumed_from": resumed_from}
+        return write_alone(Save(folder, update, held, disk=disk, name=name))
 
 
 def join_parts(run: Path, *, disk: Disk = LOCAL_DISK) -> tuple[Path | None, str]:

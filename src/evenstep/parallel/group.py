@@ -319,10 +319,9 @@ class Processes(Group):
 
     def _own_of(self, lines: Tensor) -> dist.ProcessGroup:
         """The group of the line that holds this rank, made by its ranks alone: others of the world may make none."""
-        timeout = timedelta(seconds=self._timeout_s)
         backend = "nccl" if self.device.type == "cuda" else "gloo"
         line = next(line for line in cast("Any", lines).tolist() if dist.get_rank() in line)
-        made = dist.new_group(line, backend=backend, timeout=timeout, use_local_synchronization=True)
+        made = dist.new_group(line, backend=backend, timeout=self._timeout, use_local_synchronization=True)
         return cast("dist.ProcessGroup", made)
 
     def close(self) -> None:
