@@ -51,7 +51,7 @@ class DataFault:
     details: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen: one is made in every update, and freezing costs
 class Microbatch:
     """What goes through forward and backward at once.
 
@@ -87,7 +87,7 @@ class Part:
     data_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen: one is made in every update, and freezing costs
 class GlobalBatch:
     """All samples of one update, of which this rank holds `microbatches`.
 

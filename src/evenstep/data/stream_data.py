@@ -22,6 +22,7 @@ from evenstep.errors import ArgumentError, DataError
 __all__ = ["StreamData"]
 
 _END = object()
+_UNCHANGING = frozenset({int, float, str, bool, bytes, type(None)})
 
 
 @dataclass(slots=True, kw_only=True)
@@ -249,7 +250,7 @@ class StreamData(Data):
             while len(items) < num_items and (item := next(iterator, _END)) is not _END:
                 items.append(item)
             # Taken before looking ahead: a run that resumes from it must be given the item that is looked at.
-            state = None if self._stateful is None else deepcopy(self._stateful.state_dict())
+            state = None if self._stateful is None else _copied(self._stateful.state_dict())
         except Exception as error:
             raise self._failed(error, cursor.position) from error
         try:
@@ -355,6 +356,13 @@ class StreamData(Data):
                 "resumed; give it `state_dict()` and `load_state_dict(state)`, use torchdata's StatefulDataLoader, "
                 "or train on a dataset that gives samples by number, with `MapData`."
             )
+
+
+def _copied(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state that the stream can't change any more; most are a few counters, and one is taken in every update."""
+    if _UNCHANGING.issuperset(map(type, state.values())):
+        return dict(state)
+    return deepcopy(dict(state))
 
 
 def _refuse(given: dict[str, bool], reason: str) -> None:

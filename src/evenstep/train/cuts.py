@@ -18,7 +18,7 @@ from evenstep.train.weigh import weight_of
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made for every micro-batch, and freezing costs
 class Piece:
     """What goes through the model at once.
 

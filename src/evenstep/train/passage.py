@@ -34,6 +34,7 @@ from evenstep.pipeline import Stage
 from evenstep.precision import Precision
 from evenstep.train.coefficients import Coefficients, Fixed
 from evenstep.train.cuts import Cuts, Piece
+from evenstep.train.descent import descend
 from evenstep.train.metrics import check_names, observations
 from evenstep.train.norms import Norms
 from evenstep.train.randomness import seed_generators
@@ -247,7 +248,7 @@ class Passage:
     def _descend(self, loss: Tensor, one: Microbatch) -> None:
         """Go back from the loss."""
         with self._going_back(one), self._range("backward", one.task):
-            torch.autograd.backward((loss,), (self._seed_of(loss, one),))
+            descend(loss, self._seed_of(loss, one))
 
     def _going_back(self, one: Microbatch) -> AbstractContextManager[None]:
         """Tell hooks of a backward."""

@@ -1,0 +1,29 @@
+"""The way back from one loss through the autograd engine.
+
+`torch.autograd.backward` first looks at the gradient it is given: its shape with symbolic sizes, its dtype, whether it
+is complex. Here that gradient was made like the loss, and looking at it costs as much as three small kernels, so the
+engine is called where `backward` itself, and torch's pipelining runtime, call it. The function has no public name in
+torch 2.11 to 2.13, so it is named here and nowhere else.
+"""
+
+from typing import Any, cast
+
+from torch import Tensor
+from torch.autograd import graph
+
+_run = cast("Any", graph)._engine_run_backward
+
+
+def descend(loss: Tensor, gradient: Tensor) -> None:
+    """Add to every parameter's `.grad` the gradient of `loss` times `gradient`; the graph is freed.
+
+    Args:
+        loss: 0-dim, with a graph.
+        gradient: what the way back begins with, made like the loss.
+
+    >>> w = torch.tensor(3.0, requires_grad=True)
+    >>> descend(w * w, torch.tensor(0.5))
+    >>> w.grad
+    tensor(3.)
+    """
+    _run((loss,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
