@@ -21,6 +21,7 @@ def descend(loss: Tensor, gradient: Tensor) -> None:
         loss: 0-dim, with a graph.
         gradient: what the way back begins with, made like the loss.
 
+    >>> import torch
     >>> w = torch.tensor(3.0, requires_grad=True)
     >>> descend(w * w, torch.tensor(0.5))
     >>> w.grad
