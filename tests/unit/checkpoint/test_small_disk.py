@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Generator
 from contextlib import suppress
 from pathlib import Path
+from time import sleep
 
 import pytest
 import torch
@@ -79,7 +80,9 @@ def test_a_run_whose_disk_is_full_for_a_while_trains_on_and_saves_when_there_is_
                 with (disk / "ballast").open("wb", buffering=0) as file, suppress(OSError):
                     while True:
                         file.write(bytes(1024))
-            if event.update == 6:
+            if 3 < event.update < 9:
+                sleep(0.1)  # saves and metrics are written in the background: let them find the disk full
+            if event.update == 9:
                 (disk / "ballast").unlink()
 
         def on_incident(self, event: Incident) -> None:
