@@ -358,11 +358,11 @@ class StreamData(Data):
             )
 
 
-def _copied(state: Mapping[str, Any]) -> dict[str, Any]:
+def _copied(state: dict[str, Any]) -> dict[str, Any]:
     """A state that the stream can't change any more; most are a few counters, and one is taken in every update."""
-    if _UNCHANGING.issuperset(map(type, state.values())):
-        return dict(state)
-    return deepcopy(dict(state))
+    if type(state) is dict and _UNCHANGING.issuperset(map(type, state.values())):
+        return state.copy()
+    return deepcopy(state)
 
 
 def _refuse(given: dict[str, bool], reason: str) -> None:
