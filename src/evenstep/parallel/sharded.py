@@ -78,6 +78,7 @@ class Sharded(Strategy):
         self._shards: list[Any] = []  # FSDP2's record of each parameter
         self._numbers: list[nn.Parameter] = []  # which can't be cut
         self._present: list[bool] = []  # whether a parameter has a gradient: of the shards, then of the numbers
+        self._watched: set[int] = set()  # whose gradients are seen
         self._muted = False
         self._examples: dict[str, Any] = {}  # a micro-batch of each kind
         self._spoken = Spoken()
@@ -283,11 +284,25 @@ class Sharded(Strategy):
             self._shards += [shard for group in groups for shard in group.fsdp_params]
         if self.in_turn:
             self._listen()
+        self._present = [False] * (len(self._shards) + len(self._numbers))
+        self._watched = set()
+        self._watch()
+
+    def share(self, parameters: Sequence[nn.Parameter]) -> None:
+        for part in self._parts():  # FSDP2 has chosen number formats by what was trained in its first pass
+            for group in cast("Any", part)._get_fsdp_state()._fsdp_param_groups:
+                group._init_mp_dtypes()
+        for shard in self._shards:  # as FSDP2 would when it next gathers it
+            shard.unsharded_param.requires_grad_(shard.sharded_param.requires_grad)
+        self._watch()
+
+    def _watch(self) -> None:
+        """Learn of the gradients of what is trained and was not yet."""
         watched = [*(shard.unsharded_param for shard in self._shards), *self._numbers]
-        self._present = [False] * len(watched)
         for number, parameter in enumerate(watched):
-            if parameter.requires_grad:
+            if parameter.requires_grad and number not in self._watched:
                 parameter.register_hook(partial(self._seen, number))
+                self._watched.add(number)
 
     def _listen(self) -> None:
         """Count what passes say to the other ranks."""

@@ -28,6 +28,7 @@ from evenstep.train.failures import FailurePolicy, Retry
 from evenstep.train.loop import Actions, Loop
 from evenstep.train.passage import Way
 from evenstep.train.state import unwrapped
+from evenstep.train.trained import Trained
 from evenstep.train.update import Update
 
 
@@ -104,6 +105,7 @@ def build_loop(
         cuts=cuts,
         on_out_of_memory=on_out_of_memory or Retry(),
         report=actions.report,
+        trained=Trained(model, optimizer, names, share=execution.strategy.share, check=way.precision.check_trained),
         combine=combine,
     )
     return Loop(
