@@ -79,7 +79,7 @@ def freezing(model: nn.Module, update: int) -> None:
 
 
 def optimizer_of(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=0.05, foreach=True)
+    return torch.optim.AdamW(parameters, lr=0.05)
 
 
 def plain(clip: float | None = 0.05) -> dict[str, list[float]]:

@@ -25,6 +25,7 @@ from evenstep.parallel.replicas import (
     running_statistics,
     synchronise,
 )
+from evenstep.parallel.shardable import check_shardable, check_steppable, cuttable
 from evenstep.parallel.spoken import Spoken
 from evenstep.parallel.strategy import Spoiled, Strategy
 
@@ -90,7 +91,8 @@ class Sharded(Strategy):
     def wrap(self, module: nn.Module) -> nn.Module:
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-        self._numbers = [parameter for parameter in module.parameters() if parameter.ndim == 0]
+        check_shardable(module, self._units(module))
+        self._numbers = [parameter for parameter in module.parameters() if not cuttable(parameter)]
         synchronise(module, self.group)
         before = dict(module.named_parameters(remove_duplicate=False))
         mesh = self.group.mesh(self._shard_ranks)
@@ -118,6 +120,7 @@ class Sharded(Strategy):
                 "the optimizer has state already, of parameters that are now sharded; give the trainer a new one, and "
                 "let `resume` restore its state."
             )
+        check_steppable(self._numbers, optimizer)
         for group in optimizer.param_groups:  # of which some may belong to other stages
             group["params"] = [self._old.get(id(parameter), parameter) for parameter in group["params"]]
 
@@ -289,6 +292,7 @@ class Sharded(Strategy):
         self._watch()
 
     def share(self, parameters: Sequence[nn.Parameter]) -> None:
+        check_shardable(self._module, [part for part in self._parts() if part is not self._module])
         for part in self._parts():  # FSDP2 has chosen number formats by what was trained in its first pass
             for group in cast("Any", part)._get_fsdp_state()._fsdp_param_groups:
                 group._init_mp_dtypes()
@@ -367,6 +371,10 @@ class Sharded(Strategy):
         having = [number for number, has in zip(self._numbers, present, strict=True) if has]
         for number in self._numbers:
             number.grad = number.grad if any(number is one for one in having) else None
+        for number in having:
+            if not number.numel():
+                number.grad = torch.zeros_like(number)
+        having = [number for number in having if number.numel()]
         if not having:
             return
         total = torch.stack([torch.zeros_like(one) if one.grad is None else one.grad for one in having])

@@ -49,11 +49,13 @@ class RunState:
         Args:
             whole: False to leave tensors that are cut over ranks as they are.
         """
-        return self._with_counters(self.portion.gathered(self.saved.state_dict(whole=whole)))
+        tensors = {**self.saved.state_dict(whole=whole), "trained": self.loop.update.trained.state_dict()}
+        return self._with_counters(self.portion.gathered(tensors))
 
     def part(self) -> Tree:
         """What this rank holds of it, without asking the others."""
-        return self._with_counters(self.portion.part(self.saved.part()))
+        tensors = {**self.saved.part(), "trained": self.loop.update.trained.state_dict()}
+        return self._with_counters(self.portion.part(tensors))
 
     def _with_counters(self, tensors: Tree) -> Tree:
         loop = self.loop
@@ -88,6 +90,8 @@ class RunState:
         loop.bus.load_state_dict(state["hooks"])
         loop.data.load_state_dict(state["data"]["state"])
         self.saved.load_state_dict(state)
+        loop.update.trained.load_state_dict(state.get("trained", {}))
+        loop.update.learning_rates.reloaded()
         loop.storage.load_state_dict(state["storage"])
         loop.progress = Progress.from_state_dict(state["progress"])
         self.evaluations.all_at = state["run"]["evaluated_at"]

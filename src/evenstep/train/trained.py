@@ -60,7 +60,7 @@ class Trained:
         self._share, self._check = share, check
         self._groups = self._ids_of_groups()
         self._places = _places(model)
-        self._flags = [one.requires_grad for one in self._parameters]
+        self._built = self._flags = [one.requires_grad for one in self._parameters]
         self.outside = [one for name, one in self._by_name.items() if one.requires_grad and name not in self._held]
         self._begin()
 
@@ -85,6 +85,20 @@ class Trained:
         if flags != self._flags:
             self._flags = flags
             self._changed()
+
+    def state_dict(self) -> dict[str, dict[str, bool]]:
+        """Which parameters are trained now, and when the trainer was built, where that is not the same."""
+        return {
+            name: {"now": one.requires_grad, "built": built}
+            for (name, one), built in zip(self._by_name.items(), self._built, strict=True)
+            if one.requires_grad != built
+        }
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, bool]]) -> None:
+        """Freeze and unfreeze as the saved run had; what the user has changed since that was built stays changed."""
+        for (name, one), built in zip(self._by_name.items(), self._built, strict=True):
+            saved = state.get(name)
+            one.requires_grad_(saved["now"] if saved is not None and saved["built"] == built else built)
 
     def _begin(self) -> None:
         self.with_grad = [one for one in self._parameters if one.requires_grad]

@@ -68,7 +68,8 @@ class Trainer:
         device: "auto" takes the accelerator if there is one, else the CPU.
         strategy: how gradients are shared between ranks; one process by default.
         precision: the number formats; float32 throughout by default.
-        lr_schedule: multiplies each group's learning rate; constant by default.
+        lr_schedule: multiplies each group's learning rate; None leaves the rates to the optimizer, to hooks that set
+            them and to torch's schedulers, and they are saved with its state.
         clip_norm: the largest norm of an update's gradient; None does not clip.
         ema: an average that follows the parameters and is evaluated in their place.
         evaluations: sets of data to evaluate on, by name.

@@ -68,7 +68,7 @@ class Update:
         execution: how forwards and backwards are run, and gradients shared.
         apply: how a gradient is applied.
         ema: the average that follows the parameters, or None.
-        learning_rates: sets the optimizer's for each update.
+        learning_rates: the optimizer's, for each update.
         cuts: how finely micro-batches are cut to fit into this rank's memory.
         on_out_of_memory: the policy for micro-batches that don't fit: retry, cut in two, or stop.
         report: told of incidents.
@@ -77,6 +77,7 @@ class Update:
 
     Attributes:
         trained: see the arguments.
+        learning_rates: see the arguments.
         is_whole: False if an error came while parameters were changed, so that they are those of no update.
     """
 
@@ -110,7 +111,7 @@ class Update:
         self._report = report
         self._apply = apply
         self._ema = ema
-        self._learning_rates = learning_rates
+        self.learning_rates = learning_rates
         self._buffers = Buffers(model)
         self.is_whole = True
         self._later: list[Weights] = []  # of the try under way, whose passes all ranks run in turn
@@ -144,7 +145,7 @@ class Update:
         late_weight = gathered.late_total
         total = covered if late_weight is None else late_weight
         scale = self._way.precision.scale
-        lr = self._learning_rates(update)
+        rates = self.learning_rates(update)
         grads = gradients(self._parameters, sparse=self._sparse)
         squared = self._execution.squared_norm(grads)
         if squared is None:  # no task gave a loss
@@ -160,7 +161,8 @@ class Update:
         self.is_whole = True
         put = self._way.storage.put
         put("train/grad_norm", applied.norm, update=update)
-        put("train/lr", lr, update=update)
+        for name, rate in zip(self.learning_rates.names, rates, strict=True):
+            put(name, rate, update=update)
         return Outcome(aborted=applied.aborted, total=total, gathered=gathered, skipped_samples=skipped)
 
     def begin(self) -> None:
