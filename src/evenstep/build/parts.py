@@ -28,6 +28,7 @@ from evenstep.data import Data, Mixture
 from evenstep.errors import TaskError
 from evenstep.events import Hook, Writer
 from evenstep.optim.ema import Ema
+from evenstep.optim.schedules import Constant, LrSchedule
 from evenstep.parallel import Mesh
 from evenstep.pipeline import Layers
 from evenstep.precision import Precision
@@ -86,7 +87,7 @@ class Parts:
             seed=config.seed,
             device=rank_device(config),
             precision=build_precision(config),
-            lr_schedule=LR_SCHEDULES[config.lr_schedule.kind](**config.lr_schedule.model_dump(exclude={"kind"})),
+            lr_schedule=build_lr_schedule(config),
             clip_norm=config.train.clip_norm,
             ema=None if config.ema is None else Ema(**config.ema.model_dump()),
             evaluations=evaluations,
@@ -205,6 +206,12 @@ def seeded(seed: int) -> Generator[None]:
         finally:
             random.setstate(states[0])
             np.random.set_state(states[1])
+
+
+def build_lr_schedule(config: Config) -> LrSchedule | None:
+    """The LR schedule; None where nothing multiplies the rates, so that hooks may set them."""
+    schedule = LR_SCHEDULES[config.lr_schedule.kind](**config.lr_schedule.model_dump(exclude={"kind"}))
+    return None if schedule == Constant() else schedule
 
 
 def build_precision(config: Config) -> Precision:

@@ -65,12 +65,17 @@ def norms(grads: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:
 
     Args:
         grads: dense tensors on one device.
-        dtype: in which the norms are computed; None: in that of each gradient, which must then be one for all.
+        dtype: in which the norms are computed; None: in that of each gradient, which must then be one for all, and
+            real. A complex gradient counts as its real and imaginary parts.
 
     >>> norms([torch.full((4,), 2.0), torch.full((9,), 2.0)])
     tensor([4., 6.])
     """
-    return torch.stack(foreach_norms(grads, dtype)) if grads else torch.zeros(0, dtype=dtype)
+    if not grads:
+        return torch.zeros(0, dtype=dtype)
+    if dtype is not None:
+        grads = [torch.view_as_real(grad) if grad.is_complex() else grad for grad in grads]
+    return torch.stack(foreach_norms(grads, dtype))
 
 
 class Apply(ABC):

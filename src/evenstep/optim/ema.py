@@ -65,7 +65,7 @@ class Ema:
                 for name, tensor in self._live.items()
             }
 
-        self._moving = [name for name, tensor in self._average.items() if tensor.is_floating_point()]
+        self._moving = [name for name, one in self._average.items() if one.is_floating_point() or one.is_complex()]
         self._copied = [name for name in self._average if name not in self._moving]
 
     def after_update(self, update: int, aborted: Tensor | float = 0.0) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from evenstep.parallel.compression import Compression
 from evenstep.parallel.group import Group
@@ -52,21 +53,29 @@ class Ddp(Strategy):
         self._bucket_bytes = bucket_bytes
         self._compression = compression or Compression()
         self._buckets: list[_Bucket] = []
+        self._hooks: list[RemovableHandle] = []
         self._replicas = Replicas(nn.Module(), self.group)
         self._armed = False
         self._next = 0
         self._told = False  # whether the ranks have said which gradients may be used
 
     def wrap(self, module: nn.Module) -> nn.Module:
-        self._compression.check([parameter.dtype for parameter in module.parameters() if parameter.requires_grad])
         self._replicas = Replicas(module, self.group)
-        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        # A backward reaches the last parameters first.
-        self._buckets = _in_buckets(list(reversed(trained)), self._bucket_bytes)
-        for bucket in self._buckets:
-            for parameter in bucket.parameters:
-                parameter.register_post_accumulate_grad_hook(self._hook_of(bucket))
+        self.share([parameter for parameter in module.parameters() if parameter.requires_grad])
         return module
+
+    def share(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._compression.check([parameter.dtype for parameter in parameters])
+        for hook in self._hooks:
+            hook.remove()
+        # A backward reaches the last parameters first.
+        self._buckets = _in_buckets(list(reversed(parameters)), self._bucket_bytes)
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(self._hook_of(bucket))
+            for bucket in self._buckets
+            for parameter in bucket.parameters
+        ]
+        self._forget()
 
     @property
     def retries_alone(self) -> bool:

@@ -5,7 +5,7 @@ this rank and then across ranks. It costs log₂(n) + 1 sets of gradients and ov
 equal to this one up to rounding.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from torch import nn
@@ -43,9 +43,12 @@ class Ordered(Strategy):
 
     def wrap(self, module: nn.Module) -> nn.Module:
         self._replicas = Replicas(module, self.group)
-        self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        self._tree = Tree(self._parameters)
+        self.share([parameter for parameter in module.parameters() if parameter.requires_grad])
         return module
+
+    def share(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters = list(parameters)
+        self._tree = Tree(self._parameters)
 
     def begin(self, module: Callable[..., Any]) -> None:
         self._tree = Tree(self._parameters)

@@ -45,8 +45,9 @@ class OrderedFsdp(Sharded):
         parameters = [*(shard.sharded_param for shard in self._shards), *self._numbers]
         for parameter, gradient in zip(parameters, total, strict=True):
             parameter.grad = None if gradient is None else self.part(parameter, gradient)
-            if gradient is not None:
-                self._total[self._order[id(parameter)]] = gradient
+            place = self._order.get(id(parameter))
+            if gradient is not None and place is not None:
+                self._total[place] = gradient
 
     def spoil(self, module: Callable[..., Any], num_microbatches: int, error: Exception) -> None:
         if self._reducing:

@@ -5,7 +5,7 @@ copy. The copies share the group, and their reductions come in the same order on
 to it. It does not sum over stages: those are other parameters, or tied ones (`pipeline.ties`).
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import copy
 from typing import Any, final
@@ -48,6 +48,7 @@ class PerStage(Strategy):
         super().__init__(like.group)
         self._like = in_stages(like) if isinstance(like, Sharded) else like
         self._of: dict[int, Strategy] = {}
+        self._modules: list[tuple[Strategy, nn.Module]] = []
         self.collects = like.collects
 
     @property
@@ -58,6 +59,7 @@ class PerStage(Strategy):
         own = copy(self._like)
         self._of[id(module)] = own
         wrapped = own.wrap(module)
+        self._modules.append((own, wrapped))
         self._of[id(wrapped)] = own
         return wrapped
 
@@ -75,6 +77,11 @@ class PerStage(Strategy):
     def adopt(self, optimizer: torch.optim.Optimizer) -> None:
         for own in self._all:
             own.adopt(optimizer)
+
+    def share(self, parameters: Sequence[nn.Parameter]) -> None:
+        trained = {id(parameter) for parameter in parameters}
+        for own, module in self._modules:
+            own.share([parameter for parameter in module.parameters() if id(parameter) in trained])
 
     def gather(self) -> None:
         for own in self._all:

@@ -25,6 +25,7 @@ from evenstep.parallel.replicas import (
     running_statistics,
     synchronise,
 )
+from evenstep.parallel.shardable import check_shardable, check_steppable, cuttable
 from evenstep.parallel.spoken import Spoken
 from evenstep.parallel.strategy import Spoiled, Strategy
 
@@ -78,6 +79,7 @@ class Sharded(Strategy):
         self._shards: list[Any] = []  # FSDP2's record of each parameter
         self._numbers: list[nn.Parameter] = []  # which can't be cut
         self._present: list[bool] = []  # whether a parameter has a gradient: of the shards, then of the numbers
+        self._watched: set[int] = set()  # whose gradients are seen
         self._muted = False
         self._examples: dict[str, Any] = {}  # a micro-batch of each kind
         self._spoken = Spoken()
@@ -89,7 +91,8 @@ class Sharded(Strategy):
     def wrap(self, module: nn.Module) -> nn.Module:
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-        self._numbers = [parameter for parameter in module.parameters() if parameter.ndim == 0]
+        check_shardable(module, self._units(module))
+        self._numbers = [parameter for parameter in module.parameters() if not cuttable(parameter)]
         synchronise(module, self.group)
         before = dict(module.named_parameters(remove_duplicate=False))
         mesh = self.group.mesh(self._shard_ranks)
@@ -117,6 +120,7 @@ class Sharded(Strategy):
                 "the optimizer has state already, of parameters that are now sharded; give the trainer a new one, and "
                 "let `resume` restore its state."
             )
+        check_steppable(self._numbers, optimizer)
         for group in optimizer.param_groups:  # of which some may belong to other stages
             group["params"] = [self._old.get(id(parameter), parameter) for parameter in group["params"]]
 
@@ -283,11 +287,26 @@ class Sharded(Strategy):
             self._shards += [shard for group in groups for shard in group.fsdp_params]
         if self.in_turn:
             self._listen()
+        self._present = [False] * (len(self._shards) + len(self._numbers))
+        self._watched = set()
+        self._watch()
+
+    def share(self, parameters: Sequence[nn.Parameter]) -> None:
+        check_shardable(self._module, [part for part in self._parts() if part is not self._module])
+        for part in self._parts():  # FSDP2 has chosen number formats by what was trained in its first pass
+            for group in cast("Any", part)._get_fsdp_state()._fsdp_param_groups:
+                group._init_mp_dtypes()
+        for shard in self._shards:  # as FSDP2 would when it next gathers it
+            shard.unsharded_param.requires_grad_(shard.sharded_param.requires_grad)
+        self._watch()
+
+    def _watch(self) -> None:
+        """Learn of the gradients of what is trained and was not yet."""
         watched = [*(shard.unsharded_param for shard in self._shards), *self._numbers]
-        self._present = [False] * len(watched)
         for number, parameter in enumerate(watched):
-            if parameter.requires_grad:
+            if parameter.requires_grad and number not in self._watched:
                 parameter.register_hook(partial(self._seen, number))
+                self._watched.add(number)
 
     def _listen(self) -> None:
         """Count what passes say to the other ranks."""
@@ -352,6 +371,10 @@ class Sharded(Strategy):
         having = [number for number, has in zip(self._numbers, present, strict=True) if has]
         for number in self._numbers:
             number.grad = number.grad if any(number is one for one in having) else None
+        for number in having:
+            if not number.numel():
+                number.grad = torch.zeros_like(number)
+        having = [number for number in having if number.numel()]
         if not having:
             return
         total = torch.stack([torch.zeros_like(one) if one.grad is None else one.grad for one in having])

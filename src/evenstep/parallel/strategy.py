@@ -107,6 +107,13 @@ class Strategy(ABC):
     def adopt(self, optimizer: torch.optim.Optimizer) -> None:
         """After `wrap`: let `optimizer` hold the parameters that this rank steps."""
 
+    def share(self, parameters: Sequence[nn.Parameter]) -> None:
+        """From now on these parameters' gradients are summed, and no others'; after `adopt`, and between updates.
+
+        Args:
+            parameters: those that are trained, in the module's order; the same on all ranks.
+        """
+
     def match(
         self,
         work: Sequence[T],

@@ -67,6 +67,9 @@ class Zero1(Strategy):
         for group in optimizer.param_groups:
             group["params"] = [parameter for parameter in group["params"] if id(parameter) in own]
 
+    def share(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._replicas.share(parameters)
+
     def arm(self, module: Callable[..., Any]) -> None:
         self._replicas.arm(module)
 

@@ -6,12 +6,17 @@ earlier one. It is not where gradients are unscaled: the scale is one factor of 
 """
 
 from abc import ABC
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
+
+from evenstep.errors import ArgumentError
 
 _NOTHING = nullcontext()
+_SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 
 
 class Precision(ABC):
@@ -29,6 +34,19 @@ class Precision(ABC):
 
     def check(self, device: torch.device) -> None:
         """Raise ArgumentError when `device` can't compute in this mode."""
+
+    def check_trained(self, trained: Mapping[str, Tensor]) -> None:
+        """Raise ArgumentError when parameters are in a format that small updates are lost in.
+
+        A bfloat16 number has 8 bits: an update below 1/256 of a parameter rounds to nothing, and a float16 one below
+        1/2048. Parameters that are not trained may have any format.
+
+        Args:
+            trained: parameters by name.
+        """
+        for name, parameter in trained.items():
+            if parameter.dtype in _SIXTEEN_BITS:
+                raise ArgumentError(_refusal(name, str(parameter.dtype).removeprefix("torch."), trained))
 
     def forward(self, device: torch.device) -> AbstractContextManager[Any]:
         """The context in which forward and loss run."""
@@ -53,3 +71,18 @@ class Precision(ABC):
     def state(self, value: dict[str, float | int | None]) -> None:
         if value:
             raise ValueError(f"precision {self.name} has no state, but is given {sorted(value)}")
+
+
+def _refusal(name: str, found: str, trained: Mapping[str, Tensor]) -> str:
+    count = sum(parameter.dtype in _SIXTEEN_BITS for parameter in trained.values())
+    digits = 256 if found == "bfloat16" else 2048
+    meant = (
+        " If they are meant to be trained so, as by an optimizer that keeps float32 copies of its own, say it: "
+        "`precision=Full(bfloat16_parameters=True)`."
+    )
+    return (
+        f"trained parameters must be float32 or float64, but {count} of {len(trained)} are of 16 bits, first `{name}` in "
+        f"{found}: an update below 1/{digits} of a parameter would round to nothing. Keep float32 parameters "
+        f"(`model.float()`, then build the optimizer) and compute in 16 bits with `precision=Bf16Mixed()`; parameters "
+        f"that are frozen may stay as they are.{meant if found == 'bfloat16' else ''}"
+    )

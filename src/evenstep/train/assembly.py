@@ -15,7 +15,7 @@ from evenstep.errors import ArgumentError
 from evenstep.optim.apply import HostApply, build_apply
 from evenstep.optim.ema import Ema
 from evenstep.optim.learning_rate import LearningRates
-from evenstep.optim.schedules import Constant, LrSchedule
+from evenstep.optim.schedules import LrSchedule
 from evenstep.parallel import Strategy
 from evenstep.parallel.sharded import Sharded
 from evenstep.pipeline import Staged
@@ -28,6 +28,7 @@ from evenstep.train.failures import FailurePolicy, Retry
 from evenstep.train.loop import Actions, Loop
 from evenstep.train.passage import Way
 from evenstep.train.state import unwrapped
+from evenstep.train.trained import Trained
 from evenstep.train.update import Update
 
 
@@ -85,7 +86,7 @@ def build_loop(
         ArgumentError: parts that do not go together.
     """
     way.coefficients.check(planned_updates)
-    learning_rates = LearningRates(optimizer, lr_schedule or Constant(), planned_updates)
+    learning_rates = LearningRates(optimizer, lr_schedule, planned_updates)
     defer = None if settle_every_updates is None else settle_every_updates > 1
     apply = build_apply(optimizer, clip_norm=clip_norm, device=way.device, defer=defer)
     known_at_once = isinstance(apply, HostApply) or data.num_batches(0, seed=way.seed) is None
@@ -104,6 +105,7 @@ def build_loop(
         cuts=cuts,
         on_out_of_memory=on_out_of_memory or Retry(),
         report=actions.report,
+        trained=Trained(model, optimizer, names, share=execution.strategy.share, check=way.precision.check_trained),
         combine=combine,
     )
     return Loop(

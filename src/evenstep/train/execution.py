@@ -298,4 +298,6 @@ def _of(optimizer: Optimizer) -> list[Tensor]:
 
 def _norm_dtype(dtypes: set[torch.dtype]) -> torch.dtype | None:
     """In which norms are computed: None for that of the gradients, where it is one and wide enough."""
-    return None if len(dtypes) == 1 and dtypes <= {torch.float32, torch.float64} else torch.float32
+    if len(dtypes) == 1 and dtypes <= {torch.float32, torch.float64}:
+        return None
+    return torch.float64 if dtypes & {torch.float64, torch.complex128} else torch.float32

@@ -93,7 +93,7 @@ class StagesPortion(Portion):
         }
 
     def _parts(self, state: Tree) -> Tree:
-        return {part: state[part] for part in ("model", "optimizer", "ema")}
+        return {part: state[part] for part in ("model", "optimizer", "ema", "trained")}
 
     def _with_others(self, mine: Tree) -> list[Tree]:
         """The parts of all pipeline ranks, by rank: this one's tensors, and what the others' are."""
@@ -120,6 +120,7 @@ class StagesPortion(Portion):
             "model": {name: values[name] for name in self._ordered(values, aliases=True)},
             "optimizer": {**first, "state": {n: states_of[n] for n in self._ordered(states_of)}, "groups": groups},
             "ema": {name: averages[name] for name in self._ordered(averages)},
+            "trained": _union(state["trained"] for state in states),
         }
 
     def _ordered(self, names: Iterable[str], *, aliases: bool = False) -> list[str]:

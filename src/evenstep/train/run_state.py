@@ -5,11 +5,13 @@ and which part of a model in stages belongs to this rank in `portion`. It does n
 when.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
 from torch.optim import Optimizer
 
+from evenstep.errors import CheckpointError
 from evenstep.optim.ema import Ema
 from evenstep.train.cuts import Cuts
 from evenstep.train.evaluations import Evaluations
@@ -18,6 +20,7 @@ from evenstep.train.portion import Portion, build_portion
 from evenstep.train.progress import Progress
 from evenstep.train.reports import Reports
 from evenstep.train.state import Saved, Tree, check_same_run, unwrapped
+from evenstep.train.task import Task
 
 
 @final
@@ -32,6 +35,7 @@ class RunState:
         evaluations: that know when they were last made.
         cuts: of this rank.
         reports: that know how finely each rank cuts.
+        tasks: by name, of which some have a state.
         config: kept as it is.
     """
 
@@ -41,6 +45,7 @@ class RunState:
     evaluations: Evaluations
     cuts: Cuts
     reports: Reports
+    tasks: Mapping[str, Task]
     config: dict[str, Any]
 
     def state_dict(self, *, whole: bool) -> Tree:
@@ -49,11 +54,13 @@ class RunState:
         Args:
             whole: False to leave tensors that are cut over ranks as they are.
         """
-        return self._with_counters(self.portion.gathered(self.saved.state_dict(whole=whole)))
+        tensors = {**self.saved.state_dict(whole=whole), "trained": self.loop.update.trained.state_dict()}
+        return self._with_counters(self.portion.gathered(tensors))
 
     def part(self) -> Tree:
         """What this rank holds of it, without asking the others."""
-        return self._with_counters(self.portion.part(self.saved.part()))
+        tensors = {**self.saved.part(), "trained": self.loop.update.trained.state_dict()}
+        return self._with_counters(self.portion.part(tensors))
 
     def _with_counters(self, tensors: Tree) -> Tree:
         loop = self.loop
@@ -62,6 +69,7 @@ class RunState:
             "progress": loop.progress.state_dict(),
             "data": {"fingerprint": loop.data.fingerprint(), "state": loop.data.state_dict()},
             "hooks": loop.bus.state_dict(),
+            "tasks": {name: state for name, task in self.tasks.items() if (state := task.state_dict())},
             "storage": loop.storage.state_dict(),
             "run": {
                 "seed": loop.seed,
@@ -85,9 +93,15 @@ class RunState:
         )
         state = self.portion.own(state)
         self.saved.check(state)
+        tasks = state.get("tasks", {})
+        check_tasks_fit(tasks, self.tasks)
         loop.bus.load_state_dict(state["hooks"])
+        for name, theirs in tasks.items():
+            self.tasks[name].load_state_dict(theirs)
         loop.data.load_state_dict(state["data"]["state"])
         self.saved.load_state_dict(state)
+        loop.update.trained.load_state_dict(state.get("trained", {}))
+        loop.update.learning_rates.reloaded()
         loop.storage.load_state_dict(state["storage"])
         loop.progress = Progress.from_state_dict(state["progress"])
         self.evaluations.all_at = state["run"]["evaluated_at"]
@@ -111,12 +125,13 @@ def build_run_state(
     evaluations: Evaluations,
     cuts: Cuts,
     reports: Reports,
+    tasks: Mapping[str, Task],
     config: dict[str, Any],
 ) -> RunState:
     """The state of the run of `loop`; the average begins as a copy of what the parameters are now.
 
     Args:
-        loop, evaluations, cuts, reports, config: see `RunState`.
+        loop, evaluations, cuts, reports, tasks, config: see `RunState`.
         optimizer, ema: of the run.
         names: of the optimizer's groups' parameters, over all ranks.
     """
@@ -130,5 +145,29 @@ def build_run_state(
         precision=loop.precision,
     )
     return RunState(
-        loop=loop, saved=saved, portion=portion, evaluations=evaluations, cuts=cuts, reports=reports, config=config
+        loop=loop,
+        saved=saved,
+        portion=portion,
+        evaluations=evaluations,
+        cuts=cuts,
+        reports=reports,
+        tasks=tasks,
+        config=config,
     )
+
+
+def check_tasks_fit(saved: Mapping[str, Any], tasks: Mapping[str, Task]) -> None:
+    """Raise CheckpointError unless the tasks that have a state are those whose state was saved."""
+    missing = [name for name, task in tasks.items() if name not in saved and task.state_dict()]
+    surplus = [name for name in saved if name not in tasks]
+    faults = [f"has no state of {_said(name)}, which has some" for name in missing]
+    faults += [f"has a state of {_said(name)}, which this run has not" for name in surplus]
+    if faults:
+        raise CheckpointError(
+            f"the checkpoint {' and '.join(faults)}, so going on from it would not be exact; resume with the tasks "
+            f"that it was saved with."
+        )
+
+
+def _said(name: str) -> str:
+    return f"task `{name}`" if name else "the task"

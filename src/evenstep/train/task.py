@@ -121,6 +121,20 @@ class Task(ABC):
         """
         return halves(batch)
 
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must keep of this task: a tree of dict, list, str, int, float, bool, None and tensors.
+
+        By default nothing, or what another base class has, such as an `nn.Module`. It must not depend on which
+        micro-batches this rank has run: the first rank's is kept, and given to all.
+        """
+        other = getattr(super(), "state_dict", None)
+        return {} if other is None else dict(other())
+
+    def load_state_dict(self, state: dict[str, Any]) -> Any:
+        """Take back what `state_dict` gave; called only when that was not empty."""
+        other = getattr(super(), "load_state_dict", None)
+        return None if other is None else other(state)
+
     @abstractmethod
     def loss(self, output: Any, batch: Any) -> Loss | Tensor | None:
         """The loss of the model's output, SUMMED over the batch's units, on the model's device.

@@ -35,9 +35,9 @@ from evenstep.train.failures import FailurePolicy, Stop
 from evenstep.train.lasting import build_course
 from evenstep.train.loop import Actions, Loop
 from evenstep.train.metrics import build_meters
+from evenstep.train.parameter_checks import check_parameters
 from evenstep.train.passage import Way
 from evenstep.train.predict import Prediction
-from evenstep.train.progress import Progress
 from evenstep.train.randomness import undisturbed
 from evenstep.train.replay import replay_failure
 from evenstep.train.reports import Reports
@@ -48,13 +48,14 @@ from evenstep.train.salvage import salvage
 from evenstep.train.saving import Saving
 from evenstep.train.spikes import LossSpikes
 from evenstep.train.state import Tree, parameter_names
+from evenstep.train.surface import Surface
 from evenstep.train.task import Task
 from evenstep.train.tasks import Tasks, check_tasks, poison_of
 from evenstep.train.transfer import build_transfer
 
 
 @final
-class Trainer:
+class Trainer(Surface):
     """Trains a model: one update is one update, however it is cut.
 
     Args:
@@ -68,7 +69,7 @@ class Trainer:
         device: "auto" takes the accelerator if there is one, else the CPU.
         strategy: how gradients are shared between ranks; one process by default.
         precision: the number formats; float32 throughout by default.
-        lr_schedule: multiplies each group's learning rate; constant by default.
+        lr_schedule: multiplies each group's learning rate; None leaves the rates alone, so that hooks may set them.
         clip_norm: the largest norm of an update's gradient; None does not clip.
         ema: an average that follows the parameters and is evaluated in their place.
         evaluations: sets of data to evaluate on, by name.
@@ -158,6 +159,7 @@ class Trainer:
         check_model(model)
         check_optimizer(optimizer)
         policy, strategy, precision = on_non_finite or Stop(), strategy or Single(), precision or Full()
+        check_parameters(model, optimizer, precision)
         self._can_rewind = may_rewind(policy, loss_spikes)
         check_keeping(data, folder=folder, keep_checkpoints=keep_checkpoints, rewinds=self._can_rewind)
         tasks = Tasks.of(task, coefficients, combine, norm_statistics)
@@ -168,7 +170,7 @@ class Trainer:
         self.evaluations = dict(evaluations or {})
         self.folder = None if folder is None else Path(folder)
         self.storage = Storage(meters=build_meters(tasks.by_name, self.device))
-        self.updates = updates if updates is not None else updates_of(data, cast("int", epochs), seed)
+        self._updates = updates if updates is not None else updates_of(data, cast("int", epochs), seed)
         self._data, self._config, self._resumed = data, dict(config or {}), False
         self._group = model.mesh.world if isinstance(model, Staged) else strategy.group
         self._writers = Writers(writers if self.is_first_rank else (), report=lambda incident: self._report(incident))
@@ -203,12 +205,13 @@ class Trainer:
         self._surround(self._loop, cuts, loss_spikes, ema)
         # After the strategy has made replicas equal: the average begins as a copy of the parameters.
         self._state = build_run_state(
-            self._loop, optimizer, names, ema, self._evaluations, cuts, self._reports, self._config
+            self._loop, optimizer, names, ema, self._evaluations, cuts, self._reports, tasks.by_name, self._config
         )
         self._agree = partial(
             check_agreement, self._loop, tasks=list(tasks.by_name), evaluations=self.evaluations, config=self._config
         )
         self._course = build_course(self._group, self._state, self._saving, self._reports, agree=self._agree)
+        self._is_built = True
 
     def _build_saving(self, keep: int | None, keep_every_updates: int | None, *, asynchronous: bool) -> Saving:
         return Saving(
@@ -269,16 +272,6 @@ class Trainer:
             rewind=lambda update: self._rewinding.to_before(update),
         )
 
-    @property
-    def is_first_rank(self) -> bool:
-        """Whether this process is the one that writes files and speaks for all."""
-        return self._group.rank == 0
-
-    @property
-    def progress(self) -> Progress:
-        """The counters of committed work."""
-        return self._loop.progress
-
     def ask_stop(self, reason: str, *, requeue: bool = False) -> None:
         """Stop at the end of this update.
 
@@ -305,9 +298,11 @@ class Trainer:
         Raises:
             EvenstepError: what went wrong, said for the person who must act. Nothing is evaluated or saved then.
         """
+        self._is_training = True
         try:
             return self._train()
         finally:
+            self._is_training = False
             # not at the beginning: a signal may have asked before
             self._loop.asks.stop, self._loop.asks.requeue = "", False
 

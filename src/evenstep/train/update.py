@@ -34,6 +34,7 @@ from evenstep.train.failures import Answer, FailurePolicy
 from evenstep.train.fit import fitting, state_allocated
 from evenstep.train.passage import Gathered, Passage, Way
 from evenstep.train.separately import build_gather
+from evenstep.train.trained import Trained
 from evenstep.train.weigh import Weights, weigh
 
 
@@ -67,13 +68,16 @@ class Update:
         execution: how forwards and backwards are run, and gradients shared.
         apply: how a gradient is applied.
         ema: the average that follows the parameters, or None.
-        learning_rates: sets the optimizer's for each update.
+        learning_rates: the optimizer's, for each update.
         cuts: how finely micro-batches are cut to fit into this rank's memory.
         on_out_of_memory: the policy for micro-batches that don't fit: retry, cut in two, or stop.
         report: told of incidents.
+        trained: which of the model's parameters are trained now.
         combine: what is made of the tasks' separate gradients; None accumulates them into one.
 
     Attributes:
+        trained: see the arguments.
+        learning_rates: see the arguments.
         is_whole: False if an error came while parameters were changed, so that they are those of no update.
     """
 
@@ -91,10 +95,11 @@ class Update:
         cuts: Cuts,
         on_out_of_memory: FailurePolicy,
         report: Callable[[Incident], None],
+        trained: Trained,
         combine: Combine | None = None,
     ) -> None:
         self._parameters = parameters
-        self._with_grad = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.trained = trained
         self._sparse = any(getattr(module, "sparse", False) is True for module in model.modules())
         self._model = model
         self._way = way
@@ -106,14 +111,15 @@ class Update:
         self._report = report
         self._apply = apply
         self._ema = ema
-        self._learning_rates = learning_rates
+        self.learning_rates = learning_rates
         self._buffers = Buffers(model)
         self.is_whole = True
         self._later: list[Weights] = []  # of the try under way, whose passes all ranks run in turn
         self._gather: Callable[[Weights, int], Gathered] = self._accumulate
         if combine is not None:
-            trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
-            self._gather = build_gather(self._accumulate, combine, trained, way, execution)
+            held = {id(one) for one in parameters}
+            by_name = {name: one for name, one in model.named_parameters() if id(one) in held}
+            self._gather = build_gather(self._accumulate, combine, by_name, way, execution)
 
     def __call__(self, batch: GlobalBatch, update: int) -> Outcome:
         """Execute update number `update` with `batch`.
@@ -124,6 +130,7 @@ class Update:
         """
         self.begin()
         self._execution.group.at(update)
+        self.trained.follow()
         if not self._model.training:
             raise TaskError(
                 f"update {update} trains a model that is in evaluation mode; something has called `eval()` on it and "
@@ -138,7 +145,7 @@ class Update:
         late_weight = gathered.late_total
         total = covered if late_weight is None else late_weight
         scale = self._way.precision.scale
-        lr = self._learning_rates(update)
+        rates = self.learning_rates(update)
         grads = gradients(self._parameters, sparse=self._sparse)
         squared = self._execution.squared_norm(grads)
         if squared is None:  # no task gave a loss
@@ -154,7 +161,8 @@ class Update:
         self.is_whole = True
         put = self._way.storage.put
         put("train/grad_norm", applied.norm, update=update)
-        put("train/lr", lr, update=update)
+        for name, rate in zip(self.learning_rates.names, rates, strict=True):
+            put(name, rate, update=update)
         return Outcome(aborted=applied.aborted, total=total, gathered=gathered, skipped_samples=skipped)
 
     def begin(self) -> None:
@@ -223,7 +231,8 @@ class Update:
 
     def _weigh(self, batch: GlobalBatch) -> Weights:
         way = self._way
-        return weigh(way.tasks, batch, self._execution.strategy.group, tolerant=way.poison is not None)
+        group, tolerant = self._execution.strategy.group, way.poison is not None
+        return weigh(way.tasks, batch, group, tolerant=tolerant, stamp=self.trained.stamp)
 
     def resume(self) -> None:
         """Apply updates again after the loop has answered an abort."""
@@ -247,6 +256,8 @@ class Update:
             self._execution.cut_alike(self._cuts)
             self._buffers.restore(1.0)
         gathered = passage.gathered
+        for parameter in self.trained.outside:
+            parameter.grad = None
         if all(self._way.tasks[name].late_weight for name in weights.totals):
             gathered.late_total = self._late_total(passage.late_weights, weights)
         return gathered
@@ -259,7 +270,7 @@ class Update:
     def _discard(self, mark: int) -> None:
         """Forget what a failed try has left."""
         self._way.storage.drop_after(mark)
-        for parameter in self._with_grad:
+        for parameter in self.trained.with_grad:
             parameter.grad = None
         self._execution.begin()
 
@@ -310,7 +321,7 @@ class Update:
 
     def _make_room(self, passage: Passage, weights: Weights, update: int, fault: str) -> None:
         """Answer an out-of-memory error: cut the micro-batch finer, and let the peers know if they must begin anew."""
-        for parameter in self._with_grad:
+        for parameter in self.trained.with_grad:
             parameter.grad = None
         give_back()
         if not self._execution.strategy.cuts_alone or passage.doing is None:

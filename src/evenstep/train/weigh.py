@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from typing import Self, final
 
 from evenstep.data import GlobalBatch, Microbatch
-from evenstep.errors import TaskError
+from evenstep.errors import ReplicaError, TaskError
 from evenstep.parallel import Group
 from evenstep.train.task import Task
 
@@ -60,7 +60,9 @@ class Weights:
         return replace(self, totals={task: self.totals[task] for task in tasks}, work=work)
 
 
-def weigh(tasks: Mapping[str, Task], batch: GlobalBatch, group: Group, *, tolerant: bool = False) -> Weights:
+def weigh(
+    tasks: Mapping[str, Task], batch: GlobalBatch, group: Group, *, tolerant: bool = False, stamp: float = 0.0
+) -> Weights:
     """Count the weights of one update.
 
     All ranks sum the same weights in the same order (exactly rounded, even), so all get the same totals.
@@ -70,14 +72,18 @@ def weigh(tasks: Mapping[str, Task], batch: GlobalBatch, group: Group, *, tolera
         batch: of the update.
         group: the ranks.
         tolerant: whether what `weight` raises is kept, so that the ranks can agree on it later.
+        stamp: of what this rank trains, which must be the same on all.
 
     Raises:
+        ReplicaError: another rank trains other parameters.
         TaskError: a batch of no task of the run; a weight that is negative, not finite, or not a number.
     """
     each: dict[int, float] = {}
     failures: dict[int, Exception] = {}
     work: list[Microbatch] = []
-    mine = [0.0] * (batch.num_microbatches + 1)  # the last one for the samples that had to be left out
+    # the last two for the samples that had to be left out, and for what is trained
+    mine = [0.0] * (batch.num_microbatches + 2)
+    mine[-1] = stamp
     for microbatch in batch.microbatches:
         weight, number = 1.0, microbatch.index
         task = task_of(tasks, microbatch)
@@ -93,8 +99,14 @@ def weigh(tasks: Mapping[str, Task], batch: GlobalBatch, group: Group, *, tolera
             mine[number] = weight
             work.append(microbatch)
     for fault in batch.faults:
-        mine[-1] += fault.num_skipped
+        mine[-2] += fault.num_skipped
     everybody = group.sum_floats(mine)
+    if everybody[-1] != group.ranks * stamp:
+        raise ReplicaError(
+            f"rank {group.rank} does not train the same parameters as the other ranks: `requires_grad` was changed on "
+            f"some ranks only. Freeze and unfreeze on all ranks at the same update; a hook that is `first_rank_only` "
+            f"runs on one."
+        )
     totals: dict[str, float] = {}
     divisors: dict[int, float] = {}
     for name, theirs in _spans(batch).items():
@@ -112,7 +124,7 @@ def weigh(tasks: Mapping[str, Task], batch: GlobalBatch, group: Group, *, tolera
         work=tuple(work),
         num_tasks=len(totals),
         failures=failures,
-        skipped_samples=int(everybody[-1]),
+        skipped_samples=int(everybody[-2]),
     )
 
 

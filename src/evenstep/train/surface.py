@@ -1,0 +1,84 @@
+"""What of a trainer may be read, and the little that may be set, once it is built.
+
+Most of what a trainer was given has gone into its parts, so that setting an attribute would have no effect. Such an
+assignment is an error that says what to do instead. What can be changed between two calls of `train` is how many
+updates there are.
+"""
+
+from inspect import signature
+from typing import Any
+
+from evenstep.errors import ArgumentError
+from evenstep.parallel import Group
+from evenstep.train.loop import Loop
+from evenstep.train.passage import Way
+from evenstep.train.progress import Progress
+
+
+class Surface:
+    """The base of the trainer: its public attributes."""
+
+    _is_built = False
+    _is_training = False
+    _updates: int | None
+    _loop: Loop
+    _way: Way
+    _group: Group
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        settable = getattr(getattr(type(self), name, None), "fset", None)
+        if self._is_built and not name.startswith("_") and settable is None:
+            self._refuse(name)
+        super().__setattr__(name, value)
+
+    @property
+    def updates(self) -> int | None:
+        """How many updates the run commits; None where only the data know.
+
+        It can be set between two calls of `train`, to go on for longer or to end earlier; an LR schedule then stretches
+        over that many. On several ranks all set the same.
+        """
+        return self._updates
+
+    @updates.setter
+    def updates(self, updates: int) -> None:
+        loop = self._loop
+        if self._is_training:
+            raise ArgumentError(
+                "`updates` of a trainer can't be set while it trains; call `ask_stop` to end it now, or set it between "
+                "two calls of `train`."
+            )
+        if loop.updates is None:
+            raise ArgumentError(
+                f"`updates` of a trainer that was given `epochs` can't be set; build another trainer with "
+                f"`updates={updates}`, and let it `resume` or `load_state_dict`."
+            )
+        if type(updates) is not int or updates < max(loop.progress.update, 1):
+            raise ArgumentError(
+                f"`updates` must be a whole number of at least the {loop.progress.update} that are committed, but is "
+                f"{updates!r}."
+            )
+        self._way.coefficients.check(updates)
+        loop.update.learning_rates.updates = updates
+        self._updates = loop.updates = updates
+
+    @property
+    def is_first_rank(self) -> bool:
+        """Whether this process is the one that writes files and speaks for all."""
+        return self._group.rank == 0
+
+    @property
+    def progress(self) -> Progress:
+        """The counters of committed work."""
+        return self._loop.progress
+
+    def _refuse(self, name: str) -> None:
+        if name in signature(type(self).__init__).parameters or hasattr(self, name):
+            raise ArgumentError(
+                f"`{name}` of a trainer can't be set once it is built: it would have no effect. Build another trainer "
+                f"with the new `{name}`; with `resume`, or `load_state_dict(old.state_dict())`, it goes on where this "
+                f"one is."
+            )
+        raise ArgumentError(
+            f"a trainer has no `{name}` that could be set; keep what is yours in an object of your own, such as a hook."
+        )

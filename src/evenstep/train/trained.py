@@ -1,0 +1,171 @@
+"""Which parameters updates train, followed from update to update.
+
+A parameter is trained while it has `requires_grad` and the optimizer holds it. A hook may freeze and unfreeze what the
+optimizer holds, and the next update does so: its gradients, their sums over ranks and their norm are those of what is
+trained then. What would have no effect is refused by name: another module or parameter in the place of one that the
+trainer was built with, another parameter group, a parameter unfrozen that the optimizer does not hold. It looks at
+objects only, at no values.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from typing import Any, final
+from zlib import crc32
+
+from torch import nn
+from torch.optim import Optimizer
+
+from evenstep.errors import ArgumentError, TaskError
+from evenstep.train.state import unwrapped
+
+
+@final
+class Trained:
+    """The parameters that this rank trains.
+
+    Args:
+        model: on its device, wrapped by the strategy.
+        optimizer: of its parameters, or of those that this rank steps.
+        names: of the optimizer's groups' parameters, over all ranks.
+        share: told whose gradients are to be summed over ranks, now and whenever that changes.
+        check: raises for parameters, by name, that must not be trained as they are.
+
+    Attributes:
+        with_grad: the parameters that get a gradient.
+        outside: those of them that the optimizer does not hold, whose gradient is not kept.
+        stamp: a number that ranks which train the same parameters have in common.
+
+    >>> model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)); _ = model[0].requires_grad_(False)
+    >>> sgd = __import__("torch").optim.SGD(model.parameters(), lr=0.1)
+    >>> names = [[name for name, _ in model.named_parameters()]]
+    >>> trained = Trained(model, sgd, names, share=lambda those: print(len(those)), check=lambda those: None)
+    2
+    >>> trained.follow(); _ = model.requires_grad_(True); trained.follow()
+    4
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        names: Sequence[Sequence[str]],
+        *,
+        share: Callable[[Sequence[nn.Parameter]], None],
+        check: Callable[[Mapping[str, nn.Parameter]], None],
+    ) -> None:
+        self._model, self._optimizer = model, optimizer
+        self._by_name = dict(unwrapped(model).named_parameters())
+        self._parameters = list(self._by_name.values())
+        self._held = frozenset(chain.from_iterable(names))
+        self._share, self._check = share, check
+        self._groups = self._ids_of_groups()
+        self._places = _places(model)
+        self._built = self._flags = [one.requires_grad for one in self._parameters]
+        self.outside = [one for name, one in self._by_name.items() if one.requires_grad and name not in self._held]
+        self._begin()
+
+    @property
+    def outside_names(self) -> list[str]:
+        """The names of those that get a gradient though the optimizer does not hold them."""
+        ids = {id(one) for one in self.outside}
+        return [name for name, one in self._by_name.items() if id(one) in ids]
+
+    def follow(self) -> None:
+        """Before an update: take note of what was frozen and unfrozen since the last one.
+
+        Raises:
+            ArgumentError: model or optimizer have become others than the trainer was built with.
+            TaskError: nothing is left to train.
+        """
+        if any(list(map(id, held.values())) != ids for held, ids in self._places):
+            self._check_places()
+        if self._ids_of_groups() != self._groups:
+            self._refuse_groups()
+        flags = [one.requires_grad for one in self._parameters]
+        if flags != self._flags:
+            self._flags = flags
+            self._changed()
+
+    def state_dict(self) -> dict[str, dict[str, bool]]:
+        """Which parameters are trained now, and when the trainer was built, where that is not the same."""
+        return {
+            name: {"now": one.requires_grad, "built": built}
+            for (name, one), built in zip(self._by_name.items(), self._built, strict=True)
+            if one.requires_grad != built
+        }
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, bool]]) -> None:
+        """Freeze and unfreeze as the saved run had; what the user has changed since that was built stays changed."""
+        for (name, one), built in zip(self._by_name.items(), self._built, strict=True):
+            saved = state.get(name)
+            one.requires_grad_(saved["now"] if saved is not None and saved["built"] == built else built)
+
+    def _begin(self) -> None:
+        self.with_grad = [one for one in self._parameters if one.requires_grad]
+        trained = {name: one for name, one in self._by_name.items() if one.requires_grad and name in self._held}
+        self.stamp = float(crc32(bytes(self._flags)))
+        self._check(trained)
+        self._share(list(trained.values()))
+
+    def _changed(self) -> None:
+        known = {id(one) for one in self.outside}
+        lost = [
+            name
+            for name, one in self._by_name.items()
+            if one.requires_grad and name not in self._held and id(one) not in known
+        ]
+        if lost:
+            raise ArgumentError(
+                f"`{lost[0]}` was unfrozen, but the optimizer does not hold it, so it would not be trained; build the "
+                f"optimizer from all parameters that are ever to be trained, also those that are frozen at first."
+            )
+        if not any(one.requires_grad for name, one in self._by_name.items() if name in self._held):
+            raise TaskError(
+                "all parameters of the optimizer have been frozen, so there is nothing left to train; end the run with "
+                "`ask_stop`, or leave some `requires_grad`."
+            )
+        for one in self._parameters:
+            one.grad = None  # what is frozen now keeps no gradient of before
+        self._begin()
+
+    def _check_places(self) -> None:
+        """Raise ArgumentError unless the model's parameters are still those that it was built with."""
+        now = dict(unwrapped(self._model).named_parameters())
+        kept = "a trainer trains the parameters that its model had when it was built"
+        for name, one in now.items():
+            if name not in self._by_name:
+                raise ArgumentError(
+                    f"`{name}` has become a parameter of the model since the trainer was built, so it would not be "
+                    f"trained: {kept}. Add it before, or build a new trainer of the changed model."
+                )
+            if one is not self._by_name[name]:
+                raise ArgumentError(
+                    f"`{name}` of the model has been replaced by another parameter since the trainer was built, so it "
+                    f"would not be trained: {kept}. Change it in place (`with torch.no_grad(): parameter.copy_(…)`, or "
+                    f"`load_state_dict`), or build a new trainer of the changed model."
+                )
+        gone = [name for name in self._by_name if name not in now]
+        if gone:
+            raise ArgumentError(
+                f"`{gone[0]}` has been taken out of the model since the trainer was built: {kept}. Freeze it with "
+                f"`requires_grad_(False)`, or build a new trainer of the changed model."
+            )
+        self._places = _places(self._model)
+
+    def _ids_of_groups(self) -> list[list[int]]:
+        return [list(map(id, group["params"])) for group in self._optimizer.param_groups]
+
+    def _refuse_groups(self) -> None:
+        now, before = self._ids_of_groups(), self._groups
+        counts = f"{[len(group) for group in before]} parameters and now has {[len(group) for group in now]}"
+        raise ArgumentError(
+            f"the optimizer's groups have been changed since the trainer was built: it had {len(before)} of {counts}. "
+            f"A checkpoint of it could not be resumed. Give the optimizer all groups before the trainer is built: "
+            f"what is to be trained later only is frozen until then (`requires_grad_(False)`, and `True` in a hook)."
+        )
+
+
+def _places(model: nn.Module) -> list[tuple[dict[str, Any], list[int]]]:
+    """Where the model's modules and parameters stand, each with what stands there now."""
+    held = chain.from_iterable((one._modules, one._parameters) for one in model.modules())
+    return [(some, list(map(id, some.values()))) for some in held]
