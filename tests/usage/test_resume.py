@@ -1,6 +1,5 @@
 """What may change when a run goes on: from the library, and from the command line."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep import Ema, Hook, MapData, Task, Trainer
-from evenstep.events import Best, EarlyStop, EvaluateEnd, Evaluate, Incident, UpdateEnd
+from evenstep.events import Best, EarlyStop, Evaluate, EvaluateEnd, Incident, UpdateEnd
 
 EVALUATED = ["--evaluate.every_updates", "1"]
 
@@ -121,10 +120,8 @@ def test_what_is_the_same_goes_on_and_nothing_is_said(tmp_path: Path) -> None:
 
 def test_an_average_may_be_added_and_begins_as_a_copy_of_the_parameters(tmp_path: Path) -> None:
     trainer, said = gone_on(tmp_path, [], [], ema=Ema(decay=1 - 1e-12), lr=0.05)
-    assert said == [
-        "the run goes on with other parts than it was saved with: the average of the parameters is new and begins as a "
-        "copy of them."
-    ]
+    words = "the average of the parameters is new and begins as a copy of them"
+    assert said == [f"the run goes on with other parts than it was saved with: {words}."]
     saved = trainer_of(tmp_path / "other", Heard(), updates=4)
     saved.train()
     average = trainer.state_dict()["ema"]

@@ -10,6 +10,7 @@ from evenstep import Fp16Mixed, MapData, Retry, Skip, Task, Trainer
 from evenstep.errors import NonFiniteError
 from evenstep.events import Hook, Incident
 from evenstep.precision import Precision
+
 SCALE = 1024.0  # at which these gradients do not overflow
 
 

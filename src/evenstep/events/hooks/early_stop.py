@@ -72,4 +72,8 @@ class EarlyStop(Hook):
             return said
         self.best_value = state["best_value"]
         self.evaluations_since_best = since = state["evaluations_since_best"]
-        return None if since < self._patience else f"had stopped the run after {since} evaluations that were no better, and counts from 0 again"
+        return (
+            None
+            if since < self._patience
+            else f"had stopped the run after {since} evaluations that were no better, and counts from 0 again"
+        )
