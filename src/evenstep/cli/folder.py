@@ -1,7 +1,7 @@
 """The run folder: taken for a new run, and made such that the run can go on from it alone.
 
     config.toml         the resolved configuration, written last: with it the folder is a run
-    recipe/             the Python files that the run was built from
+    recipe/             the Python files that the run was built from, and in .copied-from where they were
     environment.json    versions and hardware
 
 The rest of the folder (metrics, checkpoints, status, report) is written by those who know it. Data are not copied.
@@ -20,6 +20,7 @@ from evenstep.events.files import replace_text
 
 CONFIG = "config.toml"
 RECIPE = "recipe"
+ORIGIN = ".copied-from"
 
 
 def check_free(folder: Path) -> None:
@@ -63,6 +64,22 @@ def publish(run: Run, folder: Path) -> None:
     replace_text(folder / CONFIG, dumps(run.resolved()))
 
 
+def origin_of_recipe(folder: Path) -> Path | None:
+    """The folder that the recipe of the run in `folder` was copied from; None if that is not there any more."""
+    said = folder / RECIPE / ORIGIN
+    origin = Path(said.read_text(encoding="utf-8").strip()) if said.is_file() else None
+    return origin if origin is not None and origin.is_dir() else None
+
+
+def edited_since(folder: Path) -> list[Path]:
+    """The files of the recipe that are other than those that the run in `folder` has a copy of."""
+    origin = origin_of_recipe(folder)
+    if origin is None:
+        return []
+    copies = {origin / copy.relative_to(folder / RECIPE): copy for copy in (folder / RECIPE).rglob("*.py")}
+    return sorted(file for file, copy in copies.items() if file.is_file() and file.read_bytes() != copy.read_bytes())
+
+
 def _copy_recipe(recipe: Path, folder: Path) -> None:
     beside = folder / f".{RECIPE}.new"
     shutil.rmtree(beside, ignore_errors=True)
@@ -72,6 +89,7 @@ def _copy_recipe(recipe: Path, folder: Path) -> None:
             copy = beside / file.relative_to(recipe)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, copy)
+    (beside / ORIGIN).write_text(f"{recipe}\n", encoding="utf-8")
     if (folder / RECIPE).exists():
         shutil.rmtree(folder / RECIPE)
     beside.replace(folder / RECIPE)

@@ -17,7 +17,7 @@ import torch
 from evenstep.build import build_hooks, build_mesh, build_parts, build_strategy, build_writers
 from evenstep.checkpoint import LOCK, complete_checkpoints
 from evenstep.cli.exits import EXIT_DONE, EXIT_INTERRUPTED, EXIT_REQUEUE
-from evenstep.cli.folder import RECIPE, publish
+from evenstep.cli.folder import RECIPE, origin_of_recipe, publish
 from evenstep.cli.screen import Screen
 from evenstep.cli.signals import REQUEUE, stopping
 from evenstep.cli.summary import describe
@@ -121,5 +121,9 @@ def _how_to_go_on(folder: Path) -> str:
         return f"No checkpoint was saved before that; what was logged is in {folder}."
     return (
         f"The run is saved up to {saved[-1].name}: `evenstep resume {folder}` goes on from there, with the recipe's "
-        f"files as they are in {folder / RECIPE}."
+        f"files as they are in {folder / RECIPE}{_or_with(origin_of_recipe(folder))}."
     )
+
+
+def _or_with(origin: Path | None) -> str:
+    return "" if origin is None else f", or, with `--recipe current`, as they then are in {origin}"

@@ -68,6 +68,11 @@ class Ema:
         self._moving = [name for name, one in self._average.items() if one.is_floating_point() or one.is_complex()]
         self._copied = [name for name in self._average if name not in self._moving]
 
+    def restart(self) -> None:
+        """Begin again as a copy of what the model holds now."""
+        for name, tensor in self._live.items():
+            self._average[name].copy_(tensor)
+
     def after_update(self, update: int, aborted: Tensor | float = 0.0) -> None:
         """Move the average after committed update `update`.
 

@@ -360,11 +360,13 @@ class Loop:
         self.update.resume()
         incident, policy = self._aborts.incident(first, number)
         answer = policy(incident)
-        self.actions.report(incident)
         if answer is Answer.STOP:
             self.failed = first.batch, number
-            self._aborts.stop(incident, first)
-        elif answer in (Answer.REWIND, Answer.REWIND_PAST):
+            incident, error = self._aborts.ending(incident, first)
+            self.actions.report(incident)
+            raise error
+        self.actions.report(incident)
+        if answer in (Answer.REWIND, Answer.REWIND_PAST):
             self._positions.append((number, first.batch.following))
             self.rewind(incident, answer)
             return
@@ -373,8 +375,8 @@ class Loop:
             self.progress = first.before.without(again.pop(0))
         elif answer is Answer.DROP:
             again[0] = again[0].without(cast("list[str]", incident.details["tasks"]))
-        elif answer is Answer.RETRY:
-            self.precision.overflowed()
+        elif incident.kind == "overflow":
+            self._aborts.lower_scale()
         self._again.extendleft(reversed(again))
 
 

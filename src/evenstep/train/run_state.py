@@ -80,8 +80,8 @@ class RunState:
             },
         }
 
-    def load_state_dict(self, state: Tree) -> None:
-        """Restore what `state_dict` gave.
+    def load_state_dict(self, state: Tree) -> list[str]:
+        """Restore what `state_dict` gave; says, in half sentences, what began afresh or was given up.
 
         Raises:
             CheckpointError: it is of another model, optimizer, data, seed or precision. Nothing has been changed.
@@ -95,17 +95,18 @@ class RunState:
         self.saved.check(state)
         tasks = state.get("tasks", {})
         check_tasks_fit(tasks, self.tasks)
-        loop.bus.load_state_dict(state["hooks"])
+        changed = loop.bus.load_state_dict(state["hooks"])
         for name, theirs in tasks.items():
             self.tasks[name].load_state_dict(theirs)
         loop.data.load_state_dict(state["data"]["state"])
-        self.saved.load_state_dict(state)
+        changed += self.saved.load_state_dict(state)
         loop.update.trained.load_state_dict(state.get("trained", {}))
         loop.update.learning_rates.reloaded()
         loop.storage.load_state_dict(state["storage"])
         loop.progress = Progress.from_state_dict(state["progress"])
         self.evaluations.all_at = state["run"]["evaluated_at"]
         self._load_cuts(state["run"].get("cuts", []))
+        return changed
 
     def _load_cuts(self, limits: list[int | None]) -> None:
         """Cut as finely as this rank did; on another number of ranks, and in stages, as the one that did so most."""

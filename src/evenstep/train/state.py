@@ -108,14 +108,11 @@ class Saved:
         """Raise CheckpointError unless `state` fits."""
         check_fits(state["model"], self.model.state_dict(), "model")
         check_optimizer(state["optimizer"], self.optimizer, self.names)
-        if bool(state["ema"]) != (self.ema is not None):
-            has, wants = ("an", "keeps none") if state["ema"] else ("no", "keeps one")
-            raise CheckpointError(f"the checkpoint has {has} average of the parameters, but this run {wants}.")
-        if self.ema is not None:
+        if self.ema is not None and state["ema"]:
             check_fits(state["ema"], self.ema.state_dict(), "average")
 
-    def load_state_dict(self, state: Tree) -> None:
-        """Restore what `state_dict` gave and `check` found to fit."""
+    def load_state_dict(self, state: Tree) -> list[str]:
+        """Restore what `state_dict` gave and `check` found to fit; says what began afresh or was given up."""
         live = self.model.state_dict()
         self.model.load_state_dict(self._parts(live, state["model"]))
         own: dict[str, Tensor] = {name: live[name] for group in self._own for name in group}
@@ -126,9 +123,14 @@ class Saved:
                 like: dict[str, Tensor] = dict.fromkeys(values, own[name])
                 states[name] = self._parts(like, values)
         load_optimizer({**state["optimizer"], "state": states}, self.optimizer, self._own, self._built)
-        if self.ema is not None:
-            self.ema.load_state_dict(self._parts(self.ema.state_dict(), state["ema"]))
         self.precision.state = state["precision"]
+        if self.ema is None:
+            return ["the average of the parameters is given up"] if state["ema"] else []
+        if state["ema"]:
+            self.ema.load_state_dict(self._parts(self.ema.state_dict(), state["ema"]))
+            return []
+        self.ema.restart()
+        return ["the average of the parameters is new and begins as a copy of them"]
 
     def _whole(self, tensors: Mapping[str, Any]) -> Tree:
         whole = self.strategy.whole

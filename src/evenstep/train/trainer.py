@@ -463,12 +463,12 @@ class Trainer(Surface):
         return self._state.state_dict(whole=False)
 
     def load_state_dict(self, state: Tree) -> None:
-        """Restore what `state_dict` gave.
+        """Restore what `state_dict` gave. Hooks and an average that are new begin afresh, which is said.
 
         Raises:
             CheckpointError: it is of another model, optimizer, data, seed or precision. Nothing has been changed.
         """
-        self._state.load_state_dict(state)
+        self._reports.changed(self._state.load_state_dict(state), self.progress.update)
         self._resumed = True
 
     def replay(self, state: Tree, failure: Tree) -> str:

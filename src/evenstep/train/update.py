@@ -156,7 +156,8 @@ class Update:
             applied = self._apply(grads, squared, scale if late_weight is None else scale * total)
             self._execution.strategy.after_step()
         self._buffers.restore(applied.aborted)
-        if self._ema is not None and applied.aborted != 1.0:
+        # a verdict that is still on the device is not read here: the average follows it there
+        if self._ema is not None and (isinstance(applied.aborted, Tensor) or applied.aborted == 0.0):
             self._ema.after_update(update, applied.aborted)
         self.is_whole = True
         put = self._way.storage.put
@@ -211,6 +212,22 @@ class Update:
         """Compute the gradients of an aborted update once more, to look at them; nothing is applied."""
         self._gather(self._weigh(batch), update)
         self._buffers.restore(1.0)
+
+    @contextmanager
+    def at_lowest_scale(self) -> Generator[None]:
+        """Inside, losses are scaled as little as the precision ever does: what is not finite then is not its fault."""
+        precision = self._way.precision
+        before, precision.scale = precision.scale, precision.lowest_scale
+        try:
+            yield
+        finally:
+            precision.scale = before
+
+    def is_finite(self, batch: GlobalBatch, update: int) -> bool:
+        """Whether the gradient of an aborted update is finite if it is computed again; all ranks ask together."""
+        self.rerun(batch, update)
+        squared = self._execution.squared_norm(gradients(self._parameters, sparse=self._sparse))
+        return squared is None or bool(squared.isfinite())
 
     def blame(self, batch: GlobalBatch, gathered: Gathered, update: int) -> list[Blamed]:
         """Whose fault it is that an update's gradient is not finite: all ranks ask together, and get the same.
