@@ -10,6 +10,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from evenstep.names import named_parameters
+
 
 def diagnose(model: nn.Module, rerun: Callable[[], object], *, if_finite: str = "") -> str:
     """Run `rerun` and say which module, or else which parameters' gradients, first were inf or NaN.
@@ -42,7 +44,7 @@ def diagnose(model: nn.Module, rerun: Callable[[], object], *, if_finite: str = 
             handle.remove()
     if found:
         return found[0]
-    bad = [name for name, p in model.named_parameters() if p.grad is not None and not _finite(p.grad)]
+    bad = [name for name, p in named_parameters(model).items() if p.grad is not None and not _finite(p.grad)]
     if not bad:
         different = "running the update again gave finite numbers: the model or its task computes differently each time"
         return if_finite or different
