@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError
+from evenstep.names import named_buffers, named_parameters
 from evenstep.optim.foreach import foreach_move, shard
 
 
@@ -57,7 +58,7 @@ class Ema:
 
     def attach(self, model: nn.Module) -> None:
         """Follow `model`, whose tensors are on their device already. The average begins as a copy."""
-        live = dict(model.named_parameters()) | dict(model.named_buffers())
+        live = dict[str, Tensor](named_parameters(model)) | named_buffers(model)
         self._live = {name: tensor.detach() for name, tensor in live.items()}
         if self._average.keys() != self._live.keys():
             self._average = {

@@ -17,14 +17,9 @@ from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError, OutOfMemoryError
 from evenstep.memory import give_back, is_out_of_memory
+from evenstep.parallel.buffers import Before, SharedBuffers
 from evenstep.parallel.group import Group
-from evenstep.parallel.replicas import (
-    CHECKED_EVERY_UPDATES,
-    average_statistics,
-    check_equal,
-    running_statistics,
-    synchronise,
-)
+from evenstep.parallel.replicas import CHECKED_EVERY_UPDATES, check_equal, synchronise
 from evenstep.parallel.shardable import check_shardable, check_steppable, cuttable
 from evenstep.parallel.spoken import Spoken
 from evenstep.parallel.strategy import Spoiled, Strategy
@@ -74,7 +69,7 @@ class Sharded(Strategy):
         self._offload = offload
         self.options: dict[str, Any] = {"shard_ranks": shard_ranks, "gather_dtype": gather_dtype, "offload": offload}
         self._module: Any = None
-        self._statistics: list[Tensor] = []
+        self._buffers = SharedBuffers(nn.Module(), self.group)
         self._old: dict[int, nn.Parameter] = {}  # the parameters' shards by what the optimizer was built with
         self._shards: list[Any] = []  # FSDP2's record of each parameter
         self._numbers: list[nn.Parameter] = []  # which can't be cut
@@ -110,7 +105,7 @@ class Sharded(Strategy):
         after = dict(module.named_parameters(remove_duplicate=False))
         self._old = {id(parameter): after[name] for name, parameter in before.items()}
         self._module = module
-        self._statistics = running_statistics(module)
+        self._buffers = SharedBuffers(module, self.group)
         self._prepare()
         return module
 
@@ -238,8 +233,10 @@ class Sharded(Strategy):
             products.zero_()
         self.group.sum(products)()
 
+    def share_buffers(self, before: Before) -> None:
+        self._buffers.share(before)
+
     def after_update(self, update: int) -> None:
-        average_statistics(self._statistics, self.group)
         if update % CHECKED_EVERY_UPDATES == 0:
             check_equal(self._module, self.group, update, replica_ranks=self._shard_ranks)
 
@@ -247,6 +244,7 @@ class Sharded(Strategy):
         self._spoken.start()
         self._reset()
         self._lost = False
+        self._buffers.look_anew()
 
     def whole(self, tensor: Tensor) -> Tensor:
         full = getattr(tensor.to(self.group.device), "full_tensor", None)

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, TypeVar, final
 import torch
 from torch import Tensor, nn
 
+from evenstep.parallel.buffers import Before
 from evenstep.parallel.group import Group
 
 T = TypeVar("T")
@@ -170,6 +171,13 @@ class Strategy(ABC):
 
         Raises:
             Spoiled: a peer has failed; nothing of the sum may be used.
+        """
+
+    def share_buffers(self, before: Before) -> None:
+        """After an update's passes: make equal on all ranks the buffers that their forwards have changed.
+
+        Args:
+            before: the buffers as of the last committed update.
         """
 
     def squared_norm(self, gradients: list[Tensor], norms: Callable[[list[Tensor]], Tensor]) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError
+from evenstep.parallel.buffers import Before
 from evenstep.parallel.strategy import Owned, States, Strategy
 
 
@@ -87,6 +88,9 @@ class Zero1(Strategy):
                     self.group.broadcast([flat], owner)
                     if owner != self.rank:
                         _spread(flat, alike)
+
+    def share_buffers(self, before: Before) -> None:
+        self._replicas.share_buffers(before)
 
     def after_update(self, update: int) -> None:
         self._replicas.after_update(update)

@@ -15,6 +15,7 @@ from torch import nn
 
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.keys import key
+from evenstep.names import named_parameters
 from evenstep.parallel.mesh import Mesh
 from evenstep.pipeline.layers import Build, Layer, Layers
 from evenstep.pipeline.layout import Layout
@@ -82,10 +83,10 @@ class Staged(nn.Module):
         kept = tuple(replace(layer, build=nn.Identity) for layer in self.layers.layers)
         self.layers = Layers(kept, self.layers.ties)
         self.sections = {stage: self._section(stage, built) for stage in self.own}
+        self.parameter_names, self.ties = self._described((*self.layers.ties, *ties, *shared))
         for place, module in built.items():
             register(self, self.layers.layers[place].name, module)
-        self.parameter_names, self.ties = self._described((*self.layers.ties, *ties, *shared))
-        equalise(self.ties, dict(self.named_parameters()), self.mesh.pipeline)
+        equalise(self.ties, named_parameters(self), self.mesh.pipeline)
 
     @property
     def last(self) -> int:
@@ -159,7 +160,7 @@ class Staged(nn.Module):
         for section in self.sections.values():
             for place in section.places:
                 layer = self.layers.layers[place].name
-                mine.append((place, [name for name, _ in section.named_parameters() if name.startswith(f"{layer}.")]))
+                mine.append((place, [name for name in named_parameters(section) if name.startswith(f"{layer}.")]))
         shared = list(tied)
         everybody = self.mesh.pipeline.gather((mine, shared))
         owner_of: dict[str, int] = {}
@@ -191,13 +192,15 @@ def _shared(layers: Layers) -> list[tuple[str, ...]]:
         if not isinstance(layer.build, nn.Module):
             continue
         for part in layer.build.modules():
+            if not (any(True for _ in part.parameters()) or any(True for _ in part.buffers())):
+                continue  # an activation: each rank may have one of its own
             first = modules.setdefault(id(part), layer.name)
             if first != layer.name:
                 raise ArgumentError(
                     f"layers '{first}' and '{layer.name}' share a module, so they can't be put on different ranks; "
                     f"give each a module of its own, and name their parameters in `ties`."
                 )
-        for name, parameter in original(layer.build).named_parameters():
+        for name, parameter in named_parameters(original(layer.build)).items():
             parameters.setdefault(id(parameter), []).append(f"{layer.name}.{name}")
     return [tuple(names) for names in parameters.values() if len(names) > 1]
 

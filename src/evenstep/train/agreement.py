@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import torch
 
 from evenstep.data import Data
+from evenstep.names import state_of
 from evenstep.train.arguments import check_same_on_all_ranks
 from evenstep.train.loop import Loop
 from evenstep.train.state import unwrapped
@@ -45,5 +46,5 @@ def check_agreement(
     }
     check_same_on_all_ranks(loop.execution.group, run)
     # Ranks that hold different stages of a model agree with those that hold the same.
-    shapes = {name: list(value.shape) for name, value in unwrapped(loop.model).state_dict().items()}
+    shapes = {name: list(value.shape) for name, value in state_of(unwrapped(loop.model)).items()}
     check_same_on_all_ranks(loop.execution.strategy.group, {"model": shapes})

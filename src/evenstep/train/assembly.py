@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from evenstep.data import Data
 from evenstep.errors import ArgumentError
+from evenstep.names import named_parameters
 from evenstep.optim.apply import HostApply, build_apply
 from evenstep.optim.ema import Ema
 from evenstep.optim.learning_rate import LearningRates
@@ -25,6 +26,7 @@ from evenstep.train.combine import Combine
 from evenstep.train.cuts import Cuts
 from evenstep.train.execution import build_execution
 from evenstep.train.failures import FailurePolicy, Retry
+from evenstep.train.layer_keys import in_order, key_layers
 from evenstep.train.loop import Actions, Loop
 from evenstep.train.passage import Way
 from evenstep.train.state import unwrapped
@@ -91,12 +93,14 @@ def build_loop(
     apply = build_apply(optimizer, clip_norm=clip_norm, device=way.device, defer=defer)
     known_at_once = isinstance(apply, HostApply) or data.num_batches(0, seed=way.seed) is None
     _check_fit_memory(model, strategy, wanted=fit_memory)
+    unkeyed = "" if isinstance(model, Staged) else key_layers(model, way.randomness)
     execution = build_execution(model, strategy, optimizer, way.device)
-    by_name = dict(unwrapped(model).named_parameters())
+    by_name, stepped = named_parameters(model), {name for group in names for name in group}
     update = Update(
         model=model,
         optimizer=optimizer,
-        parameters=[by_name[name] for group in names for name in group],
+        # in an order that doesn't depend on the optimizer's groups, in which norms are added up
+        parameters=[by_name[name] for name in in_order(unwrapped(model), by_name) if name in stepped],
         way=way,
         execution=execution,
         apply=apply,
@@ -107,6 +111,7 @@ def build_loop(
         report=actions.report,
         trained=Trained(model, optimizer, names, share=execution.strategy.share, check=way.precision.check_trained),
         combine=combine,
+        unkeyed=unkeyed,
     )
     return Loop(
         update=update,

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from evenstep.names import named_parameters
 from evenstep.optim.foreach import shard
 from evenstep.parallel import Group
 from evenstep.train.backwards import Backwards, is_finite, tensors_in
@@ -49,7 +50,7 @@ def diagnose(model: nn.Module, rerun: Callable[[], object], *, if_finite: str = 
             handle.remove()
     if found:
         return found[0]
-    bad = [name for name, p in model.named_parameters() if p.grad is not None and not is_finite(p.grad)]
+    bad = [name for name, p in named_parameters(model).items() if p.grad is not None and not is_finite(p.grad)]
     if not bad:
         different = "running the update again gave finite numbers: the model or its task computes differently each time"
         return if_finite or different
@@ -67,7 +68,7 @@ def gradient_norms(model: nn.Module, group: Group) -> dict[str, float | str]:
     {'weight': 5.0}
     """
     mine: dict[tuple[str, int], float] = {}
-    for name, parameter in model.named_parameters():
+    for name, parameter in named_parameters(model).items():
         if parameter.grad is not None:
             grad: Any = parameter.grad
             place = grad.device_mesh.get_local_rank() if hasattr(grad, "device_mesh") else 0

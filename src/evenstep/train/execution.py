@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from evenstep.errors import ArgumentError
+from evenstep.names import named_parameters
 from evenstep.optim.apply import norms
 from evenstep.parallel import Group, Single, Strategy, of_stages
 from evenstep.pipeline import SCHEDULES, Layout, Op, Plan, Runner, Stage, Staged, Stages, forwards
@@ -210,7 +211,7 @@ class Pipelined(Execution):
         self.group, self.strategy = model.mesh.world, of_stages(strategy)
         self.passage = StagedPassage
         trained = {id(parameter) for parameter in _of(optimizer)}
-        names = {name for name, parameter in model.named_parameters() if id(parameter) in trained}
+        names = {name for name, parameter in named_parameters(model).items() if id(parameter) in trained}
         self._model = model
         self.stages = stages = Stages(model, self.strategy, device)
         self.holds_output = model.last in model.own
@@ -220,7 +221,7 @@ class Pipelined(Execution):
         self._plan = lru_cache(maxsize=256)(self._planned)
         self._forwards = lru_cache(maxsize=256)(self._planned_forwards)
         slots = {name: slot for slot, name in enumerate(model.parameter_names)}
-        counted = [(slots[n], p) for n, p in model.named_parameters() if n in slots and n in names]
+        counted = [(slots[n], p) for n, p in named_parameters(model).items() if n in slots and n in names]
         self._counted = counted
         dtypes = {dtype for theirs in self._pipeline.gather({p.dtype for _, p in counted}) for dtype in theirs}
         self._norm_dtype = _norm_dtype(dtypes)

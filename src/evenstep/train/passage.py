@@ -28,7 +28,7 @@ from evenstep.events import (
     MicrobatchEnd,
     Storage,
 )
-from evenstep.keys import branch, key_below
+from evenstep.keys import branch
 from evenstep.memory import is_out_of_memory
 from evenstep.pipeline import Stage
 from evenstep.precision import Precision
@@ -37,7 +37,7 @@ from evenstep.train.cuts import Cuts, Piece
 from evenstep.train.descent import descend
 from evenstep.train.metrics import check_names, observations
 from evenstep.train.norms import Norms
-from evenstep.train.randomness import seed_generators
+from evenstep.train.randomness import LOSS, Randomness, branch_of
 from evenstep.train.task import Loss, Task
 from evenstep.train.weigh import Weights, weight_of
 
@@ -62,6 +62,7 @@ class Way:
         reorder: puts a batch that is on the device, after transforms, into the model's memory format.
         coefficients: of the tasks.
         norms: whose statistics the model's normalisation layers use.
+        randomness: the generators that forwards and losses draw from.
         seeds: the factors that backwards began with last, as tensors: mostly the next ones' too.
         poison: gives a loss whose gradient is not finite, in place of one that could not be computed, so that all
             ranks come to the end of the update and abort it together; None raises at once.
@@ -77,6 +78,7 @@ class Way:
     reorder: Callable[[Any], Any] = _as_it_is
     coefficients: Coefficients = field(default_factory=Fixed)
     norms: Norms = field(default_factory=Norms)
+    randomness: Randomness = field(default_factory=Randomness)
     seeds: dict[torch.dtype, tuple[float, Tensor]] = field(default_factory=dict)
     poison: Callable[[], Tensor] | None = None
 
@@ -208,7 +210,7 @@ class Passage:
         """The piece on the device, with its task's transforms; the generators are then the forward's."""
         way = self._way
         batch = way.transfer(piece.data)
-        seed_generators(way.device, key_below(self._branch, one.index, *piece.path))
+        way.randomness.begin(way.device, branch_of(self._branch, one.index, piece.path))
         return way.reorder(way.tasks[one.task].transform(batch))
 
     def _taken(self, task: Task, one: Microbatch, loss: Loss | Tensor | None) -> Tensor | None:
@@ -224,7 +226,10 @@ class Passage:
         return self._record(one, loss, self._checked(task, loss, one.index))
 
     def _plain(self, stage: Stage, task: Task, one: Microbatch, batch: Any) -> Any:
-        return task.inverse(stage(task.inputs(batch)), batch)
+        output = stage(task.inputs(batch))
+        if self._way.randomness.by_layer:
+            self._way.randomness.place(LOSS)
+        return task.inverse(output, batch)
 
     def _observed(self, stage: Stage, task: Task, one: Microbatch, batch: Any) -> Any:
         """The same, with what hooks, a profiler and layers with statistics of each task need around it."""
@@ -356,11 +361,13 @@ class Passage:
         return trained
 
     def __enter__(self) -> Self:
+        self._way.randomness.begin_passage(torch.is_grad_enabled(), *self._weights.totals)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._way.randomness.end_passage()
         for microbatch in list(self._open):
             self._open.pop(microbatch).__exit__(kind, error, traceback)
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from evenstep.checkpoint import Shard, is_sharded, outline
 from evenstep.errors import ArgumentError
+from evenstep.names import named_buffers, named_parameters, state_of
 from evenstep.pipeline import Staged, Stages
 from evenstep.pipeline.wire import Address
 from evenstep.train.state import Tree
@@ -71,22 +72,22 @@ class StagesPortion(Portion):
 
     def own(self, state: Tree) -> Tree:
         aliases = self._model.aliases
-        mine = dict(self._model.state_dict())
+        mine = state_of(self._model)
         known = {name for names in self._pipeline.gather(set(mine)) for name in names}
-        trained = [name for name, _ in self._model.named_parameters()]
-        averaged = [*trained, *(name for name, _ in self._model.named_buffers())]
+        trained = list(named_parameters(self._model))
+        averaged = [*trained, *named_buffers(self._model)]
         saved = state["optimizer"]
         groups: list[Tree] = []
         for group in saved["groups"]:
             here = set(group["parameters"])
             groups.append({**group, "parameters": [n for n in trained if aliases.get(n, n) in here]})
-        state_of = _under(trained, saved["state"], aliases)
+        of_parameters = _under(trained, saved["state"], aliases)
         return {
             **state,
             "model": {name: value for name, value in state["model"].items() if name in mine or name not in known},
             "optimizer": {
                 **saved,
-                "state": {name: _copied(value) for name, value in state_of.items()},
+                "state": {name: _copied(value) for name, value in of_parameters.items()},
                 "groups": groups,
             },
             "ema": _under(averaged, state["ema"], aliases),

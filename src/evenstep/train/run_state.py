@@ -19,7 +19,7 @@ from evenstep.train.loop import Loop
 from evenstep.train.portion import Portion, build_portion
 from evenstep.train.progress import Progress
 from evenstep.train.reports import Reports
-from evenstep.train.state import Saved, Tree, check_same_run, unwrapped
+from evenstep.train.state import Saved, Tree, check_same_run, unwrapped, with_plain_names
 from evenstep.train.task import Task
 
 
@@ -91,7 +91,7 @@ class RunState:
             {**state["run"], "data": state["data"]["fingerprint"]},
             {"seed": loop.seed, "precision": loop.precision.name, "data": loop.data.fingerprint()},
         )
-        state = self.portion.own(state)
+        state = self.portion.own(with_plain_names(state))
         self.saved.check(state)
         tasks = state.get("tasks", {})
         check_tasks_fit(tasks, self.tasks)

@@ -13,11 +13,10 @@ from typing import Any, final
 from torch import Tensor
 
 from evenstep.data import Microbatch
-from evenstep.keys import key_below
 from evenstep.pipeline import Section
 from evenstep.train.cuts import Piece
 from evenstep.train.passage import Passage
-from evenstep.train.randomness import seed_generators
+from evenstep.train.randomness import LOSS, branch_of
 
 
 @final
@@ -61,7 +60,7 @@ class StagedPassage(Passage):
         """The loss of the last of several stages; where there is none, nothing goes back through any."""
         way, (one, piece) = self._way, self._parts[microbatch]
         task, batch = way.tasks[one.task], self._ready(one, piece)
-        self._seed_layer(microbatch, "loss")
+        self._seed_layer(microbatch, LOSS)
         with way.precision.forward(way.device):
             output = task.inverse(output, batch)
             loss = task.loss(output, batch)
@@ -90,7 +89,6 @@ class StagedPassage(Passage):
         one, piece = self._parts[number]
         self.doing = phase, one.index, piece
 
-    def _seed_layer(self, number: int, place: int | str) -> None:
+    def _seed_layer(self, number: int, place: int) -> None:
         one, piece = self._parts[number]
-        part = ("part", *piece.path) if piece.path else ()
-        seed_generators(self._way.device, key_below(self._branch, one.index, *part, place))
+        self._way.randomness.begin(self._way.device, branch_of(self._branch, one.index, piece.path), place)

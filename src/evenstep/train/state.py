@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from evenstep.checkpoint import Shard
 from evenstep.errors import ArgumentError, CheckpointError
+from evenstep.names import by_plain_name, load_state, named_parameters, plain, state_of
 from evenstep.optim.ema import Ema
 from evenstep.parallel import Owned, States, Strategy
 from evenstep.precision import Precision
@@ -31,7 +32,7 @@ def parameter_names(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
     Raises:
         ArgumentError: the optimizer holds a parameter that is not the model's.
     """
-    names = {id(parameter): name for name, parameter in unwrapped(model).named_parameters()}
+    names = {id(parameter): name for name, parameter in named_parameters(unwrapped(model)).items()}
     for number, group in enumerate(optimizer.param_groups):
         for place, parameter in enumerate(group["params"]):
             if id(parameter) not in names:
@@ -95,7 +96,7 @@ class Saved:
         for group, names in zip(state["groups"], self.names, strict=True):
             group["parameters"] = list(names)
         return {
-            "model": taken(self.model.state_dict()),
+            "model": taken(state_of(self.model)),
             "optimizer": {
                 **state,
                 "state": {name: taken(everybody[name]) for names in self.names for name in names if name in everybody},
@@ -106,15 +107,15 @@ class Saved:
 
     def check(self, state: Tree) -> None:
         """Raise CheckpointError unless `state` fits."""
-        check_fits(state["model"], self.model.state_dict(), "model")
+        check_fits(state["model"], state_of(self.model), "model")
         check_optimizer(state["optimizer"], self.optimizer, self.names)
         if self.ema is not None and state["ema"]:
             check_fits(state["ema"], self.ema.state_dict(), "average")
 
     def load_state_dict(self, state: Tree) -> list[str]:
         """Restore what `state_dict` gave and `check` found to fit; says what began afresh or was given up."""
-        live = self.model.state_dict()
-        self.model.load_state_dict(self._parts(live, state["model"]))
+        live = state_of(self.model)
+        load_state(self.model, self._parts(live, state["model"]))
         own: dict[str, Tensor] = {name: live[name] for group in self._own for name in group}
         states: Tree = {}
         for name in own:
@@ -148,6 +149,18 @@ def _held(tensors: Mapping[str, Any]) -> Tree:
         if isinstance(value, Owned)
         else value
         for name, value in tensors.items()
+    }
+
+
+def with_plain_names(state: Tree) -> Tree:
+    """A state whose names may be those of wrapped modules, as they were in checkpoints once, with plain ones."""
+    optimizer = state["optimizer"]
+    groups = [{**group, "parameters": [plain(name) for name in group["parameters"]]} for group in optimizer["groups"]]
+    return {
+        **state,
+        "model": by_plain_name(state["model"]),
+        "optimizer": {**optimizer, "state": by_plain_name(optimizer["state"]), "groups": groups},
+        "ema": by_plain_name(state["ema"]),
     }
 
 

@@ -21,6 +21,7 @@ from evenstep.data import GlobalBatch, Microbatch
 from evenstep.errors import OutOfMemoryError, TaskError
 from evenstep.events import Incident, StepBegin, StepEnd
 from evenstep.memory import give_back, is_out_of_memory
+from evenstep.names import named_parameters
 from evenstep.optim.apply import Apply, gradients
 from evenstep.optim.ema import Ema
 from evenstep.optim.learning_rate import LearningRates
@@ -29,6 +30,7 @@ from evenstep.train.blame import Blamed, blame
 from evenstep.train.buffers import Buffers
 from evenstep.train.combine import Combine
 from evenstep.train.cuts import Cuts, described, half_of
+from evenstep.train.dependence import Dependence
 from evenstep.train.execution import Execution
 from evenstep.train.failures import Answer, FailurePolicy
 from evenstep.train.fit import fitting, state_allocated
@@ -74,6 +76,7 @@ class Update:
         report: told of incidents.
         trained: which of the model's parameters are trained now.
         combine: what is made of the tasks' separate gradients; None accumulates them into one.
+        unkeyed: what randomness is not keyed by layer though it would be in stages, for people.
 
     Attributes:
         trained: see the arguments.
@@ -97,6 +100,7 @@ class Update:
         report: Callable[[Incident], None],
         trained: Trained,
         combine: Combine | None = None,
+        unkeyed: str = "",
     ) -> None:
         self._parameters = parameters
         self.trained = trained
@@ -113,12 +117,15 @@ class Update:
         self._ema = ema
         self.learning_rates = learning_rates
         self._buffers = Buffers(model)
+        self._dependence = Dependence(
+            buffers=self._buffers, randomness=way.randomness, unkeyed=unkeyed, execution=execution, report=report
+        )
         self.is_whole = True
         self._later: list[Weights] = []  # of the try under way, whose passes all ranks run in turn
         self._gather: Callable[[Weights, int], Gathered] = self._accumulate
         if combine is not None:
             held = {id(one) for one in parameters}
-            by_name = {name: one for name, one in model.named_parameters() if id(one) in held}
+            by_name = {name: one for name, one in named_parameters(model).items() if id(one) in held}
             self._gather = build_gather(self._accumulate, combine, by_name, way, execution)
 
     def __call__(self, batch: GlobalBatch, update: int) -> Outcome:
@@ -142,6 +149,9 @@ class Update:
         if covered == 0:
             return Outcome(aborted=1.0, total=0.0, skipped_samples=skipped)
         gathered = self._gather(weights, update)
+        self._buffers.settle()
+        self._dependence.look(update)
+        self._execution.strategy.share_buffers(self._buffers)
         late_weight = gathered.late_total
         total = covered if late_weight is None else late_weight
         scale = self._way.precision.scale
