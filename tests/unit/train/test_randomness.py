@@ -261,6 +261,22 @@ def test_layers_that_are_no_parts_of_the_model_are_said_by_name_where_something_
     assert message.startswith("the dropout of layer first is keyed by micro-batch")
 
 
+def test_dropout_of_a_model_that_is_compiled_as_a_whole_is_said_to_be_keyed_otherwise() -> None:
+    heard = Heard()
+    model = torch.compile(built(sequence), backend="eager")
+    trained(model, hooks=[heard])  # pyright: ignore[reportArgumentType]
+    [message] = heard.messages
+    assert message.startswith("the model is compiled as a whole, so its dropout is keyed by micro-batch")
+
+
+def test_layers_that_are_compiled_one_by_one_are_keyed_as_in_stages() -> None:
+    def made() -> nn.Module:
+        first: Any = torch.compile(nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3)), backend="eager")
+        return nn.Sequential(first, nn.Dropout(0.2), nn.Linear(8, 2))
+
+    assert same(trained(built(made)), trained(Staged(built(made), stages_per_rank=2)))
+
+
 def test_a_method_called_layers_that_is_something_else_is_let_alone() -> None:
     class Other(nn.Linear):
         def layers(self, which: int) -> int:
