@@ -29,7 +29,8 @@ def build_optimizer(call: Call, model: nn.Module, lr: float, *, fuse: bool = Tru
     check_model(model)
     if isinstance(call.function, type):
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        made: object = call(parameters, lr=lr, **(_fused(call, model) if fuse else {}))
+        # a rank of a pipeline may have nothing to train, which optimizers take as an empty group only
+        made: object = call(parameters or [{"params": []}], lr=lr, **(_fused(call, model) if fuse else {}))
     else:
         made = call(model, lr=lr)
     if not isinstance(made, torch.optim.Optimizer):

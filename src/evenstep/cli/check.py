@@ -18,6 +18,7 @@ from evenstep.config.sources import from_arguments, from_environment
 from evenstep.data import Position
 from evenstep.errors import DataError
 from evenstep.events import Bus, Hook, UpdateBegin, UpdateEnd
+from evenstep.parallel import Single
 
 
 @final
@@ -44,7 +45,7 @@ def run(path: str, settings: list[str]) -> int:
         parts = build_parts(opened)
         with closing(parts):
             one = OneUpdate()
-            trainer = parts.trainer(hooks=[one])
+            trainer = parts.trainer(hooks=[one], strategy=Single())
             print("\n".join(describe(parts, trainer)), flush=True)
             build_writers(opened.config)
             Bus(build_hooks(opened.config, parts.hooks), trainer)

@@ -61,8 +61,9 @@ def _train_in(run: Run, folder: Path, source: str, group: Group) -> int:
             strategy=build_strategy(run.config, mesh.data),
             config=json.loads(json.dumps(run.resolved(), default=str)),
         )
+        said = "\n".join([f"run folder  {folder}", *describe(parts, trainer)])
         if trainer.is_first_rank:
-            print("\n".join([f"run folder  {folder}", *describe(parts, trainer)]), flush=True)
+            print(said, flush=True)
         with trainer.holding_folder(), _kept_from_the_first_update_on(folder, trainer):
             _begin(trainer, source)
             group.first_rank_does(lambda: publish(run, folder))

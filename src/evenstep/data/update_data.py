@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast, final
 
+import numpy as np
+import torch
+
 from evenstep.data.arguments import require_rank
 from evenstep.data.batch import JSON, Data, GlobalBatch, Microbatch, Part, Position
 from evenstep.data.batching import share
@@ -35,11 +38,11 @@ class Batch:
 def batches_in(item: object) -> list[Batch]:
     """The batches of one update.
 
-    A plain tuple is several batches, except a pair (data, task name), which is one; a list, a dict, a named tuple, a
-    `Batch` and any other object is one. A batch without a task's name is of the task "".
+    A plain tuple is several batches, except a pair (data, task name), which is one; it must not hold bare tensors. A
+    list, a dict, a named tuple, a `Batch` and any other object is one. A batch without a task's name is of the task "".
 
     Raises:
-        DataError: a tuple without a batch.
+        DataError: a tuple without a batch, or with bare tensors or numbers, which may be one batch or several.
 
     >>> [(batch.task, batch.data) for batch in batches_in(([1], ([2], "box"), Batch(task="class", data=[3])))]
     [('', [1]), ('box', [2]), ('class', [3])]
@@ -49,7 +52,18 @@ def batches_in(item: object) -> list[Batch]:
     several = cast("tuple[object, ...]", item)
     if not several:
         raise DataError("an update was given as an empty tuple, but must hold one batch at least.")
+    bare = next((one for one in several if _is_bare(one)), None)
+    if bare is not None and len(several) > 1:
+        raise DataError(
+            f"an update was given as a tuple of {len(several)} with a bare {type(bare).__name__} in it, which may be "
+            f"one batch of {len(several)} parts or {len(several)} batches: give `(batch,)` for one batch that is a "
+            f'tuple, and `(Batch(task="", data=x), …)` for several that are tensors.'
+        )
     return [_one(one) for one in several]
+
+
+def _is_bare(one: object) -> bool:
+    return isinstance(one, torch.Tensor | np.ndarray | np.generic | int | float | complex)
 
 
 def _is_pair(item: tuple[object, ...]) -> bool:

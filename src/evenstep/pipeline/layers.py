@@ -136,10 +136,15 @@ def is_chain(model: object) -> bool:
 def _opened(sequence: nn.Sequential, prefix: str) -> Iterator[Layer]:
     for name, child in sequence._modules.items():  # `named_children` leaves out a module that stands there again
         assert child is not None
-        if type(child) is nn.Sequential and len(child) and not (child._forward_hooks or child._forward_pre_hooks):
+        if type(child) is nn.Sequential and len(child) and not _is_called_specially(child):
             yield from _opened(child, f"{prefix}{name}.")
         else:
             yield Layer(f"{prefix}{name}", child)
+
+
+def _is_called_specially(module: nn.Module) -> bool:
+    """Whether calling it is more than calling its children: it has hooks, or was compiled in place."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._compiled_call_impl)
 
 
 def call(module: Callable[..., Any], outputs: Sequence[Any], inputs: Any, wanted: bool | tuple[str, ...]) -> Any:

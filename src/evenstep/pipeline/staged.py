@@ -8,6 +8,7 @@ model, so that optimizers, averages and checkpoints need not know of stages.
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
+from operator import itemgetter
 from typing import Any, final
 
 import torch
@@ -98,6 +99,19 @@ class Staged(nn.Module):
         """For each copy of a tied parameter its name in checkpoints."""
         return {name: tie.names[0] for tie in self.ties for name in tie.names[1:]}
 
+    def count_parameters(self) -> tuple[int, int]:
+        """How many numbers the whole model's parameters hold, tied ones once, and how many of them are trained.
+
+        All pipeline ranks call it together.
+
+        >>> Staged([nn.Linear(2, 3), nn.Linear(3, 1)]).count_parameters()
+        (13, 13)
+        """
+        mine = {name for name, parameter in named_parameters(self).items() if parameter.requires_grad}
+        trained = set[str]().union(*self.mesh.pipeline.gather(mine))
+        sizes = [(self._sizes[name], name in trained) for name in self.parameter_names]
+        return sum(size for size, _ in sizes), sum(size for size, trains in sizes if trains)
+
     def described(self) -> dict[int, str]:
         """The names of the first and last layer of each stage that this rank holds.
 
@@ -156,20 +170,22 @@ class Staged(nn.Module):
 
     def _described(self, tied: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], tuple[Tie, ...]]:
         """The names of the whole model's parameters, each tied one once, and what is tied, with its owners."""
-        mine: list[tuple[int, list[str]]] = []
+        mine: list[tuple[int, dict[str, int]]] = []
         for section in self.sections.values():
+            sizes = {name: parameter.numel() for name, parameter in named_parameters(section).items()}
             for place in section.places:
                 layer = self.layers.layers[place].name
-                mine.append((place, [name for name in named_parameters(section) if name.startswith(f"{layer}.")]))
+                mine.append((place, {name: size for name, size in sizes.items() if name.startswith(f"{layer}.")}))
         shared = list(tied)
         everybody = self.mesh.pipeline.gather((mine, shared))
         owner_of: dict[str, int] = {}
         held = [(place, names, rank) for rank, (own, _) in enumerate(everybody) for place, names in own]
-        for _, names, rank in sorted(held):
+        for _, names, rank in sorted(held, key=itemgetter(0)):
             owner_of |= dict.fromkeys(names, rank)
         ties = _joined([group for _, groups in everybody for group in groups], list(owner_of))
         copies = {name for tie in ties for name in tie[1:]}
         names = tuple(name for name in owner_of if name not in copies)
+        self._sizes = {name: size for _, sizes, _ in sorted(held, key=itemgetter(0)) for name, size in sizes.items()}
         return names, tuple(Tie(tie, tuple(owner_of[name] for name in tie)) for tie in ties)
 
 

@@ -5,6 +5,7 @@ update; whether they can at all shows here.
 """
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import nn
@@ -12,7 +13,8 @@ from torch.optim import Optimizer
 
 from evenstep.data import Data
 from evenstep.errors import ArgumentError, ReplicaError, TaskError
-from evenstep.parallel import Group
+from evenstep.parallel import Group, Strategy, place_of
+from evenstep.pipeline import Staged
 
 
 def choose_device(device: str | torch.device) -> torch.device:
@@ -98,9 +100,13 @@ def _short(value: object) -> str:
 
 
 def check_model(model: nn.Module) -> None:
-    """Raise TaskError unless the model has something to train, all of it on one device."""
+    """Raise TaskError unless the model has something to train, all of it on one device, and is nobody else's.
+
+    Of a model in stages all pipeline ranks call it together: some of them may have nothing to train.
+    """
+    check_unwrapped(model)
     parameters = list(model.parameters())
-    if not any(parameter.requires_grad for parameter in parameters):
+    if not _anywhere(model, any(parameter.requires_grad for parameter in parameters)):
         what = f"all of its {len(parameters)} parameters are frozen" if parameters else "it has no parameters"
         raise TaskError(
             f"the model ({type(model).__name__}) has nothing to train: {what}; set `requires_grad` on those to train."
@@ -113,12 +119,61 @@ def check_model(model: nn.Module) -> None:
         )
 
 
-def check_optimizer(optimizer: Optimizer) -> None:
-    """Raise ArgumentError for an optimizer that can't take a step from one gradient."""
+def check_unwrapped(model: nn.Module) -> None:
+    """Raise ArgumentError for a model that something else shares between ranks already: sums would be made twice."""
+    for name, part in model.named_modules():
+        kinds = {kind.__name__ for kind in type(part).__mro__ if kind.__module__.startswith("torch.")}
+        wrapper = next((kind for kind in _WRAPPERS if kind in kinds), None)
+        if wrapper is not None:
+            where = f"its part `{name}`" if name else "the model"
+            raise ArgumentError(
+                f"the model must be given as it is, but {where} is wrapped in torch's {wrapper}, which shares "
+                f"gradients between ranks by itself: {_WRAPPERS[wrapper]}, and say how ranks share it by `strategy`."
+            )
+
+
+_WRAPPERS = {
+    "DistributedDataParallel": "give its `.module`, as it was before wrapping",
+    "DataParallel": "give its `.module`, as it was before wrapping",
+    "FullyShardedDataParallel": "build the model without it",
+    "FSDPModule": "build the model without `fully_shard`",
+}
+
+
+def _anywhere(model: nn.Module, value: bool) -> bool:
+    """Whether it is so on any of the ranks that share the stages of the model."""
+    return any(model.mesh.pipeline.gather(value)) if isinstance(model, Staged) else value
+
+
+def check_optimizer(optimizer: Optimizer, model: nn.Module) -> None:
+    """Raise ArgumentError for an optimizer that can't take a step from one gradient; all pipeline ranks together."""
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ArgumentError(
             "`optimizer` must take its step from one gradient, but LBFGS evaluates the loss several times per step; "
             "use any other optimizer of torch.optim."
         )
-    if not any(parameter.requires_grad for group in optimizer.param_groups for parameter in group["params"]):
+    trains = any(parameter.requires_grad for group in optimizer.param_groups for parameter in group["params"])
+    if not _anywhere(model, trains):
         raise TaskError("the optimizer has nothing to train: none of its parameters has `requires_grad`.")
+
+
+def check_launched(strategy: Strategy | None, model: nn.Module, environ: Mapping[str, str]) -> None:
+    """Raise ArgumentError where this process was started as one of several, but has not been told to train with them.
+
+    Args:
+        strategy: as it was given; None if it was not.
+        model: whose stages may be shared.
+        environ: of this process.
+    """
+    if strategy is not None or (isinstance(model, Staged) and model.mesh.world.ranks > 1):
+        return
+    if "RANK" in environ and "WORLD_SIZE" not in environ:
+        return  # not a launcher's
+    place = place_of(environ)
+    if place is None or place.ranks == 1:
+        return
+    raise ArgumentError(
+        f"this process was started as {place}, but `strategy` was not given, so each would train alone: give "
+        f"`strategy=Ddp(Processes(device))` of `evenstep.parallel` (or `Fsdp`, `Zero1`, `Ordered`) to train together, "
+        f"or `strategy=Single()` if each is a run of its own, in a folder of its own."
+    )

@@ -39,6 +39,12 @@ _QUIET = {
 _LOUD = (nn.RReLU, nn.MultiheadAttention, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 
 
+_COMPILED = (
+    "the model is compiled as a whole, so its dropout is keyed by micro-batch: not compiled, or in stages, the same "
+    "run draws other masks."
+)
+
+
 def may_draw(module: nn.Module) -> bool:
     """Whether a module may draw from a generator: all but those made of torch's classes that never do.
 
@@ -61,9 +67,12 @@ def key_layers(model: nn.Module, randomness: Randomness) -> str:
             micro-batch alone, and can't be put in stages.
         randomness: of the run.
     """
-    layers = _layers_of(model)
+    original: nn.Module = getattr(model, "_orig_mod", model)
+    layers = _layers_of(original)
     if not layers:
         return ""
+    if original is not model or _is_compiled(model):
+        return _COMPILED if _drops(original) else ""
     parts = {id(part) for part in model.modules()}
     places: dict[int, list[int]] = {}
     modules: dict[int, nn.Module] = {}
@@ -153,7 +162,7 @@ def _is_needed(parameter: Any) -> bool:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    return getattr(module, "_compiled_call_impl", None) is not None
+    return module._compiled_call_impl is not None
 
 
 def _drops(model: nn.Module) -> bool:

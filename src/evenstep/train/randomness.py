@@ -94,11 +94,7 @@ class Randomness:
     def end_passage(self) -> None:
         """They have ended."""
         self.under_way = False
-        if self._fresh is not None:
-            self._look()
-            self._fresh = None
-            if self._drawn and not self._is_first:
-                self.found = " and ".join(sorted(self._drawn))
+        self._look()
 
     def begin(self, device: torch.device, state: int, place: int | None = None) -> None:
         """A micro-batch begins, or goes on at another place.
@@ -123,21 +119,24 @@ class Randomness:
             self._seed_others(number)
 
     def _seed_others(self, number: int) -> None:
-        if self._fresh is not None:
-            self._look()
+        self._look()
         random.seed(number)
         np.random.seed(number >> 31)  # from other bits: all three are Mersenne twisters
         if not self._drawn and threading.current_thread() is threading.main_thread():
             self._fresh = random.getstate(), np.random.get_state()
 
     def _look(self) -> None:
-        assert self._fresh is not None
-        python_state, numpy_state = self._fresh
+        """Find out what has drawn since the generators were seeded last."""
+        if self._fresh is None:
+            return
+        (python_state, numpy_state), self._fresh = self._fresh, None
         if random.getstate() != python_state:
             self._drawn.add("Python's `random`")
         now: Any = np.random.get_state()
         if now[2:] != numpy_state[2:] or not np.array_equal(now[1], numpy_state[1]):
             self._drawn.add("`numpy.random`")
+        if self._drawn and not self._is_first:
+            self.found = " and ".join(sorted(self._drawn))
 
 
 def branch_of(state: int, index: int, path: tuple[int, ...]) -> int:

@@ -4,6 +4,7 @@ It puts the parts together, holds what a checkpoint holds, opens and closes what
 How an update goes is told in `update`, how updates follow each other in `loop`.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from functools import partial
@@ -23,7 +24,7 @@ from evenstep.parallel import Single, Strategy
 from evenstep.pipeline import Staged
 from evenstep.precision import Full, Precision
 from evenstep.train.agreement import check_agreement
-from evenstep.train.arguments import check_counts, check_keeping, check_model, check_optimizer
+from evenstep.train.arguments import check_counts, check_keeping, check_launched, check_model, check_optimizer
 from evenstep.train.assembly import build_loop, place, updates_of
 from evenstep.train.channels_last import as_it_is
 from evenstep.train.channels_last import channels_last as in_channels_last
@@ -67,7 +68,7 @@ class Trainer(Surface):
         epochs: how many epochs of the data to take.
         seed: of order, augmentation and dropout, any integer.
         device: "auto" takes the accelerator if there is one, else the CPU.
-        strategy: how gradients are shared between ranks; one process by default.
+        strategy: how gradients are shared between ranks; by default there is one, and only one may have been started.
         precision: the number formats; float32 throughout by default.
         lr_schedule: multiplies each group's learning rate; None leaves the rates alone, so that hooks may set them.
         clip_norm: the largest norm of an update's gradient; None does not clip.
@@ -156,8 +157,9 @@ class Trainer(Surface):
             keep_every_updates=keep_every_updates,
             clip_norm=clip_norm,
         )
+        check_launched(strategy, model, os.environ)
         check_model(model)
-        check_optimizer(optimizer)
+        check_optimizer(optimizer, model)
         policy, strategy, precision = on_non_finite or Stop(), strategy or Single(), precision or Full()
         check_parameters(model, optimizer, precision)
         self._can_rewind = may_rewind(policy, loss_spikes)
