@@ -39,6 +39,7 @@ from evenstep.train.passage import Way
 from evenstep.train.predict import Prediction
 from evenstep.train.progress import Progress
 from evenstep.train.randomness import undisturbed
+from evenstep.train.rehearsal import Comparison, compare_cuts
 from evenstep.train.replay import replay_failure
 from evenstep.train.reports import Reports
 from evenstep.train.result import Result
@@ -265,7 +266,7 @@ class Trainer:
             evaluate=self._evaluate_all,
             save=self._begin_save,
             report=self._report,
-            poll=self._poll_saves,
+            poll=lambda: self._saving.poll(self.progress.update, self._held),
             rewind=lambda update: self._rewinding.to_before(update),
         )
 
@@ -308,8 +309,7 @@ class Trainer:
         try:
             return self._train()
         finally:
-            # not at the beginning: a signal may have asked before
-            self._loop.asks.stop, self._loop.asks.requeue = "", False
+            self._loop.asks.stop, self._loop.asks.requeue = "", False  # not before: a signal may have asked
 
     def _train(self) -> Result:
         reason = ""
@@ -359,7 +359,7 @@ class Trainer:
                     if error is raised:
                         raise
                     raise error from raised
-            self._write()  # once more: hooks may have put values when they heard of the end
+            self._write()  # hooks may have put values when they heard of the end
         return Result(
             update=self.progress.update,
             outcome="stopped" if self._loop.asks.stop else "done",
@@ -392,7 +392,7 @@ class Trainer:
             name: of the evaluation; None for all.
 
         Returns:
-            For each evaluation its metrics, without the prefix: `{"valid": {"loss": 0.3}}`.
+            Each one's metrics, without the prefix: `{"valid": {"loss": 0.3}}`.
 
         Raises:
             ArgumentError: there is no evaluation of this name.
@@ -431,9 +431,6 @@ class Trainer:
         self._loop.settle()
         self._write()
         self._saving.begin(self.progress.update, self._held, must=must)
-
-    def _poll_saves(self) -> None:
-        self._saving.poll(self.progress.update, self._held)
 
     def resume(self, source: Path | str = "auto") -> Path | None:
         """Go on from a checkpoint.
@@ -488,6 +485,10 @@ class Trainer:
             Exception: what the update raises.
         """
         return replay_failure(self._loop, self.device, state, failure)
+
+    def compare_cuts(self) -> Comparison | None:
+        """How far the next update's gradient is from that with finer micro-batches; None where none is to be had."""
+        return compare_cuts(self._loop, dict(self._way.tasks), self._state.cuts, self.device)
 
     def _write(self) -> None:
         self._reports.update = self.progress.update
