@@ -1,9 +1,9 @@
-"""`evenstep check RUN.toml`: finds every fault, builds everything and tries it; what it passes, `train` does not refuse.
+"""`evenstep check RUN.toml`: finds every fault, builds everything, tries it: what it passes is not refused.
 
 It starts the ranks that `train` would start, builds on each what it would hold, looks at the run folder, compares the
 gradient of the first update at two cuts, makes that update, evaluates one batch of each set, looks for the metrics
-that hooks follow, and packs the state as a checkpoint would. Nothing is written: no folder, no checkpoint, no metric, no
-byte code. It says nothing about how well the run trains, and does not call the methods of the recipe's own hooks.
+that hooks follow, and packs the state as a checkpoint would. Nothing is written: no folder, no checkpoint, no metric,
+no byte code. It says nothing about how well the run trains, and does not call the methods of the recipe's own hooks.
 """
 
 import json

@@ -68,7 +68,7 @@ def followers(config: Config) -> list[Hook]:
     """One for each hook of the run that follows a metric."""
     followed = {"Best": config.checkpoint.best, "EarlyStop": config.early_stop}
     return [
-        Follows(name, Target(metric=section.metric, mode=section.mode, min_delta=section.min_delta))
+        Follows(name, Target(metric=section.metric, mode=section.mode, min_delta=0.0))
         for name, section in followed.items()
         if section is not None
     ]
