@@ -107,7 +107,8 @@ def _check(opened: Run, folder: Path, source: str, group: Group, unmet: str) -> 
             "data": parts.data.state_dict(),
             "optimizer": parts.optimizer.state_dict(),
         }
-        pack(states, "state", {})
+        for name, state in states.items():
+            pack(state, name, {})
         if says:
             _say(one, result.metrics)
 

@@ -11,7 +11,7 @@ from typing import Any, cast, final
 from evenstep.config.schema import Config
 from evenstep.data import Data, GlobalBatch, Position
 from evenstep.errors import DataError
-from evenstep.events import EvaluateEnd, Hook, TrainBegin, UpdateBegin, UpdateEnd
+from evenstep.events import EvaluateEnd, Hook, TrainBegin, TrainEnd, UpdateBegin, UpdateEnd
 from evenstep.events.hooks.target import Target
 
 
@@ -52,8 +52,8 @@ class Follows(Hook):
         if not self._is_of_training():
             self._target.check(self)
 
-    def after_update(self, event: UpdateEnd) -> None:
-        if event.committed and self._is_of_training():
+    def after_train(self, event: TrainEnd) -> None:
+        if event.outcome != "failed" and self._is_of_training():
             self._target.check_training(self)
 
     def after_evaluate(self, event: EvaluateEnd) -> None:
