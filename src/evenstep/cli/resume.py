@@ -8,16 +8,14 @@ settings that leave the updates already made as they are can be changed.
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 from evenstep.build import joined
 from evenstep.cli.folder import RECIPE, edited_since, find_config, origin_of_recipe
-from evenstep.cli.lasting import launch_lasting
-from evenstep.cli.launch import is_rank, launch
-from evenstep.cli.orphans import end_with_parent
+from evenstep.cli.launch import is_rank
 from evenstep.cli.slurm import submit
+from evenstep.cli.starting import start_ranks
 from evenstep.cli.training import train_in
 from evenstep.config.load import open_run
 from evenstep.config.schema import Config
@@ -52,14 +50,9 @@ def run(path: str, settings: list[str]) -> int:
         if slurm is not None and not is_rank():
             again = ["resume", path, *settings, "--launch.slurm", "none"]
             return submit(slurm, again, name=opened.config.name, folder=folder.parent / f"{folder.name}-slurm")
-        ranks = max(opened.config.launch.ranks, opened.config.parallel.pipeline)
-        if ranks > 1 and not is_rank():
-            start = launch
-            if opened.config.failures.lost_rank == "continue":
-                start = partial(launch_lasting, timeout_s=opened.config.parallel.timeout_s)
-            return start(ranks, ["resume", path, *settings], max_restarts=opened.config.launch.max_restarts)
-        if is_rank():
-            end_with_parent()
+        code = start_ranks(opened.config, ["resume", path, *settings])
+        if code is not None:
+            return code
         with joined(opened.config) as group:
             if group.rank == 0:
                 said = [*_of_settings(changed, before, opened.config), *_of_recipe(opened.recipe, folder)]

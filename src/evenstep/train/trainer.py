@@ -40,6 +40,7 @@ from evenstep.train.parameter_checks import check_parameters
 from evenstep.train.passage import Way
 from evenstep.train.predict import Prediction
 from evenstep.train.randomness import undisturbed
+from evenstep.train.rehearsal import Comparison, compare_cuts
 from evenstep.train.replay import replay_failure
 from evenstep.train.reports import Reports
 from evenstep.train.result import Result
@@ -270,7 +271,7 @@ class Trainer(Surface):
             evaluate=self._evaluate_all,
             save=self._begin_save,
             report=self._report,
-            poll=self._poll_saves,
+            poll=lambda: self._saving.poll(self.progress.update, self._held),
             rewind=lambda update: self._rewinding.to_before(update),
         )
 
@@ -305,8 +306,7 @@ class Trainer(Surface):
             return self._train()
         finally:
             self._is_training = False
-            # not at the beginning: a signal may have asked before
-            self._loop.asks.stop, self._loop.asks.requeue = "", False
+            self._loop.asks.stop, self._loop.asks.requeue = "", False  # not before: a signal may have asked
 
     def _train(self) -> Result:
         reason = ""
@@ -356,7 +356,7 @@ class Trainer(Surface):
                     if error is raised:
                         raise
                     raise error from raised
-            self._write()  # once more: hooks may have put values when they heard of the end
+            self._write()  # hooks may have put values when they heard of the end
         return Result(
             update=self.progress.update,
             outcome="stopped" if self._loop.asks.stop else "done",
@@ -389,7 +389,7 @@ class Trainer(Surface):
             name: of the evaluation; None for all.
 
         Returns:
-            For each evaluation its metrics, without the prefix: `{"valid": {"loss": 0.3}}`.
+            Each one's metrics, without the prefix: `{"valid": {"loss": 0.3}}`.
 
         Raises:
             ArgumentError: there is no evaluation of this name.
@@ -428,9 +428,6 @@ class Trainer(Surface):
         self._loop.settle()
         self._write()
         self._saving.begin(self.progress.update, self._held, must=must)
-
-    def _poll_saves(self) -> None:
-        self._saving.poll(self.progress.update, self._held)
 
     def resume(self, source: Path | str = "auto") -> Path | None:
         """Go on from a checkpoint.
@@ -485,6 +482,10 @@ class Trainer(Surface):
             Exception: what the update raises.
         """
         return replay_failure(self._loop, self.device, state, failure)
+
+    def compare_cuts(self) -> Comparison | None:
+        """How far the next update's gradient is from that with finer micro-batches; None where none is to be had."""
+        return compare_cuts(self._loop, dict(self._way.tasks), self._state.cuts, self.device)
 
     def _write(self) -> None:
         self._reports.update = self.progress.update

@@ -183,7 +183,7 @@ def test_the_advice_of_a_failed_run_works_when_the_copy_is_mended(evenstep: Run,
 
 def test_a_recipe_that_is_gone_can_not_be_taken_as_it_is_now(evenstep: Run, recipe: Path) -> None:
     assert evenstep("train", "run.toml").code == 0
-    (recipe / "runs" / "tiny" / "recipe" / ".copied-from").write_text(f"{recipe / 'gone'}\n")
+    (recipe / "runs" / "tiny" / ".copied-from").write_text(f"{recipe / 'gone'}\n")
     assert "edited since" not in evenstep("resume", "runs/tiny").out
     done = evenstep("resume", "runs/tiny", "--recipe", "current")
     assert done.code == 2

@@ -79,6 +79,8 @@ class Best(Hook):
 
     def before_save(self, event: SaveBegin) -> None:
         if self._is_of_training():
+            if event.update:
+                self._target.check_training(self)
             latest = self.trainer.storage.latest(self._target.metric)
             if latest is not None:
                 self._take(latest.value, event.update)

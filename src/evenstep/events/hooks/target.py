@@ -62,6 +62,20 @@ class Target:
                 f"{_advice(self.evaluation, list(evaluations))}"
             )
 
+    def check_training(self, hook: Hook) -> None:
+        """Check that training has put this metric, which is one of its own, if it has put any beside it.
+
+        Raises:
+            HookError: it has not, so `hook` would wait in vain.
+        """
+        place = self.metric.rpartition("/")[0]
+        beside = [name for name in hook.trainer.storage.names() if name.rpartition("/")[0] == place]
+        if beside and self.metric not in beside:
+            raise HookError(
+                f"hook `{hook.name}` follows `{self.metric}`, but training has no such metric; "
+                f"{_advice(self.metric, beside)}"
+            )
+
     def value(self, hook: Hook, event: EvaluateEnd) -> float | None:
         """The metric in `event`; None when the event is of another evaluation, or of one that failed.
 
