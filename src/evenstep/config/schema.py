@@ -62,6 +62,10 @@ class Data(Section):
     """Longest wait for a worker, in seconds."""
     collate: TargetName | None = None
     """A function (`FILE.py:NAME` or `package.module:NAME`) that makes a batch of a list of samples."""
+    shared: bool = False
+    """Whether all ranks read the same stream, whole, instead of each a stream of its own; for streams only."""
+    exact_resume: bool = True
+    """false for a stream whose state is known not to say all: a resumed run takes other samples; for streams only."""
 
 
 class Train(Section):

@@ -17,6 +17,7 @@ from evenstep.data.batching import share
 from evenstep.data.pin import can_pin, pin
 from evenstep.data.stream import samples_in
 from evenstep.data.stream_data import StreamData
+from evenstep.data.stream_ranks import Total
 from evenstep.errors import DataError
 
 __all__ = ["Batch", "UpdateData", "batches_in"]
@@ -89,6 +90,7 @@ class UpdateData(Data):
         stream: gives one update after the other; iterating it again is the next epoch. To be resumable it needs
             `state_dict` and `load_state_dict`.
         samples_in: the number of samples of a batch; by default the first dimension of its first part.
+        exact_resume: False for a stream whose state is known not to say all; see `StreamData`.
 
     Raises:
         ArgumentError: it cannot be iterated.
@@ -99,8 +101,10 @@ class UpdateData(Data):
     ([(0, 'class', ['a']), (1, 'box', ['b', 'c'])], 3)
     """
 
-    def __init__(self, stream: Iterable[Any], *, samples_in: Callable[[Any], int] = samples_in) -> None:
-        self._stream = StreamData(stream, batched=True, samples_in=_none)
+    def __init__(
+        self, stream: Iterable[Any], *, samples_in: Callable[[Any], int] = samples_in, exact_resume: bool = True
+    ) -> None:
+        self._stream = StreamData(stream, batched=True, samples_in=_none, exact_resume=exact_resume)
         self._samples_in = samples_in
 
     @property
@@ -117,8 +121,11 @@ class UpdateData(Data):
     def fingerprint(self) -> dict[str, JSON]:
         return {"kind": "updates", "stream": self._stream.fingerprint()}
 
-    def state_dict(self) -> dict[str, object]:
-        return self._stream.state_dict()
+    def try_resume(self) -> str:
+        return self._stream.try_resume()
+
+    def state_dict(self, at: Position | None = None) -> dict[str, object]:
+        return self._stream.state_dict(at)
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         self._stream.load_state_dict(state)
@@ -129,9 +136,19 @@ class UpdateData(Data):
     def batches(
         self, start: Position, *, seed: int, rank: int = 0, ranks: int = 1, pin_memory: bool = False
     ) -> Iterator[GlobalBatch]:
+        return self._batches(start, seed=seed, rank=rank, ranks=ranks, total=None, pin_memory=pin_memory)
+
+    def batches_together(
+        self, start: Position, *, seed: int, rank: int, ranks: int, total: Total, pin_memory: bool = False
+    ) -> Iterator[GlobalBatch]:
+        return self._batches(start, seed=seed, rank=rank, ranks=ranks, total=total, pin_memory=pin_memory)
+
+    def _batches(
+        self, start: Position, *, seed: int, rank: int, ranks: int, total: Total | None, pin_memory: bool
+    ) -> Iterator[GlobalBatch]:
         require_rank(rank, ranks)
         pinned = pin if pin_memory and can_pin() else _as_it_is
-        whole = self._stream.batches(start, seed=seed)
+        whole = self._stream.whole_batches(start, seed=seed, ranks=ranks, total=total)
         return (self._cut(update, pinned, rank=rank, ranks=ranks) for update in whole)
 
     def _cut(self, update: GlobalBatch, pinned: Callable[[Any], Any], *, rank: int, ranks: int) -> GlobalBatch:

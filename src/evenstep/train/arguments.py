@@ -12,7 +12,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from evenstep.data import Data
-from evenstep.errors import ArgumentError, ReplicaError, TaskError
+from evenstep.errors import ArgumentError, DataError, ReplicaError, TaskError
+from evenstep.events import Incident
 from evenstep.parallel import Group, Strategy, place_of
 from evenstep.pipeline import Staged
 
@@ -78,8 +79,30 @@ def check_keeping(data: Data, *, folder: object, keep_checkpoints: int | None, r
     if keeps and not data.resumable:
         raise ArgumentError(
             "a run with a `folder` saves checkpoints, but this stream cannot say where it is, so none could be "
-            "resumed; give the stream `state_dict` and `load_state_dict`, or save none with `keep_checkpoints=0`."
+            "resumed; give the stream `state_dict` and `load_state_dict`, give what has samples by number (a list, a "
+            "dataset with a length) to `MapData`, or save none with `keep_checkpoints=0`."
         )
+
+
+def try_resume(data: Data, group: Group) -> list[Incident]:
+    """What is to be said about a resume on these data, found by trying it on their first items; all ranks ask together.
+
+    Raises:
+        DataError: on all ranks, when a resume on one of them would not be exact.
+    """
+    said, fault = "", ""
+    raised: DataError | None = None
+    try:
+        said = data.try_resume()
+    except DataError as error:
+        fault, raised = str(error), error
+    everybody = group.gather((said, fault)) if data.resumable and data.num_batches(0, seed=0) is None else []
+    if raised is not None:
+        raise raised
+    for rank, (_, theirs) in enumerate(everybody):
+        if theirs:
+            raise DataError(f"on rank {rank}: {theirs}")
+    return [Incident(kind="resume", update=0, message=said, rank=group.rank)] if said else []
 
 
 def check_same_on_all_ranks(group: Group, described: dict[str, object]) -> None:

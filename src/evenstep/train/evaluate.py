@@ -97,7 +97,13 @@ class Evaluation:
 
     def _run(self, update: int, prefix: str) -> None:
         strategy, way = self._execution.strategy, self._way
-        batches = self._data.batches(Position(), seed=way.seed, rank=strategy.rank, ranks=strategy.ranks)
+        batches = self._data.batches_together(
+            Position(),
+            seed=way.seed,
+            rank=strategy.rank,
+            ranks=strategy.ranks,
+            total=strategy.group.sum_floats,
+        )
         with closing(cast("Any", batches)):
             for batch in batches:
                 if self._model.training:

@@ -156,11 +156,13 @@ class Loop:
         self._data_ended = False
         self.failed = None
         self.update.begin()
-        batches = self.data.batches(
+        strategy = self.execution.strategy
+        batches = self.data.batches_together(
             self.progress.position,
             seed=self.seed,
-            rank=self.execution.strategy.rank,
-            ranks=self.execution.strategy.ranks,
+            rank=strategy.rank,
+            ranks=strategy.ranks,
+            total=strategy.group.sum_floats,
             pin_memory=self.pin_memory,
         )
         with closing(cast("Any", batches)):
@@ -262,6 +264,14 @@ class Loop:
         if self.progress.position.batch == 0 and self.progress.position.epoch == 0:
             raise DataError("the training data gave no global batch at all; look at its length and filters.")
         self._data_ended = True
+        if self.updates is not None or self.progress.position.epoch < cast("int", self.epochs):
+            update = self.progress.update
+            wanted = f"{self.epochs} epochs" if self.updates is None else f"{self.updates} updates"
+            message = (
+                f"the data ended after {update} updates, before the {wanted} that were asked for: they can be iterated "
+                f"only once, as a generator. Give an object whose `__iter__` begins anew, or ask for fewer."
+            )
+            self.actions.report(Incident(kind="data_ended", update=update, message=message))
 
     def _one(self, batch: GlobalBatch, *, began: float) -> None:
         number, data_s = self.progress.update + 1, perf_counter() - began

@@ -24,7 +24,14 @@ from evenstep.parallel import Single, Strategy
 from evenstep.pipeline import Staged
 from evenstep.precision import Full, Precision
 from evenstep.train.agreement import check_agreement
-from evenstep.train.arguments import check_counts, check_keeping, check_launched, check_model, check_optimizer
+from evenstep.train.arguments import (
+    check_counts,
+    check_keeping,
+    check_launched,
+    check_model,
+    check_optimizer,
+    try_resume,
+)
 from evenstep.train.assembly import build_loop, place, updates_of
 from evenstep.train.channels_last import as_it_is
 from evenstep.train.channels_last import channels_last as in_channels_last
@@ -165,6 +172,8 @@ class Trainer(Surface):
         check_parameters(model, optimizer, precision)
         self._can_rewind = may_rewind(policy, loss_spikes)
         check_keeping(data, folder=folder, keep_checkpoints=keep_checkpoints, rewinds=self._can_rewind)
+        keeps = folder is not None and keep_checkpoints != 0
+        self._said_of_data = try_resume(data, strategy.group) if keeps else []
         tasks = Tasks.of(task, coefficients, combine, norm_statistics)
         check_tasks(tasks, data, evaluations or {}, strategy=strategy, model=model, policy=policy)
         self._norms = tasks.attach(model, optimizer)
@@ -335,6 +344,8 @@ class Trainer(Surface):
         ):
             self._writers.event("train_begin", begin)
             self._saving.clean(self.progress.update)
+            while self._said_of_data:
+                self._report(self._said_of_data.pop())
             with self._bus.span("train", lambda: begin, end):
                 try:
                     if self._can_rewind and self._saving.saved_at < 0:
@@ -349,7 +360,7 @@ class Trainer(Surface):
                         group=self._group,
                         saving=self._saving,
                         report=self._report,
-                        part=self._state.part,
+                        state=self._state,
                         write=self._write,
                         end=lambda error: self._writers.event("train_end", end(error)),
                     )
