@@ -26,7 +26,7 @@ from evenstep.parallel.replicas import (
     synchronise,
 )
 from evenstep.parallel.spoken import Spoken
-from evenstep.parallel.strategy import Spoiled, Strategy
+from evenstep.parallel.strategy import Spoiled, Strategy, mapped
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -49,6 +49,7 @@ class Sharded(Strategy):
     """
 
     in_turn = True
+    divides = "elements"
 
     def __init__(
         self,
@@ -112,13 +113,14 @@ class Sharded(Strategy):
         return module
 
     def adopt(self, optimizer: torch.optim.Optimizer) -> None:
-        if optimizer.state:
-            raise ArgumentError(
-                "the optimizer has state already, of parameters that are now sharded; give the trainer a new one, and "
-                "let `resume` restore its state."
-            )
+        whole: list[Tensor] = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         for group in optimizer.param_groups:  # of which some may belong to other stages
             group["params"] = [self._old.get(id(parameter), parameter) for parameter in group["params"]]
+        for parameter in whole:  # some optimizers make their state when they are built
+            cut = self._old.get(id(parameter), parameter)
+            if cut is not parameter and parameter in optimizer.state:
+                state: dict[str, Any] = optimizer.state.pop(parameter)
+                optimizer.state[cut] = mapped(state, partial(self.part, cut))
 
     @property
     def part_held(self) -> tuple[int, int]:

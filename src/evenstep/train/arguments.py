@@ -113,12 +113,7 @@ def check_model(model: nn.Module) -> None:
         )
 
 
-def check_optimizer(optimizer: Optimizer) -> None:
-    """Raise ArgumentError for an optimizer that can't take a step from one gradient."""
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise ArgumentError(
-            "`optimizer` must take its step from one gradient, but LBFGS evaluates the loss several times per step; "
-            "use any other optimizer of torch.optim."
-        )
+def check_trains(optimizer: Optimizer) -> None:
+    """Raise TaskError for an optimizer of frozen parameters only."""
     if not any(parameter.requires_grad for group in optimizer.param_groups for parameter in group["params"]):
         raise TaskError("the optimizer has nothing to train: none of its parameters has `requires_grad`.")

@@ -18,12 +18,13 @@ from evenstep.checkpoint import read_checkpoint, step_name
 from evenstep.data import Data
 from evenstep.events import Bus, Hook, Incident, IncidentFiles, Storage, TrainBegin, TrainEnd, Writer, Writers
 from evenstep.optim.ema import Ema
+from evenstep.optim.modes import Modes
 from evenstep.optim.schedules import LrSchedule
 from evenstep.parallel import Single, Strategy
 from evenstep.pipeline import Staged
 from evenstep.precision import Full, Precision
 from evenstep.train.agreement import check_agreement
-from evenstep.train.arguments import check_counts, check_keeping, check_model, check_optimizer
+from evenstep.train.arguments import check_counts, check_keeping, check_model, check_trains
 from evenstep.train.assembly import build_loop, place, updates_of
 from evenstep.train.channels_last import as_it_is
 from evenstep.train.channels_last import channels_last as in_channels_last
@@ -35,6 +36,7 @@ from evenstep.train.failures import FailurePolicy, Stop
 from evenstep.train.lasting import build_course
 from evenstep.train.loop import Actions, Loop
 from evenstep.train.metrics import build_meters
+from evenstep.train.optimizers import check_optimizer, watch_first_step
 from evenstep.train.passage import Way
 from evenstep.train.predict import Prediction
 from evenstep.train.progress import Progress
@@ -156,8 +158,10 @@ class Trainer:
             clip_norm=clip_norm,
         )
         check_model(model)
-        check_optimizer(optimizer)
+        check_trains(optimizer)
         policy, strategy, precision = on_non_finite or Stop(), strategy or Single(), precision or Full()
+        keeps = folder is not None and keep_checkpoints != 0
+        check_optimizer(optimizer, model=model, strategy=strategy, device=device, keeps=keeps)
         self._can_rewind = may_rewind(policy, loss_spikes)
         check_keeping(data, folder=folder, keep_checkpoints=keep_checkpoints, rewinds=self._can_rewind)
         tasks = Tasks.of(task, coefficients, combine, norm_statistics)
@@ -205,6 +209,8 @@ class Trainer:
         self._state = build_run_state(
             self._loop, optimizer, names, ema, self._evaluations, cuts, self._reports, self._config
         )
+        if keeps:
+            watch_first_step(optimizer, self._state.saved.aside)
         self._agree = partial(
             check_agreement, self._loop, tasks=list(tasks.by_name), evaluations=self.evaluations, config=self._config
         )
@@ -248,7 +254,10 @@ class Trainer:
             cuts=cuts,
             busy_s=loop.take_busy_s,
         )
-        self._evaluations = Evaluations(loop=loop, way=self._way, ema=ema, writers=self._writers, report=self._report)
+        modes = Modes(self.optimizer, self.model.parameters(), loop.execution.strategy.after_step)
+        self._evaluations = Evaluations(
+            loop=loop, way=self._way, ema=ema, modes=modes, writers=self._writers, report=self._report
+        )
         self._rewinding = Rewinding(
             loop=loop,
             load=self.load_state_dict,
@@ -316,6 +325,7 @@ class Trainer:
         self._agree()
         if not self.model.training:
             self.model.train()
+        self._evaluations.modes.train()
         self._norms.prepare()
 
         def work() -> None:
