@@ -151,8 +151,8 @@ def torch_case(kind: type[Optimizer], *, name: str = "", fast: bool = False, **o
     label = name or (f"{kind.__name__}({shown})" if shown else kind.__name__)
     fused = bool(options.get("fused"))
     by_elements = WHOLE.get(kind, "")
-    if fused and kind is torch.optim.SGD:
-        by_elements = "no fused kernel of SGD for shards"
+    if fused and kind in (torch.optim.Adagrad, torch.optim.SGD):
+        by_elements = "no fused kernel of .* for shards"
     return Case(name=label, build=of(kind, **options), by_elements=by_elements, fused=fused, fast=fast)
 
 

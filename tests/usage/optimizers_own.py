@@ -205,8 +205,6 @@ class OwnReferencesTold(OwnReferences):
 class CountsAside(Optimizer):
     """Signs of the gradient, in turn with nothing, by a count that no state holds."""
 
-    parameterwise = True
-
     def __init__(self, params: Any, lr: float = 1e-3) -> None:
         super().__init__(params, {"lr": lr})
         self.taken = 0

@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,15 @@ def data(case: Case) -> MapData:
     return MapData(points, global_batch_size=8, micro_batch_size=4)
 
 
+@cache
+def mesh_of(world: Group | None, stages: int) -> Mesh:
+    """The ranks laid out; made once, as each makes new connections."""
+    return Mesh() if world is None else Mesh.of(world, pipeline=stages)
+
+
 def build(case: Case, layout: Layout, world: Group | None, **more: Any) -> Trainer:
     torch.manual_seed(0)
-    mesh = Mesh.of(world, pipeline=layout.stages) if world is not None else Mesh()
+    mesh = mesh_of(world, layout.stages)
     group = None if world is None else mesh.data
     if case.sparse:
         model: nn.Module = nn.EmbeddingBag(7, 1, mode="sum", sparse=True)
@@ -81,7 +88,7 @@ def run(case: Case, layout: Layout, world: Group | None, folder: Path) -> tuple[
         return "refused", str(error), ""
     through = ended(whole, saves=not case.saved)
     if case.saved:
-        return "ran", through, refusal(case, layout, world, folder) if case.saved != "late" else case.saved
+        return "ran", through, refusal(case, layout, world, folder)
     build(case, layout, world, updates=STOP, folder=folder).train()
     return "ran", through, gone_on(case, layout, world, folder)
 
@@ -102,13 +109,16 @@ def gone_on(case: Case, layout: Layout, world: Group | None, folder: Path) -> An
 
 def battery(cases: Sequence[str], layouts: Sequence[str]) -> dict[tuple[str, str], Any]:
     """What each optimizer came to on each layout; the layouts must be of as many ranks as there are."""
-    world = group_of_ranks()
+    world = group_of_ranks(timeout_s=120)
     found: dict[tuple[str, str], Any] = {}
     with shared_folder(world) as folder:
         for name in cases:
             for layout in layouts:
                 place = Path(folder) / f"{len(found)}"
-                found[name, layout] = run(CASES[name], LAYOUTS[layout], world, place)
+                try:
+                    found[name, layout] = run(CASES[name], LAYOUTS[layout], world, place)
+                except Exception as error:  # noqa: BLE001 - one optimizer's failure must not hide the others
+                    found[name, layout] = "failed", f"{type(error).__name__}: {error}", ""
     if world is not None:
         world.close()
     return found
@@ -116,7 +126,7 @@ def battery(cases: Sequence[str], layouts: Sequence[str]) -> dict[tuple[str, str
 
 def moved(cases: Sequence[str], moves: Sequence[tuple[str, str]]) -> dict[tuple[str, str, str], Any]:
     """What each optimizer came to when it was stopped on one layout of two ranks and went on on another."""
-    world = group_of_ranks()
+    world = group_of_ranks(timeout_s=120)
     found: dict[tuple[str, str, str], Any] = {}
     with shared_folder(world) as folder:
         for name in cases:

@@ -43,10 +43,17 @@ class Known:
 
 
 _ELEMENTWISE = Known(steps=Part.ELEMENT)
+
+
+def _no_fused(name: str) -> Known:
+    why = f"torch has no fused kernel of {name} for shards; build it with `foreach=True` instead of `fused=True`"
+    return Known(steps=Part.ELEMENT, unless={"fused": why})
+
+
 TORCH: Mapping[type[Optimizer], Known] = MappingProxyType(
     {
         torch.optim.Adadelta: _ELEMENTWISE,
-        torch.optim.Adagrad: _ELEMENTWISE,
+        torch.optim.Adagrad: _no_fused("Adagrad"),
         torch.optim.Adam: _ELEMENTWISE,
         torch.optim.AdamW: _ELEMENTWISE,
         torch.optim.Adamax: _ELEMENTWISE,
@@ -54,10 +61,7 @@ TORCH: Mapping[type[Optimizer], Known] = MappingProxyType(
         torch.optim.NAdam: _ELEMENTWISE,
         torch.optim.RAdam: _ELEMENTWISE,
         torch.optim.RMSprop: _ELEMENTWISE,
-        torch.optim.SGD: Known(
-            steps=Part.ELEMENT,
-            unless={"fused": "torch has no fused kernel of SGD for shards; build it with `foreach=True` instead"},
-        ),
+        torch.optim.SGD: _no_fused("SGD"),
         torch.optim.Rprop: Known(steps=Part.PARAMETER, why="torch has no kernels of it for shards"),
         torch.optim.Adafactor: Known(steps=Part.PARAMETER, why="it takes means over the rows and columns of a matrix"),
         torch.optim.Muon: Known(steps=Part.PARAMETER, why="it makes the whole matrix of an update orthogonal"),

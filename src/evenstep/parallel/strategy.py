@@ -78,7 +78,7 @@ class Strategy(ABC):
     collects: bool = False
     cuts_alone: bool = False
     in_turn: ClassVar[bool] = False
-    divides: ClassVar[Literal["nothing", "parameters", "elements"]] = "nothing"
+    divides: Literal["nothing", "parameters", "elements"] = "nothing"
 
     def __init__(self, group: Group | None = None) -> None:
         self.group = group or Group()

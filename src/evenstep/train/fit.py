@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from evenstep.optim.aside import Aside
 from evenstep.train.optimizer_state import options_of
 from evenstep.train.split import num_elements
 from evenstep.train.task import Task
@@ -59,7 +60,8 @@ def state_allocated(optimizer: Optimizer) -> Generator[None]:
     >>> len(optimizer.state), weight
     (0, tensor([1., 1.], requires_grad=True))
     """
-    if optimizer.state:
+    aside = Aside(optimizer)
+    if optimizer.state or aside.fault():  # a step could not be taken back
         yield
         return
     parameters: list[Tensor] = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -77,6 +79,7 @@ def state_allocated(optimizer: Optimizer) -> Generator[None]:
         for name in [name for name in group if name != "params" and name not in before]:
             del group[name]
         group.update(before)
+    aside.restore([])
     try:
         yield
     finally:

@@ -6,6 +6,7 @@ What an optimizer gives beside state and groups is kept as it is, and handed to 
 know how tensors are cut over ranks.
 """
 
+import warnings
 from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any, cast
@@ -27,13 +28,16 @@ def options_of(optimizer: Optimizer) -> list[Tree]:
     return [{k: _copied(v) for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
 
 
-def optimizer_state(optimizer: Optimizer, names: list[list[str]], built: list[Tree]) -> Tree:
+def optimizer_state(
+    optimizer: Optimizer, names: list[list[str]], built: list[Tree], attributes: list[Tree] | None = None
+) -> Tree:
     """The optimizer's state by parameter name.
 
     Args:
         optimizer: whose state to take.
         names: of each group's parameters.
         built: each group's options as of when the trainer was built, to tell later what the user has changed since.
+        attributes: to be kept of the optimizer, or of each of several.
 
     Returns:
         "class", "state", "groups", and, only where there is any, "beside": what belongs to no parameter.
@@ -53,6 +57,8 @@ def optimizer_state(optimizer: Optimizer, names: list[list[str]], built: list[Tr
             beside["entries"] = entries
     else:
         beside["whole"] = saved
+    if any(attributes or ()):
+        beside["attributes"] = attributes
     groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
     described = [
         {"parameters": list(group), "options": now, "built": then}
@@ -122,7 +128,9 @@ def load_optimizer(saved: Tree, optimizer: Optimizer, names: list[list[str]], bu
     devices = [_devices(group) for group in optimizer.param_groups]
     more = deepcopy(beside)
     state |= more.get("state", {})
-    optimizer.load_state_dict({"state": state, "param_groups": groups, **more.get("entries", {})})
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Casting complex values to real")  # which is put right below
+        optimizer.load_state_dict({"state": state, "param_groups": groups, **more.get("entries", {})})
     for group, before in zip(optimizer.param_groups, devices, strict=True):
         group.update({key: group[key].to(device) for key, device in before.items() if isinstance(group[key], Tensor)})
     _put_right(saved, optimizer, names, [_kernel(g) == k for g, k in zip(optimizer.param_groups, kept, strict=True)])

@@ -105,10 +105,21 @@ def watch_first_step(optimizer: Optimizer, aside: Aside) -> None:
         aside: made before that step.
     """
 
-    def look(*_: Any) -> None:
-        handle.remove()
+    depth = 0  # a step may call that of its base class, whose hooks are these as well
+
+    def begin(*_: Any) -> None:
+        nonlocal depth
+        depth += 1
+
+    def end(*_: Any) -> None:
+        nonlocal depth
+        depth -= 1
+        if depth:
+            return
+        for handle in handles:
+            handle.remove()
         fault = aside.fault()
         if fault:
             raise ArgumentError(f"the checkpoints of this run could not be resumed: {fault}.")
 
-    handle = optimizer.register_step_post_hook(look)
+    handles = [optimizer.register_step_pre_hook(begin), optimizer.register_step_post_hook(end)]

@@ -79,7 +79,7 @@ class Saved:
     def __post_init__(self) -> None:
         self._own = parameter_names(self.model, self.optimizer)
         self._built = options_of(self.optimizer)
-        self.aside = Aside(self.optimizer)
+        self.aside = Aside(self.optimizer, shared=self.strategy.divides != "nothing")
         if self.ema is not None:
             self.ema.attach(self.model)
 
@@ -101,7 +101,7 @@ class Saved:
         fault = self.aside.fault()
         if fault:
             raise CheckpointError(f"the state of the optimizer can't be saved: {fault}.")
-        state = optimizer_state(self.optimizer, self._own, self._built)
+        state = optimizer_state(self.optimizer, self._own, self._built, self.aside.values())
         everybody = gathered(state["state"])
         for group, names in zip(state["groups"], self.names, strict=True):
             group["parameters"] = list(names)
@@ -137,6 +137,7 @@ class Saved:
                 values: Tree = state["optimizer"]["state"][name]
                 states[name] = {key: mapped(value, partial(part, own[name])) for key, value in values.items()}
         load_optimizer({**state["optimizer"], "state": states}, self.optimizer, self._own, self._built)
+        self.aside.restore(state["optimizer"].get("beside", {}).get("attributes", []))
         if self.ema is not None:
             self.ema.load_state_dict(self._parts(self.ema.state_dict(), state["ema"]))
         self.precision.state = state["precision"]
