@@ -282,6 +282,12 @@ OWN = [
     ),
 ]
 CASES = {case.name: case for case in (*TORCH, *MULTI, *OWN)}
+MOVABLE = [
+    name
+    for name, case in CASES.items()
+    if not (case.refused or case.saved or case.by_elements or case.by_parameters or case.fused or case.sparse)
+]
+"""Those that no layout refuses."""
 MOVES = [
     ("ordered", "ordered-zero1"),
     ("ordered-zero1", "ordered-fsdp"),

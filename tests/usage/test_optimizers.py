@@ -5,15 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from optimizers import CASES, LAYOUTS, MOVES
+from optimizers import CASES, LAYOUTS, MOVABLE, MOVES
 from optimizers_judged import fault, faults, lost_on_the_way
 
 FAST = [name for name, case in CASES.items() if case.fast]
-MOVABLE = [
-    name
-    for name, case in CASES.items()
-    if not (case.refused or case.saved or case.by_elements or case.by_parameters or case.fused or case.sparse)
-]
 
 
 def test_a_sample_of_optimizers_has_the_bits_of_one_process_on_two_ranks_or_is_refused_when_built() -> None:
