@@ -203,7 +203,7 @@ class OwnReferencesTold(OwnReferences):
 
 
 class CountsAside(Optimizer):
-    """Signs of the gradient, in turn with nothing, by a count that no state holds."""
+    """Signs of the gradient, in turn with nothing, by a count in an attribute."""
 
     def __init__(self, params: Any, lr: float = 1e-3) -> None:
         super().__init__(params, {"lr": lr})

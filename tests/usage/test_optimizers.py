@@ -1,11 +1,12 @@
 """Every optimizer on every layout has the bits of one process, also resumed in the midst, or is refused when built."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from optimizers import CASES, LAYOUTS, MOVABLE, MOVES
+from optimizers import CASES, LAYOUTS, MOVABLE, MOVES, documented
 from optimizers_judged import fault, faults, lost_on_the_way
 
 FAST = [name for name, case in CASES.items() if case.fast]
@@ -61,3 +62,8 @@ def test_the_battery_tells_what_was_to_be_refused_and_was_not() -> None:
 def test_the_table_has_every_class_of_torch() -> None:
     kinds = {name.partition("(")[0] for name in CASES}
     assert {name for name in dir(torch.optim) if name[0].isupper()} - {"Optimizer"} <= kinds
+
+
+def test_the_documentation_shows_the_table() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "optimizers.md").read_text()
+    assert "\n".join(documented()) in page, "copy what `documented` in tests/usage/optimizers.py gives"
