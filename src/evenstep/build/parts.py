@@ -143,6 +143,7 @@ def build_parts(run: Run, mesh: Mesh | None = None) -> Parts:
         made = _checked("model", made, nn.Module)
     model = build_model(config, made, mesh)
     fuse = config.parallel.reduction == "fast" or rank_device(config).type != "cpu"
+    shards = config.parallel.strategy == "fsdp"
     tables = data_tables(config.data, config.tasks)
     task = {name: make_task(f"tasks.{name}", one) for name, one in config.tasks.items()}
     train = {
@@ -169,7 +170,7 @@ def build_parts(run: Run, mesh: Mesh | None = None) -> Parts:
         config=config,
         model=model,
         task=task or make_task("task", cast("OneTask", config.task)),
-        optimizer=build_optimizer(calls["optimizer"], model, config.optimizer.lr, fuse=fuse),
+        optimizer=build_optimizer(calls["optimizer"], model, config.optimizer.lr, fuse=fuse, shards=shards),
         data=build_mixture(config, _by_task(train)) if config.tasks else train["data"],
         evaluations={
             name: Mixture(_by_task(some), end="max") if config.tasks else some["data"]

@@ -13,7 +13,7 @@ from evenstep.parallel.per_stage import PerStage, of_stages
 from evenstep.parallel.place import Place, place_of
 from evenstep.parallel.replicas import bits
 from evenstep.parallel.single import Single
-from evenstep.parallel.strategy import Owned, Spoiled, States, Strategy
+from evenstep.parallel.strategy import Owned, Spoiled, States, Strategy, mapped
 from evenstep.parallel.zero1 import Zero1
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "Zero1",
     "bits",
     "coordination",
+    "mapped",
     "of_stages",
     "place_of",
     "seat_of",

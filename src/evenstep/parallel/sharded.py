@@ -22,7 +22,7 @@ from evenstep.parallel.group import Group
 from evenstep.parallel.replicas import CHECKED_EVERY_UPDATES, check_equal, synchronise
 from evenstep.parallel.shardable import check_shardable, check_steppable, cuttable
 from evenstep.parallel.spoken import Spoken
-from evenstep.parallel.strategy import Spoiled, Strategy
+from evenstep.parallel.strategy import Spoiled, Strategy, mapped
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -45,6 +45,7 @@ class Sharded(Strategy):
     """
 
     in_turn = True
+    divides = "elements"
 
     def __init__(
         self,
@@ -110,14 +111,15 @@ class Sharded(Strategy):
         return module
 
     def adopt(self, optimizer: torch.optim.Optimizer) -> None:
-        if optimizer.state:
-            raise ArgumentError(
-                "the optimizer has state already, of parameters that are now sharded; give the trainer a new one, and "
-                "let `resume` restore its state."
-            )
         check_steppable(self._numbers, optimizer)
+        whole: list[Tensor] = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         for group in optimizer.param_groups:  # of which some may belong to other stages
             group["params"] = [self._old.get(id(parameter), parameter) for parameter in group["params"]]
+        for parameter in whole:  # some optimizers make their state when they are built
+            cut = self._old.get(id(parameter), parameter)
+            if cut is not parameter and parameter in optimizer.state:
+                state: dict[str, Any] = optimizer.state.pop(parameter)
+                optimizer.state[cut] = mapped(state, partial(self.part, cut))
 
     @property
     def part_held(self) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar, final
+from typing import Any, ClassVar, Literal, TypeVar, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,21 @@ class Owned:
     size: tuple[int, ...]
 
 
+def mapped(tree: Any, act: Callable[[Tensor], Any]) -> Any:
+    """The same dicts, lists and tuples, with `act(tensor)` in the place of each tensor.
+
+    >>> mapped({"step": 3, "last": [torch.ones(1), torch.zeros(2)]}, len)
+    {'step': 3, 'last': [1, 2]}
+    """
+    if isinstance(tree, Tensor):
+        return act(tree)
+    if isinstance(tree, dict):
+        return {key: mapped(value, act) for key, value in cast("dict[Any, Any]", tree).items()}
+    if type(tree) in (list, tuple):
+        return type(tree)(mapped(value, act) for value in tree)
+    return tree
+
+
 class Spoiled(Exception):
     """What the ranks do together must not be used, and all begin it again: one of them ran out of memory.
 
@@ -57,11 +72,14 @@ class Strategy(ABC):
         collects: whether each micro-batch's gradients are taken out of `.grad` by `collect`.
         cuts_alone: whether a rank may run its micro-batches in more pieces than its peers do.
         in_turn: whether all ranks must run micro-batches of one kind at the same time.
+        divides: what is dealt out between ranks, each of which steps its share only: whole parameters, or the elements
+            of each.
     """
 
     collects: bool = False
     cuts_alone: bool = False
     in_turn: ClassVar[bool] = False
+    divides: Literal["nothing", "parameters", "elements"] = "nothing"
 
     def __init__(self, group: Group | None = None) -> None:
         self.group = group or Group()

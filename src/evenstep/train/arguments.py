@@ -168,13 +168,8 @@ def _anywhere(model: nn.Module, value: bool) -> bool:
     return any(model.mesh.pipeline.gather(value)) if isinstance(model, Staged) else value
 
 
-def check_optimizer(optimizer: Optimizer, model: nn.Module) -> None:
-    """Raise ArgumentError for an optimizer that can't take a step from one gradient; all pipeline ranks together."""
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise ArgumentError(
-            "`optimizer` must take its step from one gradient, but LBFGS evaluates the loss several times per step; "
-            "use any other optimizer of torch.optim."
-        )
+def check_trains(optimizer: Optimizer, model: nn.Module) -> None:
+    """Raise TaskError for an optimizer of frozen parameters only; all pipeline ranks call it together."""
     trains = any(parameter.requires_grad for group in optimizer.param_groups for parameter in group["params"])
     if not _anywhere(model, trains):
         raise TaskError("the optimizer has nothing to train: none of its parameters has `requires_grad`.")

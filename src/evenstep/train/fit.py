@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from evenstep.optim.aside import Aside
+from evenstep.train.optimizer_state import options_of
 from evenstep.train.split import num_elements
 from evenstep.train.task import Task
 
@@ -58,13 +60,14 @@ def state_allocated(optimizer: Optimizer) -> Generator[None]:
     >>> len(optimizer.state), weight
     (0, tensor([1., 1.], requires_grad=True))
     """
-    if optimizer.state:
+    aside = Aside(optimizer)
+    if optimizer.state or aside.fault():  # a step could not be taken back
         yield
         return
     parameters: list[Tensor] = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     kept = [parameter.detach().to("cpu", copy=True) for parameter in trained]
-    options = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    options = options_of(optimizer)
     for parameter in trained:
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
@@ -73,7 +76,10 @@ def state_allocated(optimizer: Optimizer) -> Generator[None]:
         with torch.no_grad():
             parameter.copy_(value)
     for group, before in zip(optimizer.param_groups, options, strict=True):
+        for name in [name for name in group if name != "params" and name not in before]:
+            del group[name]
         group.update(before)
+    aside.restore([])
     try:
         yield
     finally:

@@ -6,6 +6,7 @@ state is kept by parameter name instead of position, so that it survives a reord
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast, final
 
 from torch import Tensor, nn
@@ -14,9 +15,11 @@ from torch.optim import Optimizer
 from evenstep.checkpoint import Shard
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.names import by_plain_name, load_state, named_parameters, plain, state_of
+from evenstep.optim.aside import Aside
 from evenstep.optim.ema import Ema
-from evenstep.parallel import Owned, States, Strategy
+from evenstep.parallel import Owned, States, Strategy, mapped
 from evenstep.precision import Precision
+from evenstep.train.optimizer_state import check_optimizer, load_optimizer, optimizer_state, options_of
 
 Tree = dict[str, Any]
 
@@ -57,6 +60,9 @@ class Saved:
         ema: the average that follows them, or None.
         precision: whose state may be a loss scale.
 
+    Attributes:
+        aside: what the optimizer keeps that its state does not hold.
+
     Raises:
         ArgumentError: the optimizer holds a parameter that is not the model's.
     """
@@ -69,10 +75,12 @@ class Saved:
     precision: Precision
     _own: list[list[str]] = field(init=False)
     _built: list[Tree] = field(init=False)
+    aside: Aside = field(init=False)
 
     def __post_init__(self) -> None:
         self._own = parameter_names(self.model, self.optimizer)
-        self._built = [{k: v for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups]
+        self._built = options_of(self.optimizer)
+        self.aside = Aside(self.optimizer, shared=self.strategy.divides != "nothing")
         if self.ema is not None:
             self.ema.attach(self.model)
 
@@ -91,7 +99,10 @@ class Saved:
         return self._tree(dict, lambda states: states)
 
     def _tree(self, taken: Callable[[Mapping[str, Any]], Tree], gathered: Callable[[States], States]) -> Tree:
-        state = optimizer_state(self.optimizer, self._own, self._built)
+        fault = self.aside.fault()
+        if fault:
+            raise CheckpointError(f"the state of the optimizer can't be saved: {fault}.")
+        state = optimizer_state(self.optimizer, self._own, self._built, self.aside.values())
         everybody = gathered(state["state"])
         for group, names in zip(state["groups"], self.names, strict=True):
             group["parameters"] = list(names)
@@ -118,12 +129,13 @@ class Saved:
         load_state(self.model, self._parts(live, state["model"]))
         own: dict[str, Tensor] = {name: live[name] for group in self._own for name in group}
         states: Tree = {}
+        part = self.strategy.part
         for name in own:
             if name in state["optimizer"]["state"]:
                 values: Tree = state["optimizer"]["state"][name]
-                like: dict[str, Tensor] = dict.fromkeys(values, own[name])
-                states[name] = self._parts(like, values)
+                states[name] = {key: mapped(value, partial(part, own[name])) for key, value in values.items()}
         load_optimizer({**state["optimizer"], "state": states}, self.optimizer, self._own, self._built)
+        self.aside.restore(state["optimizer"].get("beside", {}).get("attributes", []))
         self.precision.state = state["precision"]
         if self.ema is None:
             return ["the average of the parameters is given up"] if state["ema"] else []
@@ -134,8 +146,7 @@ class Saved:
         return ["the average of the parameters is new and begins as a copy of them"]
 
     def _whole(self, tensors: Mapping[str, Any]) -> Tree:
-        whole = self.strategy.whole
-        return {name: whole(value) if isinstance(value, Tensor) else value for name, value in tensors.items()}
+        return mapped(dict(tensors), self.strategy.whole)
 
     def _parts(self, live: Mapping[str, Tensor], whole: Mapping[str, Any]) -> Tree:
         part = self.strategy.part
@@ -144,12 +155,17 @@ class Saved:
 
 def _held(tensors: Mapping[str, Any]) -> Tree:
     """What this rank holds, as a checkpoint takes it."""
-    return {
-        name: Shard(local=value.local, shape=value.size, offsets=(0,) * len(value.size))
-        if isinstance(value, Owned)
-        else value
-        for name, value in tensors.items()
-    }
+    return {name: _as_shard(value) for name, value in tensors.items()}
+
+
+def _as_shard(value: Any) -> Any:
+    if isinstance(value, Owned):
+        return Shard(local=value.local, shape=value.size, offsets=(0,) * len(value.size))
+    if isinstance(value, dict):
+        return _held(cast("Tree", value))
+    if type(value) in (list, tuple):
+        return type(value)(map(_as_shard, value))
+    return value
 
 
 def with_plain_names(state: Tree) -> Tree:
@@ -189,58 +205,3 @@ def check_fits(saved: Mapping[str, Tensor], live: Mapping[str, Tensor], what: st
             f"the checkpoint's {what} does not fit this one: {'; '.join(faults[:5])}{more}. Build the model that the "
             f"checkpoint was saved from."
         )
-
-
-def optimizer_state(optimizer: Optimizer, names: list[list[str]], built: list[Tree]) -> Tree:
-    """The optimizer's state by parameter name.
-
-    Args:
-        optimizer: whose state to take.
-        names: of each group's parameters.
-        built: each group's options as of when the trainer was built, to tell later what the user has changed since.
-    """
-    flat = [name for group in names for name in group]
-    saved = optimizer.state_dict()
-    options = [{k: v for k, v in group.items() if k != "params"} for group in saved["param_groups"]]
-    return {
-        "class": type(optimizer).__name__,
-        "state": {flat[number]: dict(state) for number, state in saved["state"].items()},
-        "groups": [
-            {"parameters": list(group), "options": now, "built": then}
-            for group, now, then in zip(names, options, built, strict=True)
-        ],
-    }
-
-
-def check_optimizer(saved: Tree, optimizer: Optimizer, names: list[list[str]]) -> None:
-    """Raise CheckpointError unless the saved state is of this class of optimizer, with these groups."""
-    if saved["class"] != type(optimizer).__name__:
-        raise CheckpointError(
-            f"the checkpoint's optimizer is {saved['class']}, but this run's is {type(optimizer).__name__}; resume "
-            f"with the same optimizer, or start a new run from the checkpoint's model."
-        )
-    groups = [sorted(group["parameters"]) for group in saved["groups"]]
-    if groups != [sorted(group) for group in names]:
-        raise CheckpointError(
-            f"the checkpoint's optimizer has {len(groups)} parameter group(s) of {[len(group) for group in groups]} "
-            f"parameters, but this run's has {len(names)} of {[len(group) for group in names]}, or other parameters in "
-            f"them; group the parameters as in the run that saved it."
-        )
-
-
-def load_optimizer(saved: Tree, optimizer: Optimizer, names: list[list[str]], built: list[Tree]) -> None:
-    """Restore the optimizer from `optimizer_state`.
-
-    An option (weight decay, betas) that the user has changed since the saved run was built keeps the new value; all
-    others become what they were when saved.
-    """
-    numbers = {name: number for number, name in enumerate(name for group in names for name in group)}
-    groups: list[Tree] = []
-    for group, own, then in zip(saved["groups"], names, built, strict=True):
-        options = {
-            key: then[key] if key in then and key in group["built"] and then[key] != group["built"][key] else value
-            for key, value in group["options"].items()
-        }
-        groups.append({**options, "params": [numbers[name] for name in own]})
-    state = {numbers[name]: dict(value) for name, value in saved["state"].items()}
-    optimizer.load_state_dict({"state": state, "param_groups": groups})

@@ -19,6 +19,7 @@ from evenstep.checkpoint import read_checkpoint, step_name
 from evenstep.data import Data
 from evenstep.events import Bus, Hook, Incident, IncidentFiles, Storage, TrainBegin, TrainEnd, Writer, Writers
 from evenstep.optim.ema import Ema
+from evenstep.optim.modes import Modes
 from evenstep.optim.schedules import LrSchedule
 from evenstep.parallel import Single, Strategy
 from evenstep.pipeline import Staged
@@ -29,7 +30,7 @@ from evenstep.train.arguments import (
     check_keeping,
     check_launched,
     check_model,
-    check_optimizer,
+    check_trains,
     try_resume,
 )
 from evenstep.train.assembly import build_loop, place, updates_of
@@ -43,6 +44,7 @@ from evenstep.train.failures import FailurePolicy, Stop
 from evenstep.train.lasting import build_course
 from evenstep.train.loop import Actions, Loop
 from evenstep.train.metrics import build_meters
+from evenstep.train.optimizers import check_optimizer, watch_first_step
 from evenstep.train.parameter_checks import check_parameters
 from evenstep.train.passage import Way
 from evenstep.train.predict import Prediction
@@ -167,12 +169,13 @@ class Trainer(Surface):
         )
         check_launched(strategy, model, os.environ)
         check_model(model)
-        check_optimizer(optimizer, model)
+        check_trains(optimizer, model)
         policy, strategy, precision = on_non_finite or Stop(), strategy or Single(), precision or Full()
         check_parameters(model, optimizer, precision)
+        keeps = folder is not None and keep_checkpoints != 0
+        check_optimizer(optimizer, model=model, strategy=strategy, device=device, keeps=keeps)
         self._can_rewind = may_rewind(policy, loss_spikes)
         check_keeping(data, folder=folder, keep_checkpoints=keep_checkpoints, rewinds=self._can_rewind)
-        keeps = folder is not None and keep_checkpoints != 0
         self._said_of_data = try_resume(data, strategy.group) if keeps else []
         tasks = Tasks.of(task, coefficients, combine, norm_statistics)
         check_tasks(tasks, data, evaluations or {}, strategy=strategy, model=model, policy=policy)
@@ -219,6 +222,8 @@ class Trainer(Surface):
         self._state = build_run_state(
             self._loop, optimizer, names, ema, self._evaluations, cuts, self._reports, tasks.by_name, self._config
         )
+        if keeps:
+            watch_first_step(optimizer, self._state.saved.aside)
         self._agree = partial(
             check_agreement, self._loop, tasks=list(tasks.by_name), evaluations=self.evaluations, config=self._config
         )
@@ -263,7 +268,10 @@ class Trainer(Surface):
             cuts=cuts,
             busy_s=loop.take_busy_s,
         )
-        self._evaluations = Evaluations(loop=loop, way=self._way, ema=ema, writers=self._writers, report=self._report)
+        modes = Modes(self.optimizer, self.model.parameters(), loop.execution.strategy.after_step)
+        self._evaluations = Evaluations(
+            loop=loop, way=self._way, ema=ema, modes=modes, writers=self._writers, report=self._report
+        )
         self._rewinding = Rewinding(
             loop=loop,
             load=self.load_state_dict,
@@ -322,6 +330,7 @@ class Trainer(Surface):
         self._agree()
         if not self.model.training:
             self.model.train()
+        self._evaluations.modes.train()
         self._norms.prepare()
 
         def work() -> None:

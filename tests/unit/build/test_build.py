@@ -133,6 +133,8 @@ def test_only_what_is_trained_is_optimized(build: Build) -> None:
         (["--optimizer.args.foreach", "true"], None),
         (["--model.target", "parts.py:embedding"], None),
         (["--optimizer.name", "RAdam"], None),
+        (["--optimizer.name", "SGD", "--parallel.strategy", "fsdp"], None),  # torch has no such kernel for shards
+        (["--optimizer.name", "AdamW", "--parallel.strategy", "fsdp"], True),
     ],
 )
 def test_an_optimizer_is_fused_where_it_can_be(build: Build, settings: list[str], fused: bool | None) -> None:
