@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from evenstep.parallel import Group
 from evenstep.parallel.spoken import Spoken
 
 
@@ -30,6 +31,7 @@ class Own:
     """FSDP2's own collectives."""
 
     def __init__(self, part: Part) -> None:
+        self._all_gather_process_group = None
         self._all_gather_comm = self._of(part, "gather")
         self._reduce_scatter_comm = self._of(part, "reduce")
 
@@ -42,7 +44,7 @@ class Own:
 
 
 def listened() -> tuple[Spoken, Part]:
-    spoken, part = Spoken(), Part()
+    spoken, part = Spoken(Group()), Part()
     spoken.listen(part, Own(part))
     spoken.start()
     return spoken, part
