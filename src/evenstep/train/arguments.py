@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from evenstep.data import Data
 from evenstep.errors import ArgumentError, ReplicaError, TaskError
-from evenstep.parallel import Group
+from evenstep.parallel import Group, device_of_rank
 
 
 def choose_device(device: str | torch.device) -> torch.device:
@@ -22,8 +22,7 @@ def choose_device(device: str | torch.device) -> torch.device:
     device(type='cpu')
     """
     if device == "auto":
-        accelerator = torch.accelerator.current_accelerator(check_available=True)
-        return torch.device("cpu") if accelerator is None else accelerator
+        return device_of_rank("auto")
     try:
         chosen = torch.device(device)
         torch.empty(0, device=chosen)
