@@ -19,7 +19,6 @@ from evenstep.build.failures import build_failures
 from evenstep.build.optimizer import build_optimizer
 from evenstep.build.pipeline import build_model
 from evenstep.build.ranks import rank_device
-from evenstep.build.tables import LR_SCHEDULES, PRECISIONS
 from evenstep.build.tasks import build_coefficients, build_combine, build_mixture
 from evenstep.config.load import Run
 from evenstep.config.schema import Config, OneTask
@@ -28,10 +27,10 @@ from evenstep.data import Data, Mixture
 from evenstep.errors import TaskError
 from evenstep.events import Hook, Writer
 from evenstep.optim.ema import Ema
-from evenstep.optim.schedules import Constant, LrSchedule
+from evenstep.optim.schedules import LR_SCHEDULES, Constant, LrSchedule
 from evenstep.parallel import Mesh
 from evenstep.pipeline import Layers
-from evenstep.precision import Precision
+from evenstep.precision import PRECISIONS, Precision
 from evenstep.train import Task, Trainer
 
 _Made = TypeVar("_Made")

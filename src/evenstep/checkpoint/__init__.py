@@ -12,6 +12,7 @@ from evenstep.checkpoint.saver import Saved, Saver
 from evenstep.checkpoint.sharding import Shard, outline
 from evenstep.checkpoint.state import is_sharded, pack
 from evenstep.checkpoint.storage import Disk, LocalDisk
+from evenstep.checkpoint.used import trained_before
 from evenstep.checkpoint.verify import verify
 from evenstep.checkpoint.writer import write_checkpoint
 
@@ -43,6 +44,7 @@ __all__ = [
     "remove_checkpoint",
     "retain",
     "step_name",
+    "trained_before",
     "verify",
     "write_checkpoint",
     "write_emergency",

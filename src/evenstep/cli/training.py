@@ -19,12 +19,12 @@ from evenstep.checkpoint import LOCK, complete_checkpoints
 from evenstep.cli.exits import EXIT_DONE, EXIT_INTERRUPTED, EXIT_REQUEUE
 from evenstep.cli.folder import RECIPE, origin_of_recipe, publish
 from evenstep.cli.screen import Screen
-from evenstep.cli.signals import REQUEUE, stopping
 from evenstep.cli.summary import describe
 from evenstep.config.load import Run
 from evenstep.events import Hook, Watchdog
 from evenstep.parallel import Group
-from evenstep.report import write_report
+from evenstep.report.page import REPORT
+from evenstep.signals import REQUEUE, stopping
 from evenstep.train import Trainer
 
 
@@ -70,7 +70,7 @@ def _train_in(run: Run, folder: Path, source: str, group: Group) -> int:
             shows_end = trainer.is_first_rank and "console" not in run.config.log.writers
             code = _train(trainer, group, shows_end=shows_end)
     if trainer.is_first_rank:
-        print(f"run folder  {folder}\nreport      {write_report(folder)}", flush=True)
+        print(f"run folder  {folder}\nreport      {folder / REPORT}", flush=True)
     return code
 
 

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from evenstep.data import Data
 from evenstep.errors import ArgumentError, DataError, ReplicaError, TaskError
 from evenstep.events import Incident
-from evenstep.parallel import Group, Strategy, place_of
+from evenstep.parallel import Group, Strategy, device_of_rank, place_of
 from evenstep.pipeline import Staged
 
 
@@ -25,8 +25,7 @@ def choose_device(device: str | torch.device) -> torch.device:
     device(type='cpu')
     """
     if device == "auto":
-        accelerator = torch.accelerator.current_accelerator(check_available=True)
-        return torch.device("cpu") if accelerator is None else accelerator
+        return device_of_rank("auto")
     try:
         chosen = torch.device(device)
         torch.empty(0, device=chosen)
@@ -192,6 +191,6 @@ def check_launched(strategy: Strategy | None, model: nn.Module, environ: Mapping
         return
     raise ArgumentError(
         f"this process was started as {place}, but `strategy` was not given, so each would train alone: give "
-        f"`strategy=Ddp(Processes(device))` of `evenstep.parallel` (or `Fsdp`, `Zero1`, `Ordered`) to train together, "
-        f"or `strategy=Single()` if each is a run of its own, in a folder of its own."
+        f'`strategy="ddp"` (or "fsdp", "zero1") to train together, or `strategy=Single()` of '
+        f"`evenstep.parallel` if each is a run of its own, in a folder of its own."
     )

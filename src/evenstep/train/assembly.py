@@ -4,6 +4,7 @@ Here is decided, once, what the update then asks nothing about: how it is applie
 verdict is read. It runs nothing.
 """
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -12,25 +13,37 @@ from torch.optim import Optimizer
 
 from evenstep.data import Data
 from evenstep.errors import ArgumentError
+from evenstep.events import Bus, Incident, IncidentFiles, Storage, Writers
 from evenstep.names import named_parameters
 from evenstep.optim.apply import HostApply, build_apply
 from evenstep.optim.ema import Ema
 from evenstep.optim.learning_rate import LearningRates
+from evenstep.optim.modes import Modes
 from evenstep.optim.schedules import LrSchedule
 from evenstep.parallel import Strategy
 from evenstep.parallel.sharded import Sharded
 from evenstep.pipeline import Staged
 from evenstep.precision import Precision
 from evenstep.train.arguments import choose_device
+from evenstep.train.channels_last import as_it_is
+from evenstep.train.channels_last import channels_last as in_channels_last
 from evenstep.train.combine import Combine
 from evenstep.train.cuts import Cuts
+from evenstep.train.evaluations import Evaluations
 from evenstep.train.execution import build_execution
 from evenstep.train.failures import FailurePolicy, Retry
 from evenstep.train.layer_keys import in_order, key_layers
 from evenstep.train.loop import Actions, Loop
+from evenstep.train.norms import Norms
 from evenstep.train.passage import Way
-from evenstep.train.state import unwrapped
+from evenstep.train.reports import Reports
+from evenstep.train.rewinding import Rewinding
+from evenstep.train.saving import Saving
+from evenstep.train.spikes import LossSpikes
+from evenstep.train.state import Tree, unwrapped
+from evenstep.train.tasks import Tasks, poison_of
 from evenstep.train.trained import Trained
+from evenstep.train.transfer import build_transfer
 from evenstep.train.update import Update
 
 
@@ -52,6 +65,36 @@ def place(model: nn.Module, device: str | torch.device, precision: Precision, *,
     if channels_last:
         cast("Any", model).to(memory_format=torch.channels_last)
     return chosen
+
+
+def build_way(
+    tasks: Tasks,
+    precision: Precision,
+    policy: FailurePolicy,
+    strategy: Strategy,
+    optimizer: Optimizer,
+    device: torch.device,
+    *,
+    channels_last: bool,
+    seed: int,
+    storage: Storage,
+    bus: Bus,
+    norms: Norms,
+) -> Way:
+    """How each micro-batch goes through model and task; arguments are a trainer's, or of `Way`."""
+    return Way(
+        tasks=tasks.by_name,
+        precision=precision,
+        device=device,
+        transfer=build_transfer(device),
+        storage=storage,
+        bus=bus,
+        seed=seed,
+        reorder=in_channels_last if channels_last else as_it_is,
+        coefficients=tasks.coefficients,
+        norms=norms,
+        poison=poison_of(optimizer, policy, strategy),
+    )
 
 
 def build_loop(
@@ -133,6 +176,29 @@ def build_loop(
         # Where ranks gather a model together none can try alone: what fits is found by the first updates that don't.
         fit_memory=fit_memory and not isinstance(strategy, Sharded),
     )
+
+
+def build_surroundings(
+    loop: Loop,
+    *,
+    way: Way,
+    writers: Writers,
+    saving: Saving,
+    files: IncidentFiles,
+    cuts: Cuts,
+    spikes: LossSpikes | None,
+    ema: Ema | None,
+    optimizer: Optimizer,
+    report: Callable[[Incident], None],
+    load: Callable[[Tree], None],
+) -> tuple[Reports, Evaluations, Rewinding]:
+    """What goes on around the loop; arguments are a trainer's, or of the three."""
+    group = saving.group
+    reports = Reports(bus=way.bus, writers=writers, files=files, group=group, cuts=cuts, busy_s=loop.take_busy_s)
+    modes = Modes(optimizer, loop.model.parameters(), loop.execution.strategy.after_step)
+    evaluations = Evaluations(loop=loop, way=way, ema=ema, modes=modes, writers=writers, report=report)
+    rewinding = Rewinding(loop=loop, load=load, saving=saving, writers=writers, cuts=cuts, spikes=spikes, report=report)
+    return reports, evaluations, rewinding
 
 
 def _check_fit_memory(model: nn.Module, strategy: Strategy, *, wanted: bool) -> None:

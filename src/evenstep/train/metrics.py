@@ -60,6 +60,15 @@ def check_names(task: Task, loss: Loss) -> None:
             )
 
 
+def no_pair(task: Task, name: str, given: object) -> TaskError:
+    """The error for a metric that is a single number, which can't be averaged over batches of different sizes."""
+    what = f"a tensor of shape {list(given.shape)}" if isinstance(given, Tensor) else f"{given!r}"
+    return TaskError(
+        f"the metric `{name}` of {type(task).__name__} must be a pair (sum, weight), which is averaged over batches as "
+        f"Σsum/Σweight, but is {what}; write `{{'{name}': (correct, total)}}`, or `(mean * count, count)` for a mean."
+    )
+
+
 def observations(task: Task, loss: Loss, microbatch: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """What each metric of the task sees of a micro-batch: the arguments of its `update`, by name.
 

@@ -35,7 +35,7 @@ from evenstep.precision import Precision
 from evenstep.train.coefficients import Coefficients, Fixed
 from evenstep.train.cuts import Cuts, Piece
 from evenstep.train.descent import descend
-from evenstep.train.metrics import check_names, observations
+from evenstep.train.metrics import check_names, no_pair, observations
 from evenstep.train.norms import Norms
 from evenstep.train.randomness import LOSS, Randomness, branch_of
 from evenstep.train.task import Loss, Task
@@ -318,7 +318,11 @@ class Passage:
         task = self._way.tasks[one.task]
         if loss.metrics:
             check_names(task, loss)
-        for name, (metric_sum, metric_weight) in loss.metrics.items():
+        for name, pair in loss.metrics.items():
+            try:
+                metric_sum, metric_weight = pair
+            except (TypeError, ValueError) as error:
+                raise no_pair(task, name, pair) from error
             if isinstance(metric_sum, Tensor):
                 metric_sum = metric_sum.detach()
             put(prefix + name, metric_sum, metric_weight, update=update)
