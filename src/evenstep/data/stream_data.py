@@ -22,6 +22,7 @@ from evenstep.errors import ArgumentError, DataError
 __all__ = ["StreamData"]
 
 _END = object()
+_BY_LOOKS = samples_in
 _UNCHANGING = frozenset({int, float, str, bool, bytes, type(None)})
 
 
@@ -125,7 +126,7 @@ class StreamData(Data):
         self._collate = collate
         self._batched = batched
         self._num_microbatches = require_count("num_microbatches", num_microbatches)
-        self._samples_in = samples_in
+        self._samples_in, self._counts = samples_in, not batched or samples_in is not _BY_LOOKS
         self._cursor: _Cursor | None = None
         self._state: dict[str, object] = {}  # as of the last global batch that was handed out
         self._loaded = False  # whether that state has yet to be put into the stream
@@ -214,7 +215,7 @@ class StreamData(Data):
                 batches = [pin(batch) for batch in batches]
             microbatches = tuple(
                 [
-                    Microbatch(index=index, data=batch, num_samples=count)
+                    Microbatch(index=index, data=batch, num_samples=count, counted=self._counts)
                     for index, batch, count in zip(part.microbatches, batches, counts, strict=False)
                 ]
             )

@@ -4,6 +4,8 @@ Here is decided, once, what the update then asks nothing about: how it is applie
 verdict is read. It runs nothing.
 """
 
+import logging
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -23,8 +25,9 @@ from evenstep.precision import Precision
 from evenstep.train.arguments import choose_device
 from evenstep.train.combine import Combine
 from evenstep.train.cuts import Cuts
-from evenstep.train.execution import build_execution
+from evenstep.train.execution import Execution, build_execution
 from evenstep.train.failures import FailurePolicy, Retry
+from evenstep.train.guard import Guard
 from evenstep.train.loop import Actions, Loop
 from evenstep.train.passage import Way
 from evenstep.train.state import unwrapped
@@ -74,6 +77,7 @@ def build_loop(
     settle_every_updates: int | None,
     max_skipped_samples: int,
     fit_memory: bool,
+    check_loss: bool,
 ) -> Loop:
     """The loop and its update; arguments are a trainer's, or of `Loop` and `Update`.
 
@@ -106,8 +110,10 @@ def build_loop(
         report=actions.report,
         combine=combine,
     )
+    pending = set(way.tasks) if check_loss else set[str]()
     return Loop(
         update=update,
+        guard=Guard(model=model, way=way, execution=execution, cuts=cuts, say=_say_of(execution), pending=pending),
         model=model,
         data=data,
         execution=execution,
@@ -126,6 +132,11 @@ def build_loop(
         # Where ranks gather a model together none can try alone: what fits is found by the first updates that don't.
         fit_memory=fit_memory and not isinstance(strategy, Sharded),
     )
+
+
+def _say_of(execution: Execution) -> Callable[[str], None]:
+    """Says a sentence once for all ranks: on standard error, unless Python's `logging` is told otherwise."""
+    return logging.getLogger("evenstep").warning if execution.group.rank == 0 else lambda text: None
 
 
 def _check_fit_memory(model: nn.Module, strategy: Strategy, *, wanted: bool) -> None:
