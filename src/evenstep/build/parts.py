@@ -102,6 +102,7 @@ class Parts:
             combine=build_combine(config),
             norm_statistics=config.train.norm_statistics,
             channels_last=config.train.channels_last,
+            check_loss=config.train.check_loss,
             **more,
         )
 

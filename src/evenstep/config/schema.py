@@ -83,6 +83,9 @@ class Train(Section):
     """Whose running statistics normalisation layers keep: those of all tasks, of each its own, or as they are."""
     channels_last: bool = False
     """Whether model and images are in channels-last order."""
+    check_loss: bool = True
+    """Whether to find out at the start that losses are sums over the units that their weights count, by comparing a
+    micro-batch with its halves; false for a loss that is meant over a micro-batch as a whole."""
     settle_every_updates: Count | None = None
     """How often, in updates, the host waits for the device's verdicts; decided by the device by default."""
     max_minutes: Positive | None = None

@@ -61,6 +61,7 @@ class Microbatch:
         num_samples: how many samples it holds.
         samples: their numbers in the dataset, where they have some.
         task: the name of the task that it is for; "" where a run has one task without a name.
+        counted: whether `num_samples` is known, and not told by the looks of a batch that came ready made.
     """
 
     index: int
@@ -68,6 +69,12 @@ class Microbatch:
     num_samples: int
     samples: Sequence[int] = ()
     task: str = ""
+    counted: bool = True
+
+    @property
+    def known_samples(self) -> int | None:
+        """How many samples it holds, where that is known."""
+        return self.num_samples if self.counted else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sized
 from typing import Any, Protocol, cast, runtime_checkable
 
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader
 
 from evenstep.data.dataset import epoch_setters
@@ -94,9 +95,11 @@ def samples_in(batch: object) -> int:
     >>> samples_in([torch.zeros(8, 3), torch.zeros(8)]), samples_in({"text": ["a", "b"]})
     (8, 2)
     """
+    if isinstance(batch, PackedSequence):
+        return int(batch.batch_sizes[0])
     part = _first_part(batch)
     if isinstance(part, Tensor):  # asked first: it is the commonest, and this runs once per micro-batch
-        return part.shape[0] if part.ndim else 1
+        return part.size(0) if part.ndim else 1
     shape = cast("tuple[int, ...]", getattr(part, "shape", ()))
     if shape:
         return int(shape[0])

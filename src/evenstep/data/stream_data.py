@@ -23,6 +23,7 @@ from evenstep.errors import ArgumentError, DataError
 
 __all__ = ["StreamData"]
 
+_BY_LOOKS = samples_in
 _STATES_KEPT = 2  # that before the last global batch, which may not be committed, and that after it
 _STATE = {"epoch", "batch", "stream_epoch", "stream"}
 
@@ -147,7 +148,7 @@ class StreamData(Data):
         self._collate = collate
         self._batched = batched
         self._num_microbatches = require_count("num_microbatches", num_microbatches)
-        self._samples_in = samples_in
+        self._samples_in, self._counts = samples_in, not batched or samples_in is not _BY_LOOKS
         self._shared = shared
         self._exact_resume = exact_resume
         self._cursor: _Cursor | None = None
@@ -356,7 +357,9 @@ class StreamData(Data):
             some = items[edges[number] : edges[number + 1]]
             data = some[0] if self._batched else self._collated(some, position)
             count = self._samples_in(data) if self._batched else len(some)
-            microbatches.append(Microbatch(index=part.first + number, data=data, num_samples=count))
+            microbatches.append(
+                Microbatch(index=part.first + number, data=data, num_samples=count, counted=self._counts)
+            )
         if self._batched and self._shared:
             num_samples = sum(map(self._samples_in, items))
         else:

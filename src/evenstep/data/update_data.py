@@ -22,6 +22,8 @@ from evenstep.errors import DataError
 
 __all__ = ["Batch", "UpdateData", "batches_in"]
 
+_BY_LOOKS = samples_in
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +166,7 @@ class UpdateData(Data):
                     data=pinned(batches[index].data),
                     num_samples=counts[index],
                     task=batches[index].task,
+                    counted=self._samples_in is not _BY_LOOKS,
                 )
                 for index in mine
             ),

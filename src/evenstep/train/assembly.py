@@ -4,6 +4,7 @@ Here is decided, once, what the update then asks nothing about: how it is applie
 verdict is read. It runs nothing.
 """
 
+import logging
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -30,8 +31,9 @@ from evenstep.train.channels_last import channels_last as in_channels_last
 from evenstep.train.combine import Combine
 from evenstep.train.cuts import Cuts
 from evenstep.train.evaluations import Evaluations
-from evenstep.train.execution import build_execution
+from evenstep.train.execution import Execution, build_execution
 from evenstep.train.failures import FailurePolicy, Retry
+from evenstep.train.guard import Guard
 from evenstep.train.layer_keys import in_order, key_layers
 from evenstep.train.loop import Actions, Loop
 from evenstep.train.norms import Norms
@@ -120,6 +122,7 @@ def build_loop(
     settle_every_updates: int | None,
     max_skipped_samples: int,
     fit_memory: bool,
+    check_loss: bool,
 ) -> Loop:
     """The loop and its update; arguments are a trainer's, or of `Loop` and `Update`.
 
@@ -156,8 +159,10 @@ def build_loop(
         combine=combine,
         unkeyed=unkeyed,
     )
+    pending = set(way.tasks) if check_loss else set[str]()
     return Loop(
         update=update,
+        guard=Guard(model=model, way=way, execution=execution, cuts=cuts, say=_say_of(execution), pending=pending),
         model=model,
         data=data,
         execution=execution,
@@ -199,6 +204,11 @@ def build_surroundings(
     evaluations = Evaluations(loop=loop, way=way, ema=ema, modes=modes, writers=writers, report=report)
     rewinding = Rewinding(loop=loop, load=load, saving=saving, writers=writers, cuts=cuts, spikes=spikes, report=report)
     return reports, evaluations, rewinding
+
+
+def _say_of(execution: Execution) -> Callable[[str], None]:
+    """Says a sentence once for all ranks: on standard error, unless Python's `logging` is told otherwise."""
+    return logging.getLogger("evenstep").warning if execution.group.rank == 0 else lambda text: None
 
 
 def _check_fit_memory(model: nn.Module, strategy: Strategy, *, wanted: bool) -> None:

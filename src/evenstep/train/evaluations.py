@@ -75,6 +75,7 @@ class Evaluations:
             execution=self.loop.execution,
             cuts=self._cuts.setdefault(name, Cuts()),
             report=self.report,
+            guard=self.loop.guard,
         )
         with self.way.bus.span(
             "evaluate",

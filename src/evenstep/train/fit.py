@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from evenstep.optim.aside import Aside
+from evenstep.train.cuts import Piece, parts_of
 from evenstep.train.optimizer_state import options_of
 from evenstep.train.split import num_elements
 from evenstep.train.task import Task
@@ -21,22 +22,23 @@ from evenstep.train.task import Task
 HEADROOM = 0.9  # of an accelerator's memory that a part may take: sizes vary, and caches fragment
 
 
-def fitting(task: Task, data: Any, fits: Callable[[Any], bool]) -> int | None:
+def fitting(task: Task, data: Any, fits: Callable[[Any], bool], *, num_samples: int | None = None) -> int | None:
     """The most numbers that a piece may hold, for `Cuts`; None if the whole of `data` fits.
 
     Args:
         task: says how `data` is cut.
         data: a micro-batch.
         fits: tries one part.
+        num_samples: of the micro-batch, where that is known.
     """
-    parts = [data]
-    while len(halves := task.split(parts[-1])) > 1:
+    parts = [Piece(data, num_samples=num_samples)]
+    while len(halves := parts_of(task, parts[-1])) > 1:
         parts.append(halves[0])
-    largest = num_elements(parts[-1])
+    largest = num_elements(parts[-1].data)
     for part in reversed(parts):
-        if not _tried(part, fits):
+        if not _tried(part.data, fits):
             return largest
-        largest = num_elements(part)
+        largest = num_elements(part.data)
     return None
 
 

@@ -31,7 +31,7 @@ _COUNTS = (
     *("updates", "epochs", "log_every_updates", "settle_every_updates"),
     *("keep_checkpoints", "keep_every_updates", "clip_norm"),
 )
-_SWITCHES = ("fit_memory", "asynchronous_saves", "channels_last")
+_SWITCHES = ("check_loss", "fit_memory", "asynchronous_saves", "channels_last")
 _WORDS = {"on_hook_error": ("stop", "continue"), "norm_statistics": ("shared", "per-task", "frozen")}
 _DEVICES = "'auto', 'cpu' or an accelerator such as 'cuda:0'"
 

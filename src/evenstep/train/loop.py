@@ -31,6 +31,7 @@ from evenstep.train.aborts import Aborts
 from evenstep.train.asks import Asks
 from evenstep.train.execution import Execution
 from evenstep.train.failures import Answer, FailurePolicy
+from evenstep.train.guard import Guard
 from evenstep.train.ledger import Entry, first_aborted
 from evenstep.train.progress import Progress
 from evenstep.train.update import Update
@@ -79,6 +80,7 @@ class Loop:
 
     Args:
         update: executes one.
+        guard: looks, before the first update, whether the losses are sums.
         model: what it trains; watched when the run must stop because of a number that is not finite.
         data: gives the global batches.
         execution: on which ranks, and which of them takes which micro-batches.
@@ -101,6 +103,7 @@ class Loop:
     """
 
     update: Update
+    guard: Guard
     model: nn.Module
     data: Data
     execution: Execution
@@ -276,6 +279,7 @@ class Loop:
     def _one(self, batch: GlobalBatch, *, began: float) -> None:
         number, data_s = self.progress.update + 1, perf_counter() - began
         self.failed = batch, number
+        began += self.guard(batch)
         waited_s, skipped = self.execution.strategy.group.waited_s, 0
         self.hear(batch)
         with self.bus.span(

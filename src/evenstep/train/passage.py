@@ -167,7 +167,7 @@ class Passage:
         one = self._microbatches[microbatch]
         if self._cuts.limit is None:
             return self._forward(stage, one, Piece(one.data))
-        *early, last = self._cuts.pieces(self._way.tasks[one.task], one.data)
+        *early, last = self._cuts.pieces(self._way.tasks[one.task], one.data, one.known_samples)
         for piece in early:
             loss = self._forward(stage, one, piece)
             if torch.is_grad_enabled():
@@ -223,6 +223,8 @@ class Passage:
             )
         if not isinstance(loss, Loss):
             loss = Loss(loss)
+        elif task.late_weight and loss.weight is None and loss.count is not None:
+            loss = replace(loss, weight=loss.count)
         return self._record(one, loss, self._checked(task, loss, one.index))
 
     def _plain(self, stage: Stage, task: Task, one: Microbatch, batch: Any) -> Any:
@@ -349,7 +351,8 @@ class Passage:
             self.late_weights[one.index] = weight if earlier is None else earlier + weight
             return weight
         if piece is not None and piece.path:
-            return weight_of(self._way.tasks[one.task], piece.data, f"a part of micro-batch {one.index}")
+            what = f"a part of micro-batch {one.index}"
+            return weight_of(self._way.tasks[one.task], piece.data, what, piece.num_samples)
         return self._weights.each[one.index]
 
     def _trained(self, one: Microbatch, total: Tensor, weight: float | Tensor) -> Tensor:

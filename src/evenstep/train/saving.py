@@ -357,7 +357,13 @@ def describe_failure(
         "num_samples": batch.num_samples,
         "ends_epoch": batch.ends_epoch,
         "microbatches": [
-            {"index": one.index, "num_samples": one.num_samples, "task": one.task, "data": one.data}
+            {
+                "index": one.index,
+                "num_samples": one.num_samples,
+                "counted": one.counted,
+                "task": one.task,
+                "data": one.data,
+            }
             for one in batch.microbatches
         ],
         "parts": [[one.task, one.num_microbatches, one.num_samples] for one in batch.parts],

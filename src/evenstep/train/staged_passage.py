@@ -29,7 +29,7 @@ class StagedPassage(Passage):
     def lay_out(self, microbatches: tuple[int, ...]) -> tuple[int, ...]:
         """The numbers of what goes through the plan: those of the micro-batches, or of all their pieces in order."""
         whole = [self._microbatches[number] for number in microbatches]
-        pieces = [(one, self._cuts.pieces(self._way.tasks[one.task], one.data)) for one in whole]
+        pieces = [(one, self._cuts.pieces(self._way.tasks[one.task], one.data, one.known_samples)) for one in whole]
         if all(len(of_one) == 1 for _, of_one in pieces):
             self._parts = {one.index: (one, of_one[0]) for one, of_one in pieces}
         else:

@@ -93,6 +93,7 @@ class Trainer(Surface):
         on_hook_error: what to do about a hook that raises and does not say so itself (`Hook.failure_policy`).
         max_skipped_samples: how many samples that can't be read may be left out (see `MapData`) before it stops.
         fit_memory: whether to find out at the start, by trying, how finely micro-batches must be cut to fit.
+        check_loss: whether to find out at the start that losses are sums over their units; False for one over a batch.
         keep_checkpoints: how many of the newest to keep; None keeps all, 0 writes none.
         keep_every_updates: also keep the checkpoints of every so many updates.
         asynchronous_saves: whether training waits only until the state is copied, into as much memory again.
@@ -110,8 +111,7 @@ class Trainer(Surface):
         TaskError: a model that cannot be trained.
 
     >>> class Line(Task):
-    ...     def loss(self, output, batch):
-    ...         return ((output - batch[1]) ** 2).sum()
+    ...     loss = lambda self, output, batch: ((output - batch[1]) ** 2).sum()
     >>> from evenstep.data import MapData
     >>> pairs = [(torch.tensor([float(x)]), torch.tensor([2.0 * x])) for x in range(8)]
     >>> model = nn.Linear(1, 1)
@@ -148,6 +148,7 @@ class Trainer(Surface):
         on_hook_error: Literal["stop", "continue"] = "stop",
         max_skipped_samples: int = 100,
         fit_memory: bool = False,
+        check_loss: bool = True,
         keep_checkpoints: int | None = 3,
         keep_every_updates: int | None = None,
         asynchronous_saves: bool = True,
@@ -235,6 +236,7 @@ class Trainer(Surface):
             settle_every_updates=settle_every_updates,
             max_skipped_samples=max_skipped_samples,
             fit_memory=fit_memory,
+            check_loss=check_loss,
         )
         self._reports, self._evaluations, self._rewinding = build_surroundings(
             self._loop,

@@ -190,7 +190,8 @@ class Update:
             return
         with state_allocated(self._optimizer):
             first = batch.microbatches[0]
-            self._cuts.limit = fitting(self._way.tasks[first.task], first.data, partial(self._fits, first.task))
+            task, fits = self._way.tasks[first.task], partial(self._fits, first.task)
+            self._cuts.limit = fitting(task, first.data, fits, num_samples=first.known_samples)
         self._discard(self._way.storage.mark())
 
     def _fits(self, task: str, data: object) -> bool:
@@ -383,7 +384,7 @@ class Update:
             raise OutOfMemoryError(
                 f"{message}, and that can't be cut any finer. Use a smaller model, shorter samples, a precision or "
                 f"optimizer that needs less memory, or a device with more; if the batch holds several samples, "
-                f"`{type(task).__name__}.split` must say how it is cut."
+                f"`{type(task).__name__}.split` must say how it is cut.{self._cuts.why_whole(task, piece)}"
             )
         if not self._execution.strategy.retries_alone:
             self._spoil(weights.num_microbatches, error)

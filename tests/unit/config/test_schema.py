@@ -105,7 +105,7 @@ PUBLIC_KEYS = {
     "Polynomial": ["end_factor", "kind", "power", "warmup_updates"],
     "Target": ["args", "target"],
     "Train": [
-        *("channels_last", "clip_norm", "epochs", "max_minutes", "norm_statistics", "precision"),
+        *("channels_last", "check_loss", "clip_norm", "epochs", "max_minutes", "norm_statistics", "precision"),
         *("settle_every_updates", "updates"),
     ],
     "Wsd": ["decay_updates", "end_factor", "kind", "shape", "warmup_updates"],
