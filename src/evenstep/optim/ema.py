@@ -58,6 +58,11 @@ class Ema:
 
     def attach(self, model: nn.Module) -> None:
         """Follow `model`, whose tensors are on their device already. The average begins as a copy."""
+        if self._live:
+            raise ArgumentError(
+                "`ema` follows the model of another trainer already, and would let go of it; give each trainer an "
+                "average of its own, `Ema(decay=…)`. `resume`, or `load_state_dict`, goes on with that of a checkpoint."
+            )
         live = dict[str, Tensor](named_parameters(model)) | named_buffers(model)
         self._live = {name: tensor.detach() for name, tensor in live.items()}
         if self._average.keys() != self._live.keys():

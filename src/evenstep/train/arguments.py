@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
 from evenstep.data import Data
@@ -63,8 +64,10 @@ def check_counts(
         least = 0 if name == "keep_checkpoints" else 1
         if count is not None and (type(count) is not int or count < least):
             raise ArgumentError(f"`{name}` must be a whole number of at least {least}, but is {count!r}.")
-    if clip_norm is not None and not 0 < clip_norm < math.inf:
-        raise ArgumentError(f"`clip_norm` must be finite and above 0, but is {clip_norm}; None does not clip.")
+    if clip_norm is None:
+        return
+    if isinstance(clip_norm, bool) or not isinstance(clip_norm, int | float) or not 0 < clip_norm < math.inf:
+        raise ArgumentError(f"`clip_norm` must be a finite number above 0, but is {clip_norm!r}; None does not clip.")
 
 
 def check_keeping(data: Data, *, folder: object, keep_checkpoints: int | None, rewinds: bool) -> None:
@@ -127,6 +130,7 @@ def check_model(model: nn.Module) -> None:
     Of a model in stages all pipeline ranks call it together: some of them may have nothing to train.
     """
     check_unwrapped(model)
+    check_material(model)
     parameters = list(model.parameters())
     if not _anywhere(model, any(parameter.requires_grad for parameter in parameters)):
         what = f"all of its {len(parameters)} parameters are frozen" if parameters else "it has no parameters"
@@ -139,6 +143,26 @@ def check_model(model: nn.Module) -> None:
             f"all parameters of the model must be on one device, but they are on {', '.join(sorted(devices))}; move "
             f"the model to one of them."
         )
+
+
+def check_material(model: nn.Module) -> None:
+    """Raise TaskError for parameters without numbers that a gradient could be taken of."""
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, UninitializedParameter):
+            raise TaskError(
+                f"`{name}` has no shape yet: its layer is lazy and finds it in its first forward. Call the model once "
+                f"on a batch (`with torch.no_grad(): model(batch)`), and then build the optimizer and the trainer."
+            )
+        if parameter.is_meta:
+            raise TaskError(
+                f"`{name}` is on the meta device, where it has no numbers; build the model on the CPU, or give it "
+                f"memory by `model.to_empty(device='cpu')` and set its numbers before the optimizer is built."
+            )
+        if parameter.is_inference():
+            raise TaskError(
+                f"`{name}` was made inside `torch.inference_mode()`, so no gradient can be taken of it; build the "
+                f"model outside of that."
+            )
 
 
 def check_unwrapped(model: nn.Module) -> None:

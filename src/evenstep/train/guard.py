@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -302,7 +302,7 @@ def _given(task: Task, loss: Any, weight: float) -> Given | None:
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
     """The metrics that are pairs of numbers; what else they are the update says."""
     found: dict[str, tuple[float, float]] = {}
-    for name, pair in metrics.items():
+    for name, pair in metrics.items() if isinstance(cast("object", metrics), Mapping) else ():
         try:
             total, weight = pair
             found[name] = float(total), float(weight)

@@ -100,6 +100,7 @@ class Loop:
         asks: what was asked for.
         progress: what is committed, and for a while what is believed to be.
         failed: the batch and the number of the update that is under way, or that ended the run.
+        under_way: the number of the update that is being computed just now, or 0.
     """
 
     update: Update
@@ -126,6 +127,7 @@ class Loop:
     _again: deque[GlobalBatch] = field(default_factory=deque)
     _data_ended: bool = False
     failed: tuple[GlobalBatch, int] | None = None
+    under_way: int = 0
     _rewinding: _Rewinding | None = None
     _given_up: list[tuple[Position, Position]] = field(default_factory=list)
     _positions: deque[tuple[int, Position]] = field(default_factory=lambda: deque[tuple[int, Position]](maxlen=10_000))
@@ -298,7 +300,11 @@ class Loop:
             ),
         ):
             before, precision = self.progress, self.precision.state
-            outcome = self.update(batch, number)
+            self.under_way = number
+            try:
+                outcome = self.update(batch, number)
+            finally:
+                self.under_way = 0
             skipped = outcome.skipped_samples
             self._ledger.append(Entry(batch=batch, before=before, precision=precision, outcome=outcome))
             self.progress = before.committed(batch, skipped_samples=skipped)

@@ -51,7 +51,12 @@ def _check(task: Task, name: str, metric: Any) -> None:
 
 
 def check_names(task: Task, loss: Loss) -> None:
-    """Raise TaskError for a metric that would be mixed into the loss that is recorded under the same name."""
+    """Raise TaskError for metrics without names, and for one that would be mixed into the loss of the same name."""
+    if not isinstance(cast("object", loss.metrics), Mapping):
+        raise TaskError(
+            f"the metrics of {type(task).__name__} must be pairs by name, `{{'accuracy': (correct, total)}}`, but are "
+            f"a {type(loss.metrics).__name__}."
+        )
     for name in _TAKEN:
         if name in loss.metrics:
             raise TaskError(

@@ -22,6 +22,8 @@ from evenstep.train.reports import Reports
 from evenstep.train.state import Saved, Tree, check_same_run, unwrapped, with_plain_names
 from evenstep.train.task import Task
 
+_PARTS = ("model", "optimizer", "progress", "data", "hooks", "storage", "run")
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +116,13 @@ class RunState:
             CheckpointError: it is of another model, optimizer, data, seed or precision. Nothing has been changed.
         """
         loop = self.loop
+        lacking = [part for part in _PARTS if part not in state]
+        if lacking:
+            raise CheckpointError(
+                f"a state to load must be what a trainer's `state_dict` gave, but this one has no "
+                f"{', '.join(f'`{part}`' for part in lacking)}; to begin with a model's weights only, load them into "
+                f"the model before the trainer is built."
+            )
         check_same_run(
             {**state["run"], "data": state["data"]["fingerprint"]},
             {"seed": loop.seed, "precision": loop.precision.name, "data": loop.data.fingerprint()},

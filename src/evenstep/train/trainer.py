@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from evenstep.checkpoint import read_checkpoint
 from evenstep.data import Data
+from evenstep.errors import ArgumentError
 from evenstep.events import Bus, Hook, Incident, IncidentFiles, Storage, TrainBegin, TrainEnd, Writer, Writers
 from evenstep.optim.ema import Ema
 from evenstep.optim.schedules import LrSchedule
@@ -303,6 +304,16 @@ class Trainer(Surface):
             EvenstepError: what went wrong, said for the person who must act. Nothing is evaluated or saved then.
             Interrupted: a `KeyboardInterrupt`, after Ctrl-C, when all is saved.
         """
+        if self._is_training:
+            raise ArgumentError(
+                "`train` was called while it is training already, by a hook or the task; `updates` says how far a run "
+                "goes, and `ask_stop` ends it earlier."
+            )
+        if torch.is_inference_mode_enabled():
+            raise ArgumentError(
+                "`train` was called inside `torch.inference_mode()`, in which no gradient can be taken; call it "
+                "outside of that."
+            )
         self._is_training = True
         try:
             return conduct(
@@ -342,6 +353,7 @@ class Trainer(Surface):
             self._writers.opened(self.folder, self.progress.update),
             closing(self._data),
             undisturbed(self.device),
+            torch.enable_grad(),
         ):
             self._writers.event("train_begin", begin)
             self._saving.clean(self.progress.update)
@@ -407,9 +419,14 @@ class Trainer(Surface):
             ArgumentError: there is no evaluation of this name.
         """
         sets = self.evaluations if name is None else named_set(self.evaluations, name)
+        self._check_idle("evaluate", "call `ask_evaluate`, which does it when the update is complete")
         self._loop.settle()
         self._write()
-        return self._evaluations(sets, self.progress.update)
+        self._is_evaluating = True
+        try:
+            return self._evaluations(sets, self.progress.update)
+        finally:
+            self._is_evaluating = False
 
     def predict(self, data: "Data | DataLoader[Any]", *, collect: bool | None = None) -> list[Prediction]:
         """What the task keeps (`Task.predict`) of one epoch of `data`, in its order, by the parameters of `evaluate`.
@@ -418,8 +435,14 @@ class Trainer(Surface):
             data: run forward only, by all ranks, without losses and weights. A shuffled set comes shuffled.
             collect: whether this rank gets them, one per micro-batch; by default the first rank does.
         """
+        self._check_idle("predict", "call it in `after_update`, `after_evaluate`, or when training has ended")
+        batches = given.data_of(data, "data")
         self._loop.settle()
-        return self._evaluations.predict(given.data_of(data, "data"), collect=collect)
+        self._is_evaluating = True
+        try:
+            return self._evaluations.predict(batches, collect=collect)
+        finally:
+            self._is_evaluating = False
 
     def _evaluate_all(self) -> None:
         self.evaluate()
@@ -432,6 +455,7 @@ class Trainer(Surface):
             ArgumentError: the trainer has no folder.
             CheckpointError: it could not be written; earlier checkpoints are untouched.
         """
+        self._check_idle("save", "call `ask_save`, which does it when the update is complete")
         self._begin_save(must=True)
         self._saving.finish()
         return self._saving.path_of(self.progress.update)
