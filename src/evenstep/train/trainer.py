@@ -207,9 +207,8 @@ class Trainer(Surface):
         self._state = build_run_state(
             self._loop, optimizer, names, ema, self._evaluations, cuts, self._reports, tasks.by_name, self._config
         )
-        self._agree = partial(
-            check_agreement, self._loop, tasks=list(tasks.by_name), evaluations=self.evaluations, config=self._config
-        )
+        given = {"tasks": [*tasks.by_name], "config": self._config, "clip_norm": clip_norm, "ema": ema and ema.settings}
+        self._agree = partial(check_agreement, self._loop, optimizer, names, self.evaluations, given)
         self._course = build_course(self._group, self._state, self._saving, self._reports, agree=self._agree)
         self._is_built = True
 
