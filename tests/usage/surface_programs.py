@@ -97,8 +97,8 @@ def plain(clip: float | None = 0.05) -> dict[str, list[float]]:
     return {name: one.flatten().tolist() for name, one in model.named_parameters()}
 
 
-def trainer_of(model: nn.Module, strategy: str, **more: Any) -> Any:
-    """A trainer of `model` on SAMPLES, with a strategy by name."""
+def trainer_of(model: nn.Module, name: str, **more: Any) -> Any:
+    """A trainer of `model` on SAMPLES, with the strategy of this name."""
     from launched import group_of_ranks, strategy_named
 
     from evenstep import MapData, Task, Trainer
@@ -113,7 +113,7 @@ def trainer_of(model: nn.Module, strategy: str, **more: Any) -> Any:
         "data": MapData(SAMPLES, global_batch_size=8, micro_batch_size=2, shuffle=False),
         "updates": UPDATES,
         "device": "cpu",
-        "strategy": strategy_named(strategy, group_of_ranks()),
+        "strategy": more.pop("strategy", None) or strategy_named(name, group_of_ranks()),
     }
     return Trainer(model=model, **{**arguments, **more})
 
@@ -223,15 +223,14 @@ def changed_on_one_rank(what: str) -> int:
 
 def cut_by_tensor_parallelism(strategy: str) -> int:
     """The updates of a run of a model whose first layer is cut by torch's tensor parallelism."""
+    from launched import group_of_ranks, strategy_named
     from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
-
-    from launched import group_of_ranks
 
     model = three_layers()
     model.requires_grad_(True)
     group = group_of_ranks()
     parallelize_module(model, group.mesh(group.ranks), {"0": ColwiseParallel()})
-    return trainer_of(model, strategy).train().update
+    return trainer_of(model, strategy, strategy=strategy_named(strategy, group)).train().update
 
 
 def idle_ranks() -> list[str]:

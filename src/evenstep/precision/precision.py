@@ -81,8 +81,8 @@ def _refusal(name: str, found: str, trained: Mapping[str, Tensor]) -> str:
         "`precision=Full(bfloat16_parameters=True)`."
     )
     return (
-        f"trained parameters must be float32 or float64, but {count} of {len(trained)} are of 16 bits, first `{name}` in "
-        f"{found}: an update below 1/{digits} of a parameter would round to nothing. Keep float32 parameters "
+        f"trained parameters must be float32 or float64, but {count} of {len(trained)} are of 16 bits, first `{name}` "
+        f"in {found}: an update below 1/{digits} of a parameter would round to nothing. Keep float32 parameters "
         f"(`model.float()`, then build the optimizer) and compute in 16 bits with `precision=Bf16Mixed()`; parameters "
         f"that are frozen may stay as they are.{meant if found == 'bfloat16' else ''}"
     )

@@ -27,7 +27,9 @@ def test_a_rate_that_somebody_else_has_set_is_refused_by_name_where_a_schedule_w
     rates = LearningRates(optimizer, Constant(), 10)
     assert rates(1) == [0.5, 0.1]
     optimizer.param_groups[1]["lr"] = 0.01
-    with pytest.raises(ArgumentError, match=r"group 1 of the optimizer is 0.01 before update 2.*`lr_schedule` Constant"):
+    with pytest.raises(
+        ArgumentError, match=r"group 1 of the optimizer is 0.01 before update 2.*`lr_schedule` Constant"
+    ):
         rates(2)
     fresh = LearningRates(optimizer := sgd(0.5), Constant(), 10)
     optimizer.param_groups[0]["lr"] = 0.4  # also before the first update

@@ -57,7 +57,15 @@ def test_each_gets_everything_in_order() -> None:
         writers.event("incident", INCIDENT)
         writers.flush()
     flushed = ["flush1", "flush2"]
-    assert notes == [*("open1 open2 write1 write2".split()), *flushed, "event1", "event2", *flushed, "close1", "close2"]
+    assert notes == [
+        *(["open1", "open2", "write1", "write2"]),
+        *flushed,
+        "event1",
+        "event2",
+        *flushed,
+        "close1",
+        "close2",
+    ]
 
 
 def test_no_records_are_no_call() -> None:
