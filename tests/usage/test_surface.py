@@ -1,4 +1,4 @@
-"""What people give a trainer and set on it: it has an effect, the same with every strategy, or it is refused by name."""
+"""What people give a trainer and set on it has an effect, the same with every strategy, or is refused by name."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,8 +17,16 @@ from evenstep.optim.schedules import Constant, Cosine, Linear
 from evenstep.precision import Bf16Mixed, Fp16Mixed, Full
 from evenstep.train import Retry
 
-FAST = [(1, "single"), (1, "ordered"), (2, "ddp"), (2, "ordered-zero1"), (2, "fsdp"), (2, "ordered-fsdp")]
-SLOW = [(2, "ordered"), (2, "zero1"), (3, "ddp"), (3, "ordered-fsdp"), (2, "hybrid"), (4, "ordered-hybrid")]
+FAST = [(1, "single"), (2, "ddp"), (2, "ordered-zero1"), (2, "fsdp"), (2, "ordered-fsdp")]
+SLOW = [
+    (1, "ordered"),
+    (2, "ordered"),
+    (2, "zero1"),
+    (3, "ddp"),
+    (3, "ordered-fsdp"),
+    (2, "hybrid"),
+    (4, "ordered-hybrid"),
+]
 STRATEGIES = [*FAST, *(pytest.param(*one, marks=pytest.mark.slow) for one in SLOW)]
 
 
@@ -37,7 +45,10 @@ def test_gradual_unfreezing_trains_as_a_plain_loop_does(ranks: int, strategy: st
     assert all(close(one, plain(), 1e-13) for one in everybody)
 
 
-@pytest.mark.parametrize(("ranks", "strategy"), [(1, "single"), (2, "ordered-fsdp"), (2, "ordered-zero1")])
+@pytest.mark.parametrize(
+    ("ranks", "strategy"),
+    [(1, "single"), (2, "ordered-fsdp"), pytest.param(2, "ordered-zero1", marks=pytest.mark.slow)],
+)
 def test_a_run_in_the_midst_of_unfreezing_is_gone_on_with_exactly(ranks: int, strategy: str, tmp_path: Path) -> None:
     for stop in (2, 4):  # when the first layer has been unfrozen; when the last one is frozen, too
         folder = tmp_path / str(stop)
@@ -78,7 +89,9 @@ def test_parameters_that_are_not_in_the_optimizer_stay_as_they_are_and_are_named
     assert "first `2.weight`" in said[0]
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "ordered", "zero1", "fsdp", "ordered-fsdp"])
+@pytest.mark.parametrize(
+    "strategy", ["ddp", "ordered-fsdp", *(pytest.param(one, marks=pytest.mark.slow) for one in ("zero1", "fsdp"))]
+)
 @pytest.mark.parametrize("model", ["complex", "two formats", "empty"])
 def test_complex_mixed_and_empty_parameters_train_as_one_process_does_or_are_refused_by_name(
     model: str, strategy: str

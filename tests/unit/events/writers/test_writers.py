@@ -56,16 +56,8 @@ def test_each_gets_everything_in_order() -> None:
         writers.write(RECORDS)
         writers.event("incident", INCIDENT)
         writers.flush()
-    flushed = ["flush1", "flush2"]
-    assert notes == [
-        *(["open1", "open2", "write1", "write2"]),
-        *flushed,
-        "event1",
-        "event2",
-        *flushed,
-        "close1",
-        "close2",
-    ]
+    begun, flushed, ended = ["open1", "open2", "write1", "write2"], ["flush1", "flush2"], ["close1", "close2"]
+    assert notes == [*begun, *flushed, "event1", "event2", *flushed, *ended]
 
 
 def test_no_records_are_no_call() -> None:
