@@ -97,8 +97,8 @@ def plain(clip: float | None = 0.05) -> dict[str, list[float]]:
     return {name: one.flatten().tolist() for name, one in model.named_parameters()}
 
 
-def trainer_of(model: nn.Module, strategy: str, **more: Any) -> Any:
-    """A trainer of `model` on SAMPLES, with a strategy by name."""
+def trainer_of(model: nn.Module, name: str, **more: Any) -> Any:
+    """A trainer of `model` on SAMPLES, with the strategy of this name."""
     from launched import group_of_ranks, strategy_named
 
     from evenstep import MapData, Task, Trainer
@@ -113,7 +113,7 @@ def trainer_of(model: nn.Module, strategy: str, **more: Any) -> Any:
         "data": MapData(SAMPLES, global_batch_size=8, micro_batch_size=2, shuffle=False),
         "updates": UPDATES,
         "device": "cpu",
-        "strategy": strategy_named(strategy, group_of_ranks()),
+        "strategy": more.pop("strategy", None) or strategy_named(name, group_of_ranks()),
     }
     return Trainer(model=model, **{**arguments, **more})
 
@@ -171,3 +171,78 @@ def trained(model: str, strategy: str, clip: float | None = 0.05) -> dict[str, l
     trainer = trainer_of(MODELS[model](), strategy, clip_norm=clip)
     trainer.train()
     return numbers_of(trainer)
+
+
+def in_two_items() -> nn.Module:
+    """The formats of `TwoFormats` in items that are gathered one by one."""
+
+    class Items(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.items = nn.ModuleList([nn.Linear(3, 4), nn.Linear(4, 1).double()])
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.items[1](self.items[0](x.float()).double())
+
+    return Items()
+
+
+def in_two_items_trained(strategy: str) -> dict[str, list[float]]:
+    """The parameters of a run of `in_two_items`."""
+    trainer = trainer_of(in_two_items(), strategy)
+    trainer.train()
+    return numbers_of(trainer)
+
+
+def another_rate_on_each_rank() -> int:
+    """The updates of a run whose ranks have other learning rates."""
+    import os
+
+    model = three_layers()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1 * (1 + int(os.environ["RANK"])))
+    trainer = trainer_of(model, "ddp", optimizer=optimizer)
+    return trainer.train().update
+
+
+def changed_on_one_rank(what: str) -> int:
+    """The updates of a run in which a hook changes something on the first rank only."""
+    from evenstep import Hook
+
+    class Change(Hook):
+        first_rank_only = True
+
+        def after_update(self, event: Any) -> None:
+            if event.update == 2 and what == "lr":
+                self.trainer.optimizer.param_groups[0]["lr"] = 0.5
+            if event.update == 2 and what == "requires_grad":
+                self.trainer.model[0].requires_grad_(True)
+
+    return trainer_of(three_layers(), "ddp", hooks=[Change()]).train().update
+
+
+def cut_by_tensor_parallelism(strategy: str) -> int:
+    """The updates of a run of a model whose first layer is cut by torch's tensor parallelism."""
+    from launched import group_of_ranks, strategy_named
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    model = three_layers()
+    model.requires_grad_(True)
+    group = group_of_ranks()
+    parallelize_module(model, group.mesh(group.ranks), {"0": ColwiseParallel()})
+    return trainer_of(model, strategy, strategy=strategy_named(strategy, group)).train().update
+
+
+def idle_ranks() -> list[str]:
+    """What a run of two ranks and one micro-batch says."""
+    from evenstep import Hook, MapData
+
+    said: list[str] = []
+
+    class Listen(Hook):
+        def on_incident(self, event: Any) -> None:
+            said.append(event.message)
+
+    data = MapData(SAMPLES, global_batch_size=4, shuffle=False)
+    trainer_of(three_layers(), "ddp", data=data, hooks=[Listen()]).train()
+    return said

@@ -56,6 +56,11 @@ class Ema:
         self._moving: list[str] = []
         self._copied: list[str] = []
 
+    @property
+    def settings(self) -> dict[str, float]:
+        """Its numbers by name."""
+        return {"decay": self._decay, "start_update": self._start_update, "every_updates": self._every_updates}
+
     def attach(self, model: nn.Module) -> None:
         """Follow `model`, whose tensors are on their device already. The average begins as a copy."""
         if self._live:

@@ -72,6 +72,13 @@ class LearningRates:
         """What the rates of some updates are multiplied by."""
         return [1.0 if self._schedule is None else self._schedule(update, self._updates) for update in updates]
 
+    @property
+    def stamp(self) -> int:
+        """A number that ranks whose rates are the same have in common; rates in tensors are not read."""
+        return (
+            hash(tuple([lr for group in self._optimizer.param_groups if type(lr := group.get("lr")) is float])) % 2**32
+        )
+
     def __call__(self, update: int) -> list[float | Tensor]:
         """Set every group's learning rate for `update`; gives the rates by group, as many as there are `names`.
 

@@ -5,11 +5,13 @@ that ranks stay together while they train is the strategy's.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from evenstep.data import Data
-from evenstep.names import state_of
+from evenstep.names import named_parameters, state_of
 from evenstep.train.arguments import check_same_on_all_ranks
 from evenstep.train.loop import Loop
 from evenstep.train.state import unwrapped
@@ -18,19 +20,21 @@ from evenstep.version import __version__
 
 def check_agreement(
     loop: Loop,
-    *,
-    tasks: list[str],
+    optimizer: Optimizer,
+    groups: list[list[str]],
     evaluations: Mapping[str, Data],
-    config: Mapping[str, object],
+    given: Mapping[str, object],
 ) -> None:
     """Raise ReplicaError unless all ranks are about to train the same; all ranks call it together.
 
     Args:
         loop: that will run.
-        tasks: their names.
+        optimizer: of this rank's parameters.
+        groups: the names of each of its groups' parameters, over all ranks that share them.
         evaluations: sets of data by name.
-        config: of the run.
+        given: further arguments of the run, as plain values by name.
     """
+    last = loop.updates or 1000
     run: dict[str, object] = {
         "evenstep": __version__,
         "torch": torch.__version__,
@@ -39,12 +43,34 @@ def check_agreement(
         "update": loop.progress.update,
         "updates": loop.updates,
         "epochs": loop.epochs,
-        "tasks": tasks,
         "data": loop.data.fingerprint(),
         "evaluations": {name: data.fingerprint() for name, data in evaluations.items()},
-        "config": config,
+        "optimizer": type(optimizer).__name__,
+        **{f"optimizer.param_groups[{n}]": options_of(group) for n, group in enumerate(optimizer.param_groups)},
+        "the number of parameter groups": len(optimizer.param_groups),
+        "lr_schedule": loop.update.learning_rates.factors([1, max(last // 2, 1), last]),
+        **given,
     }
     check_same_on_all_ranks(loop.execution.group, run)
     # Ranks that hold different stages of a model agree with those that hold the same.
     shapes = {name: list(value.shape) for name, value in state_of(unwrapped(loop.model)).items()}
-    check_same_on_all_ranks(loop.execution.strategy.group, {"model": shapes})
+    flags = {name: one.requires_grad for name, one in named_parameters(unwrapped(loop.model)).items()}
+    check_same_on_all_ranks(
+        loop.execution.strategy.group,
+        {"model": shapes, "the parameters of the optimizer's groups": groups, "requires_grad": flags},
+    )
+
+
+def options_of(group: Mapping[str, Any]) -> dict[str, object]:
+    """The options of a parameter group as plain values, such as its learning rate.
+
+    >>> options_of({"params": [], "lr": torch.tensor(0.5), "betas": (0.9, 0.99), "rule": len})
+    {'lr': 0.5, 'betas': (0.9, 0.99), 'rule': 'builtin_function_or_method'}
+    """
+    return {name: _plain(value) for name, value in group.items() if name != "params"}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    return value if isinstance(value, int | float | str | tuple | list | dict | None) else type(value).__name__

@@ -112,9 +112,9 @@ def check_same_on_all_ranks(group: Group, described: dict[str, object]) -> None:
     everybody = group.gather(described)
     for rank, theirs in enumerate(everybody):
         for name, value in everybody[0].items():
-            if theirs[name] != value:
+            if theirs.get(name) != value:
                 raise ReplicaError(
-                    f"all ranks must train the same run, but `{name}` is {_short(theirs[name])} on rank {rank} and "
+                    f"all ranks must train the same run, but `{name}` is {_short(theirs.get(name))} on rank {rank} and "
                     f"{_short(value)} on rank 0; give all ranks the same files, versions and settings."
                 )
 

@@ -17,7 +17,7 @@ or know what comes before and after training; that is the trainer's.
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, Literal, cast, final
 
@@ -34,6 +34,7 @@ from evenstep.train.failures import Answer, FailurePolicy
 from evenstep.train.guard import Guard
 from evenstep.train.ledger import Entry, first_aborted
 from evenstep.train.progress import Progress
+from evenstep.train.remarks import Remarks
 from evenstep.train.update import Update
 
 
@@ -135,6 +136,7 @@ class Loop:
     _busy_updates: int = 0
     _skipped_samples: int = 0
     _aborts: Aborts = field(init=False)
+    _remarks: Remarks = field(default_factory=Remarks)
 
     def __post_init__(self) -> None:
         self._aborts = Aborts(
@@ -283,6 +285,8 @@ class Loop:
         self.failed = batch, number
         began += self.guard(batch)
         waited_s, skipped = self.execution.strategy.group.waited_s, 0
+        if not self._remarks.said:
+            self._remark(batch)
         self.hear(batch)
         with self.bus.span(
             "update",
@@ -321,6 +325,19 @@ class Loop:
             self.update.begin()  # statistics that the ranks have averaged stay, whatever breaks off next
         self._busy_s += perf_counter() - began - (self.execution.strategy.group.waited_s - waited_s)
         self._busy_updates += 1
+
+    def _remark(self, batch: GlobalBatch) -> None:
+        execution = self.execution
+        remarks = self._remarks(
+            batch,
+            data=self.data,
+            ranks=execution.strategy.ranks,
+            outside=self.update.trained.outside_names,
+            rank=None if execution.stages is None else execution.group.rank,
+            update=self.progress.update,
+        )
+        for incident in remarks:
+            self.actions.report(incident)
 
     def hear(self, batch: GlobalBatch) -> None:
         """Report what went wrong on this rank while `batch` was fetched."""
@@ -380,6 +397,8 @@ class Loop:
         self.update.resume()
         incident, policy = self._aborts.incident(first, number)
         answer = policy(incident)
+        if policy.note:
+            incident = replace(incident, message=f"{incident.message} {policy.note}")
         if answer is Answer.STOP:
             self.failed = first.batch, number
             incident, error = self._aborts.ending(incident, first)

@@ -103,7 +103,7 @@ class Trained:
     def _begin(self) -> None:
         self.with_grad = [one for one in self._parameters if one.requires_grad]
         trained = {name: one for name, one in self._by_name.items() if one.requires_grad and name in self._held}
-        self.stamp = float(crc32(bytes(self._flags)))
+        self.stamp = crc32(bytes(self._flags))
         self._check(trained)
         self._share(list(trained.values()))
 

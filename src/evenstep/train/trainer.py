@@ -258,9 +258,8 @@ class Trainer(Surface):
         )
         if keeps:
             watch_first_step(optimizer, self._state.saved.aside)
-        self._agree = partial(
-            check_agreement, self._loop, tasks=list(tasks.by_name), evaluations=self.evaluations, config=self._config
-        )
+        said = {"tasks": [*tasks.by_name], "config": self._config, "clip_norm": clip_norm, "ema": ema and ema.settings}
+        self._agree = partial(check_agreement, self._loop, optimizer, names, self.evaluations, said)
         self._course = build_course(self._group, self._state, self._saving, self._reports, agree=self._agree)
         self._is_built = True
 

@@ -260,7 +260,8 @@ class Update:
     def _weigh(self, batch: GlobalBatch) -> Weights:
         way = self._way
         group, tolerant = self._execution.strategy.group, way.poison is not None
-        return weigh(way.tasks, batch, group, tolerant=tolerant, stamp=self.trained.stamp)
+        stamp = self.trained.stamp ^ self.learning_rates.stamp
+        return weigh(way.tasks, batch, group, tolerant=tolerant, stamp=float(stamp))
 
     def resume(self) -> None:
         """Apply updates again after the loop has answered an abort."""

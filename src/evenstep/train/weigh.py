@@ -75,7 +75,7 @@ def weigh(
         stamp: of what this rank trains, which must be the same on all.
 
     Raises:
-        ReplicaError: another rank trains other parameters.
+        ReplicaError: another rank trains otherwise.
         TaskError: a batch of no task of the run; a weight that is negative, not finite, or not a number.
     """
     each: dict[int, float] = {}
@@ -103,9 +103,9 @@ def weigh(
     everybody = group.sum_floats(mine)
     if everybody[-1] != group.ranks * stamp:
         raise ReplicaError(
-            f"rank {group.rank} does not train the same parameters as the other ranks: `requires_grad` was changed on "
-            f"some ranks only. Freeze and unfreeze on all ranks at the same update; a hook that is `first_rank_only` "
-            f"runs on one."
+            f"rank {group.rank} is about to train other parameters, or at another learning rate, than another rank: "
+            f"`requires_grad` or the optimizer's `lr` was changed on some ranks only. Change it on all of them at the "
+            f"same update; a hook that is `first_rank_only` runs on one."
         )
     totals: dict[str, float] = {}
     divisors: dict[int, float] = {}

@@ -52,7 +52,7 @@ class Writer(ABC):
         """Take note of an event of the run: "train_begin", "train_end" or "incident"."""
 
     def flush(self) -> None:
-        """Bring what was taken to where others can read it."""
+        """Bring what was taken to where others can read it; called after each `write`."""
 
     def close(self) -> None:
         """End; doing it twice is as good as once, and `open` may follow."""

@@ -79,14 +79,16 @@ class Writers:
             raise
 
     def write(self, records: Sequence[Record]) -> None:
-        """Give `records` to every writer."""
+        """Give `records` to every writer, and let others read them."""
         if not records or not self._writers:
             return
         if self._outlets is not None:
             for outlet in self._outlets:
                 outlet.write(records)
+                outlet.flush()
         elif self._is_open:
             self._each("write", records)
+            self._each("flush")
         else:
             self._waiting_records += records
 

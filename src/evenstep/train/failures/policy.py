@@ -27,9 +27,11 @@ class FailurePolicy(ABC):
 
     Attributes:
         tolerates_errors: whether what a task raises is an incident for this policy, instead of the end of the run.
+        note: what is to be said about its last answer, or "".
     """
 
     tolerates_errors: bool = False
+    note: str = ""
 
     @abstractmethod
     def __call__(self, incident: Incident) -> Answer:

@@ -1,6 +1,7 @@
 """Try the same update again: for what changes with the next try (a finer cut, a lower loss scale), or has passed.
 
-Without a limit, what it retries must end by itself, as cutting does at one sample and the loss scale at its floor.
+What changes with each try ends by itself, as cutting does at one sample and the loss scale at its floor. What does not
+is tried once more: a fault that has passed is gone then, and one that has not would be tried for ever.
 """
 
 from typing import final
@@ -9,18 +10,23 @@ from evenstep.errors import ArgumentError
 from evenstep.events import Incident
 from evenstep.train.failures.policy import Answer, FailurePolicy
 
+_END_BY_THEMSELVES = ("out_of_memory", "overflow")
+
 
 @final
 class Retry(FailurePolicy):
-    """Retries, and stops when the same update has failed more than `limit` times; None for no limit.
+    """Retries, and stops when the same update has failed more than `limit` times.
 
     Args:
-        limit: how many times in a row.
+        limit: how many times in a row; None for once, and for no limit where each try is another one: a finer cut of a
+            micro-batch that does not fit, a lower loss scale.
 
-    >>> retry = Retry(limit=1)
+    >>> retry = Retry()
     >>> incident = Incident(kind="non_finite", update=3, message="")
     >>> retry(incident), retry(incident)
     (<Answer.RETRY: 'retry'>, <Answer.STOP: 'stop'>)
+    >>> retry.note
+    'It was tried again once, which is the limit.'
     """
 
     def __init__(self, *, limit: int | None = None) -> None:
@@ -33,4 +39,15 @@ class Retry(FailurePolicy):
     def __call__(self, incident: Incident) -> Answer:
         self._in_a_row = self._in_a_row + 1 if incident.update == self._update else 1
         self._update = incident.update
-        return Answer.RETRY if self._limit is None or self._in_a_row <= self._limit else Answer.STOP
+        limit = self._limit
+        if limit is None:
+            if incident.kind in _END_BY_THEMSELVES:
+                self.note = ""
+                return Answer.RETRY
+            limit = 1
+        times = "once" if limit == 1 else f"{limit} times"
+        if self._in_a_row > limit:
+            self.note = f"It was tried again {times}, which is the limit."
+            return Answer.STOP
+        self.note = f"It is tried again, {times} at most."
+        return Answer.RETRY

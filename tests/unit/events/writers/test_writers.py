@@ -56,8 +56,8 @@ def test_each_gets_everything_in_order() -> None:
         writers.write(RECORDS)
         writers.event("incident", INCIDENT)
         writers.flush()
-    expected = ["open1", "open2", "write1", "write2", "event1", "event2", "flush1", "flush2", "close1", "close2"]
-    assert notes == expected
+    begun, flushed, ended = ["open1", "open2", "write1", "write2"], ["flush1", "flush2"], ["close1", "close2"]
+    assert notes == [*begun, *flushed, "event1", "event2", *flushed, *ended]
 
 
 def test_no_records_are_no_call() -> None:
@@ -151,7 +151,15 @@ def test_opening_again_works() -> None:
     for _ in range(2):
         with writers.opened(None, 0):
             writers.write(RECORDS)
-    assert notes == ["open", "write", "close"] * 2
+    assert notes == ["open", "write", "flush", "close"] * 2
+
+
+def test_what_a_writer_was_given_is_flushed_so_that_others_can_read_it() -> None:
+    notes: list[str] = []
+    writers = Writers([Notes(notes)], report=lambda incident: None)
+    with writers.opened(None, 0):
+        writers.write(RECORDS)
+        assert notes == ["open", "write", "flush"]
 
 
 @pytest.mark.parametrize(("thing", "what"), [(Notes, "the class `Notes`; give an instance"), ("jsonl", "`'jsonl'`")])
