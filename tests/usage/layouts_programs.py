@@ -188,6 +188,7 @@ def train(
     ema: bool = False,
     task: str = "Square",
     batch: int = 8,
+    group: Any = None,
 ) -> dict[str, Any]:
     """Train a model by name on the ranks that there are; gives digests and what was said.
 
@@ -202,8 +203,8 @@ def train(
         ema: whether an average follows.
         task: of this module.
         batch: the global batch size.
+        group: of the ranks, where there are several.
     """
-    group = group_of_ranks()
     torch.manual_seed(0)
     made: nn.Module = MODELS[model]()
     data = group
@@ -239,7 +240,6 @@ def train(
         "rank": int(os.environ.get("RANK", "0")),
         "parameters": digest({name: value for name, value in state["model"].items() if name not in buffers}),
         "optimizer": digest(state["optimizer"]["state"]),
-        "model": {name: value.tolist() for name, value in state["model"].items()},
         "local": digest(local),
         "ema": digest(state["ema"]),
         "valid": result.metrics.get("valid/loss"),
@@ -252,6 +252,7 @@ def _buffers(model: str) -> set[str]:
     return {name for name, _ in MODELS[model]().named_buffers()}
 
 
-def run(model: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """`train` with its arguments as a dict."""
-    return train(model, **arguments)
+def run_each(ways: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """`train` with each model and its arguments, one after the other, on the same ranks."""
+    group = group_of_ranks()
+    return [train(model, group=group, **arguments) for model, arguments in ways]
