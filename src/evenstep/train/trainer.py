@@ -39,7 +39,7 @@ from evenstep.train.passage import Way
 from evenstep.train.predict import Prediction
 from evenstep.train.progress import Progress
 from evenstep.train.randomness import undisturbed
-from evenstep.train.rehearsal import Comparison, compare_cuts
+from evenstep.train.rehearsal import compare_cuts
 from evenstep.train.replay import replay_failure
 from evenstep.train.reports import Reports
 from evenstep.train.result import Result
@@ -486,9 +486,9 @@ class Trainer:
         """
         return replay_failure(self._loop, self.device, state, failure)
 
-    def compare_cuts(self) -> Comparison | None:
-        """How far the next update's gradient is from that with finer micro-batches; None where none is to be had."""
-        return compare_cuts(self._loop, dict(self._way.tasks), self._state.cuts, self.device)
+    def compare_cuts(self) -> str:
+        """How far the next update's gradient is from that with finer micro-batches, in words; changes nothing."""
+        return compare_cuts(self._loop, self._way.tasks, self._state.cuts, self.device)
 
     def _write(self) -> None:
         self._reports.update = self.progress.update
