@@ -159,6 +159,7 @@ def test_micro_batches_of_one_sample_are_not_compared(run: Command) -> None:
 RANKS = {
     "ddp": ["--parallel.strategy", "ddp"],
     "fsdp": ["--parallel.strategy", "fsdp", "--optimizer.name", "AdamW"],
+    "ordered fsdp": ["--parallel.strategy", "fsdp", "--parallel.reduction", "ordered"],
     "zero1": ["--parallel.strategy", "zero1"],
     "ordered": ["--parallel.reduction", "ordered"],
     "a pipeline": ["--parallel.pipeline", "2", "--model.target", "parts.py:layers"],

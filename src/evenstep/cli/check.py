@@ -99,7 +99,7 @@ def _check(opened: Run, folder: Path, source: str, group: Group, unmet: str) -> 
         _begin(trainer, source, folder)
         if not isinstance(group, Elastic):  # whose ranks meet only when they train
             compared = trainer.compare_cuts()
-            if says and compared is not None:
+            if says and compared:
                 print(f"two cuts    {compared}", flush=True)
         result = trainer.train()
         states = {

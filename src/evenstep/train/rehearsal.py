@@ -5,6 +5,8 @@ in two by `Task.split`. Nothing of either is applied or recorded. What differs b
 else is in a micro-batch: dropout and batch statistics do by nature, a loss or weight that is no sum does by mistake.
 """
 
+import math
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, cast, final
@@ -14,7 +16,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 
 from evenstep.data import GlobalBatch
-from evenstep.train.cuts import Cuts, Piece
+from evenstep.errors import TaskError
+from evenstep.train.cuts import Cuts, Piece, check_weights
 from evenstep.train.diagnose import gradient_norms
 from evenstep.train.loop import Loop
 from evenstep.train.randomness import undisturbed
@@ -57,7 +60,7 @@ class Comparison:
         )
 
 
-def compare_cuts(loop: Loop, tasks: dict[str, Task], cuts: Cuts, device: torch.device) -> Comparison | None:
+def compare_cuts(loop: Loop, tasks: Mapping[str, Task], cuts: Cuts, device: torch.device) -> str:
     """Compare them for the next update; all ranks together.
 
     Args:
@@ -67,31 +70,36 @@ def compare_cuts(loop: Loop, tasks: dict[str, Task], cuts: Cuts, device: torch.d
         device: of the model.
 
     Returns:
-        The comparison, or None where micro-batches can't be cut in two, or the gradient is not finite.
+        The comparison in a sentence; "" where nothing is to be compared: a stream, whose batches can't be taken twice,
+        micro-batches that can't be cut in two, or a gradient that is not finite.
     """
+    strategy = loop.execution.strategy
+    if loop.data.num_batches(loop.progress.position.epoch, seed=loop.seed) is None or not strategy.cuts_alone:
+        return ""
     batch = _first(loop)
-    if batch is None or not loop.execution.strategy.cuts_alone:
-        return None
+    if batch is None:
+        return ""
+    halved, odd = _halved(loop, batch, tasks)
+    if odd or halved is None:
+        return odd
     loop.model.train()
     loop.update.begin()
-    with undisturbed(device):
+    with undisturbed(device), strategy.uncompressed():
         whole = _norms(loop, batch)
-        before, halved = cuts.limit, _halved(loop, batch, tasks)
-        if halved is None:
-            return None
+        before = cuts.limit
         cuts.limit = halved if before is None else min(halved, before)
         try:
             parts = _norms(loop, batch)
         finally:
             cuts.limit = before
             loop.storage.discard_from(0)
-    model = unwrapped(loop.model)
-    total = sum(norm * norm for norm in whole.values()) ** 0.5
+    total = math.sqrt(math.fsum(norm * norm for norm in whole.values()))
     largest = max((abs(norm - parts.get(name, 0.0)) for name, norm in whole.items()), default=0.0)
-    if not 0 < total < float("inf") or not largest < float("inf"):
-        return None
+    if not 0 < total < math.inf or not largest < math.inf:
+        return ""
     rounding = _ROUNDING.get(loop.precision.name, 2e-3)
-    return Comparison(difference=largest / total, rounding=rounding, by_nature=_by_nature(model, loop))
+    compared = Comparison(difference=largest / total, rounding=rounding, by_nature=_by_nature(loop))
+    return str(compared)
 
 
 def _first(loop: Loop) -> GlobalBatch | None:
@@ -107,19 +115,25 @@ def _norms(loop: Loop, batch: GlobalBatch) -> dict[str, float]:
     return {name: float(norm) for name, norm in norms.items()}
 
 
-def _halved(loop: Loop, batch: GlobalBatch, tasks: dict[str, Task]) -> int | None:
-    """The limit at which the largest micro-batch of any rank is cut in two; None if none can be."""
-    finer = Cuts()
+def _halved(loop: Loop, batch: GlobalBatch, tasks: Mapping[str, Task]) -> tuple[int | None, str]:
+    """The limit at which some rank's largest micro-batch is cut in two, None if none can be; or why they must not."""
+    finer, odd = Cuts(), ""
     for microbatch in batch.microbatches:
-        finer.finer(tasks[microbatch.task], Piece(microbatch.data))
-    limits = [limit for limit in loop.execution.group.gather(finer.limit) if limit is not None]
-    return min(limits, default=None)
+        task, piece = tasks[microbatch.task], Piece(microbatch.data)
+        try:
+            if finer.finer(task, piece):
+                check_weights(task, piece.data, [Piece(part) for part in task.split(piece.data)])
+        except TaskError as error:  # only a micro-batch that is out of memory must be cut: no fault of the run yet
+            odd = f"not compared: {error}"
+    everybody = loop.execution.group.gather((finer.limit, odd))
+    limits = [limit for limit, _ in everybody if limit is not None]
+    return min(limits, default=None), next((odd for _, odd in everybody if odd), "")
 
 
-def _by_nature(model: nn.Module, loop: Loop) -> tuple[str, ...]:
+def _by_nature(loop: Loop) -> tuple[str, ...]:
     def depends(module: nn.Module) -> bool:
         rate = getattr(module, "p", getattr(module, "dropout", 0.0))
         return isinstance(module, _BatchNorm) or (isinstance(rate, float) and rate > 0)
 
-    mine = {type(module).__name__ for module in model.modules() if depends(module)}
+    mine = {type(module).__name__ for module in loop.model.modules() if depends(module)}
     return tuple(sorted({name for theirs in loop.execution.group.gather(mine) for name in theirs}))

@@ -41,7 +41,7 @@ from evenstep.train.optimizers import check_optimizer, watch_first_step
 from evenstep.train.parameter_checks import check_parameters
 from evenstep.train.predict import Prediction
 from evenstep.train.randomness import undisturbed
-from evenstep.train.rehearsal import Comparison, compare_cuts
+from evenstep.train.rehearsal import compare_cuts
 from evenstep.train.replay import replay_failure
 from evenstep.train.result import Result
 from evenstep.train.rewinding import may_rewind
@@ -519,9 +519,9 @@ class Trainer(Surface):
         """
         return replay_failure(self._loop, self.device, state, failure)
 
-    def compare_cuts(self) -> Comparison | None:
-        """How far the next update's gradient is from that with finer micro-batches; None where none is to be had."""
-        return compare_cuts(self._loop, dict(self._way.tasks), self._state.cuts, self.device)
+    def compare_cuts(self) -> str:
+        """How far the next update's gradient is from that with finer micro-batches, in words; changes nothing."""
+        return compare_cuts(self._loop, self._way.tasks, self._state.cuts, self.device)
 
     def _write(self) -> None:
         self._reports.update = self.progress.update
