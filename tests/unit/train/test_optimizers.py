@@ -49,8 +49,12 @@ class SaidOfParameters(Unknown):
 
 
 def net() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
+    """The same parameters always, whatever other threads draw meanwhile."""
+    made, draw = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1)), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=draw))
+    return made
 
 
 def matrices(model: nn.Module) -> list[nn.Parameter]:
