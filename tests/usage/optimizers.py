@@ -281,6 +281,9 @@ CASES = {case.name: case for case in (*TORCH, *MULTI, *OWN)}
 SHOWN = [*(case for case in TORCH if "=" not in case.name), *MULTI, *OWN]
 """What the documentation's table shows; options of the same classes are left out."""
 
+PROVED = [name for name, case in CASES.items() if case in SHOWN or "fused=True" in name or "lr=tensor" in name]
+"""What `make prove` runs: the same, and kernels and rates of other kinds."""
+
 
 def documented() -> list[str]:
     """The lines of the table in docs/optimizers.md."""

@@ -49,7 +49,7 @@ class PerStage(Strategy):
         self._like = in_stages(like) if isinstance(like, Sharded) else like
         self._of: dict[int, Strategy] = {}
         self.collects = like.collects
-        self.divides = "parameters" if like.divides == "nothing" else like.divides
+        self.divides = like.divides
 
     @property
     def _all(self) -> list[Strategy]:
