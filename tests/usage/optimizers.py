@@ -168,8 +168,8 @@ CAPTURABLE = (O.Adadelta, O.Adam, O.AdamW, O.Adamax, O.ASGD, O.NAdam, O.RAdam, O
 FUSED = (O.Adagrad, O.Adam, O.AdamW, O.SGD)
 
 TORCH = [
-    *(torch_case(kind, fast=kind in (O.Adagrad, O.NAdam, O.AdamW)) for kind in ELEMENTWISE),
-    *(torch_case(kind, fast=kind is not O.Adafactor) for kind in (O.Adafactor, O.Muon, O.Rprop)),
+    *(torch_case(kind, fast=kind in (O.Adagrad, O.NAdam)) for kind in ELEMENTWISE),
+    *(torch_case(kind, fast=kind is O.Rprop) for kind in (O.Adafactor, O.Muon, O.Rprop)),
     *(torch_case(kind, foreach=flag) for kind in (*ELEMENTWISE, O.Adafactor, O.Rprop) for flag in (True, False)),
     *(torch_case(kind, maximize=True) for kind in (*MAXIMIZING, O.Adafactor)),
     *(torch_case(kind, fused=True, fast=kind is O.SGD) for kind in FUSED),
@@ -195,6 +195,7 @@ TORCH = [
         for kind in CAPTURABLE
     ),
     Case(name="Adam(differentiable=True)", build=of(O.Adam, differentiable=True), refused="differentiable=True"),
+    Case(name="AdamW of named parameters", build=lambda model: O.AdamW(model.named_parameters(), lr=0.02), fast=True),
     Case(name="LBFGS", build=lambda model: O.LBFGS(model.parameters()), refused="evaluates the loss several times"),
     Case(name="SparseAdam", build=of(O.SparseAdam), sparse=True, by_elements="no kernels of it for shards"),
 ]
@@ -210,7 +211,6 @@ MULTI = [
     Case(
         name="MultiOptimizer(SGD, AdamW)",
         build=two(lambda p: O.SGD(p, lr=0.02, momentum=0.9), lambda p: O.AdamW(p, lr=0.01)),
-        fast=True,
     ),
     Case(
         name="MultiOptimizer(Adam, AdamW), both fused",
@@ -273,7 +273,6 @@ OWN = [
         build=two(lambda p: O.SGD(p, lr=0.02, momentum=0.9), lambda p: O.AdamW(p, lr=0.01), TwoInOneTold),
         by_elements=UNKNOWN,
         by_parameters=UNKNOWN,
-        fast=True,
     ),
     Case(name="a step that needs a closure", build=of(NeedsClosure), refused="`step` of NeedsClosure needs a closure"),
     Case(name="counts in an attribute", build=of(CountsAside), by_elements=UNKNOWN, by_parameters=UNKNOWN, fast=True),
@@ -281,6 +280,9 @@ OWN = [
 CASES = {case.name: case for case in (*TORCH, *MULTI, *OWN)}
 SHOWN = [*(case for case in TORCH if "=" not in case.name), *MULTI, *OWN]
 """What the documentation's table shows; options of the same classes are left out."""
+
+PROVED = [name for name, case in CASES.items() if case in SHOWN or "fused=True" in name or "lr=tensor" in name]
+"""What `make prove` runs: the same, and kernels and rates of other kinds."""
 
 
 def documented() -> list[str]:

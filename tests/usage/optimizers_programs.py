@@ -74,10 +74,16 @@ def build(case: Case, layout: Layout, world: Group | None, **more: Any) -> Train
 def ended(trainer: Trainer, *, saves: bool = True) -> tuple[str, float, list[float]]:
     """A digest of the parameters and the optimizer's state, what the evaluation gave, and the parameters' values."""
     loss = trainer.train().metrics["valid/loss"]
-    state: Any = trainer.state_dict() if saves else {"model": trainer.model.state_dict(), "optimizer": {}}
+    state: Any = trainer.state_dict() if saves else {"model": parameters(trainer.model), "optimizer": {}}
     kept = state["optimizer"]
     values = [float(value) for tensor in state["model"].values() for value in tensor.flatten()]
     return digest([state["model"], kept.get("state"), kept.get("beside")]), loss, values
+
+
+def parameters(model: nn.Module) -> dict[str, Tensor]:
+    """Of all stages, where there are several."""
+    parts = model.mesh.pipeline.gather(model.state_dict()) if isinstance(model, Staged) else [model.state_dict()]
+    return {name: tensor for part in parts for name, tensor in part.items()}
 
 
 def run(case: Case, layout: Layout, world: Group | None, folder: Path) -> tuple[str, Any, Any]:

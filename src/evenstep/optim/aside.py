@@ -1,16 +1,18 @@
 """What an optimizer keeps aside: in attributes of its own, of which `state_dict` knows nothing.
 
 Such state would be lost when a run is resumed, and nobody would say so. Plain values that steps have changed, a count
-of them, say, are kept for it; tensors, such as slow weights in a list or an optimizer inside another, are a fault that
-is said. An optimizer with a `state_dict` of its own is believed to tell all that it needs, and torch's own classes keep
-nothing aside.
+of them, say, are kept for it. Tensors are a fault that is said: at once where there is one for each parameter (slow
+weights in a list) or an optimizer inside, else when one was changed; what stays as the constructor makes it, a table of
+constants, is none. An optimizer with a `state_dict` of its own is believed to tell all that it needs, and torch's own
+classes keep nothing aside.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from functools import cache
 from typing import Any, cast, final
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +46,7 @@ class Aside:
     def __init__(self, optimizer: Optimizer, *, shared: bool = False) -> None:
         self._optimizers = inner(optimizer)
         self._before = [_plain_values(one) for one in self._optimizers]
+        self._tensors = [_tensors(one) for one in self._optimizers]
         self._built = [{name: deepcopy(_own(one)[name]) for name in _plain_values(one)} for one in self._optimizers]
         self._shared = shared
 
@@ -66,8 +69,8 @@ class Aside:
 
     def fault(self) -> str:
         """What a resumed run would go on without, and what to do; "" where nothing is lost."""
-        for one, before in zip(self._optimizers, self._before, strict=True):
-            names = [name for name, value in _own(one).items() if _holds_tensors(value)]
+        for one, before, tensors in zip(self._optimizers, self._before, self._tensors, strict=True):
+            names = [name for name in _own(one) if _is_state(one, name) or _moved(one, name, tensors)]
             if self._shared:
                 names += _changed(one, before)
             if names:
@@ -93,7 +96,7 @@ def holds_parameters(optimizer: Optimizer) -> str:
     'mine'
     """
     for one in inner(optimizer):
-        parameters = {id(parameter) for group in one.param_groups for parameter in group["params"]}
+        parameters = {id(parameter) for parameter in _parameters(one)}
         for name, value in _own(one).items():
             if any(id(tensor) in parameters for tensor in tensors_in(value)):
                 return name
@@ -134,8 +137,35 @@ def _parts(value: object) -> Iterable[object]:
     return list(vars(value).values()) if hasattr(value, "__dict__") else ()
 
 
-def _holds_tensors(value: object) -> bool:
-    return isinstance(value, Optimizer) or any(True for _ in tensors_in(value))
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _tensors(optimizer: Optimizer) -> dict[str, list[tuple[ref[Tensor], int]]]:
+    """The tensors in each attribute but the parameters themselves, and how often each was changed."""
+    own = {id(parameter) for parameter in _parameters(optimizer)}
+    return {
+        name: [(ref(tensor), tensor._version) for tensor in tensors_in(value) if id(tensor) not in own]
+        for name, value in _own(optimizer).items()
+    }
+
+
+def _moved(optimizer: Optimizer, name: str, before: dict[str, list[tuple[ref[Tensor], int]]]) -> bool:
+    """Whether tensors of an attribute are others than before, or were changed."""
+    was, now = before.get(name, []), _tensors(optimizer)[name]
+    return len(was) != len(now) or any(
+        a() is not b() or old != new for (a, old), (b, new) in zip(was, now, strict=True)
+    )
+
+
+def _is_state(optimizer: Optimizer, name: str) -> bool:
+    """Whether an attribute is an optimizer, or holds a tensor for each parameter."""
+    value, parameters = _own(optimizer)[name], _parameters(optimizer)
+    if any(isinstance(part, Optimizer) for part in (value, *_parts(value))):
+        return True
+    own = {id(parameter) for parameter in parameters}
+    shapes = Counter(tensor.shape for tensor in tensors_in(value) if id(tensor) not in own)
+    return bool(parameters) and Counter(parameter.shape for parameter in parameters) <= shapes
 
 
 @cache

@@ -24,7 +24,8 @@ class MultiOptimizer(Optimizer):
     kernels where those of all optimizers can (`fused=True`), else before them.
 
     Args:
-        optimizers: each of other parameters; they keep their state per parameter, as those of `torch.optim` do.
+        optimizers: each of other parameters; they keep their state per parameter, as those of `torch.optim` do. What is
+            added later (coefficients of tasks that are learned, say) is the last one's.
 
     Raises:
         ArgumentError: none, two of the same parameter, or one that keeps its state in a way of its own.
@@ -41,7 +42,8 @@ class MultiOptimizer(Optimizer):
         _check(optimizers)
         scales = all(getattr(one, "_step_supports_amp_scaling", False) for one in optimizers)
         # Torch's own constructor would make groups and state beside those that there are.
-        self.__setstate__({"_inner": optimizers, "defaults": {}, "_step_supports_amp_scaling": scales})
+        defaults = dict(optimizers[-1].defaults)
+        self.__setstate__({"_inner": optimizers, "defaults": defaults, "_step_supports_amp_scaling": scales})
 
     @property
     def optimizers(self) -> tuple[Optimizer, ...]:
@@ -59,15 +61,8 @@ class MultiOptimizer(Optimizer):
         return _States(self._inner)
 
     def add_param_group(self, param_group: ParameterGroup) -> None:
-        """Refused, since it could not know which optimizer is meant.
-
-        Raises:
-            ArgumentError: always.
-        """
-        raise ArgumentError(
-            "a MultiOptimizer can't know which of its optimizers is to step another group of parameters; add it to "
-            "that one, as in `optimizer.optimizers[0].add_param_group(...)`."
-        )
+        """Give a further group of parameters to the last optimizer, which is the one for the rest."""
+        self._inner[-1].add_param_group(param_group)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Step all optimizers, in their order.

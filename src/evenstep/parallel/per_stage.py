@@ -51,7 +51,7 @@ class PerStage(Strategy):
         self._of: dict[int, Strategy] = {}
         self._modules: list[tuple[Strategy, nn.Module]] = []
         self.collects = like.collects
-        self.divides = "parameters" if like.divides == "nothing" else like.divides
+        self.divides = like.divides
 
     @property
     def _all(self) -> list[Strategy]:

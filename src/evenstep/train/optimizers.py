@@ -15,7 +15,7 @@ from evenstep.errors import ArgumentError
 from evenstep.optim.aside import Aside, holds_parameters, tells_itself
 from evenstep.optim.multi import inner
 from evenstep.optim.sharing import Part, why_not_by
-from evenstep.parallel import Strategy
+from evenstep.parallel import Elastic, Strategy
 from evenstep.pipeline import Staged
 from evenstep.train.arguments import choose_device
 
@@ -32,12 +32,23 @@ def check_optimizer(
     """
     for one in inner(optimizer):
         _check_step(one, choose_device(device))
-    stages = isinstance(model, Staged) and model.mesh.pipeline.ranks > 1
-    if strategy.divides != "nothing" or stages:
-        _check_shared(optimizer, strategy, stages=stages)
-    fault = Aside(optimizer).fault() if keeps else ""
+    if is_shared(model, strategy):
+        _check_shared(optimizer, strategy, stages=in_stages(model))
+    joined = isinstance(strategy.group, Elastic)
+    fault = Aside(optimizer).fault() if keeps or joined else ""
     if fault:
-        raise ArgumentError(f"a run with a `folder` saves checkpoints, which could not be resumed: {fault}.")
+        whose = "a run with a `folder` saves checkpoints" if keeps else "ranks that join a run take over its state"
+        raise ArgumentError(f"{whose}, which could not be resumed: {fault}.")
+
+
+def in_stages(model: nn.Module) -> bool:
+    """Whether ranks hold different stages of the model."""
+    return isinstance(model, Staged) and model.mesh.pipeline.ranks > 1
+
+
+def is_shared(model: nn.Module, strategy: Strategy) -> bool:
+    """Whether each rank steps a share of what is trained only."""
+    return strategy.divides != "nothing" or in_stages(model)
 
 
 def _check_step(optimizer: Optimizer, device: torch.device) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from evenstep.checkpoint import Shard, is_sharded, outline
 from evenstep.errors import ArgumentError
 from evenstep.names import named_buffers, named_parameters, state_of
+from evenstep.parallel import mapped
 from evenstep.pipeline import Staged, Stages
 from evenstep.pipeline.wire import Address
 from evenstep.train.state import Tree
@@ -139,6 +140,8 @@ class StagesPortion(Portion):
 def _is_cut(tree: object) -> bool:
     if isinstance(tree, dict):
         return any(_is_cut(value) for value in cast("Tree", tree).values())
+    if type(tree) in (list, tuple):
+        return any(_is_cut(value) for value in cast("list[object]", tree))
     return is_sharded(tree)
 
 
@@ -151,6 +154,8 @@ class _Outlines:
     def of(self, tree: Any) -> Any:
         if isinstance(tree, dict):
             return {key: self.of(value) for key, value in cast("Tree", tree).items()}
+        if type(tree) in (list, tuple):
+            return type(tree)(self.of(value) for value in tree)
         if not isinstance(tree, Tensor | Shard):
             return tree
         # one tensor under two names must get one name on all ranks: as `checkpoint.state` tells
@@ -181,4 +186,4 @@ def _union(parts: Iterable[Mapping[str, T]]) -> dict[str, T]:
 
 def _copied(state: Mapping[str, Any]) -> Tree:
     """Copies of a tied parameter must not share the state that they step."""
-    return {name: value.clone() if isinstance(value, Tensor) else value for name, value in state.items()}
+    return mapped(dict(state), Tensor.clone)

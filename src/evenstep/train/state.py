@@ -20,6 +20,7 @@ from evenstep.optim.ema import Ema
 from evenstep.parallel import Owned, States, Strategy, mapped
 from evenstep.precision import Precision
 from evenstep.train.optimizer_state import check_optimizer, load_optimizer, optimizer_state, options_of
+from evenstep.train.optimizers import is_shared
 
 Tree = dict[str, Any]
 
@@ -80,7 +81,7 @@ class Saved:
     def __post_init__(self) -> None:
         self._own = parameter_names(self.model, self.optimizer)
         self._built = options_of(self.optimizer)
-        self.aside = Aside(self.optimizer, shared=self.strategy.divides != "nothing")
+        self.aside = Aside(self.optimizer, shared=is_shared(self.model, self.strategy))
         if self.ema is not None:
             self.ema.attach(self.model)
 

@@ -23,19 +23,35 @@ def made(**attributes: Any) -> Own:
 @pytest.mark.parametrize(
     "value",
     [
-        torch.zeros(1),
-        [(1, torch.zeros(1))],
-        {"deep": {"deeper": [torch.zeros(1)]}},
-        nn.Linear(1, 1),
+        torch.zeros(2),
+        [(1, torch.zeros(2))],
+        {"deep": {"deeper": [torch.zeros(2)]}},
+        nn.LayerNorm(2),
         torch.optim.SGD([torch.zeros(1, requires_grad=True)]),
-        type("Holder", (), {"__init__": lambda self: setattr(self, "slow", torch.zeros(1))})(),
+        [torch.optim.SGD([torch.zeros(1, requires_grad=True)])],
+        type("Holder", (), {"__init__": lambda self: setattr(self, "slow", torch.zeros(2))})(),
     ],
-    ids=["tensor", "list", "dict", "module", "optimizer", "object"],
+    ids=["tensor", "list", "dict", "module", "optimizer", "optimizers", "object"],
 )
-def test_tensors_in_attributes_are_a_fault_that_names_them(value: Any) -> None:
+def test_a_tensor_for_each_parameter_or_an_optimizer_in_an_attribute_is_a_fault_at_once(value: Any) -> None:
     fault = Aside(made(kept=value, alpha=0.5)).fault()
     assert fault.startswith("Own keeps `kept` in attributes of its own")
     assert "`alpha`" not in fault
+
+
+def test_other_tensors_are_a_fault_when_they_change_or_are_made_not_where_they_are_constants() -> None:
+    optimizer = made(table=[torch.zeros(5), torch.ones(5)], code=torch.zeros(7))
+    aside = Aside(optimizer)
+    optimizer.param_groups[0]["params"][0].data.add_(1)
+    assert not aside.fault()
+    optimizer.table[1].add_(1)
+    assert "keeps `table` in" in aside.fault()
+    optimizer.code = torch.zeros(7)
+    assert "keeps `table`, `code` in" in aside.fault()
+    fresh = made()
+    aside = Aside(fresh)
+    fresh.made_in_a_step = torch.zeros(3)
+    assert "keeps `made_in_a_step` in" in aside.fault()
 
 
 def test_plain_values_that_steps_change_are_kept_and_come_back() -> None:
@@ -74,15 +90,15 @@ def test_torchs_own_and_those_with_a_state_dict_of_their_own_keep_nothing_aside(
             return super().state_dict()
 
     telling = Telling([nn.Parameter(torch.zeros(2))])
-    telling.kept = torch.zeros(1)
-    hooked = made(kept=torch.zeros(1))
+    telling.kept = torch.zeros(2)
+    hooked = made(kept=torch.zeros(2))
     hooked.register_state_dict_post_hook(lambda optimizer, state: state)
     assert not Aside(telling).fault() and not Aside(hooked).fault()
     assert not Aside(torch.optim.Adagrad([nn.Parameter(torch.zeros(2))])).fault()
 
 
 def test_each_of_several_is_looked_at() -> None:
-    optimizer = MultiOptimizer(torch.optim.SGD([nn.Parameter(torch.zeros(1))]), made(kept=torch.zeros(1)))
+    optimizer = MultiOptimizer(torch.optim.SGD([nn.Parameter(torch.zeros(1))]), made(kept=torch.zeros(2)))
     assert "`kept`" in Aside(optimizer).fault()
 
 

@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import MapData, Task, Trainer
+from evenstep import MapData, Mixture, Task, Trainer
 from evenstep.errors import ArgumentError
 from evenstep.optim import MultiOptimizer
 from evenstep.optim.apply import supports_scaling
 from evenstep.optim.schedules import InverseSqrt
+from evenstep.train import Uncertainty
 
 
 class Square(Task):
@@ -137,10 +138,34 @@ def test_what_can_not_be_one_is_refused(given: Any, said: str) -> None:
         MultiOptimizer(*given(net()))
 
 
-def test_a_group_is_added_to_the_optimizer_that_is_to_step_it() -> None:
+def test_a_group_that_is_added_is_the_last_optimizers() -> None:
     model, more = net(), nn.Parameter(torch.zeros(2))
     optimizer = MultiOptimizer(*both(model))
-    with pytest.raises(ArgumentError, match=r"optimizer.optimizers\[0\].add_param_group"):
-        optimizer.add_param_group({"params": [more]})
-    optimizer.optimizers[0].add_param_group({"params": [more]})
-    assert [len(group["params"]) for group in optimizer.param_groups] == [2, 1, 2]
+    optimizer.add_param_group({"params": [more]})
+    assert [len(group["params"]) for group in optimizer.param_groups] == [2, 2, 1]
+    assert optimizer.param_groups[2]["lr"] == optimizer.defaults["lr"] == 0.01
+
+
+class Wrapped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+
+def test_coefficients_that_are_learned_are_the_last_optimizers_without_weight_decay() -> None:
+    model, data = Wrapped(), MapData(points(), global_batch_size=8)
+    optimizer = MultiOptimizer(*both(model))
+    Trainer(
+        model=model,
+        task={"one": Square(), "two": Square()},
+        optimizer=optimizer,
+        data=Mixture({"one": data, "two": MapData(points(), global_batch_size=8)}),
+        updates=2,
+        device="cpu",
+        coefficients=Uncertainty(),
+    ).train()
+    learned = optimizer.param_groups[2]
+    assert learned["weight_decay"] == 0 and all(len(optimizer.state[one]) for one in learned["params"])

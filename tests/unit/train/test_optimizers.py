@@ -12,7 +12,7 @@ from evenstep import Hook, MapData, Task, Trainer
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.optim import MultiOptimizer
 from evenstep.optim.sharing import TORCH, Part, known, why_not_by
-from evenstep.parallel import Group, Ordered, Single, Strategy, Zero1
+from evenstep.parallel import Elastic, Group, Ordered, Single, Strategy, Zero1
 from evenstep.train.fit import state_allocated
 from evenstep.train.optimizers import check_optimizer
 
@@ -49,8 +49,12 @@ class SaidOfParameters(Unknown):
 
 
 def net() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
+    """The same parameters always, whatever other threads draw meanwhile."""
+    made, draw = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1)), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=draw))
+    return made
 
 
 def matrices(model: nn.Module) -> list[nn.Parameter]:
@@ -155,6 +159,14 @@ def test_an_optimizer_whose_inner_state_would_be_lost_on_resume_is_refused_by_na
     alone.train()
     with pytest.raises(CheckpointError, match="`slow`"):
         alone.state_dict()
+
+
+def test_where_ranks_may_join_and_take_over_the_state_it_is_refused_too() -> None:
+    strategy = Single()
+    strategy.group = object.__new__(Elastic)
+    with pytest.raises(ArgumentError, match=r"ranks that join a run take over its state.*`slow`"):
+        check(lambda model: OwnReferences(model.parameters(), lr=0.1), strategy)
+    check(lambda model: torch.optim.SGD(model.parameters(), lr=0.1), strategy)
 
 
 class Lazy(torch.optim.SGD):
