@@ -26,6 +26,7 @@ from evenstep.parallel.replicas import (
     running_statistics,
     synchronise,
 )
+from evenstep.parallel.shardable import check_shardable, explained
 from evenstep.parallel.spoken import Spoken
 from evenstep.parallel.strategy import Spoiled, Strategy
 
@@ -87,12 +88,14 @@ class Sharded(Strategy):
     def wrap(self, module: nn.Module) -> nn.Module:
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
+        units = self._units(module)
+        check_shardable(module, units)
         self._numbers = [parameter for parameter in module.parameters() if parameter.ndim == 0]
         synchronise(module, self.group)
         before = dict(module.named_parameters(remove_duplicate=False))
         mesh = self.group.mesh(self._shard_ranks)
         policy = MixedPrecisionPolicy(param_dtype=self._gather_dtype, reduce_dtype=self._reduce_dtype())
-        for unit in (*self._units(module), module):
+        for unit in (*units, module):
             fully_shard(
                 unit,
                 mesh=mesh,
@@ -226,6 +229,9 @@ class Sharded(Strategy):
             self.follow()
         self._spoken.finish()
         return self.group.sum_floats([float(failed)])[0] > 0
+
+    def explained(self, error: Exception) -> Exception:
+        return explained(error, dict(self._module.named_parameters(remove_duplicate=False)))
 
     def facing(self, gradient: Tensor) -> Tensor:
         return getattr(gradient, "_local_tensor", gradient)
