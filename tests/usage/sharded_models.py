@@ -30,7 +30,7 @@ _APART = "agreed on before each gather, as ranks run other items"
 
 KINDS = [
     Kind(name="a decoder that projects one memory to keys and to values", net="Memory", fast=True),
-    Kind(name="an input twice in nested containers and as keyword", net="Nested", fast=True),
+    Kind(name="an input twice in nested containers and as keyword", net="Nested"),
     Kind(name="outputs of items that several later ones take", net="Skips"),
     Kind(name="weights tied between items", net="TiedItems"),
     Kind(name="an embedding tied with the head", net="TiedHead"),
@@ -44,7 +44,8 @@ KINDS = [
     ),
     Kind(name="one item called several times (ALBERT)", net="Albert", fast=True),
     Kind(name="lists inside lists", net="NestedLists"),
-    Kind(name="experts that only some ranks run", net="Experts", note=_APART, fast=True),
+    Kind(name="lists and dicts as items of lists", net="ListsAsItems", fast=True),
+    Kind(name="experts that only some ranks run", net="Experts", note=_APART),
     Kind(name="experts of other sizes", net="UnequalExperts", note=_APART, fast=True),
     Kind(name="blocks left out at random (LayerDrop)", net="LayerDrop", note=_APART, fast=True),
     Kind(name="blocks left out at random, checkpointed", net="CheckpointedLayerDrop", note=_APART),
@@ -68,6 +69,7 @@ KINDS = [
     Kind(name="items whose outputs the loss does not need", net="Unneeded"),
     Kind(name="a head that no batch uses, in a list", net="UnusedHead", note=_APART),
     Kind(name="a U-Net", net="UNet"),
+    Kind(name="an item's output, a view, changed in place", net="InPlace"),
     Kind(
         name="items in another order from some update on",
         net="Shuffled",

@@ -172,6 +172,20 @@ class NestedLists(Net):
         return x
 
 
+class ListsAsItems(Net):
+    """Has lists and dicts as items of its list, which nobody calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        pair = nn.ModuleDict({"one": nn.Linear(WIDTH, WIDTH), "two": linears(1)})
+        self.stages = nn.ModuleList([linears(2), pair, nn.ParameterList([torch.ones(WIDTH)])])
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        for block in (*self.stages[0], self.stages[1]["one"], self.stages[1]["two"][0]):
+            x = x + torch.tanh(block(x)) * self.stages[2][0]
+        return x
+
+
 class Experts(Net):
     def __init__(self) -> None:
         super().__init__()
@@ -585,35 +599,6 @@ class Transposed(Net):
 
     def features(self, x: Tensor, number: int) -> Tensor:
         return self.blocks[1](self.blocks[0](x))
-
-
-class Formatted(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(WIDTH, WIDTH)
-        self.scale = nn.Parameter(torch.ones(WIDTH))
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        super()._apply(fn, recurse)
-        if not type(self.scale.data).__name__ == "DTensor":
-            self.scale.data = self.scale.data.float()
-        return self
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(self.linear(x)) * self.scale
-
-
-class TwoFormats(Net):
-    """Has parameters of two formats in an item."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList([Formatted(), Formatted()])
-
-    def features(self, x: Tensor, number: int) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x
 
 
 class InPlace(Net):

@@ -27,9 +27,8 @@ def trained(ranks: int, nets: tuple[str, ...], strategies: tuple[str, ...]) -> d
 def apart(ours: dict[str, list[float]], theirs: dict[str, list[float]]) -> float:
     """The largest difference, in parts of the largest value of the model."""
     largest = max(abs(value) for values in theirs.values() for value in values)
-    return (
-        max(math.dist((a,), (b,)) for name in theirs for a, b in zip(ours[name], theirs[name], strict=True)) / largest
-    )
+    pairs = [(a, b) for name in theirs for a, b in zip(ours[name], theirs[name], strict=True)]
+    return max(abs(a - b) for a, b in pairs) / largest
 
 
 def check(ranks: int, nets: Sequence[str], strategies: tuple[str, ...]) -> None:

@@ -8,7 +8,7 @@ gradients are reduced is the variants' (`fsdp`, `ordered_fsdp`); nothing of FSDP
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -387,10 +387,19 @@ def nothing() -> None:
     """Do nothing."""
 
 
+def _called(item: nn.Module) -> Iterator[nn.Module]:
+    """The item, or what it holds, where it is a container that nobody can call."""
+    if type(item).forward is not nn.Module.forward:
+        yield item
+        return
+    for child in item.children():
+        yield from _called(child)
+
+
 def units(module: nn.Module) -> list[nn.Module]:
     """What is gathered at once: the items of each `nn.ModuleList` and `nn.Sequential` that hold parameters.
 
-    The outermost lists only, and no item that shares a parameter with another part of the module; what is left over
+    The outermost lists only, of an item that is a container without a forward what it holds, and no item that shares a parameter with another part of the module; what is left over
     belongs to `module` itself.
 
     >>> block = lambda: nn.ModuleDict({"mlp": nn.Sequential(nn.Linear(2, 2), nn.Tanh())})
@@ -400,7 +409,8 @@ def units(module: nn.Module) -> list[nn.Module]:
     lists = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
     lists = lists or ([module] if isinstance(module, nn.Sequential) else [])
     inner = {id(item) for outer in lists for item in outer.modules() if item is not outer}
-    items = [item for part in lists if id(part) not in inner for item in part if any(True for _ in item.parameters())]
+    outermost = [item for part in lists if id(part) not in inner for item in part]
+    items = [one for item in outermost for one in _called(item) if any(True for _ in one.parameters())]
     uses: dict[int, int] = {}
     for _, parameter in module.named_parameters(remove_duplicate=False):
         uses[id(parameter)] = uses.get(id(parameter), 0) + 1

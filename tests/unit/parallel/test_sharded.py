@@ -17,9 +17,15 @@ class Ranks(Group):
 
 
 def test_the_items_of_the_outermost_lists_are_the_units() -> None:
-    block = nn.ModuleDict({"heads": nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])})
+    block = nn.Sequential(nn.Linear(2, 2), nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)]))
     model = nn.ModuleDict({"first": nn.Linear(2, 2), "blocks": nn.ModuleList([block, nn.Linear(2, 2), nn.Tanh()])})
     assert units(model) == [model["blocks"][0], model["blocks"][1]]
+
+
+def test_what_an_item_without_a_forward_holds_are_units() -> None:
+    pair = nn.ModuleDict({"one": nn.Linear(2, 2), "two": nn.ModuleList([nn.Linear(2, 2)])})
+    model = nn.ModuleDict({"blocks": nn.ModuleList([pair, nn.Linear(2, 2)])})
+    assert units(model) == [pair["one"], pair["two"][0], model["blocks"][1]]
 
 
 def test_an_item_that_shares_a_parameter_with_another_part_is_no_unit() -> None:
