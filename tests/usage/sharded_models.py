@@ -73,9 +73,13 @@ KINDS = [
     Kind(
         name="items in another order from some update on",
         net="Shuffled",
-        refused="comes to 'blocks.1' in its forward, where the first such pass came to 'blocks.0'",
+        refused="comes to 'blocks.0' in its forward, where the first such pass came to nothing more",
     ),
-    Kind(name="an item's parameter used without calling the item", net="Borrowed", refused="uses 'blocks.0.weight'"),
+    Kind(
+        name="an item's parameter used without calling the item",
+        net="Borrowed",
+        refused="the model uses a parameter (in `features`, sharded_models_nets.py:",
+    ),
     Kind(name="another method of an item than forward", net="OtherMethod", refused="'blocks.0.linear.weight'"),
     Kind(
         name="gradients of gradients (`create_graph=True`)",

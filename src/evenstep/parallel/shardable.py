@@ -3,9 +3,11 @@
 It knows nothing of gradients; who asks is `Sharded`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from types import TracebackType
-from typing import Any
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -53,11 +55,11 @@ def explained(error: Exception, parameters: Mapping[str, Tensor]) -> Exception:
     """
     said = str(error)
     if "torch.Tensor and DTensor" in said:
-        what = _found(error.__traceback__, {id(parameter): name for name, parameter in parameters.items()})
+        names = {id(parameter): name for name, parameter in parameters.items()}
         return TaskError(
-            f"the model uses {what} while it is in shards: with `fsdp` a parameter is whole only in the forward of the "
-            f"list item that holds it. Call the item itself instead of another of its methods or its parameters, keep "
-            f"what others use outside of lists, or {_INSTEAD}."
+            f"the model uses {_what(error.__traceback__, names)} while it is in shards: with `fsdp` a parameter is "
+            f"whole only in the forward of the list item that holds it. Call the item itself instead of another of its "
+            f"methods or its parameters, keep what others use outside of lists, or {_INSTEAD}."
         )
     if "storage of size 0" in said:
         return TaskError(
@@ -67,22 +69,27 @@ def explained(error: Exception, parameters: Mapping[str, Tensor]) -> Exception:
     return error
 
 
-def _found(traceback: TracebackType | None, names: Mapping[int, str]) -> str:
-    """Which parameters the innermost call that has any was given."""
-    frames: list[Any] = []
+def _what(traceback: TracebackType | None, names: Mapping[int, str]) -> str:
+    """The parameters that the innermost call was given, or else the line that used one."""
+    frames: list[FrameType] = []
+    lines: list[str] = []
     while traceback is not None:
         frames.append(traceback.tb_frame)
+        code = traceback.tb_frame.f_code
+        if f"{os.sep}torch{os.sep}" not in code.co_filename:
+            lines.append(f"in `{code.co_name}`, {Path(code.co_filename).name}:{traceback.tb_lineno}")
         traceback = traceback.tb_next
-    for frame in reversed(frames):
-        found = [names[id(one)] for one in _flat(frame.f_locals.values()) if id(one) in names]
-        if found:
-            return " and ".join(f"'{name}'" for name in dict.fromkeys(found))
-    return "a parameter"
+    given = _given(frames[-1].f_locals.values()) if frames else ()
+    found = dict.fromkeys(names[id(one)] for one in given if id(one) in names)
+    what = " and ".join(f"'{name}'" for name in found) or "a parameter"
+    return f"{what} ({lines[-1]})" if lines else what
 
 
-def _flat(values: Any) -> Iterator[Any]:
+def _given(values: Iterable[Any]) -> Iterator[Any]:
     for value in values:
         if isinstance(value, tuple | list):
-            yield from value
+            yield from cast("Iterable[Any]", value)
+        elif isinstance(value, nn.Module):
+            yield from value.parameters(recurse=False)
         else:
             yield value

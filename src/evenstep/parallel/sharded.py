@@ -399,8 +399,8 @@ def _called(item: nn.Module) -> Iterator[nn.Module]:
 def units(module: nn.Module) -> list[nn.Module]:
     """What is gathered at once: the items of each `nn.ModuleList` and `nn.Sequential` that hold parameters.
 
-    The outermost lists only, of an item that is a container without a forward what it holds, and no item that shares a parameter with another part of the module; what is left over
-    belongs to `module` itself.
+    The outermost lists only, of an item that is a container without a forward what it holds, and no item that shares a
+    parameter with another part of the module; what is left over belongs to `module` itself.
 
     >>> block = lambda: nn.ModuleDict({"mlp": nn.Sequential(nn.Linear(2, 2), nn.Tanh())})
     >>> len(units(nn.ModuleDict({"wte": nn.Embedding(3, 2), "blocks": nn.ModuleList([block(), block()])})))

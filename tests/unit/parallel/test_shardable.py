@@ -45,7 +45,7 @@ def test_the_parameter_that_was_used_in_shards_is_named() -> None:
         product((torch.ones(2), model["blocks"][0].weight))
     found = explained(raised.value, dict(model.named_parameters()))
     assert isinstance(found, TaskError)
-    assert "the model uses 'blocks.0.weight' while it is in shards" in str(found)
+    assert "the model uses 'blocks.0.weight' (in `product`, test_shardable.py:" in str(found)
 
 
 def test_a_second_derivative_is_told_from_other_errors() -> None:
