@@ -172,6 +172,20 @@ class NestedLists(Net):
         return x
 
 
+class ListsAsItems(Net):
+    """Has lists and dicts as items of its list, which nobody calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        pair = nn.ModuleDict({"one": nn.Linear(WIDTH, WIDTH), "two": linears(1)})
+        self.stages = nn.ModuleList([linears(2), pair, nn.ParameterList([torch.ones(WIDTH)])])
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        for block in (*self.stages[0], self.stages[1]["one"], self.stages[1]["two"][0]):
+            x = x + torch.tanh(block(x)) * self.stages[2][0]
+        return x
+
+
 class Experts(Net):
     def __init__(self) -> None:
         super().__init__()
@@ -472,6 +486,133 @@ class UNet(Net):
             kept.append(x)
         for block in self.up:
             x = torch.tanh(block(x + kept.pop())) * x
+        return x
+
+
+class Halting(Net):
+    """Calls its items as often as the batch asks for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = linears(2)
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        for _ in range(1 + number // 2 % 3):
+            for block in self.blocks:
+                x = x + torch.tanh(block(x))
+        return x
+
+
+class Forces(Net):
+    """Gives minus the gradient of an energy with respect to its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = linears(2)
+
+    def forward(self, x: Tensor, number: Tensor) -> Tensor:
+        with torch.enable_grad():
+            x = x.requires_grad_()
+            energy = super().forward(x, number).sum()
+            return torch.autograd.grad(energy, x, create_graph=True)[0].sum(-1)
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+        return x
+
+
+class Shuffled(Net):
+    """Calls its items in another order in each update."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = linears(2)
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        order = self.blocks if number < 10 else reversed(self.blocks)
+        for block in order:
+            x = x + torch.tanh(block(x))
+        return x
+
+
+class Borrowed(Net):
+    """Takes an item's weight without calling the item."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = linears(2)
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        return self.blocks[1](nn.functional.linear(x, self.blocks[0].weight))
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def encode(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.linear(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.encode(x)
+
+
+class OtherMethod(Net):
+    """Calls a method of its items that is not forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Encoder(), Encoder()])
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        for block in self.blocks:
+            x = block.encode(x)
+        return x
+
+
+class Empty(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = linears(2)
+        self.blocks[1].extra = nn.Parameter(torch.empty(0, WIDTH))
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        return self.blocks[1](self.blocks[0](x))
+
+
+class AllEmpty(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(WIDTH, WIDTH), nn.ParameterList([torch.empty(0)])])
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        return self.blocks[0](x)
+
+
+class Transposed(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = linears(2)
+        self.blocks[0].weight = nn.Parameter(self.blocks[0].weight.detach().t())
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        return self.blocks[1](self.blocks[0](x))
+
+
+class InPlace(Net):
+    """Changes an item's output, a view, in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Unflatten(1, (2, 4))) for _ in range(2)])
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        for block in self.blocks:
+            y = block(x)
+            y += 1.0
+            x = x + torch.tanh(y.flatten(1))
         return x
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from launched import digest, group_of_ranks, strategy_named
 from sharded_models_nets import NETS
-from torch import Tensor
+from torch import Tensor, nn
 
 from evenstep import MapData, Task, Trainer
 
@@ -44,15 +44,68 @@ def trainer_of(net: str, strategy: Any, *, updates: int = 3, **more: Any) -> Tra
     return Trainer(model=model, updates=updates, device="cpu", strategy=strategy, **(options | more))
 
 
-def train_all(nets: list[str], strategy: str) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Of each model the digest of its state after training, and its parameters."""
+def train_all(nets: tuple[str, ...], strategies: tuple[str, ...]) -> dict[tuple[str, str], tuple[str, Any]]:
+    """By strategy and model: the digest of the parameters after training, and their values."""
     group = group_of_ranks()
     found = {}
-    for net in nets:
-        one = trainer_of(net, strategy_named(strategy, group))
-        one.train()
-        model = one.state_dict()["model"]
-        found[net] = digest(model), {name: tensor.tolist() for name, tensor in model.items()}
+    for strategy in strategies:
+        for net in nets:
+            one = trainer_of(net, strategy_named(strategy, group))
+            one.train()
+            model = one.state_dict()["model"]
+            found[strategy, net] = digest(model), _values(model)
     if group is not None:
         group.close()
     return found
+
+
+def _values(model: dict[str, Tensor]) -> dict[str, list[float]]:
+    return {name: tensor.double().flatten().tolist() for name, tensor in model.items()}
+
+
+class Gate(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.even, self.odd = nn.Linear(8, 1), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor, odd: bool) -> Tensor:
+        return self.odd(x) if odd else self.even(x)
+
+
+class Gated(nn.Module):
+    """Each batch uses half of the parameters of the only item."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Gate()])
+
+    def forward(self, x: Tensor, number: Tensor) -> Tensor:
+        return self.blocks[0](x, int(number[0]) // 2 % 2 == 1).sum(-1)
+
+
+def train_gathered_in_16_bits() -> dict[str, list[float]]:
+    """Parameters after training in shards that are gathered in bfloat16; of one process, in float32."""
+    from evenstep.parallel import Fsdp, Single
+
+    group = group_of_ranks()
+    torch.manual_seed(0)
+    model = Gated()
+    one = Trainer(
+        model=model,
+        task=Square(),
+        updates=2,
+        device="cpu",
+        strategy=Single() if group is None else Fsdp(group, gather_dtype=torch.bfloat16),
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
+        data=MapData(
+            [(x.float(), y.float(), n) for x, y, n in data(16)],
+            global_batch_size=8,
+            micro_batch_size=2,
+            shuffle=False,
+        ),
+    )
+    one.train()
+    values = _values(one.state_dict()["model"])
+    if group is not None:
+        group.close()
+    return values

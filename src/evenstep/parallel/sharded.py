@@ -8,7 +8,7 @@ gradients are reduced is the variants' (`fsdp`, `ordered_fsdp`); nothing of FSDP
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ from evenstep.parallel.buffers import Before, SharedBuffers
 from evenstep.parallel.group import Group
 from evenstep.parallel.internals import at_end_of_backward, choose_formats, forget_order, has_begun, parts, record
 from evenstep.parallel.replicas import CHECKED_EVERY_UPDATES, check_equal, synchronise
-from evenstep.parallel.shardable import check_shardable, check_steppable, cuttable
+from evenstep.parallel.shardable import check_shardable, check_steppable, cuttable, explained
 from evenstep.parallel.spoken import Spoken
 from evenstep.parallel.strategy import Spoiled, Strategy, mapped
 
@@ -85,13 +85,14 @@ class Sharded(Strategy):
     def wrap(self, module: nn.Module) -> nn.Module:
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-        check_shardable(module, self._units(module))
+        units = self._units(module)
+        check_shardable(module, units)
         self._numbers = [parameter for parameter in module.parameters() if not cuttable(parameter)]
         synchronise(module, self.group)
         before = dict(module.named_parameters(remove_duplicate=False))
         mesh = self.group.mesh(self._shard_ranks)
         policy = MixedPrecisionPolicy(param_dtype=self._gather_dtype, reduce_dtype=self._reduce_dtype())
-        for unit in (*self._units(module), module):
+        for unit in (*units, module):
             fully_shard(
                 unit,
                 mesh=mesh,
@@ -227,6 +228,9 @@ class Sharded(Strategy):
             self.follow()
         self._spoken.finish()
         return self.group.sum_floats([float(failed)])[0] > 0
+
+    def explained(self, error: Exception) -> Exception:
+        return explained(error, dict(self._module.named_parameters(remove_duplicate=False)))
 
     def facing(self, gradient: Tensor) -> Tensor:
         return getattr(gradient, "_local_tensor", gradient)
@@ -403,11 +407,20 @@ def nothing() -> None:
     """Do nothing."""
 
 
+def _called(item: nn.Module) -> Iterator[nn.Module]:
+    """The item, or what it holds, where it is a container that nobody can call."""
+    if type(item).forward is not nn.Module.forward:
+        yield item
+        return
+    for child in item.children():
+        yield from _called(child)
+
+
 def units(module: nn.Module) -> list[nn.Module]:
     """What is gathered at once: the items of each `nn.ModuleList` and `nn.Sequential` that hold parameters.
 
-    The outermost lists only, and no item that shares a parameter with another part of the module; what is left over
-    belongs to `module` itself.
+    The outermost lists only, of an item that is a container without a forward what it holds, and no item that shares a
+    parameter with another part of the module; what is left over belongs to `module` itself.
 
     >>> block = lambda: nn.ModuleDict({"mlp": nn.Sequential(nn.Linear(2, 2), nn.Tanh())})
     >>> len(units(nn.ModuleDict({"wte": nn.Embedding(3, 2), "blocks": nn.ModuleList([block(), block()])})))
@@ -416,7 +429,8 @@ def units(module: nn.Module) -> list[nn.Module]:
     lists = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
     lists = lists or ([module] if isinstance(module, nn.Sequential) else [])
     inner = {id(item) for outer in lists for item in outer.modules() if item is not outer}
-    items = [item for part in lists if id(part) not in inner for item in part if any(True for _ in item.parameters())]
+    outermost = [item for part in lists if id(part) not in inner for item in part]
+    items = [one for item in outermost for one in _called(item) if any(True for _ in one.parameters())]
     uses: dict[int, int] = {}
     for _, parameter in module.named_parameters(remove_duplicate=False):
         uses[id(parameter)] = uses.get(id(parameter), 0) + 1

@@ -208,6 +208,10 @@ class Strategy(ABC):
         each = norms(gradients)
         return each.dot(each)
 
+    def explained(self, error: Exception) -> Exception:
+        """What an error of torch's in a pass means with this strategy; `error` itself if nothing more is known."""
+        return error
+
     def facing(self, gradient: Tensor) -> Tensor:
         """What of a reduced gradient this rank takes inner products of. All ranks ask for the same ones in order."""
         return gradient

@@ -149,10 +149,18 @@ class OneStage(Execution):
         self, microbatches: tuple[int, ...], passage: Passage, num_microbatches: int, *, last: bool = True
     ) -> None:
         plan = _one_stage(microbatches) if last else _unreduced(microbatches)
-        self._trainer.run(plan, passage, num_microbatches)
+        try:
+            self._trainer.run(plan, passage, num_microbatches)
+        except RuntimeError as error:
+            self._explain(error)
+            raise
 
     def evaluate(self, microbatches: tuple[int, ...], passage: Passage) -> None:
-        self._evaluator.run(forwards(Layout.chain(ranks=1), microbatches)[0], passage, len(microbatches))
+        try:
+            self._evaluator.run(forwards(Layout.chain(ranks=1), microbatches)[0], passage, len(microbatches))
+        except RuntimeError as error:
+            self._explain(error)
+            raise
 
     def match(
         self,
@@ -167,13 +175,23 @@ class OneStage(Execution):
         plan = _one_stage((0,)) if backward else forwards(Layout.chain(ranks=1), (0,))[0]
 
         def run(microbatch: T) -> None:
-            with unseen(microbatch) as passage:
-                self._alone.run(plan, passage, 1)
+            try:
+                with unseen(microbatch) as passage:
+                    self._alone.run(plan, passage, 1)
+            except RuntimeError as error:
+                self._explain(error)
+                raise
 
         self.strategy.match(work, run, halve=halve, backward=backward, kind=kind, last=last)
 
     def any_failed(self, failed: bool) -> bool:
         return self.strategy.any_failed(failed)
+
+    def _explain(self, error: RuntimeError) -> None:
+        """Raise what `error` means with this strategy, if that is known."""
+        explained = self.strategy.explained(error)
+        if explained is not error:
+            raise explained from error
 
     def begin(self) -> None:
         self.strategy.begin(self._wrapped)
