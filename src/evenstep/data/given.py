@@ -55,7 +55,7 @@ def _described(given: object, argument: str) -> tuple[str, str]:
         return f"a dataset ({kind})", f"`{argument}=MapData(dataset, global_batch_size=32)`"
     if hasattr(given, "__iter__"):
         return f"something to iterate ({kind})", f"`{argument}=StreamData(stream, global_batch_size=32)`"
-    return f"{'' if given is None else 'a '}{kind}", f"`{argument}=MapData(dataset, global_batch_size=32)`"
+    return "None" if given is None else f"a {kind}", f"`{argument}=MapData(dataset, global_batch_size=32)`"
 
 
 def _of_loader(loader: "DataLoader[Any]", argument: str) -> MapData:

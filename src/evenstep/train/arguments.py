@@ -60,8 +60,8 @@ def check_counts(
         least = 0 if name == "keep_checkpoints" else 1
         if count is not None and (type(count) is not int or count < least):
             raise ArgumentError(f"`{name}` must be a whole number of at least {least}, but is {count!r}.")
-    if clip_norm is not None and not 0 < clip_norm < math.inf:
-        raise ArgumentError(f"`clip_norm` must be finite and above 0, but is {clip_norm}; None does not clip.")
+    if clip_norm is not None and not (isinstance(clip_norm, int | float) and 0 < clip_norm < math.inf):
+        raise ArgumentError(f"`clip_norm` must be finite and above 0, but is {clip_norm!r}; None does not clip.")
 
 
 def check_keeping(data: Data, *, folder: object, keep_checkpoints: int | None, rewinds: bool) -> None:

@@ -295,7 +295,7 @@ class Trainer:
 
         Raises:
             EvenstepError: what went wrong, said for the person who must act. Nothing is evaluated or saved then.
-            Interrupted: a `KeyboardInterrupt`, after Ctrl-C, when all is saved.
+            KeyboardInterrupt: after Ctrl-C, when all is saved.
         """
         return conduct(
             self._train,
