@@ -84,7 +84,7 @@ def _of_loader(loader: "DataLoader[Any]", argument: str) -> MapData:
         shuffle=shuffle,
         collate=loader.collate_fn,
         num_workers=loader.num_workers,
-        **({"timeout_s": float(loader.timeout)} if loader.timeout > 0 else {}),
+        timeout_s=float(loader.timeout) or 300.0,  # a loader's 0 is for ever
     )
 
 

@@ -98,7 +98,7 @@ def evaluations_of(given: object) -> dict[str, Data]:
     if given is None:
         return {}
     if isinstance(given, Data | DataLoader):
-        return {"valid": data_of(cast("object", given), "evaluations")}
+        return {"valid": data_of(given, "evaluations")}
     if not isinstance(given, Mapping):
         raise ArgumentError(
             f"`evaluations` must be data by name, but is {_said(given)}; write "
