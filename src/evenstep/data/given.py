@@ -5,7 +5,7 @@ its workers. What evenstep would do otherwise than the loader is refused, with t
 sample.
 """
 
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
@@ -103,9 +103,8 @@ def _shuffles(loader: "DataLoader[Any]", argument: str) -> bool:
             "leave the sampler out, and make `batch_size` the batch of all ranks together",
         )
     what = f"takes its samples by a {kind}"
-    _refuse(argument, what, f"give the dataset in an order of evenstep's, `MapData(dataset, …)`, {_OWN_ORDER}")
-    raise AssertionError("refused")
+    return _refuse(argument, what, f"give the dataset in an order of evenstep's, `MapData(dataset, …)`, {_OWN_ORDER}")
 
 
-def _refuse(argument: str, what: str, advice: str) -> None:
+def _refuse(argument: str, what: str, advice: str) -> NoReturn:
     raise ArgumentError(f"`{argument}` is a DataLoader that {what}, which can't be taken over; {advice}.")

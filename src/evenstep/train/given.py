@@ -139,7 +139,7 @@ def lr_schedule_of(given: object) -> LrSchedule | None:
         table = dict(cast("Mapping[str, object]", given))
         kind = table.pop("kind", "constant")
         return _made("lr_schedule", kind if isinstance(kind, str) else repr(kind), table)
-    what = _said(cast("object", given))
+    what = _said(given)
     if isinstance(given, LRScheduler):
         what = f"a torch scheduler ({type(given).__name__}), which counts its own steps and would not resume exactly"
     raise ArgumentError(
