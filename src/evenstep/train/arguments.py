@@ -6,6 +6,7 @@ update; whether they can at all shows here.
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -46,7 +47,7 @@ def check_counts(
     settle_every_updates: int | None,
     keep_checkpoints: int | None,
     keep_every_updates: int | None,
-    clip_norm: float | None,
+    clip_norm: Any,
 ) -> None:
     """Raise ArgumentError for a number out of its range, or a run without an end."""
     if (updates is None) == (epochs is None):

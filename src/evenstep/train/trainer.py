@@ -301,7 +301,7 @@ class Trainer(Surface):
 
         Raises:
             EvenstepError: what went wrong, said for the person who must act. Nothing is evaluated or saved then.
-            Interrupted: a `KeyboardInterrupt`, after Ctrl-C, when all is saved.
+            KeyboardInterrupt: after Ctrl-C, when all is saved.
         """
         if self._is_training:
             raise ArgumentError(
