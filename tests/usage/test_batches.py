@@ -64,7 +64,7 @@ def test_every_batch_with_every_good_loss_in_every_cut(kind: Kind, loss: str, mi
 
 
 @pytest.mark.parametrize("kind", [kind for kind in WORKING if kind.cut], ids=named)
-@pytest.mark.parametrize("room", [1, 5])
+@pytest.mark.parametrize("room", [1, pytest.param(5, marks=pytest.mark.slow)])
 def test_a_batch_that_does_not_fit_is_cut_and_the_gradient_is_the_same(kind: Kind, room: int) -> None:
     samples = batches.samples_of()
     assert torch.allclose(trained(kind, samples, room=room), reference(kind, samples), rtol=1e-12)
