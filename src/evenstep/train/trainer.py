@@ -114,8 +114,7 @@ class Trainer(Surface):
     >>> class Line(Task):
     ...     loss = lambda self, output, batch: ((output - batch[1]) ** 2).sum()
     >>> from evenstep.data import MapData
-    >>> pairs = [(torch.tensor([float(x)]), torch.tensor([2.0 * x])) for x in range(8)]
-    >>> model = nn.Linear(1, 1)
+    >>> model, pairs = nn.Linear(1, 1), [(torch.tensor([float(x)]), torch.tensor([2.0 * x])) for x in range(8)]
     >>> trainer = Trainer(model=model, task=Line(), optimizer=torch.optim.SGD(model.parameters(), lr=0.02),
     ...                   data=MapData(pairs, global_batch_size=4), updates=200, device="cpu")
     >>> trainer.train().reason, round(model.weight.item(), 1)
