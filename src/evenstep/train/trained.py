@@ -167,5 +167,6 @@ class Trained:
 
 def _places(model: nn.Module) -> list[tuple[dict[str, Any], list[int]]]:
     """Where the model's modules and parameters stand, each with what stands there now."""
-    held = chain.from_iterable((one._modules, one._parameters) for one in model.modules())
+    modules: list[Any] = list(model.modules())  # torch has no public way to what stands where, only to copies of it
+    held = chain.from_iterable((one._modules, one._parameters) for one in modules)
     return [(some, list(map(id, some.values()))) for some in held]

@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from evenstep.checkpoint import read_checkpoint
-from evenstep.data import Data
+from evenstep.data import Data, data_of
 from evenstep.errors import ArgumentError
 from evenstep.events import Bus, Hook, Incident, IncidentFiles, Storage, TrainBegin, TrainEnd, Writer, Writers
 from evenstep.optim.ema import Ema
@@ -163,7 +163,7 @@ class Trainer(Surface):
         check_launched(strategy, model, os.environ)
         check_model(model)
         check_trains(optimizer, model)
-        batches, sets = given.data_of(data, "data"), given.evaluations_of(evaluations)
+        batches, sets = data_of(data, "data"), given.evaluations_of(evaluations)
         formats, schedule = given.precision_of(precision), given.lr_schedule_of(lr_schedule)
         policy = given.policy_of("on_non_finite", on_non_finite) or Stop()
         sharing = given.strategy_of(strategy, device)
@@ -434,7 +434,7 @@ class Trainer(Surface):
             collect: whether this rank gets them, one per micro-batch; by default the first rank does.
         """
         self._check_idle("predict", "call it in `after_update`, `after_evaluate`, or when training has ended")
-        batches = given.data_of(data, "data")
+        batches = data_of(data, "data")
         self._loop.settle()
         self._is_evaluating = True
         try:
