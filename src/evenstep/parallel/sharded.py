@@ -292,7 +292,7 @@ class Sharded(Strategy):
         self._watch()
 
     def share(self, parameters: Sequence[nn.Parameter]) -> None:
-        check_shardable(self._module, [part for part in self._parts() if part is not self._module])
+        check_shardable(self._module, [cast("nn.Module", part) for part in self._parts() if part is not self._module])
         for part in self._parts():  # FSDP2 has chosen number formats by what was trained in its first pass
             for group in cast("Any", part)._get_fsdp_state()._fsdp_param_groups:
                 group._init_mp_dtypes()
