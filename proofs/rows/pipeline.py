@@ -34,12 +34,12 @@ def piped(case: str, way: Way) -> tuple[str, str]:
         return run(Path(folder), case, way), alone(case)
 
 
-def moved(ways: Sequence[Way]) -> tuple[str, str]:
+def moved(ways: Sequence[Way], case: str = "tied") -> tuple[str, str]:
     """sha256 of a run that is stopped and resumed on each layout in turn, and of one process straight."""
     with tempfile.TemporaryDirectory() as folder:
         ends = [UPDATES * (place + 1) // len(ways) for place in range(len(ways))]
-        printed = [run(Path(folder), "tied", way, end) for way, end in zip(ways, ends, strict=True)]
-        return printed[-1], alone("tied")
+        printed = [run(Path(folder), case, way, end) for way, end in zip(ways, ends, strict=True)]
+        return printed[-1], alone(case)
 
 
 WAYS: dict[str, tuple[str, Way]] = {
@@ -55,9 +55,12 @@ WAYS: dict[str, tuple[str, Way]] = {
     "2 × 1f1b, encoder-decoder": ("encoder-decoder", (2, 2, "1f1b", 0, "ordered")),
     "4 × 1f1b, encoder-decoder relayed": ("relayed", (4, 4, "1f1b", 0, "ordered")),
     "4 × 1f1b, tied embeddings": ("tied", (4, 4, "1f1b", 0, "ordered")),
+    "2 × 1f1b of a plain model": ("plain", (2, 2, "1f1b", 0, "ordered")),
+    "2 × interleaved × 2 replicas of a plain model": ("plain", (4, 2, "interleaved", 0, "ordered")),
     "2 × 1f1b, ragged lengths": ("ragged", (2, 2, "1f1b", 0, "ordered")),
 }
 RESUMED: list[Way] = [(2, 2, "1f1b", 0, "ordered"), (4, 4, "interleaved", 0, "ordered"), ALONE]
+PLAIN: list[Way] = [ALONE, (2, 2, "1f1b", 0, "ordered"), (2, 1, "sequential", 0, "ordered")]
 SHARED: list[Way] = [
     (4, 2, "1f1b", 0, "fsdp-ordered"),
     ALONE,
@@ -70,5 +73,10 @@ SHA = "sha256 of all that training changes"
 ROWS = [
     *(Row(name=f"pipeline {name}", measure=SHA, run=partial(piped, *way)) for name, way in WAYS.items()),
     Row(name="pipeline resumed on 2, 4 interleaved, none", measure=SHA, run=partial(moved, RESUMED)),
+    Row(
+        name="pipeline of a plain model resumed whole, on 2, on 2 replicas",
+        measure=SHA,
+        run=partial(moved, PLAIN, "plain"),
+    ),
     Row(name="pipeline resumed on 2 × fsdp 2, none, 4, 2 × zero1 2, fsdp 4", measure=SHA, run=partial(moved, SHARED)),
 ]

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -100,8 +100,14 @@ def main(
     mesh = Mesh.of(world, pipeline=pipeline)
     torch.manual_seed(mesh.data.rank)  # replicas begin different; the strategy must make them equal
     decoders = {"encoder-decoder": 2, "relayed": 7}.get(case)
-    layers = chain(tied=case == "tied") if decoders is None else encoder_decoder(decoders)
-    model = Staged(layers, mesh=mesh, schedule=schedule, stages_per_rank=stages_per_rank, relay_skips=case == "relayed")
+    layers: Any = chain(tied=case == "tied") if decoders is None else encoder_decoder(decoders)
+    if case == "plain":
+        layers = nn.Sequential(*(cast("nn.Module", layer.build) for layer in layers.layers))
+    model: nn.Module = layers
+    if case != "plain" or pipeline > 1:  # else the model is whole, as a user has it who knows of no stages
+        model = Staged(
+            layers, mesh=mesh, schedule=schedule, stages_per_rank=stages_per_rank, relay_skips=case == "relayed"
+        )
     collate: Any = {"collate": trimmed} if case == "ragged" else {}
     trainer = evenstep.Trainer(
         model=model,

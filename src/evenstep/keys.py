@@ -54,6 +54,15 @@ def branch(seed: int, *path: int | str) -> int:
     return _extended(_root(seed), path)
 
 
+def branch_below(state: int, *path: int | str) -> int:
+    """The beginning of paths that goes on from the branch `state`.
+
+    >>> key_below(branch_below(branch(7, 3), 5), 1) == key(7, 3, 5, 1)
+    True
+    """
+    return _extended(state, path)
+
+
 @lru_cache(maxsize=16)
 def _root(seed: int) -> int:
     return mix(seed & _MASK)

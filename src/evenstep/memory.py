@@ -1,7 +1,10 @@
 """What running out of memory looks like, and how what is no longer needed is given back.
 
-Devices, torch's CPU allocator and Python itself say it in three ways, and only the first has a class of its own. It
-does not decide what is done about it; that is `evenstep.train`'s.
+Only the devices' caching allocators have a class of their own for it. Kernels, libraries and allocators that ask the
+driver themselves say it in words, which stand in one table here. All of them are refusals that leave the device as it
+was, so that a smaller piece can be tried: also CUDA's own "out of memory" (error 2), which, unlike a fault of a kernel,
+does not stay with the context. A collective that found no memory is none of them: what its peers have of it is not
+known. It does not decide what is done about it; that is `evenstep.train`'s.
 """
 
 import gc
@@ -9,18 +12,43 @@ import sys
 
 from evenstep.errors import EvenstepError
 
+# in lower case; what is on the left of the words is mostly the name of a device or of a call
+WORDS = (
+    "out of memory",  # "CUDA error: out of memory", "HIP out of memory", "MPS backend out of memory", XPU
+    "defaultcpuallocator: ",  # "can't allocate memory: you tried to allocate ..."
+    "cudaerrormemoryallocation",
+    "hiperroroutofmemory",
+    "cublas_status_alloc_failed",
+    "cudnn_status_alloc_failed",
+    "cusolver_status_alloc_failed",
+    "cusparse_status_alloc_failed",
+    "cufft_alloc_failed",
+    "rocblas_status_memory_error",
+    "hipblas_status_alloc_failed",
+    "miopenstatusallocfailed",
+    "ur_result_error_out_of_device_memory",  # of Intel's GPUs: the unified runtime and its predecessor
+    "ur_result_error_out_of_host_memory",
+    "pi_error_out_of_resources",
+)
+_COLLECTIVES = ("DistBackendError", "DistError", "DistNetworkError", "DistStoreError")
+
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether `error` says that there was no memory left, on whatever device.
+    """Whether `error` says that there was no memory left, on whatever device, and that a smaller piece can be tried.
 
     >>> is_out_of_memory(MemoryError()), is_out_of_memory(ValueError("out of memory"))
     (True, False)
+    >>> is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
+    True
     """
     if isinstance(error, EvenstepError):
         return False  # said on purpose, when nothing can be done about it any more
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator: " in str(error)
+    if not isinstance(error, RuntimeError) or type(error).__name__ in _COLLECTIVES:
+        return False
+    text = str(error).lower()
+    return any(words in text for words in WORDS)
 
 
 def give_back() -> None:

@@ -17,7 +17,14 @@ from typing import Any
 
 import torch
 from divided import CHECKS
-from injector import Fault, cpu_out_of_memory, memory_error, out_of_memory
+from injector import (
+    Fault,
+    cpu_out_of_memory,
+    cublas_out_of_memory,
+    cuda_out_of_memory,
+    memory_error,
+    out_of_memory,
+)
 from processes import run
 from runs import UPDATES, Ended, train
 from threads import on_ranks
@@ -114,6 +121,8 @@ for strategy, ranks in LAYOUTS:
 CASES += [
     Case("out of memory on the CPU: forward", partial(memory, "forward", 0, "single", 1, cpu_out_of_memory)),
     Case("out of memory of Python: backward", partial(memory, "backward", 0, "single", 1, memory_error)),
+    Case("out of memory, said by CUDA itself: forward", partial(memory, "forward", 0, "single", 1, cuda_out_of_memory)),
+    Case("out of memory, said by cuBLAS: backward", partial(memory, "backward", 1, "ddp", 2, cublas_out_of_memory)),
     Case("out of memory: twice in a row", partial(memory, "forward", 0, "single", 1, out_of_memory, times=2)),
     Case("out of memory: twice, being reduced", partial(memory, "armed", 1, "ddp-buckets", 2, out_of_memory, times=2)),
     Case("out of memory: both ranks", lambda: memory("forward", None, "ddp", 2, out_of_memory, times=2)),  # type: ignore[arg-type]
@@ -290,6 +299,40 @@ def nan_on_one_rank(strategy: str) -> None:
 CASES.append(Case("NaN gradient on rank 1 of 2: all skip the same, ordered", partial(nan_on_one_rank, "ordered")))
 CASES.append(Case("NaN gradient on rank 1 of 2: all skip the same, ddp", partial(nan_on_one_rank, "ddp")))
 CASES.append(Case("NaN gradient on rank 1 of 2: all skip the same, zero1", partial(nan_on_one_rank, "zero1")))
+
+
+SCALE = 2.0**10
+
+
+def nan_in_16_mixed(ranks: int, **more: Any) -> None:
+    def act(group: Any) -> Ended:
+        precision = evenstep.Fp16Mixed(initial=SCALE)
+        hooks = [Poison(4)] if group.rank == ranks - 1 else []
+        return train(group, hooks=hooks, precision=precision, on_non_finite=evenstep.Skip(), **more)
+
+    for ended in map(good, on_ranks(ranks, act)):
+        assert ended.kinds == ["non_finite"], f"one batch must be given up, but there were {ended.kinds}"
+        assert ended.trainer.progress.skipped == 1
+        assert ended.trainer._loop.precision.scale == SCALE
+        assert ended.update == UPDATES
+
+
+CASES += [
+    Case("16-mixed, a bad batch: given up at once", partial(nan_in_16_mixed, 1)),
+    Case("16-mixed, a bad batch on rank 1 of 2: all give it up, ddp", partial(nan_in_16_mixed, 2, strategy="ddp")),
+    Case("16-mixed, a bad batch in stage 1 of 2: all give it up", partial(nan_in_16_mixed, 2, pipeline=2)),
+]
+
+
+@case("16-mixed, a bad batch: stop, and what is saved has the loss scale of before")
+def nan_in_16_mixed_stops() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        precision = evenstep.Fp16Mixed(initial=SCALE)
+        ended = train(hooks=[Poison(4)], precision=precision, folder=Path(folder))
+        failed(ended, NonFiniteError, "update 4")
+        again = good(train(precision=evenstep.Fp16Mixed(initial=1.0), folder=Path(folder), resume=True))
+        assert again.trainer.state_dict()["precision"]["scale"] == SCALE
+        same(again, good(train(precision=evenstep.Fp16Mixed(initial=SCALE))).parameters, EXACT)
 
 
 @case("NaN in a sample: stop names the update and its micro-batch")

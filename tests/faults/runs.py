@@ -11,10 +11,10 @@ from injector import Chain, Fault, Hidden, LastPlace, Net, Points, Square, Sum, 
 from torch import Tensor, nn
 
 import evenstep
-from evenstep.cli.signals import stopping
 from evenstep.events import Incident
 from evenstep.parallel import Ddp, Fsdp, Group, Mesh, Ordered, OrderedFsdp, Single, Strategy, Zero1
 from evenstep.pipeline import Staged
+from evenstep.signals import stopping
 
 STRATEGIES: dict[str, Callable[[Group], Strategy]] = {
     "single": Single,

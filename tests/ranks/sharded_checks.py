@@ -61,6 +61,11 @@ class Square(Task):
         return Loss(((output.squeeze(-1) - batch[1]) ** 2).sum())
 
 
+class Plain(Task):
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        return ((output.squeeze(-1) - batch[1]) ** 2).sum()
+
+
 def trainer(strategy: Strategy, task: Any = None, *, samples: int = 20, **more: Any) -> Trainer:
     model = more.pop("model", None) or Heads()
     options: dict[str, Any] = {"updates": 3, "data": MapData(DATA[:samples], global_batch_size=8, micro_batch_size=2)}
@@ -390,18 +395,31 @@ def an_update_of_three_tasks_reduces_each_unit_once(group: Group) -> object:
     return counts[1] - counts[0]  # three heads, and the rest
 
 
-def an_optimizer_with_state_is_refused(group: Group) -> object:
-    model = Heads()
-    optimizer = torch.optim.AdamW(model.parameters())
-    model(torch.ones(2, 3)).sum().backward()
-    optimizer.step()
-    strategy = Fsdp(group)
-    strategy.wrap(model)
-    try:
-        strategy.adopt(optimizer)
-    except ArgumentError as error:
-        return str(error)[:33]
-    return "not refused"
+def state_of_an_optimizer_that_has_stepped_is_cut(group: Group) -> object:
+    def ended(strategy: Strategy) -> tuple[int, Any]:
+        torch.manual_seed(8)
+        model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        one = Trainer(
+            model=model,
+            task=Plain(),
+            optimizer=optimizer,
+            data=MapData(DATA, global_batch_size=8, micro_batch_size=2),
+            updates=3,
+            device="cpu",
+            strategy=strategy,
+        )
+        averages: list[Any] = [state["exp_avg"] for state in optimizer.state.values()]
+        held = sum(getattr(average, "_local_tensor", average).numel() for average in averages)
+        one.train()
+        state = one.state_dict()
+        return held, {**state["model"], **state["optimizer"]["state"]["0.weight"]}
+
+    (whole, wanted), (cut, found) = ended(Ordered()), ended(OrderedFsdp(group))
+    return [cut < whole, all(torch.equal(found[name], value) for name, value in wanted.items())]
 
 
 def a_fused_optimizer_is_refused_where_bits_must_be_equal(group: Group) -> object:

@@ -19,7 +19,7 @@ WANTED: dict[str, Any] = {
     "the_average_and_the_evaluation_see_whole_parameters": [True, True],
     "training_goes_on_with_whole_parameters_after_an_evaluation": True,
     "sixteen_bit_parameters_train": [True, ["torch.float32"]],
-    "an_optimizer_with_state_is_refused": "the optimizer has state already, ",
+    "state_of_an_optimizer_that_has_stepped_is_cut": [True, True],
     "several_tasks_whose_heads_are_gathered_one_by_one": [True, True, True],
     "methods_and_learned_coefficients_are_those_of_one_process": [],
     "a_task_that_is_not_finite_is_dropped_from_shards": [True, True],

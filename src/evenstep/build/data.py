@@ -33,9 +33,10 @@ def build_data(
     with _about(f"{key}.train"):
         if _is_stream(dataset):
             return _stream_data(config, cast("Iterable[Any]", dataset), collate)
+        _refuse_for_maps(config, key)
         return MapData(
             cast("Any", dataset),
-            **config.model_dump(exclude={"train", "evaluations", "collate"}),
+            **config.model_dump(exclude={"train", "evaluations", "collate", *_OF_STREAMS}),
             lengths=_lengths(dataset, config),
             retries=failures.loader_retries,
             skip_failing=failures.loader == "skip",
@@ -64,7 +65,8 @@ def build_evaluation(
                 raise ConfigError(
                     [f"`{key}.evaluations.{name}.micro_batch_size` must be given, because its dataset is a stream."]
                 )
-            return StreamData(cast("Iterable[Any]", dataset), global_batch_size=size, **_collate(collate))
+            stream = cast("Iterable[Any]", dataset)
+            return StreamData(stream, global_batch_size=size, shared=config.shared, **_collate(collate))
         return MapData(
             cast("Any", dataset),
             global_batch_size=size,
@@ -76,6 +78,20 @@ def build_evaluation(
             **config.model_dump(include={"num_workers", "prefetch_batches", "timeout_s"}),
             **_collate(collate),
         )
+
+
+_OF_STREAMS = {"shared", "exact_resume"}
+
+
+def _refuse_for_maps(config: DataConfig, key: str) -> None:
+    faults = [
+        f"`{key}.{name}` is for streams, but `{key}.train` gives a dataset with a length, which all ranks share and "
+        f"which resumes exactly; leave it out."
+        for name in sorted(_OF_STREAMS)
+        if getattr(config, name) != DataConfig.model_fields[name].default
+    ]
+    if faults:
+        raise ConfigError(faults)
 
 
 def _share(config: DataConfig) -> int | None:
@@ -108,6 +124,7 @@ def _stream_data(config: DataConfig, stream: Iterable[Any], collate: Call | None
         stream,
         global_batch_size=config.global_batch_size,
         micro_batch_size=None if config.micro_batch_size == "auto" else config.micro_batch_size,
+        **config.model_dump(include=_OF_STREAMS),
         **_collate(collate),
     )
     if not data.resumable:

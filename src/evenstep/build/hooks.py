@@ -1,13 +1,13 @@
 """The hooks and writers that a configuration asks for, around the recipe's own.
 
-They are built, not called; in which order they hear an event is decided here.
+Those that every run has (`evenstep.train.standard`) are the trainer's. They are built, not called; in which order they
+hear an event is decided here.
 """
 
 from collections.abc import Sequence
 
-from evenstep.build.tables import WRITERS
 from evenstep.config.schema import Config
-from evenstep.events import Best, Console, EarlyStop, Evaluate, Hook, Save, Status, StopFile, TimeBudget, Timer, Writer
+from evenstep.events import WRITERS, Best, EarlyStop, Evaluate, Hook, Save, TimeBudget, Writer
 
 
 def build_hooks(config: Config, own: Sequence[Hook]) -> list[Hook]:
@@ -17,7 +17,7 @@ def build_hooks(config: Config, own: Sequence[Hook]) -> list[Hook]:
         config: what is asked for.
         own: the recipe's hooks.
     """
-    hooks: list[Hook] = [Timer(every_updates=config.log.every_updates)]
+    hooks: list[Hook] = []
     if config.evaluate.every_updates is not None or config.evaluate.every_epochs is not None:
         hooks.append(Evaluate(**config.evaluate.model_dump()))
     if config.checkpoint.best is not None:
@@ -26,13 +26,11 @@ def build_hooks(config: Config, own: Sequence[Hook]) -> list[Hook]:
         hooks.append(EarlyStop(**config.early_stop.model_dump()))
     hooks.append(Save(**config.checkpoint.model_dump(include={"every_updates", "every_epochs", "every_minutes"})))
     hooks.extend(own)
-    if "console" in config.log.writers:
-        hooks.append(Console())
     if config.train.max_minutes is not None:
         hooks.append(TimeBudget(max_minutes=config.train.max_minutes))
-    return [*hooks, StopFile(), Status()]
+    return hooks
 
 
 def build_writers(config: Config) -> list[Writer]:
     """The writers of a run."""
-    return [WRITERS[name](config) for name in config.log.writers]
+    return [WRITERS[name](config.log.every_updates) for name in config.log.writers]

@@ -8,10 +8,13 @@ from torch import nn
 
 from evenstep.config.arguments import Call
 from evenstep.errors import TaskError
+from evenstep.optim.sharing import TORCH
 from evenstep.train.arguments import check_model
 
 
-def build_optimizer(call: Call, model: nn.Module, lr: float, *, fuse: bool = True) -> torch.optim.Optimizer:
+def build_optimizer(
+    call: Call, model: nn.Module, lr: float, *, fuse: bool = True, shards: bool = False
+) -> torch.optim.Optimizer:
     """The optimizer: a class is called with the parameters that are trained, any other callable with the model.
 
     A class of `torch.optim` that can do its work in one fused kernel is told to, unless its arguments say otherwise:
@@ -22,6 +25,7 @@ def build_optimizer(call: Call, model: nn.Module, lr: float, *, fuse: bool = Tru
         model: whose parameters.
         lr: the peak learning rate.
         fuse: False where the bits of a step must not depend on how tensors are sharded, on a CPU.
+        shards: whether each rank steps a part of every parameter, for which not all fused kernels are made.
 
     Raises:
         TaskError: there is nothing to train, or it is no optimizer.
@@ -29,7 +33,9 @@ def build_optimizer(call: Call, model: nn.Module, lr: float, *, fuse: bool = Tru
     check_model(model)
     if isinstance(call.function, type):
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        made: object = call(parameters, lr=lr, **(_fused(call, model) if fuse else {}))
+        # a rank of a pipeline may have nothing to train, which optimizers take as an empty group only
+        trained = parameters or [{"params": []}]
+        made: object = call(trained, lr=lr, **(_fused(call, model, shards) if fuse else {}))
     else:
         made = call(model, lr=lr)
     if not isinstance(made, torch.optim.Optimizer):
@@ -37,10 +43,14 @@ def build_optimizer(call: Call, model: nn.Module, lr: float, *, fuse: bool = Tru
     return made
 
 
-def _fused(call: Call, model: nn.Module) -> dict[str, bool]:
-    fusible = call.function in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+def _fused(call: Call, model: nn.Module, shards: bool) -> dict[str, bool]:
+    fusible = [
+        kind
+        for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+        if not (shards and "fused" in TORCH[kind].unless)
+    ]
     decided = {"fused", "foreach", "capturable", "differentiable"} & call.arguments.keys()
     dense = all(parameter.is_floating_point() for parameter in model.parameters()) and not any(
         getattr(module, "sparse", False) for module in model.modules()
     )
-    return {"fused": True} if fusible and not decided and dense else {}
+    return {"fused": True} if call.function in fusible and not decided and dense else {}

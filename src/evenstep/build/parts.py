@@ -19,7 +19,6 @@ from evenstep.build.failures import build_failures
 from evenstep.build.optimizer import build_optimizer
 from evenstep.build.pipeline import build_model
 from evenstep.build.ranks import rank_device
-from evenstep.build.tables import LR_SCHEDULES, PRECISIONS
 from evenstep.build.tasks import build_coefficients, build_combine, build_mixture
 from evenstep.config.load import Run
 from evenstep.config.schema import Config, OneTask
@@ -28,10 +27,10 @@ from evenstep.data import Data, Mixture
 from evenstep.errors import TaskError
 from evenstep.events import Hook, Writer
 from evenstep.optim.ema import Ema
-from evenstep.optim.schedules import Constant, LrSchedule
+from evenstep.optim.schedules import LR_SCHEDULES, Constant, LrSchedule
 from evenstep.parallel import Mesh
 from evenstep.pipeline import Layers
-from evenstep.precision import Precision
+from evenstep.precision import PRECISIONS, Precision
 from evenstep.train import Task, Trainer
 
 _Made = TypeVar("_Made")
@@ -103,6 +102,7 @@ class Parts:
             combine=build_combine(config),
             norm_statistics=config.train.norm_statistics,
             channels_last=config.train.channels_last,
+            check_loss=config.train.check_loss,
             **more,
         )
 
@@ -143,6 +143,7 @@ def build_parts(run: Run, mesh: Mesh | None = None) -> Parts:
         made = _checked("model", made, nn.Module)
     model = build_model(config, made, mesh)
     fuse = config.parallel.reduction == "fast" or rank_device(config).type != "cpu"
+    shards = config.parallel.strategy == "fsdp"
     tables = data_tables(config.data, config.tasks)
     task = {name: make_task(f"tasks.{name}", one) for name, one in config.tasks.items()}
     train = {
@@ -169,7 +170,7 @@ def build_parts(run: Run, mesh: Mesh | None = None) -> Parts:
         config=config,
         model=model,
         task=task or make_task("task", cast("OneTask", config.task)),
-        optimizer=build_optimizer(calls["optimizer"], model, config.optimizer.lr, fuse=fuse),
+        optimizer=build_optimizer(calls["optimizer"], model, config.optimizer.lr, fuse=fuse, shards=shards),
         data=build_mixture(config, _by_task(train)) if config.tasks else train["data"],
         evaluations={
             name: Mixture(_by_task(some), end="max") if config.tasks else some["data"]

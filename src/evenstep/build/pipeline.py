@@ -1,7 +1,7 @@
 """The model of a run: whole on each rank, or in stages where the configuration asks for a pipeline.
 
-Without the other ranks (`evenstep check`) one process runs all stages, one after the other, so that what cannot be cut
-or scheduled is found before any rank starts.
+Without the other ranks (`evenstep check` where there is no room for them) one process runs all stages, one after the
+other, so that what cannot be cut or scheduled is found.
 """
 
 from difflib import get_close_matches

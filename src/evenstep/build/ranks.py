@@ -9,24 +9,20 @@ from contextlib import contextmanager
 
 import torch
 
-from evenstep.build.tables import COMPRESSIONS
 from evenstep.config.schema import Config
 from evenstep.errors import ConfigError
 from evenstep.parallel import (
-    Ddp,
+    COMPRESSIONS,
     Elastic,
-    Fsdp,
     Group,
     Lighthouse,
-    Ordered,
-    OrderedFsdp,
     Processes,
     Seat,
-    Single,
     Strategy,
-    Zero1,
+    device_of_rank,
     place_of,
     seat_of,
+    strategy_named,
 )
 
 
@@ -79,24 +75,18 @@ def _elastic(config: Config, seat: Seat | None) -> Elastic:
 
 def rank_device(config: Config) -> torch.device:
     """The device of this rank: one accelerator each, where a machine has several."""
-    name = config.device
-    place = place_of(os.environ)
-    if name in ("auto", "cuda") and place is not None and torch.cuda.is_available():
-        return torch.device("cuda", place.local_rank % torch.cuda.device_count())
-    if name != "auto":
-        return torch.device(name)
-    return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    return device_of_rank(config.device)
 
 
 def build_strategy(config: Config, group: Group) -> Strategy:
     """How gradients and parameters are shared between the ranks. One rank shares nothing, whatever the strategy."""
     parallel = config.parallel
-    ordered = parallel.reduction == "ordered"
-    if group.ranks == 1:
-        return Ordered(group) if ordered else Single(group)
-    if parallel.strategy == "fsdp":
-        dtype = None if parallel.gather_dtype is None else torch.bfloat16
-        kind = OrderedFsdp if ordered else Fsdp
-        return kind(group, shard_ranks=parallel.shard_ranks, gather_dtype=dtype, offload=parallel.offload)
-    replicas = Ordered(group) if ordered else Ddp(group, compression=COMPRESSIONS[parallel.compression]())
-    return Zero1(replicas) if parallel.strategy == "zero1" else replicas
+    return strategy_named(
+        parallel.strategy,
+        group,
+        ordered=parallel.reduction == "ordered",
+        shard_ranks=parallel.shard_ranks,
+        gather_dtype=None if parallel.gather_dtype is None else torch.bfloat16,
+        offload=parallel.offload,
+        compression=COMPRESSIONS[parallel.compression](),
+    )

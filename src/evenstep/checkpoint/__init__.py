@@ -10,8 +10,9 @@ from evenstep.checkpoint.reader import Checkpoint, Contents, look_into, newest_c
 from evenstep.checkpoint.retention import clean_leftovers, remove_checkpoint, retain
 from evenstep.checkpoint.saver import Saved, Saver
 from evenstep.checkpoint.sharding import Shard, outline
-from evenstep.checkpoint.state import is_sharded
+from evenstep.checkpoint.state import is_sharded, pack
 from evenstep.checkpoint.storage import Disk, LocalDisk
+from evenstep.checkpoint.used import trained_before
 from evenstep.checkpoint.verify import verify
 from evenstep.checkpoint.writer import write_checkpoint
 
@@ -38,10 +39,12 @@ __all__ = [
     "newest_checkpoint",
     "newest_valid",
     "outline",
+    "pack",
     "read_checkpoint",
     "remove_checkpoint",
     "retain",
     "step_name",
+    "trained_before",
     "verify",
     "write_checkpoint",
     "write_emergency",

@@ -29,7 +29,11 @@ from evenstep.errors import CheckpointError
 
 EMERGENCY = "emergency"
 _NAME = re.compile(r"update-(\d{8,18})-part-(\d{5,})-of-(\d{5,})")
-_SHARED = ("model", "optimizer", "ema")  # what is divided between ranks; of the rest all have the same
+_SHARED = (
+    "model",
+    "optimizer",
+    "ema",
+)  # what is divided between ranks; of the rest, but for streams, all have the same
 
 
 def write_part(
@@ -164,6 +168,12 @@ def _joined(states: Sequence[dict[str, object]]) -> dict[str, object]:
         for key, value in states[0].items()
     }
     whole.pop("part")
+    data = [cast("Any", state["data"]) for state in states if "data" in state]
+    if any("states" in one for one in data):  # where each rank's data are
+        whole["data"] = {
+            **data[0],
+            "states": {rank: at for one in reversed(data) for rank, at in one["states"].items()},
+        }
     return whole
 
 

@@ -1,71 +1,150 @@
-"""`evenstep check RUN.toml`: finds every fault, builds everything, and makes one update of one batch.
+"""`evenstep check RUN.toml`: finds every fault, builds everything, tries it: what it passes is not refused.
 
-Nothing is written: no folder, no checkpoint, no metric, no byte code. It says nothing about how well the run trains.
+It starts the ranks that `train` would start, builds on each what it would hold, looks at the run folder, compares the
+gradient of the first update at two cuts, makes that update, evaluates one batch of each set, looks for the metrics
+that hooks follow, and packs the state as a checkpoint would. Nothing is written: no folder, no checkpoint, no metric,
+no byte code. It says nothing about how well the run trains, and does not call the methods of the recipe's own hooks.
 """
 
+import json
 import os
+from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
-from typing import final
 
 import torch
 
-from evenstep.build import Parts, build_hooks, build_parts, build_writers
+from evenstep.build import (
+    build_hooks,
+    build_mesh,
+    build_parts,
+    build_strategy,
+    build_writers,
+    joined,
+    rank_device,
+)
+from evenstep.checkpoint import complete_checkpoints, pack
 from evenstep.cli.exits import EXIT_DONE
+from evenstep.cli.folder import where_to_begin
+from evenstep.cli.launch import is_rank
+from evenstep.cli.starting import start_ranks
 from evenstep.cli.summary import describe
-from evenstep.config.load import open_run
+from evenstep.cli.trial import FirstBatch, OneUpdate, followers
+from evenstep.config.load import Run, open_run
+from evenstep.config.schema import Config
 from evenstep.config.sources import from_arguments, from_environment
-from evenstep.data import Position
-from evenstep.errors import DataError
-from evenstep.events import Bus, Hook, UpdateBegin, UpdateEnd
+from evenstep.events import Bus
+from evenstep.parallel import Elastic, Group
+from evenstep.train import Trainer
 
-
-@final
-class OneUpdate(Hook):
-    """Stop after one update, and remember how it was cut."""
-
-    def __init__(self) -> None:
-        self.num_microbatches = 0
-        self.num_samples = 0
-
-    def before_update(self, event: UpdateBegin) -> None:
-        self.num_microbatches = event.num_microbatches
-
-    def after_update(self, event: UpdateEnd) -> None:
-        self.num_samples = event.num_samples
-        self.trainer.ask_stop("checked")
+_MOST_RANKS = 16  # more are not started only to look at a run
 
 
 def run(path: str, settings: list[str]) -> int:
     """Check it."""
     with open_run(Path(path), [*from_environment(os.environ), *from_arguments(settings)]) as opened:
-        if opened.config.threads is not None:
-            torch.set_num_threads(opened.config.threads)
-        parts = build_parts(opened)
-        with closing(parts):
-            one = OneUpdate()
-            trainer = parts.trainer(hooks=[one])
-            print("\n".join(describe(parts, trainer)), flush=True)
-            build_writers(opened.config)
-            Bus(build_hooks(opened.config, parts.hooks), trainer)
-            _take_first_batches(parts)
-            result = trainer.train()
-        parts_of_it = f"{one.num_microbatches} micro-batch{'es' if one.num_microbatches > 1 else ''}"
-        losses = [
-            f"{name} {value:.4g}"
-            for name, value in sorted(result.metrics.items())
-            if name == "train/loss" or (name.startswith("train/") and name.endswith("/loss"))
-        ]
-        print(
-            f"checked     1 update of {one.num_samples} samples in {parts_of_it}: {', '.join(losses)}; nothing was "
-            f"written"
-        )
+        config = opened.config
+        folder = Path(config.runs) / config.name
+        ranks = ranks_to_try(config)
+        unmet = "" if is_rank() else _unmet(config, ranks)
+        if not unmet:
+            code = start_ranks(config, ["check", path, *settings], ranks=ranks, restarts=False)
+            if code is not None:
+                return code
+        with joined(config) as group:
+            source = group.first_rank_does(lambda: where_to_begin(config.resume, folder)) or "never"
+            _check(opened, folder, source, group, unmet)
+            group.gather(EXIT_DONE)  # a rank that left before the others would look like one that has failed
     return EXIT_DONE
 
 
-def _take_first_batches(parts: Parts) -> None:
-    for name, data in parts.evaluations.items():
-        with closing(data):
-            batches = data.batches(Position(), seed=parts.config.seed)
-            if next(batches, None) is None:
-                raise DataError(f"the evaluation {name} gave no batch at all; look at its length and filters.")
+def ranks_to_try(config: Config) -> int:
+    """How many ranks the run is tried on: those that it starts, or two where its strategy is for several."""
+    launch, parallel = config.launch, config.parallel
+    ranks = max(launch.ranks, parallel.pipeline)
+    if launch.slurm is not None:
+        ranks = max(ranks, launch.slurm.nodes * launch.slurm.ranks_per_node)
+    if ranks == 1 and parallel.strategy in ("ddp", "fsdp", "zero1"):
+        return max(2, parallel.shard_ranks or 0)
+    return ranks
+
+
+def _unmet(config: Config, ranks: int) -> str:
+    """Why so many ranks are not started here, or "" if they can be."""
+    here = torch.accelerator.device_count() if rank_device(config).type != "cpu" else _MOST_RANKS
+    if ranks <= here:
+        return ""
+    return f"{ranks} are not started here, as there is room for {here}: what they alone would refuse is not found"
+
+
+def _check(opened: Run, folder: Path, source: str, group: Group, unmet: str) -> None:
+    if opened.config.threads is not None:
+        torch.set_num_threads(opened.config.threads)
+    mesh = None if group.ranks == 1 and opened.config.parallel.pipeline > 1 else build_mesh(opened.config, group)
+    parts = build_parts(opened, mesh)
+    with closing(parts):
+        one = OneUpdate()
+        trainer = replace(parts, config=_staying(opened.config)).trainer(
+            hooks=[*followers(opened.config), one],
+            evaluations={name: FirstBatch(data, name=name) for name, data in parts.evaluations.items()},
+            strategy=build_strategy(opened.config, group if mesh is None else mesh.data),
+            config=json.loads(json.dumps(opened.resolved(), default=str)),
+        )
+        says = trainer.is_first_rank
+        if says:
+            print("\n".join([*([f"ranks       {unmet}"] if unmet else []), *describe(parts, trainer)]), flush=True)
+        build_writers(opened.config)
+        hooks = Bus(build_hooks(opened.config, parts.hooks), trainer)
+        _begin(trainer, source, folder)
+        if not isinstance(group, Elastic):  # whose ranks meet only when they train
+            compared = trainer.compare_cuts()
+            if says and compared:
+                print(f"two cuts    {compared}", flush=True)
+        result = trainer.train()
+        states = {
+            "hooks": hooks.state_dict(),
+            "data": parts.data.state_dict(),
+            "optimizer": parts.optimizer.state_dict(),
+        }
+        for name, state in states.items():
+            pack(state, name, {})
+        if says:
+            _say(one, result.metrics)
+
+
+def _staying(config: Config) -> Config:
+    """The run without going back to checkpoints, of which a check keeps none."""
+    failures = config.failures
+    changes: dict[str, str] = {}
+    if failures.non_finite.startswith("rewind"):
+        changes["non_finite"] = "stop"
+    if failures.loss_spike.startswith("rewind"):
+        changes["loss_spike"] = "report"
+    return config.model_copy(update={"failures": failures.model_copy(update=changes)})
+
+
+def _begin(trainer: Trainer, source: str, folder: Path) -> None:
+    if source == "auto":
+        saved = complete_checkpoints(folder / "checkpoints")
+        source = str(saved[-1]) if saved else "never"
+    if source != "never":
+        trainer.resume(source)
+
+
+def _say(one: OneUpdate, metrics: Mapping[str, float]) -> None:
+    for name, values in one.evaluated.items():
+        said = ", ".join(f"{metric.removeprefix(f'{name}/')} {value:.4g}" for metric, value in values.items())
+        print(f"evaluated   {name}, its first batch: {said}")
+    if not one.num_samples:
+        print("checked     no update, since the run is done; nothing was written")
+        return
+    parts_of_it = f"{one.num_microbatches} micro-batch{'es' if one.num_microbatches > 1 else ''}"
+    losses = [
+        f"{name} {value:.4g}"
+        for name, value in sorted(metrics.items())
+        if name == "train/loss" or (name.startswith("train/") and name.endswith("/loss"))
+    ]
+    print(
+        f"checked     1 update of {one.num_samples} samples in {parts_of_it}: {', '.join(losses)}; nothing was written"
+    )

@@ -2,16 +2,20 @@
 
     config.toml         the resolved configuration, written last: with it the folder is a run
     recipe/             the Python files that the run was built from
+    .copied-from        where they were
     environment.json    versions and hardware
 
 The rest of the folder (metrics, checkpoints, status, report) is written by those who know it. Data are not copied.
 """
 
 import json
+import os
 import shutil
 from pathlib import Path
 
+from evenstep.checkpoint import complete_checkpoints
 from evenstep.cli.environment import describe_environment
+from evenstep.cli.launch import is_restarted
 from evenstep.config.load import Run
 from evenstep.config.target import loaded_from
 from evenstep.config.toml import dumps
@@ -20,6 +24,7 @@ from evenstep.events.files import replace_text
 
 CONFIG = "config.toml"
 RECIPE = "recipe"
+ORIGIN = ".copied-from"
 
 
 def check_free(folder: Path) -> None:
@@ -31,6 +36,36 @@ def check_free(folder: Path) -> None:
             f"the run folder {folder} exists already, and nothing in it was touched. To go on with that run: `evenstep "
             f"resume {folder}`; to keep it and train another: `--name ANOTHER`; to start over: delete the folder first."
         )
+
+
+def check_writable(folder: Path) -> None:
+    """Raise ArgumentError if `folder` can't be made or written to."""
+    existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(place))
+    if not existing.is_dir():
+        raise ArgumentError(f"the run folder {folder} can't be made, because {existing} is no folder; set `runs`.")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ArgumentError(
+            f"the run folder {folder} can't be written, because nothing may be written to {existing}; set `runs` to "
+            f"another folder, or ask for permission."
+        )
+
+
+def where_to_begin(resume: str, folder: Path) -> str:
+    """What a run begins from: for ranks that are started again, what they have saved before, if anything.
+
+    Args:
+        resume: what the run asks for: "never", "auto", or a path.
+        folder: of the run.
+
+    Raises:
+        ArgumentError: the folder is used, or can't be.
+    """
+    if is_restarted():
+        return "auto" if resume == "never" or complete_checkpoints(folder / "checkpoints") else resume
+    if resume != "auto":
+        check_free(folder)
+    check_writable(folder)
+    return resume
 
 
 def find_config(folder: Path) -> Path:
@@ -63,6 +98,22 @@ def publish(run: Run, folder: Path) -> None:
     replace_text(folder / CONFIG, dumps(run.resolved()))
 
 
+def origin_of_recipe(folder: Path) -> Path | None:
+    """The folder that the recipe of the run in `folder` was copied from; None if that is not there any more."""
+    said = folder / ORIGIN
+    origin = Path(said.read_text(encoding="utf-8").strip()) if said.is_file() else None
+    return origin if origin is not None and origin.is_dir() else None
+
+
+def edited_since(folder: Path) -> list[Path]:
+    """The files of the recipe that are other than those that the run in `folder` has a copy of."""
+    origin = origin_of_recipe(folder)
+    if origin is None:
+        return []
+    copies = {origin / copy.relative_to(folder / RECIPE): copy for copy in (folder / RECIPE).rglob("*.py")}
+    return sorted(file for file, copy in copies.items() if file.is_file() and file.read_bytes() != copy.read_bytes())
+
+
 def _copy_recipe(recipe: Path, folder: Path) -> None:
     beside = folder / f".{RECIPE}.new"
     shutil.rmtree(beside, ignore_errors=True)
@@ -72,6 +123,7 @@ def _copy_recipe(recipe: Path, folder: Path) -> None:
             copy = beside / file.relative_to(recipe)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, copy)
+    replace_text(folder / ORIGIN, f"{recipe}\n")
     if (folder / RECIPE).exists():
         shutil.rmtree(folder / RECIPE)
     beside.replace(folder / RECIPE)

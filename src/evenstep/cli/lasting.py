@@ -19,8 +19,8 @@ from typing import Any, final
 
 from evenstep.cli.exits import EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
 from evenstep.cli.launch import ATTEMPT
-from evenstep.cli.signals import REQUEUE
 from evenstep.parallel import ADDRESS, COUNT, NUMBER, SILENT_S, coordination
+from evenstep.signals import REQUEUE
 
 _FINAL = (EXIT_DONE, EXIT_CONFIG, EXIT_REQUEUE, EXIT_INTERRUPTED)
 _LOOK_EVERY_S = 0.1

@@ -15,8 +15,8 @@ from signal import SIGINT
 from time import sleep
 
 from evenstep.cli.exits import EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
-from evenstep.cli.signals import REQUEUE
 from evenstep.parallel import place_of, seat_of
+from evenstep.signals import REQUEUE
 
 ATTEMPT = "_EVENSTEP_ATTEMPT"
 _LONGEST_PAUSE_S = 30.0

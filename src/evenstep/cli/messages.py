@@ -4,14 +4,9 @@ It prints nothing and hides nothing: `--traceback` shows the rest.
 """
 
 import errno
-import sysconfig
-import traceback
-from pathlib import Path
 
 from evenstep.errors import ConfigError, EvenstepError
-
-_OURS = Path(__file__).resolve().parent.parent
-_LIBRARIES = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib"))
+from evenstep.frames import user_line
 
 
 def paragraphs(error: BaseException, *, hint: bool) -> str:
@@ -33,6 +28,7 @@ def paragraphs(error: BaseException, *, hint: bool) -> str:
     else:
         place = user_line(error)
         text = _foreign(error, place)
+        notes = [note for note in notes if not place or place not in note]  # it has just been said
         shows_more = True
     if hint and shows_more:
         notes.append("--traceback shows the whole way there.")
@@ -46,19 +42,3 @@ def _foreign(error: BaseException, place: str) -> str:
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         text += ". The disk is full: make room and go on"
     return text if text.endswith((".", "?", "!")) else f"{text}."
-
-
-def user_line(error: BaseException) -> str:
-    """The innermost line of the user's own code in the traceback of `error`: `FILE:LINE in FUNCTION`, or nothing."""
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        file = Path(frame.filename).resolve()
-        if file.is_file() and not _belongs_to_others(file):
-            return f"{frame.filename}:{frame.lineno} in {frame.name}"
-    return ""
-
-
-def _belongs_to_others(file: Path) -> bool:
-    """Whether it is evenstep's, Python's or an installed library's; the recipes that come with evenstep are users'."""
-    if file.is_relative_to(_OURS / "recipes"):
-        return False
-    return "site-packages" in file.parts or any(file.is_relative_to(place) for place in (_OURS, *_LIBRARIES))

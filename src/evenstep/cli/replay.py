@@ -15,10 +15,11 @@ from evenstep.build import build_parts
 from evenstep.checkpoint import find_failure, read_checkpoint, step_name
 from evenstep.cli.exits import EXIT_DONE, EXIT_ERROR
 from evenstep.cli.folder import find_config
-from evenstep.cli.messages import user_line
 from evenstep.config.load import open_run
 from evenstep.config.sources import Setting, from_arguments, from_environment
 from evenstep.events import BackwardBegin, Hook, MicrobatchBegin
+from evenstep.frames import user_line
+from evenstep.parallel import Single
 
 
 @final
@@ -51,7 +52,7 @@ def run(path: str, settings: list[str]) -> int:
         parts = build_parts(opened)
         with closing(parts):
             watch = Watch()
-            trainer = parts.trainer(hooks=[watch])
+            trainer = parts.trainer(hooks=[watch], strategy=Single())
             print(f"failure     {where}: {failure['error']}\nparameters  {before}", flush=True)
             print(
                 f"replay      update {failure['update']} on {trainer.device}, {opened.config.train.precision}",

@@ -1,20 +1,21 @@
 """`evenstep resume RUN_FOLDER`: goes on with a run from its newest valid checkpoint.
 
 The run is what its folder says, recipe included, wherever the command is called from and whatever has become of the
-files it was started with. Only settings that leave the updates already made as they are can be changed.
+files it was started with; that they were edited since is said, and `--recipe current` takes them as they are now. Only
+settings that leave the updates already made as they are can be changed.
 """
 
 import os
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 from evenstep.build import joined
-from evenstep.cli.folder import find_config
-from evenstep.cli.lasting import launch_lasting
-from evenstep.cli.launch import is_rank, launch
-from evenstep.cli.orphans import end_with_parent
+from evenstep.cli.folder import RECIPE, edited_since, find_config, origin_of_recipe
+from evenstep.cli.launch import is_rank
 from evenstep.cli.slurm import submit
+from evenstep.cli.starting import start_ranks
 from evenstep.cli.training import train_in
 from evenstep.config.load import open_run
 from evenstep.config.schema import Config
@@ -23,9 +24,12 @@ from evenstep.errors import ConfigError
 
 SAFE = (
     *("train.updates", "train.epochs", "evaluate", "checkpoint", "early_stop", "log", "device", "threads"),
+    *("hooks", "ema", "recipe"),
     *("parallel", "launch", "data.micro_batch_size", "data.micro_batch_tokens"),
     *("data.num_workers", "data.prefetch_batches", "data.timeout_s", "failures", "train.max_minutes"),
 )
+
+CURRENT = "current"
 
 
 def run(path: str, settings: list[str]) -> int:
@@ -35,7 +39,8 @@ def run(path: str, settings: list[str]) -> int:
     # where the run is, and that it goes on, is said by the command
     around = [each for each in from_environment(os.environ) if each.path not in (("name",), ("runs",), ("resume",))]
     begun = Setting(path=("resume",), text="never", origin=str(file))
-    with open_run(file, [begun, *around, *from_arguments(settings)]) as opened:
+    own = [_with_origin(each, folder) for each in (*around, *from_arguments(settings))]
+    with open_run(file, [begun, *own]) as opened:
         before = Config.model_validate(read_file(file) | {"resume": "never"})
         changed = changed_keys(before.model_dump(), opened.config.model_dump())
         unsafe = [key for key in changed if not any(key == safe or key.startswith(f"{safe}.") for safe in SAFE)]
@@ -45,15 +50,13 @@ def run(path: str, settings: list[str]) -> int:
         if slurm is not None and not is_rank():
             again = ["resume", path, *settings, "--launch.slurm", "none"]
             return submit(slurm, again, name=opened.config.name, folder=folder.parent / f"{folder.name}-slurm")
-        ranks = max(opened.config.launch.ranks, opened.config.parallel.pipeline)
-        if ranks > 1 and not is_rank():
-            start = launch
-            if opened.config.failures.lost_rank == "continue":
-                start = partial(launch_lasting, timeout_s=opened.config.parallel.timeout_s)
-            return start(ranks, ["resume", path, *settings], max_restarts=opened.config.launch.max_restarts)
-        if is_rank():
-            end_with_parent()
+        code = start_ranks(opened.config, ["resume", path, *settings])
+        if code is not None:
+            return code
         with joined(opened.config) as group:
+            if group.rank == 0:
+                said = [*_of_settings(changed, before, opened.config), *_of_recipe(opened.recipe, folder)]
+                print("\n".join(said), end="\n" if said else "", flush=True)
             return train_in(opened, folder, "auto", group)
 
 
@@ -71,6 +74,38 @@ def changed_keys(before: dict[str, Any], after: dict[str, Any], outer: str = "")
         elif old != new:
             changed.append(outer + key)
     return changed
+
+
+def _with_origin(setting: Setting, folder: Path) -> Setting:
+    """`recipe = "current"` as the folder that the run's recipe was copied from; other paths as seen from here."""
+    if setting.path != ("recipe",):
+        return setting
+    recipe = origin_of_recipe(folder) if setting.text == CURRENT else Path(setting.text)
+    if recipe is None:
+        fault = f"`recipe` is {CURRENT}, but the folder that {folder / RECIPE} was copied from is gone; give its path."
+        raise ConfigError([fault])
+    return replace(setting, text=str(recipe.absolute()))
+
+
+def _of_settings(keys: Sequence[str], before: Config, after: Config) -> list[str]:
+    said = [f"{key} {_value(before, key)} -> {_value(after, key)}" for key in keys if key != "recipe"]
+    return [f"changed     {', '.join(said)}"] if said else []
+
+
+def _value(config: Config, key: str) -> str:
+    value: Any = config.model_dump()
+    for name in key.split("."):
+        value = value.get(name) if isinstance(value, dict) else None  # a table that was none has no keys
+    return "none" if value is None else str(cast("object", value))
+
+
+def _of_recipe(recipe: Path, folder: Path) -> list[str]:
+    if recipe != (folder / RECIPE).resolve():
+        return [f"recipe      {recipe}, as it is now"]
+    edited = ", ".join(map(str, edited_since(folder)))
+    return (
+        [f"recipe      {folder / RECIPE}; edited since: {edited}, for which give --recipe {CURRENT}"] if edited else []
+    )
 
 
 def _refusal(keys: list[str], file: Path) -> str:

@@ -6,6 +6,8 @@ It computes nothing that the run itself doesn't use.
 from collections import Counter
 from collections.abc import Sequence
 
+from torch import nn
+
 from evenstep.build import Parts
 from evenstep.config.schema import Data as DataConfig
 from evenstep.data import Data, MapData, Mixture
@@ -14,19 +16,26 @@ from evenstep.train import Trainer
 
 
 def describe(parts: Parts, trainer: Trainer) -> list[str]:
-    """Lines about model, data and length of the run."""
+    """Lines about model, data and length of the run; all ranks call it together."""
     config = parts.config
-    parameters = [parameter.numel() for parameter in parts.model.parameters()]
-    trained = sum(parameter.numel() for parameter in parts.model.parameters() if parameter.requires_grad)
-    some = "" if trained == sum(parameters) else f" ({trained:,} of them trained)"
+    parameters, trained = _counted_parameters(parts.model)
+    some = "" if trained == parameters else f" ({trained:,} of them trained)"
     length = "until the data end" if trainer.updates is None else f"{trainer.updates:,} updates"
     return [
-        f"model       {type(parts.model).__name__}, {sum(parameters):,} parameters{some}, on {trainer.device}",
+        f"model       {type(parts.model).__name__}, {parameters:,} parameters{some}, on {trainer.device}",
         *_stages(parts),
         f"data        {_samples(parts)}",
         *_updates(parts),
         f"run         {length}{_epochs(parts, trainer)}, precision {config.train.precision}, seed {config.seed}",
     ]
+
+
+def _counted_parameters(model: nn.Module) -> tuple[int, int]:
+    """How many numbers the parameters hold, and how many of them are trained."""
+    if isinstance(model, Staged):
+        return model.count_parameters()
+    parameters = list(model.parameters())
+    return sum(one.numel() for one in parameters), sum(one.numel() for one in parameters if one.requires_grad)
 
 
 def _updates(parts: Parts) -> list[str]:

@@ -17,14 +17,14 @@ import torch
 from evenstep.build import build_hooks, build_mesh, build_parts, build_strategy, build_writers
 from evenstep.checkpoint import LOCK, complete_checkpoints
 from evenstep.cli.exits import EXIT_DONE, EXIT_INTERRUPTED, EXIT_REQUEUE
-from evenstep.cli.folder import RECIPE, publish
+from evenstep.cli.folder import RECIPE, origin_of_recipe, publish
 from evenstep.cli.screen import Screen
-from evenstep.cli.signals import REQUEUE, stopping
 from evenstep.cli.summary import describe
 from evenstep.config.load import Run
 from evenstep.events import Hook, Watchdog
 from evenstep.parallel import Group
-from evenstep.report import write_report
+from evenstep.report.page import REPORT
+from evenstep.signals import REQUEUE, stopping
 from evenstep.train import Trainer
 
 
@@ -61,15 +61,16 @@ def _train_in(run: Run, folder: Path, source: str, group: Group) -> int:
             strategy=build_strategy(run.config, mesh.data),
             config=json.loads(json.dumps(run.resolved(), default=str)),
         )
+        said = "\n".join([f"run folder  {folder}", *describe(parts, trainer)])
         if trainer.is_first_rank:
-            print("\n".join([f"run folder  {folder}", *describe(parts, trainer)]), flush=True)
+            print(said, flush=True)
         with trainer.holding_folder(), _kept_from_the_first_update_on(folder, trainer):
             _begin(trainer, source)
             group.first_rank_does(lambda: publish(run, folder))
             shows_end = trainer.is_first_rank and "console" not in run.config.log.writers
             code = _train(trainer, group, shows_end=shows_end)
     if trainer.is_first_rank:
-        print(f"run folder  {folder}\nreport      {write_report(folder)}", flush=True)
+        print(f"run folder  {folder}\nreport      {folder / REPORT}", flush=True)
     return code
 
 
@@ -121,5 +122,9 @@ def _how_to_go_on(folder: Path) -> str:
         return f"No checkpoint was saved before that; what was logged is in {folder}."
     return (
         f"The run is saved up to {saved[-1].name}: `evenstep resume {folder}` goes on from there, with the recipe's "
-        f"files as they are in {folder / RECIPE}."
+        f"files as they are in {folder / RECIPE}{_or_with(origin_of_recipe(folder))}."
     )
+
+
+def _or_with(origin: Path | None) -> str:
+    return "" if origin is None else f", or, with `--recipe current`, as they then are in {origin}"

@@ -62,6 +62,10 @@ class Data(Section):
     """Longest wait for a worker, in seconds."""
     collate: TargetName | None = None
     """A function (`FILE.py:NAME` or `package.module:NAME`) that makes a batch of a list of samples."""
+    shared: bool = False
+    """Whether all ranks read the same stream, whole, instead of each a stream of its own; for streams only."""
+    exact_resume: bool = True
+    """false for a stream whose state is known not to say all: a resumed run takes other samples; for streams only."""
 
 
 class Train(Section):
@@ -79,6 +83,9 @@ class Train(Section):
     """Whose running statistics normalisation layers keep: those of all tasks, of each its own, or as they are."""
     channels_last: bool = False
     """Whether model and images are in channels-last order."""
+    check_loss: bool = True
+    """Whether to find out at the start that losses are sums over the units that their weights count, by comparing a
+    micro-batch with its halves; false for a loss that is meant over a micro-batch as a whole."""
     settle_every_updates: Count | None = None
     """How often, in updates, the host waits for the device's verdicts; decided by the device by default."""
     max_minutes: Positive | None = None

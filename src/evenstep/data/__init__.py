@@ -1,6 +1,7 @@
 """Data: which samples make which update, and how they are read."""
 
 from evenstep.data.batch import Data, DataFault, GlobalBatch, Microbatch, Part, Position
+from evenstep.data.given import data_of
 from evenstep.data.map_data import MapData
 from evenstep.data.mixing import AllTasks, Mixing, RoundRobin, Sampled
 from evenstep.data.mixture import Mixture
@@ -26,6 +27,7 @@ __all__ = [
     "StreamData",
     "UpdateData",
     "batches_in",
+    "data_of",
     "order",
     "samples_in",
 ]

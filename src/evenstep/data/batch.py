@@ -5,7 +5,7 @@ here reads a dataset; `MapData` and `StreamData` do.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -61,6 +61,7 @@ class Microbatch:
         num_samples: how many samples it holds.
         samples: their numbers in the dataset, where they have some.
         task: the name of the task that it is for; "" where a run has one task without a name.
+        counted: whether `num_samples` is known, and not told by the looks of a batch that came ready made.
     """
 
     index: int
@@ -68,6 +69,12 @@ class Microbatch:
     num_samples: int
     samples: Sequence[int] = ()
     task: str = ""
+    counted: bool = True
+
+    @property
+    def known_samples(self) -> int | None:
+        """How many samples it holds, where that is known."""
+        return self.num_samples if self.counted else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +145,27 @@ class Data(ABC):
             DataError: the data cannot start at `start`; later, a sample or a worker fails.
         """
 
+    def batches_together(
+        self,
+        start: Position,
+        *,
+        seed: int,
+        rank: int,
+        ranks: int,
+        total: Callable[[Sequence[float]], Sequence[float]],
+        pin_memory: bool = False,
+    ) -> Iterator[GlobalBatch]:
+        """The same, where only all ranks together know what a global batch is, as of streams without a length.
+
+        Args:
+            start, seed, rank, ranks, pin_memory: as for `batches`.
+            total: sums numbers over all ranks; all ranks take their global batches together.
+
+        Raises:
+            DataError: as `batches`; or what ranks read does not go together, on all of them.
+        """
+        return self.batches(start, seed=seed, rank=rank, ranks=ranks, pin_memory=pin_memory)
+
     @abstractmethod
     def num_batches(self, epoch: int, *, seed: int) -> int | None:
         """How many global batches `epoch` has; None where only reading tells."""
@@ -160,8 +188,29 @@ class Data(ABC):
         """Counts worth reporting once; unlike the fingerprint, nothing depends on them."""
         return {}
 
-    def state_dict(self) -> dict[str, object]:
-        """What a resume needs beside the position; only streams need anything."""
+    @property
+    def state_is_of_rank(self) -> bool:
+        """Whether `state_dict` is of this rank alone, and each rank must go on with its own."""
+        return False
+
+    def try_resume(self) -> str:
+        """Try, before anything is read, whether a resume would be exact; only streams must.
+
+        Returns:
+            What is to be said about it, or "".
+
+        Raises:
+            DataError: it would not.
+        """
+        return ""
+
+    def state_dict(self, at: Position | None = None) -> dict[str, object]:
+        """What a resume needs beside the position; only streams need anything.
+
+        Args:
+            at: the position to resume at: that of the last global batch given, or the one after it, which is the
+                default.
+        """
         return {}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:

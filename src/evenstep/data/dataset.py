@@ -5,14 +5,14 @@ dataset may not have; seen through, a split dataset behaves as the whole one wou
 of a `TensorDataset`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, cast, final
 from zlib import crc32
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, TensorDataset
 
 from evenstep.data.batch import JSON
 from evenstep.errors import ArgumentError, DataError
@@ -38,6 +38,22 @@ def count_samples(dataset: object) -> int:
     2
     """
     name = type(dataset).__name__
+    if isinstance(dataset, DataLoader):
+        raise ArgumentError(
+            f"`dataset` must give samples by number, but a {name} gives batches; give what it reads, its `.dataset`: "
+            "`MapData` shuffles, batches and reads ahead by itself."
+        )
+    if isinstance(dataset, (str, bytes)):
+        raise ArgumentError(
+            f"`dataset` must give samples by number, but is the {name} {dataset!r}, which gives characters; open what "
+            "it names."
+        )
+    if isinstance(dataset, Mapping) and dataset and 0 not in dataset:
+        keys = ", ".join(map(repr, list(cast("Mapping[object, object]", dataset))[:4]))
+        raise ArgumentError(
+            f"`dataset` must give samples by number, `dataset[0]`, but is a {name} with the keys {keys}; give one of "
+            "its values."
+        )
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         raise ArgumentError(
             f"`dataset` must give samples by number, `dataset[i]`, but a {name} cannot; "
@@ -48,7 +64,13 @@ def count_samples(dataset: object) -> int:
             f"`dataset` must say how many samples it has, `len(dataset)`, but a {name} cannot; "
             "write its `__len__`, or feed it as a stream with `StreamData`."
         )
-    num_samples = len(cast(MapDataset, dataset))
+    try:
+        num_samples = len(cast(MapDataset, dataset))
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise ArgumentError(
+            f"`dataset` must say how many samples it has, but `len` of this {name} raises {type(error).__name__}: "
+            f"{error}; write its `__len__`, or feed it as a stream with `StreamData`."
+        ) from error
     if num_samples == 0:
         raise ArgumentError(
             f"`dataset` must hold at least one sample, but this {name} is empty; "

@@ -15,6 +15,7 @@ from evenstep.data.batching import share
 from evenstep.data.dataset import MapDataset, count_samples, fingerprint_of
 from evenstep.data.fetch import DEFAULT_COLLATE, Collate, Fetcher, Reply, Request, Seeding
 from evenstep.data.lengths import Lengths
+from evenstep.data.order import MOST_SORTED
 from evenstep.data.pin import can_pin
 from evenstep.data.pool import Pool
 from evenstep.data.sampling import EpochBatches, choose_sampling
@@ -163,7 +164,7 @@ class MapData(Data):
         """
         sampling = self._sampling
         lengths = sampling.lengths
-        return {
+        fingerprint: dict[str, JSON] = {
             "kind": "map",
             "num_samples": sampling.num_samples,
             "global_batch_size": sampling.global_batch_size,
@@ -176,6 +177,9 @@ class MapData(Data):
             "lengths": None if lengths is None else crc32(lengths.tobytes()),
             "dataset": fingerprint_of(self._dataset),
         }
+        if sampling.shuffle and sampling.num_samples > MOST_SORTED:
+            fingerprint["order"] = "enciphered"  # it was another one in earlier versions
+        return fingerprint
 
     def batches(
         self, start: Position, *, seed: int, rank: int = 0, ranks: int = 1, pin_memory: bool = False

@@ -144,6 +144,11 @@ class Mixture(Data):
         end: End = "cycle",
         windows: Windows | None = None,
     ) -> None:
+        if not isinstance(cast("object", data), Mapping):
+            raise ArgumentError(
+                f"a mixture must be given the data of each task by its name, `Mixture({{'class': data}})`, but is "
+                f"given a {type(data).__name__}."
+            )
         if not data:
             raise ArgumentError("a mixture needs the data of one task at least, but `data` is empty.")
         for name, one in data.items():

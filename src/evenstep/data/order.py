@@ -1,16 +1,25 @@
 """Which samples, in which order: a pure function of (seed, epoch).
 
-Every index is hashed under the epoch's key and the hashes are sorted, so the order depends on no library's random
-stream, on nothing drawn before, and on no layout. It does not cut the order into batches.
+The order depends on no library's random stream, on nothing drawn before, and on no layout. Up to 2²⁰ samples it is
+their hashes' order; of more it is a bijection that is computed a stretch at a time, so that nobody waits for, or holds,
+an order of 10⁸ samples. It does not cut the order into batches.
 """
+
+from abc import ABC, abstractmethod
+from math import isqrt
+from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evenstep.data.arguments import require_count
-from evenstep.keys import key
+from evenstep.keys import key, mix
 
-__all__ = ["order", "scatter"]
+__all__ = ["MOST_SORTED", "Enciphered", "InOrder", "Order", "Sorted", "order", "order_of", "scatter"]
+
+MOST_SORTED = 2**20  # samples whose order is made as a whole
+_ROUNDS = 8
+_BLOCK = 2**15  # places whose samples are computed together, in a few ms
 
 
 def scatter(scatter_key: int, numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
@@ -38,14 +47,122 @@ def scatter(scatter_key: int, numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
     return value
 
 
-def order(num_samples: int, *, seed: int, epoch: int, shuffle: bool = True) -> NDArray[np.int64]:
-    """The order in which `epoch` visits the samples: argsortᵢ mix(key(seed, "order", epoch) xor i).
+class Order(ABC):
+    """The order in which an epoch visits the samples, of which any stretch can be had alone."""
+
+    @abstractmethod
+    def between(self, start: int, stop: int) -> NDArray[np.int64]:
+        """The samples at the places `start` to `stop - 1`, `[stop - start]`."""
+
+
+@final
+class InOrder(Order):
+    """0, 1, 2, …: the dataset's own order."""
+
+    def between(self, start: int, stop: int) -> NDArray[np.int64]:
+        return np.arange(start, stop, dtype=np.int64)
+
+
+@final
+class Sorted(Order):
+    """argsortᵢ mix(k xor i): every sample is hashed and the hashes are sorted, when the first stretch is asked for.
+
+    Args:
+        num_samples: how many there are; 2²⁰ take a quarter of a second and 8 MB.
+        order_key: in [0, 2⁶⁴).
+    """
+
+    def __init__(self, num_samples: int, order_key: int) -> None:
+        self._num_samples = num_samples
+        self._key = order_key
+        self._whole: NDArray[np.int64] | None = None
+
+    def between(self, start: int, stop: int) -> NDArray[np.int64]:
+        if self._whole is None:
+            numbers = np.arange(self._num_samples, dtype=np.int64)
+            self._whole = np.argsort(scatter(self._key, numbers), kind="stable").astype(np.int64, copy=False)
+        return self._whole[start:stop]
+
+
+@final
+class Enciphered(Order):
+    """A keyed bijection of 0..n-1, computed for just those places that are asked for, a block at a time.
+
+    A Feistel network over pairs of digits (l, r) with l < a, r < b and a·b a little above n; what falls outside of
+    0..n-1 is enciphered again until it falls inside, which is seldom.
+
+    Args:
+        num_samples: how many there are.
+        order_key: in [0, 2⁶⁴).
+
+    Reference: Black, Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002: the generalised Feistel cipher
+    with cycle walking.
+
+    >>> sorted(Enciphered(10, 7).between(0, 10).tolist())
+    [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+    """
+
+    def __init__(self, num_samples: int, order_key: int) -> None:
+        self._num_samples = num_samples
+        self._keys = [mix(order_key + number) for number in range(_ROUNDS)]
+        self._low = isqrt(max(num_samples - 1, 0)) + 1
+        self._high = -(-num_samples // self._low)
+        self._block = -1
+        self._samples = np.empty(0, dtype=np.int64)
+
+    def between(self, start: int, stop: int) -> NDArray[np.int64]:
+        block = start // _BLOCK
+        if stop > (block + 1) * _BLOCK:  # over the border of a block
+            return self._at(np.arange(start, stop, dtype=np.int64))
+        if block != self._block:
+            end = min((block + 1) * _BLOCK, self._num_samples)
+            self._samples, self._block = self._at(np.arange(block * _BLOCK, end, dtype=np.int64)), block
+        return self._samples[start - block * _BLOCK : stop - block * _BLOCK]
+
+    def _at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        samples = self._enciphered(places)
+        while (outside := np.flatnonzero(samples >= self._num_samples)).size:
+            samples[outside] = self._enciphered(samples[outside])
+        return samples
+
+    def _enciphered(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        right, left = np.divmod(numbers, np.int64(self._low))
+        for number, round_key in enumerate(self._keys):
+            size = self._high if number % 2 else self._low  # of the half that changes
+            # 32 bits of the hash, taken to 0..size-1 by multiplying: below 2³² for any dataset
+            hashed = (scatter(round_key, right) >> np.uint64(32)) * np.uint64(size) >> np.uint64(32)
+            left, right = right, (left + hashed.astype(np.int64)) % size
+        return right * self._low + left
+
+
+def order_of(num_samples: int, *, seed: int, epoch: int, shuffle: bool = True) -> Order:
+    """The order in which `epoch` visits the samples, a pure function of (seed, epoch): `Sorted` up to 2²⁰ samples,
+    above that `Enciphered`, of which a start costs nothing, however many there are.
 
     Args:
         num_samples: how many there are.
         seed: the run's seed.
         epoch: from 0.
         shuffle: False gives the dataset's own order 0, 1, 2, ….
+
+    Raises:
+        ArgumentError: a number is negative or not whole.
+
+    >>> order_of(10**12, seed=1, epoch=0).between(0, 3).tolist()
+    [981662940024, 521982624015, 267742323233]
+    """
+    require_count("num_samples", num_samples, at_least=0)
+    if not shuffle:
+        return InOrder()
+    order_key = key(seed, "order", require_count("epoch", epoch, at_least=0))
+    return Sorted(num_samples, order_key) if num_samples <= MOST_SORTED else Enciphered(num_samples, order_key)
+
+
+def order(num_samples: int, *, seed: int, epoch: int, shuffle: bool = True) -> NDArray[np.int64]:
+    """The whole order in which `epoch` visits the samples; see `order_of`.
+
+    Args:
+        num_samples, seed, epoch, shuffle: as for `order_of`.
 
     Returns:
         A permutation of 0..num_samples-1, `[num_samples]`.
@@ -58,8 +175,4 @@ def order(num_samples: int, *, seed: int, epoch: int, shuffle: bool = True) -> N
     >>> order(4, seed=1, epoch=0, shuffle=False).tolist()
     [0, 1, 2, 3]
     """
-    numbers = np.arange(require_count("num_samples", num_samples, at_least=0), dtype=np.int64)
-    if not shuffle:
-        return numbers
-    epoch_key = key(seed, "order", require_count("epoch", epoch, at_least=0))
-    return np.argsort(scatter(epoch_key, numbers), kind="stable").astype(np.int64, copy=False)
+    return order_of(num_samples, seed=seed, epoch=epoch, shuffle=shuffle).between(0, num_samples)

@@ -4,6 +4,7 @@ One value holds every choice, so that which samples make which micro-batch is a 
 epoch, batch), the same for every layout of ranks. It reads no dataset.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import pairwise
@@ -15,38 +16,69 @@ from numpy.typing import NDArray
 from evenstep.data.arguments import require_count
 from evenstep.data.batching import cut_by_count, cut_by_tokens, group_by_length, shuffle_batches
 from evenstep.data.lengths import Lengths, fitting, measure
-from evenstep.data.order import order
+from evenstep.data.order import Order, order_of
 from evenstep.errors import ArgumentError
 from evenstep.keys import key
 
-__all__ = ["EpochBatches", "Sampling", "choose_sampling"]
+__all__ = ["CountedBatches", "CutBatches", "EpochBatches", "Sampling", "choose_sampling"]
 
 _LENGTH_WINDOW = 8192
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpochBatches:
+class EpochBatches(ABC):
     """The global batches of one epoch.
+
+    Attributes:
+        key: of all that is drawn while its samples are read.
+        num_batches: how many global batches the epoch has.
+    """
+
+    key: int
+    num_batches: int
+
+    @abstractmethod
+    def batch(self, number: int) -> NDArray[np.int64]:
+        """The samples of global batch `number`: indices into the dataset."""
+
+
+@final
+class CountedBatches(EpochBatches):
+    """Batches of one size, of which only those are computed that are asked for.
+
+    Args:
+        visited: the order of the samples.
+        num_samples: how many there are.
+        size: samples of a batch; the last one may have fewer.
+        key: see `EpochBatches`.
+    """
+
+    def __init__(self, visited: Order, num_samples: int, size: int, key: int) -> None:
+        self.key = key
+        self.num_batches = -(-num_samples // size)
+        self._visited, self._num_samples, self._size = visited, num_samples, size
+
+    def batch(self, number: int) -> NDArray[np.int64]:
+        start = number * self._size
+        return self._visited.between(start, min(start + self._size, self._num_samples))
+
+
+@final
+class CutBatches(EpochBatches):
+    """Batches of any sizes, all of them known.
 
     Args:
         samples: `[n]`, indices into the dataset, in the order they are visited.
         edges: batch b is `samples[edges[b]:edges[b + 1]]`.
-        key: of all that is drawn while its samples are read.
+        key: see `EpochBatches`.
     """
 
-    samples: NDArray[np.int64]
-    edges: list[int]
-    key: int
-
-    @property
-    def num_batches(self) -> int:
-        """How many global batches the epoch has."""
-        return len(self.edges) - 1
+    def __init__(self, samples: NDArray[np.int64], edges: list[int], key: int) -> None:
+        self.key = key
+        self.num_batches = len(edges) - 1
+        self._samples, self._edges = samples, edges
 
     def batch(self, number: int) -> NDArray[np.int64]:
-        """The samples of global batch `number`."""
-        return self.samples[self.edges[number] : self.edges[number + 1]]
+        return self._samples[self._edges[number] : self._edges[number + 1]]
 
 
 @final
@@ -93,7 +125,12 @@ class Sampling:
     def epoch(self, epoch: int, *, seed: int) -> EpochBatches:
         """The global batches of `epoch`: a pure function of (seed, epoch)."""
         shuffle = self.shuffle and epoch >= self.curriculum_epochs
-        samples = order(self.num_samples, seed=seed, epoch=epoch, shuffle=shuffle)
+        visited = order_of(self.num_samples, seed=seed, epoch=epoch, shuffle=shuffle)
+        epoch_key = key(seed, "sample", epoch)
+        if self.global_batch_tokens is None and self.fits is None:
+            assert self.global_batch_size is not None
+            return CountedBatches(visited, self.num_samples, self.global_batch_size, epoch_key)
+        samples = visited.between(0, self.num_samples)
         if self.fits is not None:
             samples = samples[self.fits[samples]]
         if self.global_batch_tokens is not None:
@@ -103,7 +140,7 @@ class Sampling:
         else:
             assert self.global_batch_size is not None
             edges = cut_by_count(len(samples), self.global_batch_size)
-        return EpochBatches(samples=samples, edges=edges, key=key(seed, "sample", epoch))
+        return CutBatches(samples, edges, epoch_key)
 
     def microbatches(self, samples: NDArray[np.int64]) -> list[list[int]]:
         """Cut one global batch: by tokens (sorted by length first, to pad little), by count, or not at all."""

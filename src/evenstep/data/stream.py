@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping, Sized
 from typing import Any, Protocol, cast, runtime_checkable
 
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader
 
 from evenstep.data.dataset import epoch_setters
 from evenstep.errors import ArgumentError, DataError
 
-__all__ = ["Stateful", "samples_in", "stream_epoch_setters"]
+__all__ = ["Stateful", "check_stream", "samples_in", "stream_epoch_setters"]
 
 
 @runtime_checkable
@@ -26,6 +27,43 @@ class Stateful(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: dict[str, Any], /) -> object: ...
+
+
+def check_stream(stream: object, *, gives_batches: bool) -> None:
+    """Check that `stream` is something to iterate, whose items are what they are taken for.
+
+    Args:
+        stream: given as a stream.
+        gives_batches: whether its items may be batches of samples.
+
+    Raises:
+        ArgumentError: it is not; the message knows the usual mistakes.
+    """
+    name = type(stream).__name__
+    if isinstance(stream, (str, bytes)):
+        raise ArgumentError(
+            f"`stream` must be something that gives samples, but is the {name} {stream!r}, which gives characters; "
+            "open what it names."
+        )
+    if isinstance(stream, Mapping):
+        keys = ", ".join(map(repr, list(cast("Mapping[object, object]", stream))[:4]))
+        raise ArgumentError(
+            f"`stream` must be something that gives samples, but is a {name}, which gives its keys ({keys}); give one "
+            "of its values."
+        )
+    if not hasattr(stream, "__iter__"):
+        call = " call it, or" if callable(stream) else ""
+        raise ArgumentError(
+            f"`stream` must be something to iterate, but is a {name};{call} write its `__iter__`, or "
+            "feed a dataset that gives samples by number with `MapData`."
+        )
+    if not gives_batches and isinstance(stream, DataLoader) and (cast(Any, stream).batch_size or 0) > 1:
+        size = cast(Any, stream).batch_size
+        raise ArgumentError(
+            f"`stream` must give samples, but this {name} gives batches of {size}; pass `batched=True` and "
+            f"`num_microbatches`, make it with `batch_size=None`, or give its dataset to `MapData`, which shuffles, "
+            "batches, reads ahead and resumes by itself."
+        )
 
 
 def stream_epoch_setters(stream: object) -> list[Callable[[int], object]]:
@@ -57,9 +95,11 @@ def samples_in(batch: object) -> int:
     >>> samples_in([torch.zeros(8, 3), torch.zeros(8)]), samples_in({"text": ["a", "b"]})
     (8, 2)
     """
+    if isinstance(batch, PackedSequence):
+        return int(batch.batch_sizes[0])
     part = _first_part(batch)
     if isinstance(part, Tensor):  # asked first: it is the commonest, and this runs once per micro-batch
-        return part.shape[0] if part.ndim else 1
+        return part.size(0) if part.ndim else 1
     shape = cast("tuple[int, ...]", getattr(part, "shape", ()))
     if shape:
         return int(shape[0])

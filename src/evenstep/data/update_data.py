@@ -8,15 +8,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast, final
 
+import numpy as np
+import torch
+
 from evenstep.data.arguments import require_rank
 from evenstep.data.batch import JSON, Data, GlobalBatch, Microbatch, Part, Position
 from evenstep.data.batching import share
 from evenstep.data.pin import can_pin, pin
 from evenstep.data.stream import samples_in
 from evenstep.data.stream_data import StreamData
+from evenstep.data.stream_ranks import Total
 from evenstep.errors import DataError
 
 __all__ = ["Batch", "UpdateData", "batches_in"]
+
+_BY_LOOKS = samples_in
 
 
 @final
@@ -35,11 +41,11 @@ class Batch:
 def batches_in(item: object) -> list[Batch]:
     """The batches of one update.
 
-    A plain tuple is several batches, except a pair (data, task name), which is one; a list, a dict, a named tuple, a
-    `Batch` and any other object is one. A batch without a task's name is of the task "".
+    A plain tuple is several batches, except a pair (data, task name), which is one; it must not hold bare tensors. A
+    list, a dict, a named tuple, a `Batch` and any other object is one. A batch without a task's name is of the task "".
 
     Raises:
-        DataError: a tuple without a batch.
+        DataError: a tuple without a batch, or with bare tensors or numbers, which may be one batch or several.
 
     >>> [(batch.task, batch.data) for batch in batches_in(([1], ([2], "box"), Batch(task="class", data=[3])))]
     [('', [1]), ('box', [2]), ('class', [3])]
@@ -49,7 +55,18 @@ def batches_in(item: object) -> list[Batch]:
     several = cast("tuple[object, ...]", item)
     if not several:
         raise DataError("an update was given as an empty tuple, but must hold one batch at least.")
+    bare = next((one for one in several if _is_bare(one)), None)
+    if bare is not None and len(several) > 1:
+        raise DataError(
+            f"an update was given as a tuple of {len(several)} with a bare {type(bare).__name__} in it, which may be "
+            f"one batch of {len(several)} parts or {len(several)} batches: give `(batch,)` for one batch that is a "
+            f'tuple, and `(Batch(task="", data=x), …)` for several that are tensors.'
+        )
     return [_one(one) for one in several]
+
+
+def _is_bare(one: object) -> bool:
+    return isinstance(one, torch.Tensor | np.ndarray | np.generic | int | float | complex)
 
 
 def _is_pair(item: tuple[object, ...]) -> bool:
@@ -75,6 +92,7 @@ class UpdateData(Data):
         stream: gives one update after the other; iterating it again is the next epoch. To be resumable it needs
             `state_dict` and `load_state_dict`.
         samples_in: the number of samples of a batch; by default the first dimension of its first part.
+        exact_resume: False for a stream whose state is known not to say all; see `StreamData`.
 
     Raises:
         ArgumentError: it cannot be iterated.
@@ -85,8 +103,10 @@ class UpdateData(Data):
     ([(0, 'class', ['a']), (1, 'box', ['b', 'c'])], 3)
     """
 
-    def __init__(self, stream: Iterable[Any], *, samples_in: Callable[[Any], int] = samples_in) -> None:
-        self._stream = StreamData(stream, batched=True, samples_in=_none)
+    def __init__(
+        self, stream: Iterable[Any], *, samples_in: Callable[[Any], int] = samples_in, exact_resume: bool = True
+    ) -> None:
+        self._stream = StreamData(stream, batched=True, samples_in=_none, exact_resume=exact_resume)
         self._samples_in = samples_in
 
     @property
@@ -103,8 +123,11 @@ class UpdateData(Data):
     def fingerprint(self) -> dict[str, JSON]:
         return {"kind": "updates", "stream": self._stream.fingerprint()}
 
-    def state_dict(self) -> dict[str, object]:
-        return self._stream.state_dict()
+    def try_resume(self) -> str:
+        return self._stream.try_resume()
+
+    def state_dict(self, at: Position | None = None) -> dict[str, object]:
+        return self._stream.state_dict(at)
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         self._stream.load_state_dict(state)
@@ -115,9 +138,19 @@ class UpdateData(Data):
     def batches(
         self, start: Position, *, seed: int, rank: int = 0, ranks: int = 1, pin_memory: bool = False
     ) -> Iterator[GlobalBatch]:
+        return self._batches(start, seed=seed, rank=rank, ranks=ranks, total=None, pin_memory=pin_memory)
+
+    def batches_together(
+        self, start: Position, *, seed: int, rank: int, ranks: int, total: Total, pin_memory: bool = False
+    ) -> Iterator[GlobalBatch]:
+        return self._batches(start, seed=seed, rank=rank, ranks=ranks, total=total, pin_memory=pin_memory)
+
+    def _batches(
+        self, start: Position, *, seed: int, rank: int, ranks: int, total: Total | None, pin_memory: bool
+    ) -> Iterator[GlobalBatch]:
         require_rank(rank, ranks)
         pinned = pin if pin_memory and can_pin() else _as_it_is
-        whole = self._stream.batches(start, seed=seed)
+        whole = self._stream.whole_batches(start, seed=seed, ranks=ranks, total=total)
         return (self._cut(update, pinned, rank=rank, ranks=ranks) for update in whole)
 
     def _cut(self, update: GlobalBatch, pinned: Callable[[Any], Any], *, rank: int, ranks: int) -> GlobalBatch:
@@ -133,6 +166,7 @@ class UpdateData(Data):
                     data=pinned(batches[index].data),
                     num_samples=counts[index],
                     task=batches[index].task,
+                    counted=self._samples_in is not _BY_LOOKS,
                 )
                 for index in mine
             ),

@@ -40,11 +40,13 @@ from evenstep.events.hooks import (
     Watchdog,
 )
 from evenstep.events.incidents import IncidentFiles
+from evenstep.events.screens import is_watched
 from evenstep.events.series import Record
 from evenstep.events.storage import Storage
-from evenstep.events.writers import ConsoleWriter, CsvWriter, JsonlWriter, TensorBoardWriter, Writer, Writers
+from evenstep.events.writers import WRITERS, ConsoleWriter, CsvWriter, JsonlWriter, TensorBoardWriter, Writer, Writers
 
 __all__ = [
+    "WRITERS",
     "BackwardBegin",
     "BackwardEnd",
     "Best",
@@ -90,4 +92,5 @@ __all__ = [
     "Watchdog",
     "Writer",
     "Writers",
+    "is_watched",
 ]

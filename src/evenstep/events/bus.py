@@ -122,22 +122,26 @@ class Bus:
         states = {key: hook.state_dict() for key, hook in self._keyed().items()}
         return {key: state for key, state in states.items() if state}
 
-    def load_state_dict(self, states: Mapping[str, dict[str, Any]]) -> None:
-        """Give every hook its state back.
+    def load_state_dict(self, states: Mapping[str, dict[str, Any]]) -> list[str]:
+        """Give every hook its state back. One that has none there begins afresh; a state without its hook is given up.
 
-        Raises:
-            HookError: before anything is loaded, when a hook with state finds none, or a state finds no hook.
+        Returns:
+            What differs from the hooks that the states were of, in half sentences.
         """
         hooks = self._keyed()
-        missing = [key for key, hook in hooks.items() if key not in states and hook.state_dict()]
-        surplus = [key for key, state in states.items() if key not in hooks and state]
-        if missing or surplus:
-            faults = [f"has no state of hook `{key}`" for key in missing]
-            faults += [f"has state of `{key}`, which is not among the hooks of this run" for key in surplus]
-            raise HookError(f"The checkpoint {' and '.join(faults)}; resume with the hooks that it was saved with.")
+        said = [
+            f"hook `{key}` is new and begins afresh"
+            for key, hook in hooks.items()
+            if key not in states and hook.state_dict()
+        ]
         for key, state in states.items():
-            if state:
-                hooks[key].load_state_dict(state)
+            if not state:
+                continue
+            if key not in hooks:
+                said.append(f"hook `{key}` is gone, and so is its state")
+            elif changed := hooks[key].load_state_dict(state):
+                said.append(f"hook `{key}` {changed}")
+        return said
 
     def kept_checkpoints(self) -> set[str]:
         """The names of checkpoint folders that some hook wants kept."""

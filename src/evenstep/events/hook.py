@@ -118,8 +118,11 @@ class Hook:
         """What a checkpoint must keep of this hook: a tree of dict, list, str, int, float, bool, None and tensors."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave; called only when that was not empty."""
+    def load_state_dict(self, state: dict[str, Any]) -> str | None:
+        """Take back what `state_dict` gave; called only when that was not empty.
+
+        What of it is not taken, because this hook was built with other arguments, may be given as half a sentence.
+        """
 
     def kept_checkpoints(self) -> tuple[str, ...]:
         """The names of checkpoint folders that must not be deleted to make room."""

@@ -171,8 +171,11 @@ class Storage:
         return statistics.median(record.value for record in window) if window else None
 
     def state_dict(self) -> dict[str, Any]:
-        """The newest values of every metric, as plain lists. What is pending is not in it: settle and write before."""
-        return {name: series.state() for name, series in self._series.items()}
+        """The newest values of every metric, as plain lists. What is pending is not in it: settle and write before.
+
+        Nor is what a clock has measured (`perf/…`): it would make two equal runs' states differ.
+        """
+        return {name: series.state() for name, series in self._series.items() if not name.startswith("perf/")}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go back to a saved history; what is pending belongs to another course of the run and is dropped."""

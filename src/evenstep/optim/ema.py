@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError
+from evenstep.names import named_buffers, named_parameters
 from evenstep.optim.foreach import foreach_move, shard
 
 
@@ -62,7 +63,12 @@ class Ema:
 
     def attach(self, model: nn.Module) -> None:
         """Follow `model`, whose tensors are on their device already. The average begins as a copy."""
-        live = dict(model.named_parameters()) | dict(model.named_buffers())
+        if self._live:
+            raise ArgumentError(
+                "`ema` follows the model of another trainer already, and would let go of it; give each trainer an "
+                "average of its own, `Ema(decay=…)`. `resume`, or `load_state_dict`, goes on with that of a checkpoint."
+            )
+        live = dict[str, Tensor](named_parameters(model)) | named_buffers(model)
         self._live = {name: tensor.detach() for name, tensor in live.items()}
         if self._average.keys() != self._live.keys():
             self._average = {
@@ -72,6 +78,11 @@ class Ema:
 
         self._moving = [name for name, one in self._average.items() if one.is_floating_point() or one.is_complex()]
         self._copied = [name for name in self._average if name not in self._moving]
+
+    def restart(self) -> None:
+        """Begin again as a copy of what the model holds now."""
+        for name, tensor in self._live.items():
+            self._average[name].copy_(tensor)
 
     def after_update(self, update: int, aborted: Tensor | float = 0.0) -> None:
         """Move the average after committed update `update`.

@@ -20,17 +20,20 @@ def foreach_norms(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -
 
 def foreach_multiply(tensors: Sequence[Tensor], factor: float) -> None:
     """t ← t · factor, in place."""
-    _torch._foreach_mul_(tensors, factor)
+    if tensors:  # a rank of a pipeline may have nothing to train
+        _torch._foreach_mul_(tensors, factor)
 
 
 def foreach_divide(tensors: Sequence[Tensor], divisor: Tensor) -> None:
     """t ← t / divisor, in place; the divisor is 0-dim and stays on its device."""
-    _torch._foreach_div_(tensors, divisor)
+    if tensors:
+        _torch._foreach_div_(tensors, divisor)
 
 
 def foreach_move(tensors: Sequence[Tensor], ends: Sequence[Tensor], share: float | Sequence[Tensor]) -> None:
     """t ← t + share · (end - t), in place."""
-    _torch._foreach_lerp_(tensors, ends, share)
+    if tensors:
+        _torch._foreach_lerp_(tensors, ends, share)
 
 
 def shard(tensor: Tensor) -> Tensor:

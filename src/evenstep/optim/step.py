@@ -5,6 +5,7 @@ written nothing yet, which the tensors' version counters tell. Then what nobody 
 again. A step that broke off half-way can't be repeated, and is an error. It neither scales nor clips.
 """
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -57,8 +58,16 @@ def _tried(optimizer: Any) -> str:
 
 def _tensors(optimizer: Any) -> list[Tensor]:
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    state = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
-    return parameters + state
+    return [*parameters, *_tensors_in(optimizer.state)]
+
+
+def _tensors_in(tree: Any) -> Iterator[Tensor]:
+    parts = tree.values() if isinstance(tree, Mapping) else tree
+    for part in parts:
+        if isinstance(part, Tensor):
+            yield part
+        elif isinstance(part, dict | list | tuple):
+            yield from _tensors_in(part)
 
 
 def _versions(optimizer: Any) -> dict[int, int]:

@@ -1,23 +1,25 @@
 """Strategies: how gradients and parameters are shared between data-parallel ranks."""
 
-from evenstep.parallel.compression import Bf16, Compression, Fp16
+from evenstep.parallel.compression import COMPRESSIONS, Bf16, Compression, Fp16
 from evenstep.parallel.ddp import Ddp
 from evenstep.parallel.elastic import Elastic
 from evenstep.parallel.fsdp import Fsdp
 from evenstep.parallel.group import Group, Processes
 from evenstep.parallel.lighthouse import ADDRESS, COUNT, NUMBER, SILENT_S, Lighthouse, Seat, coordination, seat_of
 from evenstep.parallel.mesh import Mesh
+from evenstep.parallel.named import device_of_rank, launched_group, strategy_named
 from evenstep.parallel.ordered import Ordered
 from evenstep.parallel.ordered_fsdp import OrderedFsdp
 from evenstep.parallel.per_stage import PerStage, of_stages
 from evenstep.parallel.place import Place, place_of
 from evenstep.parallel.replicas import bits
 from evenstep.parallel.single import Single
-from evenstep.parallel.strategy import Owned, Spoiled, States, Strategy
+from evenstep.parallel.strategy import Owned, Spoiled, States, Strategy, mapped
 from evenstep.parallel.zero1 import Zero1
 
 __all__ = [
     "ADDRESS",
+    "COMPRESSIONS",
     "COUNT",
     "NUMBER",
     "SILENT_S",
@@ -44,7 +46,11 @@ __all__ = [
     "Zero1",
     "bits",
     "coordination",
+    "device_of_rank",
+    "launched_group",
+    "mapped",
     "of_stages",
     "place_of",
     "seat_of",
+    "strategy_named",
 ]

@@ -5,7 +5,7 @@ most ((1 + ε)ᴿ - 1)·Σᵣ|gᵣ|. All ranks use the sum that came off the wir
 scale: a component that leaves the range of the format is lost, or is inf.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import final
 
 import torch
@@ -102,3 +102,6 @@ class Fp16(_Cast):
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+COMPRESSIONS: Mapping[str, Callable[[], Compression]] = {"none": Compression, "bf16": Bf16, "fp16": Fp16}

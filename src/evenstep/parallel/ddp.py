@@ -14,6 +14,7 @@ from typing import Any, final
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from evenstep.parallel.buffers import Before
 from evenstep.parallel.compression import Compression
 from evenstep.parallel.group import Group
 from evenstep.parallel.replicas import Replicas
@@ -124,8 +125,14 @@ class Ddp(Strategy):
         for bucket in self._buckets:
             bucket.flat = bucket.wait = None
 
+    def share_buffers(self, before: Before) -> None:
+        self._replicas.buffers.share(before)
+
     def after_update(self, update: int) -> None:
         self._replicas.after_update(update)
+
+    def abandon(self) -> None:
+        self._replicas.buffers.look_anew()
 
     @contextmanager
     def uncompressed(self) -> Generator[str]:

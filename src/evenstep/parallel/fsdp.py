@@ -23,6 +23,8 @@ class Fsdp(Sharded):
     _owed = False
 
     def arm(self, module: Callable[..., Any]) -> None:
+        self._spoken.arm(armed=True)
+        self._complete_sums()
         self._module.set_requires_gradient_sync(True)
         self._module.set_is_last_backward(True)
 
@@ -30,6 +32,7 @@ class Fsdp(Sharded):
         if self._owed:
             self._owed = False
             self._lost = self._follow() or self._lost
+        self._spoken.finish()
         self._accumulate_only()
         self._finish(self._present_anywhere(spoiled=self._lost))
 
@@ -63,5 +66,6 @@ class Fsdp(Sharded):
         self._owed = True
 
     def _accumulate_only(self) -> None:
+        self._spoken.arm(armed=False)
         self._module.set_requires_gradient_sync(False)
         self._module.set_is_last_backward(False)

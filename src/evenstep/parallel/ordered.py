@@ -10,6 +10,7 @@ from typing import Any, final
 
 from torch import nn
 
+from evenstep.parallel.buffers import Before
 from evenstep.parallel.group import Group
 from evenstep.parallel.replicas import Replicas
 from evenstep.parallel.strategy import Strategy
@@ -74,6 +75,10 @@ class Ordered(Strategy):
 
     def abandon(self) -> None:
         self._tree = Tree(self._parameters)
+        self._replicas.buffers.look_anew()
+
+    def share_buffers(self, before: Before) -> None:
+        self._replicas.buffers.share(before)
 
     def after_update(self, update: int) -> None:
         self._replicas.after_update(update)

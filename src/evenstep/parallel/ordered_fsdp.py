@@ -13,6 +13,7 @@ from torch import Tensor
 
 from evenstep.errors import ArgumentError
 from evenstep.parallel.group import Group
+from evenstep.parallel.internals import leave_inputs_alone
 from evenstep.parallel.sharded import Sharded, nothing
 from evenstep.parallel.tree import Tree
 
@@ -25,7 +26,7 @@ class OrderedFsdp(Sharded):
     _reduced = 0  # sums since the last step
 
     def adopt(self, optimizer: torch.optim.Optimizer) -> None:
-        check_unfused(self.group, optimizer)
+        check_exact(self.group, optimizer)
         super().adopt(optimizer)
         self._parameters: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
         self._order = {id(parameter): place for place, parameter in enumerate(self._parameters)}
@@ -38,6 +39,7 @@ class OrderedFsdp(Sharded):
         self._tree.add(microbatch, present)
 
     def reduce(self, module: Callable[..., Any], num_microbatches: int) -> None:
+        self._spoken.finish()
         self._reducing = True
         total = self._tree.total(self.group, num_microbatches=num_microbatches)
         self._total: dict[int, Tensor] = {}
@@ -80,6 +82,8 @@ class OrderedFsdp(Sharded):
 
     def _prepare(self) -> None:
         super()._prepare()
+        for part in self._parts():
+            leave_inputs_alone(part)
         self._module.set_requires_gradient_sync(False)
         self._new_tree()
 
@@ -92,13 +96,25 @@ class OrderedFsdp(Sharded):
         self._forget_gradients()
 
 
-def check_unfused(group: Group, optimizer: torch.optim.Optimizer) -> None:
-    """Raise ArgumentError for an optimizer whose step of shards does not have the bits of a step of the whole."""
-    if group.device.type == "cpu" and any(options.get("fused") for options in optimizer.param_groups):
+def check_exact(group: Group, optimizer: torch.optim.Optimizer) -> None:
+    """Raise ArgumentError where a step of shards on a CPU would not have the bits of a step of the whole."""
+    if group.device.type != "cpu":
+        return
+    if any(options.get("fused") for options in optimizer.param_groups):
         raise ArgumentError(
             "on the CPU, torch's fused optimizers round the ends of a tensor differently from its middle, so a "
             "step of shards does not have the bits of a step of the whole; build the optimizer with "
             "`foreach=True` instead of `fused=True`, or reduce as `fast`."
+        )
+    trained = [p for options in optimizer.param_groups for p in options["params"] if p.requires_grad]
+    narrow = {parameter.dtype for parameter in trained} & {torch.float16, torch.bfloat16}
+    if narrow:
+        names = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in narrow))
+        raise ArgumentError(
+            f"the model has parameters in {names}: on the CPU, torch rounds the ends of such a tensor differently from "
+            f"its middle, so a step of shards does not have the bits of a step of the whole. Keep the parameters in "
+            f"float32 (with `bf16-mixed` the model computes in 16 bits), use `zero1`, which steps whole tensors, or "
+            f"reduce as `fast`."
         )
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError
+from evenstep.parallel.buffers import Before
 from evenstep.parallel.ddp import Ddp
 from evenstep.parallel.ordered import Ordered
 from evenstep.parallel.sharded import Sharded
@@ -50,6 +51,7 @@ class PerStage(Strategy):
         self._of: dict[int, Strategy] = {}
         self._modules: list[tuple[Strategy, nn.Module]] = []
         self.collects = like.collects
+        self.divides = like.divides
 
     @property
     def _all(self) -> list[Strategy]:
@@ -102,6 +104,10 @@ class PerStage(Strategy):
 
     def each_norm(self, gradients: list[Tensor], norms: Callable[[list[Tensor]], Tensor]) -> Tensor:
         return self._like.each_norm(gradients, norms)
+
+    def share_buffers(self, before: Before) -> None:
+        for own in self._all:
+            own.share_buffers(before)
 
     def after_update(self, update: int) -> None:
         for own in self._all:

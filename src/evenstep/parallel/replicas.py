@@ -1,8 +1,8 @@
 """Keeps replicas replicas: equal at the start, and equal in what no gradient keeps equal.
 
-Parameters stay equal because equal gradients are applied to equal parameters. Running statistics (BatchNorm) are seen
-by each rank on its own micro-batches, so their mean over ranks is taken after each update. Now and then the replicas
-are compared bit by bit, because a difference (a hook that changes one of them, a faulty memory) shows in nothing else.
+Parameters stay equal because equal gradients are applied to equal parameters, and buffers because the ranks share them
+in each update (`buffers`). Now and then the replicas are compared bit by bit, because a difference (a hook that changes
+one of them, a faulty memory) shows in nothing else.
 """
 
 from typing import final
@@ -11,27 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError, ReplicaError
+from evenstep.names import named_parameters
+from evenstep.parallel.buffers import SharedBuffers
 from evenstep.parallel.group import Group
-
-NORMS = (
-    nn.BatchNorm1d,
-    nn.BatchNorm2d,
-    nn.BatchNorm3d,
-    nn.SyncBatchNorm,
-    nn.InstanceNorm1d,
-    nn.InstanceNorm2d,
-    nn.InstanceNorm3d,
-)
-
-
-def running_statistics(module: nn.Module) -> list[Tensor]:
-    """The buffers that torch's normalisation layers change in their forward.
-
-    >>> [tuple(buffer.shape) for buffer in running_statistics(nn.Sequential(nn.BatchNorm1d(3), nn.ReLU()))]
-    [(3,), (3,), ()]
-    """
-    norms = (part for part in module.modules() if isinstance(part, NORMS))
-    return [buffer for norm in norms for buffer in norm.buffers(recurse=False)]
 
 
 def synchronise(module: nn.Module, group: Group) -> None:
@@ -66,11 +48,10 @@ class Replicas:
         synchronise(module, group)
         self._module = module
         self._group = group
-        self._statistics = running_statistics(module)
+        self.buffers = SharedBuffers(module, group)
 
     def after_update(self, update: int) -> None:
-        """Make equal what gradients do not, and now and then see that the rest is."""
-        average_statistics(self._statistics, self._group)
+        """Now and then see that the replicas are equal."""
         if update % CHECKED_EVERY_UPDATES == 0:
             check_equal(self._module, self._group, update)
 
@@ -89,7 +70,7 @@ def check_equal(module: nn.Module, group: Group, update: int, *, replica_ranks: 
     """
     if group.ranks <= replica_ranks:
         return
-    names = [name for name, _ in module.named_parameters()]
+    names = list(named_parameters(module))
     sums = torch.stack([bits(parameter) for parameter in module.parameters()]).tolist()
     everybody = group.gather(sums)
     for name, *values in zip(names, *everybody, strict=True):
@@ -112,12 +93,3 @@ def bits(tensor: Tensor) -> Tensor:
     shard: Tensor = getattr(tensor, "_local_tensor", tensor)
     data = shard.detach().contiguous().flatten().view(torch.uint8).long()
     return (data * (torch.arange(data.numel(), device=data.device) % 65521 + 1)).sum()
-
-
-def average_statistics(statistics: list[Tensor], group: Group) -> None:
-    """Replace running statistics by their mean over ranks; counters are equal already."""
-    averaged = [buffer for buffer in statistics if buffer.is_floating_point()]
-    waits = [group.sum(buffer) for buffer in averaged]
-    for wait, buffer in zip(waits, averaged, strict=True):
-        wait()
-        buffer.div_(group.ranks)

@@ -1,18 +1,24 @@
-"""Which modules FSDP2 can shard, said before it does: what it gathers at once must be trained in one number format.
+"""What FSDP2 can't take, said before anything is cut, and what its errors in the midst of a pass mean.
 
-It does not choose units or formats.
+It knows nothing of gradients; who asks is `Sharded`.
 """
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from evenstep.errors import ArgumentError
+from evenstep.errors import ArgumentError, TaskError
+
+_INSTEAD = "use `ddp` or `zero1`, whose ranks hold whole parameters"
 
 
 def check_shardable(module: nn.Module, units: Sequence[nn.Module]) -> None:
-    """Raise ArgumentError for parameters that can't be in one unit, or in none.
+    """Raise ArgumentError for parameters that can't be gathered with others of their unit, or with none.
 
     Args:
         module: of which what the units leave over is gathered together.
@@ -28,20 +34,24 @@ def check_shardable(module: nn.Module, units: Sequence[nn.Module]) -> None:
     for unit in (*units, module):
         own = [one for one in unit.parameters() if id(one) not in seen and cuttable(one)]
         seen.update(map(id, own))
+        for one in own:
+            if not one.is_contiguous():
+                raise ArgumentError(
+                    f"parameter '{names[id(one)]}' must be contiguous to be cut into shards, but has the strides "
+                    f"{one.stride()}; make it from `tensor.contiguous()`, or {_INSTEAD}."
+                )
         trained = [one for one in own if one.requires_grad]
         for one in trained:
             name, first = names[id(one)], names[id(trained[0])]
             if one.is_complex():
                 raise ArgumentError(
-                    f"parameters that are cut over ranks must be real, but `{name}` is {_said(one)}; share gradients "
-                    f"or optimizer state only, with `Ddp`, `Ordered` or `Zero1`, which take complex ones."
+                    f"parameters that are cut over ranks must be real, but `{name}` is {_said(one)}; here {_INSTEAD}."
                 )
             if one.dtype != trained[0].dtype:
                 raise ArgumentError(
                     f"parameters that are gathered at once must be trained in one number format, but `{first}` is "
                     f"{_said(trained[0])} and `{name}` is {_said(one)}; give them one format, put them into different "
-                    f"items of an `nn.ModuleList`, which are gathered one by one, or share gradients or optimizer "
-                    f"state only, with `Ddp`, `Ordered` or `Zero1`."
+                    f"items of an `nn.ModuleList`, which are gathered one by one, or {_INSTEAD}."
                 )
 
 
@@ -66,6 +76,55 @@ def check_steppable(whole: Sequence[nn.Parameter], optimizer: torch.optim.Optimi
                 f"beside {len(stay)} that can't be (single numbers, or none), which one kernel does not take; leave "
                 f"`{kernel}` out, or give those a group of their own."
             )
+
+
+def explained(error: Exception, parameters: Mapping[str, Tensor]) -> Exception:
+    """What an error of torch's in a pass means where parameters come and go; itself if nothing is known of it.
+
+    Args:
+        error: as raised.
+        parameters: the model's shards, by name.
+    """
+    said = str(error)
+    if "torch.Tensor and DTensor" in said:
+        names = {id(parameter): name for name, parameter in parameters.items()}
+        return TaskError(
+            f"the model uses {_what(error.__traceback__, names)} while it is in shards: with `fsdp` a parameter is "
+            f"whole only in the forward of the list item that holds it. Call the item itself instead of another of its "
+            f"methods or its parameters, keep what others use outside of lists, or {_INSTEAD}."
+        )
+    if "storage of size 0" in said:
+        return TaskError(
+            f"a backward needs parameters that are in shards again: with `fsdp` a gradient can't be differentiated "
+            f"once more (`create_graph=True`), nor a graph be walked a second time. Here {_INSTEAD}."
+        )
+    return error
+
+
+def _what(traceback: TracebackType | None, names: Mapping[int, str]) -> str:
+    """The parameters that the innermost call was given, or else the line that used one."""
+    frames: list[FrameType] = []
+    lines: list[str] = []
+    while traceback is not None:
+        frames.append(traceback.tb_frame)
+        code = traceback.tb_frame.f_code
+        if f"{os.sep}torch{os.sep}" not in code.co_filename:
+            lines.append(f"in `{code.co_name}`, {Path(code.co_filename).name}:{traceback.tb_lineno}")
+        traceback = traceback.tb_next
+    given = _given(frames[-1].f_locals.values()) if frames else ()
+    found = dict.fromkeys(names[id(one)] for one in given if id(one) in names)
+    what = " and ".join(f"'{name}'" for name in found) or "a parameter"
+    return f"{what} ({lines[-1]})" if lines else what
+
+
+def _given(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, tuple | list):
+            yield from cast("Iterable[Any]", value)
+        elif isinstance(value, nn.Module):
+            yield from value.parameters(recurse=False)
+        else:
+            yield value
 
 
 def _said(parameter: Tensor) -> str:

@@ -8,29 +8,22 @@ gradients are reduced is the variants' (`fsdp`, `ordered_fsdp`); nothing of FSDP
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError, OutOfMemoryError
 from evenstep.memory import give_back, is_out_of_memory
+from evenstep.parallel.buffers import Before, SharedBuffers
 from evenstep.parallel.group import Group
-from evenstep.parallel.replicas import (
-    CHECKED_EVERY_UPDATES,
-    average_statistics,
-    check_equal,
-    running_statistics,
-    synchronise,
-)
-from evenstep.parallel.shardable import check_shardable, check_steppable, cuttable
+from evenstep.parallel.internals import at_end_of_backward, choose_formats, forget_order, has_begun, parts, record
+from evenstep.parallel.replicas import CHECKED_EVERY_UPDATES, check_equal, synchronise
+from evenstep.parallel.shardable import check_shardable, check_steppable, cuttable, explained
 from evenstep.parallel.spoken import Spoken
-from evenstep.parallel.strategy import Spoiled, Strategy
-
-if TYPE_CHECKING:
-    from torch.distributed.fsdp import FSDPModule
+from evenstep.parallel.strategy import Spoiled, Strategy, mapped
 
 T = TypeVar("T")
 
@@ -50,6 +43,7 @@ class Sharded(Strategy):
     """
 
     in_turn = True
+    divides = "elements"
 
     def __init__(
         self,
@@ -74,7 +68,7 @@ class Sharded(Strategy):
         self._offload = offload
         self.options: dict[str, Any] = {"shard_ranks": shard_ranks, "gather_dtype": gather_dtype, "offload": offload}
         self._module: Any = None
-        self._statistics: list[Tensor] = []
+        self._buffers = SharedBuffers(nn.Module(), self.group)
         self._old: dict[int, nn.Parameter] = {}  # the parameters' shards by what the optimizer was built with
         self._shards: list[Any] = []  # FSDP2's record of each parameter
         self._numbers: list[nn.Parameter] = []  # which can't be cut
@@ -82,7 +76,7 @@ class Sharded(Strategy):
         self._watched: set[int] = set()  # whose gradients are seen
         self._muted = False
         self._examples: dict[str, Any] = {}  # a micro-batch of each kind
-        self._spoken = Spoken()
+        self._spoken = Spoken(group)
         self._follow: partial[bool] = partial(bool)  # runs a pass that counts nowhere
         self._halved: dict[str, Any] = {}  # a part of a micro-batch of each kind of which a whole one did not fit
         self._lost = False  # whether such a pass has taken gradients along when it broke off
@@ -91,13 +85,14 @@ class Sharded(Strategy):
     def wrap(self, module: nn.Module) -> nn.Module:
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-        check_shardable(module, self._units(module))
+        units = self._units(module)
+        check_shardable(module, units)
         self._numbers = [parameter for parameter in module.parameters() if not cuttable(parameter)]
         synchronise(module, self.group)
         before = dict(module.named_parameters(remove_duplicate=False))
         mesh = self.group.mesh(self._shard_ranks)
         policy = MixedPrecisionPolicy(param_dtype=self._gather_dtype, reduce_dtype=self._reduce_dtype())
-        for unit in (*self._units(module), module):
+        for unit in (*units, module):
             fully_shard(
                 unit,
                 mesh=mesh,
@@ -110,19 +105,20 @@ class Sharded(Strategy):
         after = dict(module.named_parameters(remove_duplicate=False))
         self._old = {id(parameter): after[name] for name, parameter in before.items()}
         self._module = module
-        self._statistics = running_statistics(module)
+        self._buffers = SharedBuffers(module, self.group)
         self._prepare()
         return module
 
     def adopt(self, optimizer: torch.optim.Optimizer) -> None:
-        if optimizer.state:
-            raise ArgumentError(
-                "the optimizer has state already, of parameters that are now sharded; give the trainer a new one, and "
-                "let `resume` restore its state."
-            )
         check_steppable(self._numbers, optimizer)
+        whole: list[Tensor] = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         for group in optimizer.param_groups:  # of which some may belong to other stages
             group["params"] = [self._old.get(id(parameter), parameter) for parameter in group["params"]]
+        for parameter in whole:  # some optimizers make their state when they are built
+            cut = self._old.get(id(parameter), parameter)
+            if cut is not parameter and parameter in optimizer.state:
+                state: dict[str, Any] = optimizer.state.pop(parameter)
+                optimizer.state[cut] = mapped(state, partial(self.part, cut))
 
     @property
     def part_held(self) -> tuple[int, int]:
@@ -145,13 +141,14 @@ class Sharded(Strategy):
         kind: str = "",
         last: bool = True,
     ) -> None:
+        self._spoken.finish()
         here = [0.0] * (2 * self.ranks)
         example: Any = work[0] if work else self._examples.get(kind)
         here[self.rank], here[self.ranks + self.rank] = len(work), float(example is not None)
         said = self.group.sum_floats(here)
         counts, have = said[: self.ranks], said[self.ranks :]
         self._passes = int(max(counts))
-        self._spoken.start()
+        self._spoken.start(kind)
         if not self._passes:  # the only one with such work has failed before it
             return
         if not all(have):
@@ -220,6 +217,7 @@ class Sharded(Strategy):
             if self._spoken.passes + (not self._spoken.broken) == self._passes:
                 before_last()
             self._follow()
+        self._spoken.finish()
         self._reset()
 
     def follow(self) -> None:
@@ -228,7 +226,11 @@ class Sharded(Strategy):
     def any_failed(self, failed: bool) -> bool:
         if failed:
             self.follow()
+        self._spoken.finish()
         return self.group.sum_floats([float(failed)])[0] > 0
+
+    def explained(self, error: Exception) -> Exception:
+        return explained(error, dict(self._module.named_parameters(remove_duplicate=False)))
 
     def facing(self, gradient: Tensor) -> Tensor:
         return getattr(gradient, "_local_tensor", gradient)
@@ -238,8 +240,10 @@ class Sharded(Strategy):
             products.zero_()
         self.group.sum(products)()
 
+    def share_buffers(self, before: Before) -> None:
+        self._buffers.share(before)
+
     def after_update(self, update: int) -> None:
-        average_statistics(self._statistics, self.group)
         if update % CHECKED_EVERY_UPDATES == 0:
             check_equal(self._module, self.group, update, replica_ranks=self._shard_ranks)
 
@@ -247,6 +251,7 @@ class Sharded(Strategy):
         self._spoken.start()
         self._reset()
         self._lost = False
+        self._buffers.look_anew()
 
     def whole(self, tensor: Tensor) -> Tensor:
         full = getattr(tensor.to(self.group.device), "full_tensor", None)
@@ -268,10 +273,9 @@ class Sharded(Strategy):
         """In which FSDP2 sums gradients; None for their own."""
         return self._gather_dtype and torch.float32
 
-    def _parts(self) -> list["FSDPModule"]:
-        from torch.distributed.fsdp import FSDPModule
-
-        return [part for part in self._module.modules() if isinstance(part, FSDPModule)]
+    def _parts(self) -> list[Any]:
+        """The `FSDPModule`s, the outermost first."""
+        return [part for _, part in parts(self._module)]
 
     def _prepare(self) -> None:
         """Set what makes FSDP2 sum, and watch which gradients appear."""
@@ -282,9 +286,7 @@ class Sharded(Strategy):
             part.set_reduce_scatter_unused_params(True)
             part.unshard()  # makes the parameters that autograd sees
             part.reshard()
-            # FSDP2 has no public way to the gradients before their reduction (torch 2.11 to 2.13).
-            groups = cast("Any", part)._get_fsdp_state()._fsdp_param_groups
-            self._shards += [shard for group in groups for shard in group.fsdp_params]
+            self._shards += getattr(record(part), "fsdp_params", ())
         if self.in_turn:
             self._listen()
         self._present = [False] * (len(self._shards) + len(self._numbers))
@@ -293,9 +295,8 @@ class Sharded(Strategy):
 
     def share(self, parameters: Sequence[nn.Parameter]) -> None:
         check_shardable(self._module, [cast("nn.Module", part) for part in self._parts() if part is not self._module])
-        for part in self._parts():  # FSDP2 has chosen number formats by what was trained in its first pass
-            for group in cast("Any", part)._get_fsdp_state()._fsdp_param_groups:
-                group._init_mp_dtypes()
+        for part in self._parts():
+            choose_formats(part)
         for shard in self._shards:  # as FSDP2 would when it next gathers it
             shard.unsharded_param.requires_grad_(shard.sharded_param.requires_grad)
         self._watch()
@@ -309,13 +310,21 @@ class Sharded(Strategy):
                 self._watched.add(number)
 
     def _listen(self) -> None:
-        """Count what passes say to the other ranks."""
-        for part in self._parts():
-            groups = cast("Any", part)._get_fsdp_state()._fsdp_param_groups
-            if groups:
-                self._spoken.listen(part, groups[0])
+        """Let passes say the same to the other ranks, whatever each of them runs."""
+        before: Any = None
+        for name, part in parts(self._module):
+            # By itself FSDP2 gathers ahead, in a backward, what went forward before on this rank: each its own.
+            part.set_modules_to_backward_prefetch([before or part])
+            at_end_of_backward(part, self._spoken.through)
+            if (of_part := record(part)) is not None:
+                self._spoken.listen(part, of_part, name, alone=self._shard_ranks == 1)
+            if self.group.device.type != "cpu":  # there, nothing is gathered while something is computed
+                before = part
+        if before is not None:
+            self._module.set_modules_to_backward_prefetch([before])
         # FSDP2's own hooks are not compiled either
         self._module.register_forward_pre_hook(torch.compiler.disable(self._begin_pass), prepend=True)
+        self._module.register_forward_hook(torch.compiler.disable(self._end_forward))
 
     def _seen(self, number: int, gradient: Tensor) -> Tensor:
         if self._muted:
@@ -326,19 +335,30 @@ class Sharded(Strategy):
     def _begin_pass(self, *_: Any) -> None:
         """Let all passes be alike: what FSDP2 remembers of those before would make it gather at other times."""
         self._spoken.begin()
-        state = self._module._get_fsdp_state()
-        for one in state._state_ctx.all_states:
-            for group in one._fsdp_param_groups:
-                group._post_forward_indices.clear()
-        if state._state_ctx.all_states:
-            state._comm_ctx.post_forward_order.clear()
+        forget_order(self._module)
+
+    def _end_forward(self, *_: Any) -> None:
+        self._spoken.turn()
 
     def _reset(self) -> None:
         """Forget what passes have left behind."""
-        if self._module._get_fsdp_state()._state_ctx.all_states:  # there are none before the first pass
+        if has_begun(self._module):
             self._module.reset_iter_state()
         self._forget_gradients()
         self._present = [False] * len(self._present)
+
+    def _complete_sums(self) -> None:
+        """Let no part hold sums beside nothing: FSDP2 takes zeros in the gathered format for what has no gradient.
+
+        It then fails where sums are kept in a wider one (https://github.com/pytorch/pytorch/issues/196996).
+        """
+        for part in self._parts():
+            shards = getattr(record(part), "fsdp_params", ())
+            if all(shard.unsharded_accumulated_grad is None for shard in shards):
+                continue
+            for shard in shards:
+                if shard.unsharded_accumulated_grad is None and shard.unsharded_param.requires_grad:
+                    shard.unsharded_accumulated_grad = torch.zeros_like(shard.unsharded_param, dtype=shard.reduce_dtype)
 
     def _forget_gradients(self) -> None:
         for shard in self._shards:
@@ -387,11 +407,20 @@ def nothing() -> None:
     """Do nothing."""
 
 
+def _called(item: nn.Module) -> Iterator[nn.Module]:
+    """The item, or what it holds, where it is a container that nobody can call."""
+    if type(item).forward is not nn.Module.forward:
+        yield item
+        return
+    for child in item.children():
+        yield from _called(child)
+
+
 def units(module: nn.Module) -> list[nn.Module]:
     """What is gathered at once: the items of each `nn.ModuleList` and `nn.Sequential` that hold parameters.
 
-    The outermost lists only, and no item that shares a parameter with another part of the module; what is left over
-    belongs to `module` itself.
+    The outermost lists only, of an item that is a container without a forward what it holds, and no item that shares a
+    parameter with another part of the module; what is left over belongs to `module` itself.
 
     >>> block = lambda: nn.ModuleDict({"mlp": nn.Sequential(nn.Linear(2, 2), nn.Tanh())})
     >>> len(units(nn.ModuleDict({"wte": nn.Embedding(3, 2), "blocks": nn.ModuleList([block(), block()])})))
@@ -400,7 +429,8 @@ def units(module: nn.Module) -> list[nn.Module]:
     lists = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
     lists = lists or ([module] if isinstance(module, nn.Sequential) else [])
     inner = {id(item) for outer in lists for item in outer.modules() if item is not outer}
-    items = [item for part in lists if id(part) not in inner for item in part if any(True for _ in item.parameters())]
+    outermost = [item for part in lists if id(part) not in inner for item in part]
+    items = [one for item in outermost for one in _called(item) if any(True for _ in one.parameters())]
     uses: dict[int, int] = {}
     for _, parameter in module.named_parameters(remove_duplicate=False):
         uses[id(parameter)] = uses.get(id(parameter), 0) + 1

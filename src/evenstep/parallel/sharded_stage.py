@@ -14,7 +14,8 @@ from typing import Any, TypeVar, final
 import torch
 from torch import Tensor, nn
 
-from evenstep.parallel.ordered_fsdp import OrderedFsdp, check_unfused
+from evenstep.parallel.internals import be_idle, begin, end_backward, leave_inputs_alone
+from evenstep.parallel.ordered_fsdp import OrderedFsdp, check_exact
 from evenstep.parallel.sharded import Sharded
 from evenstep.parallel.strategy import Spoiled
 from evenstep.parallel.tree import Tree
@@ -70,17 +71,13 @@ class ShardedStage(Sharded):
     def _prepare(self) -> None:
         super()._prepare()
         self._module.set_reshard_after_forward(False)
-        self._state()._lazy_init()  # a replica without work reduces before it has run any forward
+        begin(self._module)  # a replica without work reduces before it has run any forward
         self._accumulate_only()
 
     def _accumulate_only(self) -> None:
         self._module.set_requires_gradient_sync(False)
         self._module.set_is_last_backward(False)
         self._module.set_reshard_after_backward(False)
-
-    def _state(self) -> Any:
-        # FSDP2 has no public way to reduce outside of a backward (torch 2.11 to 2.13).
-        return self._module._get_fsdp_state()
 
     def _owe(self) -> None:
         raise AssertionError("no pass is owed")
@@ -102,9 +99,7 @@ class FsdpStage(ShardedStage):
         self._finish(self._scattered(spoiled=False))
 
     def _spoil(self) -> None:
-        for state in self._state()._state_ctx.all_states:  # a backward may have broken off
-            for group in state._fsdp_param_groups:
-                group._training_state = type(group._training_state).IDLE
+        be_idle(self._module)  # a backward may have broken off
         self._scattered(spoiled=True)
 
     def _scattered(self, *, spoiled: bool) -> list[bool]:
@@ -112,7 +107,8 @@ class FsdpStage(ShardedStage):
         self._module.set_requires_gradient_sync(True)
         self._module.set_is_last_backward(True)
         self._module.set_reshard_after_backward(True)
-        self._state()._root_post_backward_final_callback()
+        self._complete_sums()
+        end_backward(self._module)
         self._accumulate_only()
         return self._present_anywhere(spoiled=spoiled)
 
@@ -136,7 +132,7 @@ class OrderedFsdpStage(ShardedStage):
     collects = True
 
     def adopt(self, optimizer: torch.optim.Optimizer) -> None:
-        check_unfused(self.group, optimizer)
+        check_exact(self.group, optimizer)
         super().adopt(optimizer)
 
     def begin(self, module: Callable[..., Any]) -> None:
@@ -171,6 +167,8 @@ class OrderedFsdpStage(ShardedStage):
 
     def _prepare(self) -> None:
         super()._prepare()
+        for part in self._parts():
+            leave_inputs_alone(part)
         self._new_tree()
 
     def _new_tree(self) -> None:

@@ -9,11 +9,12 @@ from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar, final
+from typing import Any, ClassVar, Literal, TypeVar, cast, final
 
 import torch
 from torch import Tensor, nn
 
+from evenstep.parallel.buffers import Before
 from evenstep.parallel.group import Group
 
 T = TypeVar("T")
@@ -32,6 +33,21 @@ class Owned:
 
     local: Tensor
     size: tuple[int, ...]
+
+
+def mapped(tree: Any, act: Callable[[Tensor], Any]) -> Any:
+    """The same dicts, lists and tuples, with `act(tensor)` in the place of each tensor.
+
+    >>> mapped({"step": 3, "last": [torch.ones(1), torch.zeros(2)]}, len)
+    {'step': 3, 'last': [1, 2]}
+    """
+    if isinstance(tree, Tensor):
+        return act(tree)
+    if isinstance(tree, dict):
+        return {key: mapped(value, act) for key, value in cast("dict[Any, Any]", tree).items()}
+    if type(tree) in (list, tuple):
+        return type(tree)(mapped(value, act) for value in tree)
+    return tree
 
 
 class Spoiled(Exception):
@@ -56,11 +72,14 @@ class Strategy(ABC):
         collects: whether each micro-batch's gradients are taken out of `.grad` by `collect`.
         cuts_alone: whether a rank may run its micro-batches in more pieces than its peers do.
         in_turn: whether all ranks must run micro-batches of one kind at the same time.
+        divides: what is dealt out between ranks, each of which steps its share only: whole parameters, or the elements
+            of each.
     """
 
     collects: bool = False
     cuts_alone: bool = False
     in_turn: ClassVar[bool] = False
+    divides: Literal["nothing", "parameters", "elements"] = "nothing"
 
     def __init__(self, group: Group | None = None) -> None:
         self.group = group or Group()
@@ -172,6 +191,13 @@ class Strategy(ABC):
             Spoiled: a peer has failed; nothing of the sum may be used.
         """
 
+    def share_buffers(self, before: Before) -> None:
+        """After an update's passes: make equal on all ranks the buffers that their forwards have changed.
+
+        Args:
+            before: the buffers as of the last committed update.
+        """
+
     def squared_norm(self, gradients: list[Tensor], norms: Callable[[list[Tensor]], Tensor]) -> Tensor:
         """‖g‖₂² over all parameters and their shards, the same on every rank.
 
@@ -181,6 +207,10 @@ class Strategy(ABC):
         """
         each = norms(gradients)
         return each.dot(each)
+
+    def explained(self, error: Exception) -> Exception:
+        """What an error of torch's in a pass means with this strategy; `error` itself if nothing more is known."""
+        return error
 
     def facing(self, gradient: Tensor) -> Tensor:
         """What of a reduced gradient this rank takes inner products of. All ranks ask for the same ones in order."""

@@ -8,13 +8,14 @@ parameters; that is `Fsdp`'s. (ZeRO stage 1: Rajbhandari et al., 2020, https://a
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, final
+from functools import partial
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
 
-from evenstep.errors import ArgumentError
-from evenstep.parallel.strategy import Owned, States, Strategy
+from evenstep.parallel.buffers import Before
+from evenstep.parallel.strategy import Owned, States, Strategy, mapped
 
 
 @final
@@ -24,6 +25,8 @@ class Zero1(Strategy):
     Args:
         replicas: how their gradients are summed.
     """
+
+    divides = "parameters"
 
     def __init__(self, replicas: Strategy) -> None:
         super().__init__(replicas.group)
@@ -55,17 +58,15 @@ class Zero1(Strategy):
         self._replicas.spoil(module, num_microbatches, error)
 
     def adopt(self, optimizer: torch.optim.Optimizer) -> None:
-        if optimizer.state:
-            raise ArgumentError(
-                "the optimizer has state already, which is now shared between ranks; give the trainer a new one, and "
-                "let `resume` restore its state."
-            )
         self._replicas.adopt(optimizer)
         parameters: list[nn.Parameter] = [p for group in optimizer.param_groups for p in group["params"]]
         self._owned = dealt(parameters, self.ranks)
         own = {id(parameter) for parameter in self._owned[self.rank]}
         for group in optimizer.param_groups:
             group["params"] = [parameter for parameter in group["params"] if id(parameter) in own]
+        for parameter in parameters:  # some optimizers make their state when they are built
+            if id(parameter) not in own and parameter in optimizer.state:
+                del optimizer.state[parameter]
 
     def share(self, parameters: Sequence[nn.Parameter]) -> None:
         self._replicas.share(parameters)
@@ -88,6 +89,9 @@ class Zero1(Strategy):
                     if owner != self.rank:
                         _spread(flat, alike)
 
+    def share_buffers(self, before: Before) -> None:
+        self._replicas.share_buffers(before)
+
     def after_update(self, update: int) -> None:
         self._replicas.after_update(update)
 
@@ -104,14 +108,11 @@ class Zero1(Strategy):
         return self._everybody(states, self._owned_here)
 
     def _everybody(self, states: States, tensor_of: "Callable[[int, Any, _Shape], Any]") -> States:
-        shapes = {name: {key: _shape(value) for key, value in state.items()} for name, state in states.items()}
         everything: dict[str, dict[str, Any]] = {}
-        for owner, theirs in enumerate(self.group.gather(shapes)):
-            for name, state in theirs.items():
-                everything[name] = {
-                    key: tensor_of(owner, states.get(name, {}).get(key), shape) if isinstance(shape, _Shape) else shape
-                    for key, shape in state.items()
-                }
+        for owner, theirs in enumerate(self.group.gather(mapped(dict(states), _Shape))):
+            for name, shapes in theirs.items():
+                mine = states.get(name) if owner == self.rank else None
+                everything[name] = _filled(shapes, mine, partial(tensor_of, owner))
         return everything
 
     def _owned_here(self, owner: int, mine: Any, shape: "_Shape") -> Owned:
@@ -132,8 +133,17 @@ class _Shape:
         self.size, self.dtype = tuple(tensor.shape), tensor.dtype
 
 
-def _shape(value: Any) -> Any:
-    return _Shape(value) if isinstance(value, Tensor) else value
+def _filled(shapes: Any, mine: Any, tensor_of: "Callable[[Any, _Shape], Any]") -> Any:
+    """A state like `shapes`, with the tensor for each `_Shape`; `mine` is this rank's own, where it has one."""
+    if isinstance(shapes, _Shape):
+        return tensor_of(mine, shapes)
+    if isinstance(shapes, dict):
+        described = cast("dict[Any, Any]", shapes)
+        return {k: _filled(shape, None if mine is None else mine[k], tensor_of) for k, shape in described.items()}
+    if type(shapes) in (list, tuple):
+        own: list[Any] = [None] * len(shapes) if mine is None else mine
+        return type(shapes)(_filled(shape, one, tensor_of) for shape, one in zip(shapes, own, strict=True))
+    return shapes
 
 
 def dealt(parameters: Sequence[nn.Parameter], ranks: int) -> list[list[nn.Parameter]]:

@@ -115,12 +115,12 @@ class Layers:
             return model
         if ismethod(getattr(model, "layers", None)):  # in many models it is no method but a container
             return cls(tuple(cast("Cuttable", model).layers()))
-        if isinstance(model, nn.Sequential):
-            return cls(tuple(_opened(model, "")))
+        if is_chain(model):
+            return cls(tuple(_opened(cast("nn.Sequential", model), "")))
         if isinstance(model, nn.Module):
             raise ArgumentError(
                 f"{type(model).__name__} can't be cut into stages: give it a method `layers()` that says its layers in "
-                f"the order in which they run, or make it an `nn.Sequential`."
+                f"the order in which they run, or make it an `nn.Sequential` without a `forward` of its own."
             )
         parts = cast("Sequence[Layer | Build]", model)
         return cls(
@@ -128,12 +128,23 @@ class Layers:
         )
 
 
+def is_chain(model: object) -> bool:
+    """Whether a model is its children, one after the other: an `nn.Sequential` without a `forward` of its own."""
+    return isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward
+
+
 def _opened(sequence: nn.Sequential, prefix: str) -> Iterator[Layer]:
-    for name, child in sequence.named_children():
-        if type(child) is nn.Sequential and len(child):
+    for name, child in sequence._modules.items():  # `named_children` leaves out a module that stands there again
+        assert child is not None
+        if type(child) is nn.Sequential and len(child) and not _is_called_specially(child):
             yield from _opened(child, f"{prefix}{name}.")
         else:
             yield Layer(f"{prefix}{name}", child)
+
+
+def _is_called_specially(module: nn.Module) -> bool:
+    """Whether calling it is more than calling its children: it has hooks, or was compiled in place."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._compiled_call_impl)
 
 
 def call(module: Callable[..., Any], outputs: Sequence[Any], inputs: Any, wanted: bool | tuple[str, ...]) -> Any:

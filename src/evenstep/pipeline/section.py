@@ -84,10 +84,9 @@ def register(root: nn.Module, name: str, module: nn.Module) -> None:
     ['blocks.0.weight', 'blocks.0.bias']
     """
     *above, last = name.split(".")
+    # past `add_module`, which refuses what is also an attribute of `root`, such as "layers" or "last"
     for part in above:
-        if part not in dict(root.named_children()):
-            root.add_module(part, nn.Module())
-        root = root.get_submodule(part)
-    if hasattr(root, last):
+        root = cast("nn.Module", root._modules.setdefault(part, nn.Module()))
+    if last in root._modules:
         raise ArgumentError(f"a layer can't be called '{name}', since a module has '{last}' already; rename it.")
-    root.add_module(last, original(module))
+    root._modules[last] = original(module)

@@ -8,6 +8,7 @@ model, so that optimizers, averages and checkpoints need not know of stages.
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
+from operator import itemgetter
 from typing import Any, final
 
 import torch
@@ -15,6 +16,7 @@ from torch import nn
 
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.keys import key
+from evenstep.names import named_parameters
 from evenstep.parallel.mesh import Mesh
 from evenstep.pipeline.layers import Build, Layer, Layers
 from evenstep.pipeline.layout import Layout
@@ -82,10 +84,10 @@ class Staged(nn.Module):
         kept = tuple(replace(layer, build=nn.Identity) for layer in self.layers.layers)
         self.layers = Layers(kept, self.layers.ties)
         self.sections = {stage: self._section(stage, built) for stage in self.own}
+        self.parameter_names, self.ties = self._described((*self.layers.ties, *ties, *shared))
         for place, module in built.items():
             register(self, self.layers.layers[place].name, module)
-        self.parameter_names, self.ties = self._described((*self.layers.ties, *ties, *shared))
-        equalise(self.ties, dict(self.named_parameters()), self.mesh.pipeline)
+        equalise(self.ties, named_parameters(self), self.mesh.pipeline)
 
     @property
     def last(self) -> int:
@@ -96,6 +98,19 @@ class Staged(nn.Module):
     def aliases(self) -> dict[str, str]:
         """For each copy of a tied parameter its name in checkpoints."""
         return {name: tie.names[0] for tie in self.ties for name in tie.names[1:]}
+
+    def count_parameters(self) -> tuple[int, int]:
+        """How many numbers the whole model's parameters hold, tied ones once, and how many of them are trained.
+
+        All pipeline ranks call it together.
+
+        >>> Staged([nn.Linear(2, 3), nn.Linear(3, 1)]).count_parameters()
+        (13, 13)
+        """
+        mine = {name for name, parameter in named_parameters(self).items() if parameter.requires_grad}
+        trained = set[str]().union(*self.mesh.pipeline.gather(mine))
+        sizes = [(self._sizes[name], name in trained) for name in self.parameter_names]
+        return sum(size for size, _ in sizes), sum(size for size, trains in sizes if trains)
 
     def described(self) -> dict[int, str]:
         """The names of the first and last layer of each stage that this rank holds.
@@ -155,20 +170,22 @@ class Staged(nn.Module):
 
     def _described(self, tied: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], tuple[Tie, ...]]:
         """The names of the whole model's parameters, each tied one once, and what is tied, with its owners."""
-        mine: list[tuple[int, list[str]]] = []
+        mine: list[tuple[int, dict[str, int]]] = []
         for section in self.sections.values():
+            sizes = {name: parameter.numel() for name, parameter in named_parameters(section).items()}
             for place in section.places:
                 layer = self.layers.layers[place].name
-                mine.append((place, [name for name, _ in section.named_parameters() if name.startswith(f"{layer}.")]))
+                mine.append((place, {name: size for name, size in sizes.items() if name.startswith(f"{layer}.")}))
         shared = list(tied)
         everybody = self.mesh.pipeline.gather((mine, shared))
         owner_of: dict[str, int] = {}
         held = [(place, names, rank) for rank, (own, _) in enumerate(everybody) for place, names in own]
-        for _, names, rank in sorted(held):
+        for _, names, rank in sorted(held, key=itemgetter(0)):
             owner_of |= dict.fromkeys(names, rank)
         ties = _joined([group for _, groups in everybody for group in groups], list(owner_of))
         copies = {name for tie in ties for name in tie[1:]}
         names = tuple(name for name in owner_of if name not in copies)
+        self._sizes = {name: size for _, sizes, _ in sorted(held, key=itemgetter(0)) for name, size in sizes.items()}
         return names, tuple(Tie(tie, tuple(owner_of[name] for name in tie)) for tie in ties)
 
 
@@ -191,13 +208,15 @@ def _shared(layers: Layers) -> list[tuple[str, ...]]:
         if not isinstance(layer.build, nn.Module):
             continue
         for part in layer.build.modules():
+            if not (any(True for _ in part.parameters()) or any(True for _ in part.buffers())):
+                continue  # an activation: each rank may have one of its own
             first = modules.setdefault(id(part), layer.name)
             if first != layer.name:
                 raise ArgumentError(
                     f"layers '{first}' and '{layer.name}' share a module, so they can't be put on different ranks; "
                     f"give each a module of its own, and name their parameters in `ties`."
                 )
-        for name, parameter in original(layer.build).named_parameters():
+        for name, parameter in named_parameters(original(layer.build)).items():
             parameters.setdefault(id(parameter), []).append(f"{layer.name}.{name}")
     return [tuple(names) for names in parameters.values() if len(names) > 1]
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from evenstep.errors import OutOfMemoryError
 from evenstep.memory import give_back, is_out_of_memory
+from evenstep.names import named_parameters
 from evenstep.parallel.strategy import Spoiled, Strategy
 from evenstep.pipeline.action import Action, Op, Plan
 from evenstep.pipeline.boundary import Crossing, Gradients, chosen, detached
@@ -89,7 +90,7 @@ class Stages:
                 prepare(section, self.deferral)
         for section in model.sections.values():
             strategy.wrap(section)
-        self._parameters = dict(model.named_parameters())
+        self._parameters = named_parameters(model)
 
     def run(self, plan: Plan, passage: StagePassage, num_microbatches: int) -> None:
         """Execute `plan`. Gradients are complete, reduced and summed over ties when it returns.

@@ -3,7 +3,9 @@
 float16 loses gradients below 6e-8, so the loss is multiplied by a scale that grows while nothing overflows and is
 halved when something does. Reference: Micikevicius et al., "Mixed precision training", ICLR 2018; tolerance and
 floor as in fairseq. It is not torch's GradScaler: an overflow aborts the update and the *same* update is tried again
-at half the scale, so the data, the update count and the LR schedule never notice.
+at half the scale, so the data, the update count and the LR schedule never notice. A gradient that is not finite at any
+scale, such as that of a bad batch, is no overflow, and leaves the scale as it is: telling them apart is
+`evenstep.train`'s.
 """
 
 from contextlib import AbstractContextManager
@@ -58,7 +60,7 @@ class Fp16Mixed(Precision):
             raise ArgumentError(f"`tolerance` must be in [0, 1), but is {tolerance}; 0 tolerates no overflow.")
         self._growth_updates = growth_updates
         self._tolerance = tolerance
-        self._floor = floor
+        self.lowest_scale = self._floor = floor
         self.scale = float(initial)
         self._scale_after: float | None = None  # the scale that a tolerated overflow has lowered for one update
         self._clean_updates = 0  # committed since the last overflow or change of the scale

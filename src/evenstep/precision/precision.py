@@ -25,11 +25,13 @@ class Precision(ABC):
     Attributes:
         name: the mode's name in configurations.
         scale: what every loss is multiplied by before its backward.
-        retries_overflow: whether inf and NaN gradients are this mode's own overflow, to be tried again.
+        lowest_scale: the smallest that `scale` ever becomes.
+        retries_overflow: whether inf and NaN gradients may be this mode's own overflow, to be tried again.
     """
 
     name: ClassVar[str]
     scale: float = 1.0
+    lowest_scale: float = 1.0
     retries_overflow: bool = False
 
     def check(self, device: torch.device) -> None:

@@ -3,19 +3,21 @@
 All ranks ask together and come to the same. What is done about it is the policy's to say and the loop's to do.
 """
 
-from dataclasses import dataclass, field
-from typing import Any, NoReturn, final
+from dataclasses import dataclass, field, replace
+from typing import Any, final
 
 from torch import nn
 
+from evenstep.data import Position
 from evenstep.errors import NonFiniteError, TaskError
 from evenstep.events import Incident, Storage
 from evenstep.precision import Precision
 from evenstep.train.blame import Blamed, blame
-from evenstep.train.diagnose import diagnose
+from evenstep.train.diagnose import diagnose, gradient_norms
 from evenstep.train.execution import Execution
 from evenstep.train.failures import FailurePolicy, Retry, Skip
 from evenstep.train.ledger import Entry
+from evenstep.train.state import unwrapped
 from evenstep.train.update import Update
 
 
@@ -40,16 +42,20 @@ class Aborts:
     storage: Storage
     on_non_finite: FailurePolicy
     _on_no_weight: FailurePolicy = field(default_factory=lambda: Skip(limit=100))
+    _overflowing: tuple[int, Position] | None = None  # the update that is tried again at lower and lower scales
+    _scale_before: dict[str, float | int | None] = field(default_factory=dict)
 
     def incident(self, entry: Entry, number: int) -> tuple[Incident, FailurePolicy]:
         """Why update `number` was aborted, and the policy that answers it; all ranks ask together."""
         position = entry.batch.position
         details: dict[str, Any] = {"epoch": position.epoch, "batch": position.batch}
         where = f"update {number} (global batch {position.batch} of epoch {position.epoch})"
-        blamed = self._blamed(entry, number)
+        overflowed, blamed = self._looked_into(entry, number)
         if blamed:
             details["tasks"] = sorted({one.task for one in blamed if one.task})
             details["microbatches"] = [one.microbatch for one in blamed if one.microbatch >= 0]
+        if self.precision.retries_overflow:
+            details["loss_scale"] = self.precision.scale
         if float(entry.outcome.total) == 0:
             kind, policy = "no_weight", self._on_no_weight
             message = (
@@ -59,50 +65,89 @@ class Aborts:
         elif any(one.raised for one in blamed):
             kind, policy = "task_error", self.on_non_finite
             message = f"{where} was aborted: a task failed"
-        elif self.precision.retries_overflow and not (blamed and self.on_non_finite.tolerates_errors):
+        elif overflowed:
             kind, policy = "overflow", Retry()
-            details["loss_scale"] = self.precision.scale
             message = f"{where} was aborted: its gradient overflowed at a loss scale of {self.precision.scale:g}."
         else:
             kind, policy = "non_finite", self.on_non_finite
             message = f"{where} was aborted: its gradient is not finite"
+            if self.precision.retries_overflow:
+                message += f", at a loss scale of {self.precision.scale:g} or any other"
         if kind in ("task_error", "non_finite"):
             more = f" and {len(blamed) - 3} more" if len(blamed) > 3 else ""
             message += f"; {'; '.join(map(str, blamed[:3]))}{more}." if blamed else "."
         return Incident(kind=kind, update=number, message=message, details=details), policy
 
-    def _blamed(self, entry: Entry, number: int) -> list[Blamed]:
-        """Who is to blame for an abort; an overflow is the loss scale's fault, unless a policy asks about tasks."""
-        if float(entry.outcome.total) == 0:
-            return []
-        if not self.precision.retries_overflow:
-            blamed = self.update.blame(entry.batch, entry.outcome.gathered, number)
-            self.storage.discard_from(number)  # looking for it may have put metrics again
-            return blamed
-        return blame(entry.outcome.gathered, self.execution.group) if self.on_non_finite.tolerates_errors else []
+    def _looked_into(self, entry: Entry, number: int) -> tuple[bool, list[Blamed]]:
+        """Whether the loss scale is to blame, or who else. All ranks find the same.
 
-    def stop(self, incident: Incident, entry: Entry) -> NoReturn:
-        """End the run with an error that says what to do.
+        It is where all losses are finite, and the gradient would be at the lowest scale that the precision has.
+        """
+        if float(entry.outcome.total) == 0:
+            return False, []
+        place = number, entry.batch.position
+        if self._overflowing == place:
+            return True, []
+        self._overflowing = None
+        blamed = blame(entry.outcome.gathered, self.execution.group)
+        if blamed:
+            return False, blamed
+        with self.update.at_lowest_scale():
+            overflowed = self.precision.retries_overflow and self.update.is_finite(entry.batch, number)
+            if not overflowed:
+                blamed = self.update.blame(entry.batch, entry.outcome.gathered, number)
+        self.storage.discard_from(number)  # looking for it may have put metrics again
+        if overflowed:
+            self._overflowing, self._scale_before = place, self.precision.state
+        return overflowed, blamed
+
+    def lower_scale(self) -> None:
+        """Let an update that overflowed be tried again.
 
         Raises:
-            TaskError: there was nothing to train on, or a task failed.
-            NonFiniteError: the gradient was not finite.
+            NonFiniteError: there is no lower scale. It is the one from before the update again.
+        """
+        try:
+            self.precision.overflowed()
+        except NonFiniteError:
+            self.precision.state = self._scale_before
+            raise
+
+    def ending(self, incident: Incident, entry: Entry) -> tuple[Incident, Exception]:
+        """With what the run ends: the incident with all that could be found out, and an error that says what to do.
+
+        That is a TaskError if there was nothing to train on or a task failed, and else a NonFiniteError.
         """
         kept = f"The parameters are those after update {incident.update - 1}."
         if incident.kind == "no_weight":
-            raise TaskError(
+            return incident, TaskError(
                 f"{incident.message} The same held for the global batches before it; look at the data, and at "
                 f"`weight` of the task. {kept}"
             )
         for _, error in entry.outcome.gathered.failures.values():
             error.add_note(f"{incident.message} {kept}")
-            raise error
+            return incident, error
         if incident.kind == "task_error":
-            raise TaskError(f"{incident.message} {kept}")
-        with self.execution.strategy.uncompressed() as advice:
-            cause = diagnose(self.model, lambda: self.update.rerun(entry.batch, incident.update), if_finite=advice)
+            return incident, TaskError(f"{incident.message} {kept}")
+        cause = self._cause(entry, incident.update)
+        found = f"{incident.message} When it is run again, {cause}."
+        norms = gradient_norms(unwrapped(self.model), self.execution.group)
         self.storage.discard_from(incident.update)
-        raise NonFiniteError(
-            f"{incident.message} When it is run again, {cause}. {kept} Look at this batch and at the loss, lower the "
+        return replace(incident, message=found, details={**incident.details, "grad_norms": norms}), NonFiniteError(
+            f"{found} {kept} Look at this batch and at the loss, lower the "
             f"learning rate or clip gradients, or let such batches be skipped."
         )
+
+    def _cause(self, entry: Entry, number: int) -> str:
+        """Where the numbers come from that are not finite, as that rank says that has seen most of it."""
+        with self.execution.strategy.uncompressed() as advice, self.update.at_lowest_scale():
+            cause = diagnose(self.model, lambda: self.update.rerun(entry.batch, number), if_finite=advice)
+        causes = self.execution.group.gather(cause)
+        return next(iter(sorted(set(causes), key=_vagueness)))
+
+
+def _vagueness(cause: str) -> tuple[int, str]:
+    """An output says most; a gradient may have come from another rank, which says that the backward of a module did."""
+    return next(
+        (n for n, words in enumerate(("the output of", "the backward of", "come from")) if words in cause), 3
+    ), cause

@@ -11,6 +11,7 @@ import torch
 from torch.optim import Optimizer
 
 from evenstep.data import Data
+from evenstep.names import named_parameters, state_of
 from evenstep.train.arguments import check_same_on_all_ranks
 from evenstep.train.loop import Loop
 from evenstep.train.state import unwrapped
@@ -52,8 +53,8 @@ def check_agreement(
     }
     check_same_on_all_ranks(loop.execution.group, run)
     # Ranks that hold different stages of a model agree with those that hold the same.
-    shapes = {name: list(value.shape) for name, value in unwrapped(loop.model).state_dict().items()}
-    flags = {name: one.requires_grad for name, one in unwrapped(loop.model).named_parameters()}
+    shapes = {name: list(value.shape) for name, value in state_of(unwrapped(loop.model)).items()}
+    flags = {name: one.requires_grad for name, one in named_parameters(unwrapped(loop.model)).items()}
     check_same_on_all_ranks(
         loop.execution.strategy.group,
         {"model": shapes, "the parameters of the optimizer's groups": groups, "requires_grad": flags},

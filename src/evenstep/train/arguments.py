@@ -5,14 +5,18 @@ update; whether they can at all shows here.
 """
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
 from evenstep.data import Data
-from evenstep.errors import ArgumentError, ReplicaError, TaskError
-from evenstep.parallel import Group
+from evenstep.errors import ArgumentError, DataError, ReplicaError, TaskError
+from evenstep.events import Incident
+from evenstep.parallel import Group, Strategy, device_of_rank, place_of
+from evenstep.pipeline import Staged
 
 
 def choose_device(device: str | torch.device) -> torch.device:
@@ -22,8 +26,7 @@ def choose_device(device: str | torch.device) -> torch.device:
     device(type='cpu')
     """
     if device == "auto":
-        accelerator = torch.accelerator.current_accelerator(check_available=True)
-        return torch.device("cpu") if accelerator is None else accelerator
+        return device_of_rank("auto")
     try:
         chosen = torch.device(device)
         torch.empty(0, device=chosen)
@@ -61,8 +64,10 @@ def check_counts(
         least = 0 if name == "keep_checkpoints" else 1
         if count is not None and (type(count) is not int or count < least):
             raise ArgumentError(f"`{name}` must be a whole number of at least {least}, but is {count!r}.")
-    if clip_norm is not None and not 0 < clip_norm < math.inf:
-        raise ArgumentError(f"`clip_norm` must be finite and above 0, but is {clip_norm}; None does not clip.")
+    if clip_norm is None:
+        return
+    if isinstance(clip_norm, bool) or not isinstance(clip_norm, int | float) or not 0 < clip_norm < math.inf:
+        raise ArgumentError(f"`clip_norm` must be a finite number above 0, but is {clip_norm!r}; None does not clip.")
 
 
 def check_keeping(data: Data, *, folder: object, keep_checkpoints: int | None, rewinds: bool) -> None:
@@ -76,8 +81,30 @@ def check_keeping(data: Data, *, folder: object, keep_checkpoints: int | None, r
     if keeps and not data.resumable:
         raise ArgumentError(
             "a run with a `folder` saves checkpoints, but this stream cannot say where it is, so none could be "
-            "resumed; give the stream `state_dict` and `load_state_dict`, or save none with `keep_checkpoints=0`."
+            "resumed; give the stream `state_dict` and `load_state_dict`, give what has samples by number (a list, a "
+            "dataset with a length) to `MapData`, or save none with `keep_checkpoints=0`."
         )
+
+
+def try_resume(data: Data, group: Group) -> list[Incident]:
+    """What is to be said about a resume on these data, found by trying it on their first items; all ranks ask together.
+
+    Raises:
+        DataError: on all ranks, when a resume on one of them would not be exact.
+    """
+    said, fault = "", ""
+    raised: DataError | None = None
+    try:
+        said = data.try_resume()
+    except DataError as error:
+        fault, raised = str(error), error
+    everybody = group.gather((said, fault)) if data.resumable and data.num_batches(0, seed=0) is None else []
+    if raised is not None:
+        raise raised
+    for rank, (_, theirs) in enumerate(everybody):
+        if theirs:
+            raise DataError(f"on rank {rank}: {theirs}")
+    return [Incident(kind="resume", update=0, message=said, rank=group.rank)] if said else []
 
 
 def check_same_on_all_ranks(group: Group, described: dict[str, object]) -> None:
@@ -98,9 +125,14 @@ def _short(value: object) -> str:
 
 
 def check_model(model: nn.Module) -> None:
-    """Raise TaskError unless the model has something to train, all of it on one device."""
+    """Raise TaskError unless the model has something to train, all of it on one device, and is nobody else's.
+
+    Of a model in stages all pipeline ranks call it together: some of them may have nothing to train.
+    """
+    check_unwrapped(model)
+    check_material(model)
     parameters = list(model.parameters())
-    if not any(parameter.requires_grad for parameter in parameters):
+    if not _anywhere(model, any(parameter.requires_grad for parameter in parameters)):
         what = f"all of its {len(parameters)} parameters are frozen" if parameters else "it has no parameters"
         raise TaskError(
             f"the model ({type(model).__name__}) has nothing to train: {what}; set `requires_grad` on those to train."
@@ -113,12 +145,76 @@ def check_model(model: nn.Module) -> None:
         )
 
 
-def check_optimizer(optimizer: Optimizer) -> None:
-    """Raise ArgumentError for an optimizer that can't take a step from one gradient."""
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise ArgumentError(
-            "`optimizer` must take its step from one gradient, but LBFGS evaluates the loss several times per step; "
-            "use any other optimizer of torch.optim."
-        )
-    if not any(parameter.requires_grad for group in optimizer.param_groups for parameter in group["params"]):
+def check_material(model: nn.Module) -> None:
+    """Raise TaskError for parameters without numbers that a gradient could be taken of."""
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, UninitializedParameter):
+            raise TaskError(
+                f"`{name}` has no shape yet: its layer is lazy and finds it in its first forward. Call the model once "
+                f"on a batch (`with torch.no_grad(): model(batch)`), and then build the optimizer and the trainer."
+            )
+        if parameter.is_meta:
+            raise TaskError(
+                f"`{name}` is on the meta device, where it has no numbers; build the model on the CPU, or give it "
+                f"memory by `model.to_empty(device='cpu')` and set its numbers before the optimizer is built."
+            )
+        if parameter.is_inference():
+            raise TaskError(
+                f"`{name}` was made inside `torch.inference_mode()`, so no gradient can be taken of it; build the "
+                f"model outside of that."
+            )
+
+
+def check_unwrapped(model: nn.Module) -> None:
+    """Raise ArgumentError for a model that something else shares between ranks already: sums would be made twice."""
+    for name, part in model.named_modules():
+        kinds = {kind.__name__ for kind in type(part).__mro__ if kind.__module__.startswith("torch.")}
+        wrapper = next((kind for kind in _WRAPPERS if kind in kinds), None)
+        if wrapper is not None:
+            where = f"its part `{name}`" if name else "the model"
+            raise ArgumentError(
+                f"the model must be given as it is, but {where} is wrapped in torch's {wrapper}, which shares "
+                f"gradients between ranks by itself: {_WRAPPERS[wrapper]}, and say how ranks share it by `strategy`."
+            )
+
+
+_WRAPPERS = {
+    "DistributedDataParallel": "give its `.module`, as it was before wrapping",
+    "DataParallel": "give its `.module`, as it was before wrapping",
+    "FullyShardedDataParallel": "build the model without it",
+    "FSDPModule": "build the model without `fully_shard`",
+}
+
+
+def _anywhere(model: nn.Module, value: bool) -> bool:
+    """Whether it is so on any of the ranks that share the stages of the model."""
+    return any(model.mesh.pipeline.gather(value)) if isinstance(model, Staged) else value
+
+
+def check_trains(optimizer: Optimizer, model: nn.Module) -> None:
+    """Raise TaskError for an optimizer of frozen parameters only; all pipeline ranks call it together."""
+    trains = any(parameter.requires_grad for group in optimizer.param_groups for parameter in group["params"])
+    if not _anywhere(model, trains):
         raise TaskError("the optimizer has nothing to train: none of its parameters has `requires_grad`.")
+
+
+def check_launched(strategy: Strategy | None, model: nn.Module, environ: Mapping[str, str]) -> None:
+    """Raise ArgumentError where this process was started as one of several, but has not been told to train with them.
+
+    Args:
+        strategy: as it was given; None if it was not.
+        model: whose stages may be shared.
+        environ: of this process.
+    """
+    if strategy is not None or (isinstance(model, Staged) and model.mesh.world.ranks > 1):
+        return
+    if "RANK" in environ and "WORLD_SIZE" not in environ:
+        return  # not a launcher's
+    place = place_of(environ)
+    if place is None or place.ranks == 1:
+        return
+    raise ArgumentError(
+        f"this process was started as {place}, but `strategy` was not given, so each would train alone: give "
+        f'`strategy="ddp"` (or "fsdp", "zero1") to train together, or `strategy=Single()` of '
+        f"`evenstep.parallel` if each is a run of its own, in a folder of its own."
+    )

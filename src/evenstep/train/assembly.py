@@ -4,6 +4,8 @@ Here is decided, once, what the update then asks nothing about: how it is applie
 verdict is read. It runs nothing.
 """
 
+import logging
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -12,23 +14,38 @@ from torch.optim import Optimizer
 
 from evenstep.data import Data
 from evenstep.errors import ArgumentError
+from evenstep.events import Bus, Incident, IncidentFiles, Storage, Writers
+from evenstep.names import named_parameters
 from evenstep.optim.apply import HostApply, build_apply
 from evenstep.optim.ema import Ema
 from evenstep.optim.learning_rate import LearningRates
+from evenstep.optim.modes import Modes
 from evenstep.optim.schedules import LrSchedule
 from evenstep.parallel import Strategy
 from evenstep.parallel.sharded import Sharded
 from evenstep.pipeline import Staged
 from evenstep.precision import Precision
 from evenstep.train.arguments import choose_device
+from evenstep.train.channels_last import as_it_is
+from evenstep.train.channels_last import channels_last as in_channels_last
 from evenstep.train.combine import Combine
 from evenstep.train.cuts import Cuts
-from evenstep.train.execution import build_execution
+from evenstep.train.evaluations import Evaluations
+from evenstep.train.execution import Execution, build_execution
 from evenstep.train.failures import FailurePolicy, Retry
+from evenstep.train.guard import Guard
+from evenstep.train.layer_keys import in_order, key_layers
 from evenstep.train.loop import Actions, Loop
+from evenstep.train.norms import Norms
 from evenstep.train.passage import Way
-from evenstep.train.state import unwrapped
+from evenstep.train.reports import Reports
+from evenstep.train.rewinding import Rewinding
+from evenstep.train.saving import Saving
+from evenstep.train.spikes import LossSpikes
+from evenstep.train.state import Tree, unwrapped
+from evenstep.train.tasks import Tasks, poison_of
 from evenstep.train.trained import Trained
+from evenstep.train.transfer import build_transfer
 from evenstep.train.update import Update
 
 
@@ -50,6 +67,36 @@ def place(model: nn.Module, device: str | torch.device, precision: Precision, *,
     if channels_last:
         cast("Any", model).to(memory_format=torch.channels_last)
     return chosen
+
+
+def build_way(
+    tasks: Tasks,
+    precision: Precision,
+    policy: FailurePolicy,
+    strategy: Strategy,
+    optimizer: Optimizer,
+    device: torch.device,
+    *,
+    channels_last: bool,
+    seed: int,
+    storage: Storage,
+    bus: Bus,
+    norms: Norms,
+) -> Way:
+    """How each micro-batch goes through model and task; arguments are a trainer's, or of `Way`."""
+    return Way(
+        tasks=tasks.by_name,
+        precision=precision,
+        device=device,
+        transfer=build_transfer(device),
+        storage=storage,
+        bus=bus,
+        seed=seed,
+        reorder=in_channels_last if channels_last else as_it_is,
+        coefficients=tasks.coefficients,
+        norms=norms,
+        poison=poison_of(optimizer, policy, strategy),
+    )
 
 
 def build_loop(
@@ -75,6 +122,7 @@ def build_loop(
     settle_every_updates: int | None,
     max_skipped_samples: int,
     fit_memory: bool,
+    check_loss: bool,
 ) -> Loop:
     """The loop and its update; arguments are a trainer's, or of `Loop` and `Update`.
 
@@ -91,12 +139,14 @@ def build_loop(
     apply = build_apply(optimizer, clip_norm=clip_norm, device=way.device, defer=defer)
     known_at_once = isinstance(apply, HostApply) or data.num_batches(0, seed=way.seed) is None
     _check_fit_memory(model, strategy, wanted=fit_memory)
+    unkeyed = "" if isinstance(model, Staged) else key_layers(model, way.randomness)
     execution = build_execution(model, strategy, optimizer, way.device)
-    by_name = dict(unwrapped(model).named_parameters())
+    by_name, stepped = named_parameters(model), {name for group in names for name in group}
     update = Update(
         model=model,
         optimizer=optimizer,
-        parameters=[by_name[name] for group in names for name in group],
+        # in an order that doesn't depend on the optimizer's groups, in which norms are added up
+        parameters=[by_name[name] for name in in_order(unwrapped(model), by_name) if name in stepped],
         way=way,
         execution=execution,
         apply=apply,
@@ -107,9 +157,12 @@ def build_loop(
         report=actions.report,
         trained=Trained(model, optimizer, names, share=execution.strategy.share, check=way.precision.check_trained),
         combine=combine,
+        unkeyed=unkeyed,
     )
+    pending = set(way.tasks) if check_loss else set[str]()
     return Loop(
         update=update,
+        guard=Guard(model=model, way=way, execution=execution, cuts=cuts, say=_say_of(execution), pending=pending),
         model=model,
         data=data,
         execution=execution,
@@ -128,6 +181,34 @@ def build_loop(
         # Where ranks gather a model together none can try alone: what fits is found by the first updates that don't.
         fit_memory=fit_memory and not isinstance(strategy, Sharded),
     )
+
+
+def build_surroundings(
+    loop: Loop,
+    *,
+    way: Way,
+    writers: Writers,
+    saving: Saving,
+    files: IncidentFiles,
+    cuts: Cuts,
+    spikes: LossSpikes | None,
+    ema: Ema | None,
+    optimizer: Optimizer,
+    report: Callable[[Incident], None],
+    load: Callable[[Tree], None],
+) -> tuple[Reports, Evaluations, Rewinding]:
+    """What goes on around the loop; arguments are a trainer's, or of the three."""
+    group = saving.group
+    reports = Reports(bus=way.bus, writers=writers, files=files, group=group, cuts=cuts, busy_s=loop.take_busy_s)
+    modes = Modes(optimizer, loop.model.parameters(), loop.execution.strategy.after_step)
+    evaluations = Evaluations(loop=loop, way=way, ema=ema, modes=modes, writers=writers, report=report)
+    rewinding = Rewinding(loop=loop, load=load, saving=saving, writers=writers, cuts=cuts, spikes=spikes, report=report)
+    return reports, evaluations, rewinding
+
+
+def _say_of(execution: Execution) -> Callable[[str], None]:
+    """Says a sentence once for all ranks: on standard error, unless Python's `logging` is told otherwise."""
+    return logging.getLogger("evenstep").warning if execution.group.rank == 0 else lambda text: None
 
 
 def _check_fit_memory(model: nn.Module, strategy: Strategy, *, wanted: bool) -> None:

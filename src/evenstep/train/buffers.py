@@ -1,18 +1,30 @@
 """Undoes what a forward did to the model's buffers when its update is aborted.
 
 BatchNorm's running statistics change in the forward, long before the verdict; an aborted update must leave them as
-they were. Only buffers that are changed in place are followed, which is how torch's own modules change them; static
-ones (masks, tables) cost a look at their version. It does not decide what statistics mean under accumulation.
+they were. A buffer that a forward replaces (`self.mean = …`) is put back in its place with the new values, so that
+whoever holds it, such as an average, sees them; static ones (masks, tables) cost a look at their version. It does not
+decide what statistics mean under accumulation.
 """
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor, nn
 
-from evenstep.parallel.replicas import running_statistics
+from evenstep.names import plain
+from evenstep.parallel.buffers import running_statistics
+
+
+class _Place(NamedTuple):
+    """Where a buffer stands in a model: in whose registry, by which names, which one it is, and whether it is saved."""
+
+    registry: dict[str, Tensor | None]
+    name: str
+    full: str
+    number: int
+    temporary: bool
 
 
 @final
@@ -28,15 +40,68 @@ class Buffers:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._buffers = list(model.buffers())
-        self._kept = [buffer.detach().clone() for buffer in self._buffers]
-        self._versions = [buffer._version for buffer in self._buffers]
         # torch's normalisation kernels write running statistics without raising the tensor's version.
         silent = {id(buffer) for buffer in running_statistics(model)}
-        self._silent = [id(buffer) in silent for buffer in self._buffers]
+        self._places: list[_Place] = []
+        self._numbers: dict[int, int] = {}
+        self._buffers: list[Tensor] = []
+        self._silent: list[bool] = []
+        for prefix, module in model.named_modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    self._add(module, name, f"{prefix}.{name}" if prefix else name, buffer, id(buffer) in silent)
+        self._kept = [buffer.detach().clone() for buffer in self._buffers]
+        self._versions = [buffer._version for buffer in self._buffers]
+
+    def _add(self, module: nn.Module, name: str, full: str, buffer: Tensor, silent: bool) -> None:
+        if id(buffer) not in self._numbers:
+            self._numbers[id(buffer)] = len(self._buffers)
+            self._buffers.append(buffer)
+            self._silent.append(silent)
+        number = self._numbers[id(buffer)]
+        self._places.append(
+            _Place(module._buffers, name, plain(full), number, name in module._non_persistent_buffers_set)
+        )
 
     def _changed(self) -> list[int]:
         return [i for i, buffer in enumerate(self._buffers) if self._silent[i] or buffer._version != self._versions[i]]
+
+    def settle(self) -> None:
+        """Write what has been put in the place of a buffer into the buffer itself, which others hold as well."""
+        for place in self._places:
+            buffer, now = self._buffers[place.number], place.registry.get(place.name)
+            if now is buffer or now is None:
+                continue
+            if now.shape == buffer.shape and now.dtype == buffer.dtype and now.device == buffer.device:
+                buffer.detach().copy_(now.detach())
+                place.registry[place.name] = buffer
+            else:  # a table that has grown
+                self._buffers[place.number], self._kept[place.number] = now, now.detach().clone()
+                self._versions[place.number] = now._version
+                self._numbers[id(now)] = place.number
+
+    def value(self, buffer: Tensor) -> Tensor:
+        """What was in `buffer` after the last committed update."""
+        return self._kept[self._numbers[id(buffer)]]
+
+    def moved(self, buffer: Tensor) -> bool:
+        """Whether something has written to `buffer` since, of those whose version tells."""
+        number = self._numbers[id(buffer)]
+        return buffer._version != self._versions[number]
+
+    def moved_names(self, *, only_temporary: bool = False) -> list[str]:
+        """The names of the buffers that have moved since the last committed update, but for running statistics.
+
+        Args:
+            only_temporary: whether those are left out that checkpoints hold.
+        """
+        return [
+            place.full
+            for place in self._places
+            if not self._silent[place.number]
+            and self.moved(self._buffers[place.number])
+            and (place.temporary or not only_temporary)
+        ]
 
     @contextmanager
     def unchanged(self) -> Generator[None]:
@@ -47,14 +112,20 @@ class Buffers:
         >>> norm.running_mean
         tensor([0.])
         """
+        self.settle()
         before = [(buffer._version, buffer.detach().clone()) for buffer in self._buffers]
         yield
-        for buffer, silent, (version, value) in zip(self._buffers, self._silent, before, strict=True):
-            if silent or buffer._version != version:
+        self.settle()
+        for number, (version, value) in enumerate(before):
+            buffer = self._buffers[number]
+            if (self._silent[number] or buffer._version != version) and buffer.shape == value.shape:
                 buffer.detach().copy_(value)
+                if version == self._versions[number]:
+                    self._versions[number] = buffer._version  # so it has not moved
 
     def restore(self, aborted: Tensor | float) -> None:
         """Take back the changes if `aborted` is 1, else keep them; a tensor decides on its device."""
+        self.settle()
         for i in self._changed():
             buffer, kept = self._buffers[i].detach(), self._kept[i]
             if isinstance(aborted, Tensor):

@@ -7,12 +7,12 @@ kept for the rest of the run. It decides how batches are cut, not when, and runs
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 from evenstep.data import Microbatch
 from evenstep.errors import TaskError
-from evenstep.train.split import num_elements, num_samples
+from evenstep.train.split import half_of_samples, halves, num_elements, num_samples, why_whole
 from evenstep.train.task import Task
 from evenstep.train.weigh import weight_of
 
@@ -25,10 +25,12 @@ class Piece:
     Args:
         data: a micro-batch, or a part of one.
         path: which part: () is the whole, (0,) its first half, (0, 1) the second half of that.
+        num_samples: that it holds, where that is known.
     """
 
     data: Any
     path: tuple[int, ...] = ()
+    num_samples: int | None = None
 
 
 @final
@@ -38,64 +40,110 @@ class Cuts:
 
     Args:
         limit: the most numbers, in all its tensors, that a piece of several samples may hold; None for no limit.
+        uncut: the tasks whose batches must not be cut, because their halves have failed, and why.
     """
 
     limit: int | None = None
+    uncut: list[tuple[Task, str]] = field(default_factory=list[tuple[Task, str]])
 
-    def pieces(self, task: Task, data: Any) -> list[Piece]:
-        """`data` in pieces within the limit, or of one sample.
+    def pieces(self, task: Task, data: Any, num_samples: int | None = None) -> list[Piece]:
+        """`data`, of so many samples where that is known, in pieces within the limit, or of one sample.
 
         Raises:
             TaskError: the weights of the pieces are not the whole's.
         """
-        if self.limit is None:
-            return [Piece(data)]
-        pieces = self._within(task, Piece(data), self.limit)
+        whole = Piece(data, num_samples=num_samples)
+        if self.limit is None or self._why_uncut(task):
+            return [whole]
+        pieces = self._within(task, whole, self.limit)
         if len(pieces) > 1:
-            check_weights(task, data, pieces)
+            check_weights(task, whole, pieces)
         return pieces
 
     def passes(self, tasks: Mapping[str, Task], work: tuple[Microbatch, ...]) -> Sequence[Microbatch]:
         """The micro-batches as they go through the model, one after the other."""
         if self.limit is None:
             return work
-        return [replace(one, data=piece.data) for one in work for piece in self.pieces(tasks[one.task], one.data)]
+        return [
+            part_of(one, piece) for one in work for piece in self.pieces(tasks[one.task], one.data, one.known_samples)
+        ]
 
     def finer(self, task: Task, piece: Piece) -> bool:
         """Remember that `piece` does not fit; False if it can't be cut."""
-        parts = task.split(piece.data)
+        parts = [] if self._why_uncut(task) else parts_of(task, piece)
         if len(parts) < 2:
             return False
         # Where the halves are as large as the whole (a tensor that both share), at least the halving is remembered.
-        largest = max(num_elements(part) for part in parts)
+        largest = max(num_elements(part.data) for part in parts)
         self.limit = min(largest, num_elements(piece.data) - 1, self.limit or largest)
         return True
+
+    def why_whole(self, task: Task, piece: Piece) -> str:
+        """Why a piece that did not fit can't be cut, as an advice to be added; "" if it is one sample."""
+        why = self._why_uncut(task) or reason_not_cut(task, piece)
+        kind = type(task).__name__
+        return f" The engine can't cut this batch: {why}; say how in `{kind}.split`." if why else ""
+
+    def _why_uncut(self, task: Task) -> str:
+        return next((why for one, why in self.uncut if one is task), "")
 
     def _within(self, task: Task, piece: Piece, limit: int) -> list[Piece]:
         if num_elements(piece.data) <= limit:
             return [piece]
-        parts = task.split(piece.data)
+        parts = parts_of(task, piece)
         if len(parts) < 2:
             return [piece]
-        return [
-            small
-            for number, part in enumerate(parts)
-            for small in self._within(task, Piece(part, (*piece.path, number)), limit)
-        ]
+        return [small for part in parts for small in self._within(task, part, limit)]
+
+
+def parts_of(task: Task, piece: Piece) -> list[Piece]:
+    """A piece in two, or as itself, where it can't be cut."""
+    if splits_itself(task):
+        return [Piece(part, (*piece.path, number)) for number, part in enumerate(task.split(piece.data))]
+    parts = halves(piece.data, piece.num_samples)
+    if len(parts) < 2:
+        return [piece]
+    whole = piece.num_samples
+    first = None if whole is None else half_of_samples(whole)
+    counts = (first, None if whole is None or first is None else whole - first)
+    return [Piece(part, (*piece.path, number), counts[number]) for number, part in enumerate(parts)]
+
+
+def splits_itself(task: Task) -> bool:
+    """Whether a task has a way of its own to cut its batches."""
+    return type(task).split is not Task.split
+
+
+def reason_not_cut(task: Task, piece: Piece) -> str:
+    """Why the engine does not cut a piece; "" where it does, where it is one sample, or where the task says how."""
+    return "" if splits_itself(task) else why_whole(piece.data, piece.num_samples)
+
+
+def part_of(microbatch: Microbatch, piece: Piece) -> Microbatch:
+    """A piece of a micro-batch as one by itself, with the number of the whole."""
+    if not piece.path:
+        return microbatch
+    known = piece.num_samples
+    return replace(microbatch, data=piece.data, num_samples=known or 0, counted=known is not None, samples=())
+
+
+def whole_of(microbatch: Microbatch) -> Piece:
+    """A micro-batch as the piece that is all of it."""
+    return Piece(microbatch.data, num_samples=microbatch.known_samples)
 
 
 def half_of(tasks: Mapping[str, Task], microbatch: Microbatch) -> Microbatch | None:
     """The first half of a micro-batch, or None where it can't be cut."""
-    first, *others = tasks[microbatch.task].split(microbatch.data)
-    return replace(microbatch, data=first) if others else None
+    first, *others = parts_of(tasks[microbatch.task], whole_of(microbatch))
+    return part_of(microbatch, first) if others else None
 
 
-def check_weights(task: Task, whole: Any, pieces: list[Piece]) -> None:
+def check_weights(task: Task, whole: Piece, pieces: list[Piece]) -> None:
     """Raise TaskError unless the pieces weigh what the whole does: only then is the gradient the same."""
     if task.late_weight:
         return
-    wanted = weight_of(task, whole, "a micro-batch")
-    weight = math.fsum(weight_of(task, piece.data, "a part of a micro-batch") for piece in pieces)
+    wanted = weight_of(task, whole.data, "a micro-batch", whole.num_samples)
+    weight = math.fsum(weight_of(task, one.data, "a part of a micro-batch", one.num_samples) for one in pieces)
     if not math.isclose(weight, wanted, rel_tol=1e-6):
         raise TaskError(
             f"a micro-batch of weight {wanted:g} had to be cut to fit into memory, but its {len(pieces)} parts have "
@@ -106,5 +154,5 @@ def check_weights(task: Task, whole: Any, pieces: list[Piece]) -> None:
 
 def described(piece: Piece) -> str:
     """A piece in words."""
-    count = num_samples(piece.data)
+    count = num_samples(piece.data, piece.num_samples)
     return "a micro-batch" if count is None else f"{count} sample{'' if count == 1 else 's'}"

@@ -27,4 +27,12 @@ def descend(loss: Tensor, gradient: Tensor) -> None:
     >>> w.grad
     tensor(3.)
     """
-    _run((loss,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+    try:
+        _run((loss,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+    except RuntimeError as error:
+        if "backward through the graph a second time" in str(error):
+            error.add_note(
+                "evenstep goes back from the loss itself: `Task.loss` must not call `backward`, and what it computes "
+                "from must be of this micro-batch's forward, not kept from an earlier one."
+            )
+        raise

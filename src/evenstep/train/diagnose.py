@@ -1,18 +1,24 @@
 """Names where a non-finite gradient came from.
 
 The failed update is run once more, with the same randomness and the same parameters (nothing of it was applied), and
-every module's output is looked at. It is slow and runs only before a run stops.
+every module's output is looked at, and every gradient on its way back. It is slow and runs only before a run stops.
 """
 
+import math
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from evenstep.names import named_parameters
+from evenstep.optim.foreach import shard
+from evenstep.parallel import Group
+from evenstep.train.backwards import Backwards, is_finite, tensors_in
+
 
 def diagnose(model: nn.Module, rerun: Callable[[], object], *, if_finite: str = "") -> str:
-    """Run `rerun` and say which module, or else which parameters' gradients, first were inf or NaN.
+    """Run `rerun` and say which module's output, or else whose backward's gradient, first was inf or NaN.
 
     Args:
         model: whose modules are watched.
@@ -28,39 +34,55 @@ def diagnose(model: nn.Module, rerun: Callable[[], object], *, if_finite: str = 
 
     def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
         def look(module: nn.Module, args: Any, output: Any) -> None:
-            if not found and not all(_finite(tensor) for tensor in _tensors(output)):
+            if not found and not all(_finite(tensor) for tensor in tensors_in(output)):
                 place = f"module `{name}` ({type(module).__name__})" if name else f"the model ({type(module).__name__})"
                 found.append(f"the output of {place} is not finite")
 
         return look
 
     handles = [module.register_forward_hook(watch(name)) for name, module in model.named_modules()]
+    backwards = Backwards(model=model)
     try:
-        rerun()
+        with backwards.watched():
+            rerun()
     finally:
         for handle in handles:
             handle.remove()
     if found:
         return found[0]
-    bad = [name for name, p in model.named_parameters() if p.grad is not None and not _finite(p.grad)]
+    bad = [name for name, p in named_parameters(model).items() if p.grad is not None and not is_finite(p.grad)]
     if not bad:
         different = "running the update again gave finite numbers: the model or its task computes differently each time"
         return if_finite or different
     more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
-    return f"all outputs are finite, but the gradients of {', '.join(bad[:3])}{more} are not: look at the loss"
+    origin = backwards.first() or "look at the loss"
+    return f"all outputs are finite, but the gradients of {', '.join(bad[:3])}{more} are not: {origin}"
+
+
+def gradient_norms(model: nn.Module, group: Group) -> dict[str, float | str]:
+    """‖g‖₂ of each parameter's gradient, over all ranks, which ask together; "inf" and "nan" as words, as JSON wants.
+
+    >>> model = nn.Linear(2, 1)
+    >>> model.weight.grad = torch.tensor([[3.0, 4.0]])
+    >>> gradient_norms(model, Group())
+    {'weight': 5.0}
+    """
+    mine: dict[tuple[str, int], float] = {}
+    for name, parameter in named_parameters(model).items():
+        if parameter.grad is not None:
+            grad: Any = parameter.grad
+            place = grad.device_mesh.get_local_rank() if hasattr(grad, "device_mesh") else 0
+            values = shard(grad.coalesce().values() if grad.is_sparse else grad)
+            mine[name, place] = float(values.norm(dtype=None if values.dtype == torch.float64 else torch.float32))
+    squares: dict[str, float] = {}
+    # copies of one shard are equal, so each place counts once
+    for (name, _), norm in {place: norm for theirs in group.gather(mine) for place, norm in theirs.items()}.items():
+        squares[name] = squares.get(name, 0.0) + norm * norm
+    norms = {name: math.sqrt(square) for name, square in squares.items()}
+    return {name: norm if math.isfinite(norm) else str(norm) for name, norm in norms.items()}
 
 
 def _finite(tensor: Tensor) -> bool:
-    values = cast("Any", tensor)._values() if tensor.is_sparse else getattr(tensor, "_local_tensor", tensor)
+    values = getattr(tensor, "_local_tensor", tensor)
     # -inf is what masks are made of; what it does harm to shows up behind it.
     return not bool((values.isnan() | (values == torch.inf)).any())
-
-
-def _tensors(item: Any) -> list[Tensor]:
-    if isinstance(item, Tensor):
-        return [item] if item.is_floating_point() else []
-    if isinstance(item, dict):
-        item = list(cast("dict[Any, Any]", item).values())
-    if isinstance(item, tuple | list):
-        return [tensor for part in cast("list[Any]", item) for tensor in _tensors(part)]
-    return []

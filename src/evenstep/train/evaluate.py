@@ -14,7 +14,7 @@ from typing import Any, cast, final
 import torch
 from torch import nn
 
-from evenstep.data import Data, Position
+from evenstep.data import Data, GlobalBatch, Position
 from evenstep.errors import DataError, LostRankError, OutOfMemoryError, TaskError
 from evenstep.events import Incident, Record
 from evenstep.memory import give_back, is_out_of_memory
@@ -52,6 +52,7 @@ class Evaluation:
         execution: how forwards are run, and on which ranks.
         cuts: how finely micro-batches are cut to fit into this rank's memory.
         report: told of incidents.
+        guard: looks whether losses are sums, of tasks that were not trained before.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Evaluation:
         execution: Execution,
         cuts: Cuts,
         report: Callable[[Incident], None],
+        guard: Callable[[GlobalBatch], float],
     ) -> None:
         self._name = name
         self._data = data
@@ -72,6 +74,7 @@ class Evaluation:
         self._execution = execution
         self._cuts = cuts
         self._report = report
+        self._guard = guard
 
     def __call__(self, update: int) -> list[Record]:
         """Evaluate the parameters after `update`. Nothing else may be pending in the storage.
@@ -97,7 +100,13 @@ class Evaluation:
 
     def _run(self, update: int, prefix: str) -> None:
         strategy, way = self._execution.strategy, self._way
-        batches = self._data.batches(Position(), seed=way.seed, rank=strategy.rank, ranks=strategy.ranks)
+        batches = self._data.batches_together(
+            Position(),
+            seed=way.seed,
+            rank=strategy.rank,
+            ranks=strategy.ranks,
+            total=strategy.group.sum_floats,
+        )
         with closing(cast("Any", batches)):
             for batch in batches:
                 if self._model.training:
@@ -105,6 +114,7 @@ class Evaluation:
                         f"the evaluation '{self._name}' found the model in training mode; something has called "
                         f"`train()` on it meanwhile."
                     )
+                self._guard(batch)
                 weights = weigh(way.tasks, batch, strategy.group)
                 for name in weights.totals:  # one task after the other, on all ranks
                     while not self._through(weights.of(name), update, batch.position.batch):

@@ -13,6 +13,7 @@ from evenstep.data import Data
 from evenstep.errors import ArgumentError
 from evenstep.events import EvaluateBegin, EvaluateEnd, Incident, Writers
 from evenstep.optim.ema import Ema
+from evenstep.optim.modes import Modes
 from evenstep.train.cuts import Cuts
 from evenstep.train.evaluate import Evaluation
 from evenstep.train.loop import Loop
@@ -29,6 +30,7 @@ class Evaluations:
         loop: whose model is evaluated, on its ranks.
         way: task, precision, device and recording; see `Passage`.
         ema: the average that is evaluated in place of the parameters, or None.
+        modes: of the optimizer, which may have other parameters to evaluate than it trains.
         writers: get the metrics.
         report: told of incidents.
         all_at: the update after which all were last evaluated, or -1.
@@ -37,6 +39,7 @@ class Evaluations:
     loop: Loop
     way: Way
     ema: Ema | None
+    modes: Modes
     writers: Writers
     report: Callable[[Incident], None]
     all_at: int = -1
@@ -47,12 +50,12 @@ class Evaluations:
 
         All that was trained must have been written: nothing else may be pending in the storage.
         """
-        with self.ema.swapped() if self.ema is not None else nullcontext():
+        with self.modes.evaluating(), self.ema.swapped() if self.ema is not None else nullcontext():
             return {name: self._one(name, data, update) for name, data in sets.items()}
 
     def predict(self, data: Data, *, collect: bool | None) -> list[Prediction]:
         """Collect what the tasks keep of the outputs for `data`; see `predict.predict`."""
-        with self.ema.swapped() if self.ema is not None else nullcontext():
+        with self.modes.evaluating(), self.ema.swapped() if self.ema is not None else nullcontext():
             return predict(
                 data,
                 model=self.loop.model,
@@ -72,6 +75,7 @@ class Evaluations:
             execution=self.loop.execution,
             cuts=self._cuts.setdefault(name, Cuts()),
             report=self.report,
+            guard=self.loop.guard,
         )
         with self.way.bus.span(
             "evaluate",

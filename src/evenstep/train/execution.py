@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from evenstep.errors import ArgumentError
+from evenstep.names import named_parameters
 from evenstep.optim.apply import norms
 from evenstep.parallel import Group, Single, Strategy, of_stages
 from evenstep.pipeline import SCHEDULES, Layout, Op, Plan, Runner, Stage, Staged, Stages, forwards
@@ -148,10 +149,18 @@ class OneStage(Execution):
         self, microbatches: tuple[int, ...], passage: Passage, num_microbatches: int, *, last: bool = True
     ) -> None:
         plan = _one_stage(microbatches) if last else _unreduced(microbatches)
-        self._trainer.run(plan, passage, num_microbatches)
+        try:
+            self._trainer.run(plan, passage, num_microbatches)
+        except RuntimeError as error:
+            self._explain(error)
+            raise
 
     def evaluate(self, microbatches: tuple[int, ...], passage: Passage) -> None:
-        self._evaluator.run(forwards(Layout.chain(ranks=1), microbatches)[0], passage, len(microbatches))
+        try:
+            self._evaluator.run(forwards(Layout.chain(ranks=1), microbatches)[0], passage, len(microbatches))
+        except RuntimeError as error:
+            self._explain(error)
+            raise
 
     def match(
         self,
@@ -166,13 +175,23 @@ class OneStage(Execution):
         plan = _one_stage((0,)) if backward else forwards(Layout.chain(ranks=1), (0,))[0]
 
         def run(microbatch: T) -> None:
-            with unseen(microbatch) as passage:
-                self._alone.run(plan, passage, 1)
+            try:
+                with unseen(microbatch) as passage:
+                    self._alone.run(plan, passage, 1)
+            except RuntimeError as error:
+                self._explain(error)
+                raise
 
         self.strategy.match(work, run, halve=halve, backward=backward, kind=kind, last=last)
 
     def any_failed(self, failed: bool) -> bool:
         return self.strategy.any_failed(failed)
+
+    def _explain(self, error: RuntimeError) -> None:
+        """Raise what `error` means with this strategy, if that is known."""
+        explained = self.strategy.explained(error)
+        if explained is not error:
+            raise explained from error
 
     def begin(self) -> None:
         self.strategy.begin(self._wrapped)
@@ -210,7 +229,7 @@ class Pipelined(Execution):
         self.group, self.strategy = model.mesh.world, of_stages(strategy)
         self.passage = StagedPassage
         trained = {id(parameter) for parameter in _of(optimizer)}
-        names = {name for name, parameter in model.named_parameters() if id(parameter) in trained}
+        names = {name for name, parameter in named_parameters(model).items() if id(parameter) in trained}
         self._model = model
         self.stages = stages = Stages(model, self.strategy, device)
         self.holds_output = model.last in model.own
@@ -220,7 +239,7 @@ class Pipelined(Execution):
         self._plan = lru_cache(maxsize=256)(self._planned)
         self._forwards = lru_cache(maxsize=256)(self._planned_forwards)
         slots = {name: slot for slot, name in enumerate(model.parameter_names)}
-        counted = [(slots[n], p) for n, p in model.named_parameters() if n in slots and n in names]
+        counted = [(slots[n], p) for n, p in named_parameters(model).items() if n in slots and n in names]
         self._counted = counted
         dtypes = {dtype for theirs in self._pipeline.gather({p.dtype for _, p in counted}) for dtype in theirs}
         self._norm_dtype = _norm_dtype(dtypes)

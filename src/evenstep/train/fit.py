@@ -13,28 +13,32 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from evenstep.optim.aside import Aside
+from evenstep.train.cuts import Piece, parts_of
+from evenstep.train.optimizer_state import options_of
 from evenstep.train.split import num_elements
 from evenstep.train.task import Task
 
 HEADROOM = 0.9  # of an accelerator's memory that a part may take: sizes vary, and caches fragment
 
 
-def fitting(task: Task, data: Any, fits: Callable[[Any], bool]) -> int | None:
+def fitting(task: Task, data: Any, fits: Callable[[Any], bool], *, num_samples: int | None = None) -> int | None:
     """The most numbers that a piece may hold, for `Cuts`; None if the whole of `data` fits.
 
     Args:
         task: says how `data` is cut.
         data: a micro-batch.
         fits: tries one part.
+        num_samples: of the micro-batch, where that is known.
     """
-    parts = [data]
-    while len(halves := task.split(parts[-1])) > 1:
+    parts = [Piece(data, num_samples=num_samples)]
+    while len(halves := parts_of(task, parts[-1])) > 1:
         parts.append(halves[0])
-    largest = num_elements(parts[-1])
+    largest = num_elements(parts[-1].data)
     for part in reversed(parts):
-        if not _tried(part, fits):
+        if not _tried(part.data, fits):
             return largest
-        largest = num_elements(part)
+        largest = num_elements(part.data)
     return None
 
 
@@ -58,13 +62,14 @@ def state_allocated(optimizer: Optimizer) -> Generator[None]:
     >>> len(optimizer.state), weight
     (0, tensor([1., 1.], requires_grad=True))
     """
-    if optimizer.state:
+    aside = Aside(optimizer)
+    if optimizer.state or aside.fault():  # a step could not be taken back
         yield
         return
     parameters: list[Tensor] = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     kept = [parameter.detach().to("cpu", copy=True) for parameter in trained]
-    options = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    options = options_of(optimizer)
     for parameter in trained:
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
@@ -73,7 +78,10 @@ def state_allocated(optimizer: Optimizer) -> Generator[None]:
         with torch.no_grad():
             parameter.copy_(value)
     for group, before in zip(optimizer.param_groups, options, strict=True):
+        for name in [name for name in group if name != "params" and name not in before]:
+            del group[name]
         group.update(before)
+    aside.restore([])
     try:
         yield
     finally:

@@ -31,6 +31,7 @@ from evenstep.train.aborts import Aborts
 from evenstep.train.asks import Asks
 from evenstep.train.execution import Execution
 from evenstep.train.failures import Answer, FailurePolicy
+from evenstep.train.guard import Guard
 from evenstep.train.ledger import Entry, first_aborted
 from evenstep.train.progress import Progress
 from evenstep.train.remarks import Remarks
@@ -80,6 +81,7 @@ class Loop:
 
     Args:
         update: executes one.
+        guard: looks, before the first update, whether the losses are sums.
         model: what it trains; watched when the run must stop because of a number that is not finite.
         data: gives the global batches.
         execution: on which ranks, and which of them takes which micro-batches.
@@ -99,9 +101,11 @@ class Loop:
         asks: what was asked for.
         progress: what is committed, and for a while what is believed to be.
         failed: the batch and the number of the update that is under way, or that ended the run.
+        under_way: the number of the update that is being computed just now, or 0.
     """
 
     update: Update
+    guard: Guard
     model: nn.Module
     data: Data
     execution: Execution
@@ -124,6 +128,7 @@ class Loop:
     _again: deque[GlobalBatch] = field(default_factory=deque)
     _data_ended: bool = False
     failed: tuple[GlobalBatch, int] | None = None
+    under_way: int = 0
     _rewinding: _Rewinding | None = None
     _given_up: list[tuple[Position, Position]] = field(default_factory=list)
     _positions: deque[tuple[int, Position]] = field(default_factory=lambda: deque[tuple[int, Position]](maxlen=10_000))
@@ -158,11 +163,13 @@ class Loop:
         self._data_ended = False
         self.failed = None
         self.update.begin()
-        batches = self.data.batches(
+        strategy = self.execution.strategy
+        batches = self.data.batches_together(
             self.progress.position,
             seed=self.seed,
-            rank=self.execution.strategy.rank,
-            ranks=self.execution.strategy.ranks,
+            rank=strategy.rank,
+            ranks=strategy.ranks,
+            total=strategy.group.sum_floats,
             pin_memory=self.pin_memory,
         )
         with closing(cast("Any", batches)):
@@ -264,10 +271,19 @@ class Loop:
         if self.progress.position.batch == 0 and self.progress.position.epoch == 0:
             raise DataError("the training data gave no global batch at all; look at its length and filters.")
         self._data_ended = True
+        if self.updates is not None or self.progress.position.epoch < cast("int", self.epochs):
+            update = self.progress.update
+            wanted = f"{self.epochs} epochs" if self.updates is None else f"{self.updates} updates"
+            message = (
+                f"the data ended after {update} updates, before the {wanted} that were asked for: they can be iterated "
+                f"only once, as a generator. Give an object whose `__iter__` begins anew, or ask for fewer."
+            )
+            self.actions.report(Incident(kind="data_ended", update=update, message=message))
 
     def _one(self, batch: GlobalBatch, *, began: float) -> None:
         number, data_s = self.progress.update + 1, perf_counter() - began
         self.failed = batch, number
+        began += self.guard(batch)
         waited_s, skipped = self.execution.strategy.group.waited_s, 0
         if not self._remarks.said:
             self._remark(batch)
@@ -288,7 +304,11 @@ class Loop:
             ),
         ):
             before, precision = self.progress, self.precision.state
-            outcome = self.update(batch, number)
+            self.under_way = number
+            try:
+                outcome = self.update(batch, number)
+            finally:
+                self.under_way = 0
             skipped = outcome.skipped_samples
             self._ledger.append(Entry(batch=batch, before=before, precision=precision, outcome=outcome))
             self.progress = before.committed(batch, skipped_samples=skipped)
@@ -379,11 +399,13 @@ class Loop:
         answer = policy(incident)
         if policy.note:
             incident = replace(incident, message=f"{incident.message} {policy.note}")
-        self.actions.report(incident)
         if answer is Answer.STOP:
             self.failed = first.batch, number
-            self._aborts.stop(incident, first)
-        elif answer in (Answer.REWIND, Answer.REWIND_PAST):
+            incident, error = self._aborts.ending(incident, first)
+            self.actions.report(incident)
+            raise error
+        self.actions.report(incident)
+        if answer in (Answer.REWIND, Answer.REWIND_PAST):
             self._positions.append((number, first.batch.following))
             self.rewind(incident, answer)
             return
@@ -392,8 +414,8 @@ class Loop:
             self.progress = first.before.without(again.pop(0))
         elif answer is Answer.DROP:
             again[0] = again[0].without(cast("list[str]", incident.details["tasks"]))
-        elif answer is Answer.RETRY:
-            self.precision.overflowed()
+        elif incident.kind == "overflow":
+            self._aborts.lower_scale()
         self._again.extendleft(reversed(again))
 
 

@@ -51,13 +51,27 @@ def _check(task: Task, name: str, metric: Any) -> None:
 
 
 def check_names(task: Task, loss: Loss) -> None:
-    """Raise TaskError for a metric that would be mixed into the loss that is recorded under the same name."""
+    """Raise TaskError for metrics without names, and for one that would be mixed into the loss of the same name."""
+    if not isinstance(cast("object", loss.metrics), Mapping):
+        raise TaskError(
+            f"the metrics of {type(task).__name__} must be pairs by name, `{{'accuracy': (correct, total)}}`, but are "
+            f"a {type(loss.metrics).__name__}."
+        )
     for name in _TAKEN:
         if name in loss.metrics:
             raise TaskError(
                 f"{type(task).__name__} gives a metric called `{name}`, which is what the trained loss is recorded as; "
                 f"rename it."
             )
+
+
+def no_pair(task: Task, name: str, given: object) -> TaskError:
+    """The error for a metric that is a single number, which can't be averaged over batches of different sizes."""
+    what = f"a tensor of shape {list(given.shape)}" if isinstance(given, Tensor) else f"{given!r}"
+    return TaskError(
+        f"the metric `{name}` of {type(task).__name__} must be a pair (sum, weight), which is averaged over batches as "
+        f"Σsum/Σweight, but is {what}; write `{{'{name}': (correct, total)}}`, or `(mean * count, count)` for a mean."
+    )
 
 
 def observations(task: Task, loss: Loss, microbatch: int) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -12,7 +12,7 @@ from typing import Literal, final
 
 from torch import nn
 
-from evenstep.parallel.replicas import NORMS
+from evenstep.parallel.buffers import NORMS
 
 Kind = Literal["shared", "per-task", "frozen"]
 

@@ -28,16 +28,16 @@ from evenstep.events import (
     MicrobatchEnd,
     Storage,
 )
-from evenstep.keys import branch, key_below
+from evenstep.keys import branch
 from evenstep.memory import is_out_of_memory
 from evenstep.pipeline import Stage
 from evenstep.precision import Precision
 from evenstep.train.coefficients import Coefficients, Fixed
 from evenstep.train.cuts import Cuts, Piece
 from evenstep.train.descent import descend
-from evenstep.train.metrics import check_names, observations
+from evenstep.train.metrics import check_names, no_pair, observations
 from evenstep.train.norms import Norms
-from evenstep.train.randomness import seed_generators
+from evenstep.train.randomness import LOSS, Randomness, branch_of
 from evenstep.train.task import Loss, Task
 from evenstep.train.weigh import Weights, weight_of
 
@@ -62,6 +62,7 @@ class Way:
         reorder: puts a batch that is on the device, after transforms, into the model's memory format.
         coefficients: of the tasks.
         norms: whose statistics the model's normalisation layers use.
+        randomness: the generators that forwards and losses draw from.
         seeds: the factors that backwards began with last, as tensors: mostly the next ones' too.
         poison: gives a loss whose gradient is not finite, in place of one that could not be computed, so that all
             ranks come to the end of the update and abort it together; None raises at once.
@@ -77,6 +78,7 @@ class Way:
     reorder: Callable[[Any], Any] = _as_it_is
     coefficients: Coefficients = field(default_factory=Fixed)
     norms: Norms = field(default_factory=Norms)
+    randomness: Randomness = field(default_factory=Randomness)
     seeds: dict[torch.dtype, tuple[float, Tensor]] = field(default_factory=dict)
     poison: Callable[[], Tensor] | None = None
 
@@ -165,7 +167,7 @@ class Passage:
         one = self._microbatches[microbatch]
         if self._cuts.limit is None:
             return self._forward(stage, one, Piece(one.data))
-        *early, last = self._cuts.pieces(self._way.tasks[one.task], one.data)
+        *early, last = self._cuts.pieces(self._way.tasks[one.task], one.data, one.known_samples)
         for piece in early:
             loss = self._forward(stage, one, piece)
             if torch.is_grad_enabled():
@@ -208,7 +210,7 @@ class Passage:
         """The piece on the device, with its task's transforms; the generators are then the forward's."""
         way = self._way
         batch = way.transfer(piece.data)
-        seed_generators(way.device, key_below(self._branch, one.index, *piece.path))
+        way.randomness.begin(way.device, branch_of(self._branch, one.index, piece.path))
         return way.reorder(way.tasks[one.task].transform(batch))
 
     def _taken(self, task: Task, one: Microbatch, loss: Loss | Tensor | None) -> Tensor | None:
@@ -221,10 +223,15 @@ class Passage:
             )
         if not isinstance(loss, Loss):
             loss = Loss(loss)
+        elif task.late_weight and loss.weight is None and loss.count is not None:
+            loss = replace(loss, weight=loss.count)
         return self._record(one, loss, self._checked(task, loss, one.index))
 
     def _plain(self, stage: Stage, task: Task, one: Microbatch, batch: Any) -> Any:
-        return task.inverse(stage(task.inputs(batch)), batch)
+        output = stage(task.inputs(batch))
+        if self._way.randomness.by_layer:
+            self._way.randomness.place(LOSS)
+        return task.inverse(output, batch)
 
     def _observed(self, stage: Stage, task: Task, one: Microbatch, batch: Any) -> Any:
         """The same, with what hooks, a profiler and layers with statistics of each task need around it."""
@@ -313,7 +320,11 @@ class Passage:
         task = self._way.tasks[one.task]
         if loss.metrics:
             check_names(task, loss)
-        for name, (metric_sum, metric_weight) in loss.metrics.items():
+        for name, pair in loss.metrics.items():
+            try:
+                metric_sum, metric_weight = pair
+            except (TypeError, ValueError) as error:
+                raise no_pair(task, name, pair) from error
             if isinstance(metric_sum, Tensor):
                 metric_sum = metric_sum.detach()
             put(prefix + name, metric_sum, metric_weight, update=update)
@@ -340,7 +351,8 @@ class Passage:
             self.late_weights[one.index] = weight if earlier is None else earlier + weight
             return weight
         if piece is not None and piece.path:
-            return weight_of(self._way.tasks[one.task], piece.data, f"a part of micro-batch {one.index}")
+            what = f"a part of micro-batch {one.index}"
+            return weight_of(self._way.tasks[one.task], piece.data, what, piece.num_samples)
         return self._weights.each[one.index]
 
     def _trained(self, one: Microbatch, total: Tensor, weight: float | Tensor) -> Tensor:
@@ -356,11 +368,13 @@ class Passage:
         return trained
 
     def __enter__(self) -> Self:
+        self._way.randomness.begin_passage(torch.is_grad_enabled(), *self._weights.totals)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._way.randomness.end_passage()
         for microbatch in list(self._open):
             self._open.pop(microbatch).__exit__(kind, error, traceback)
 

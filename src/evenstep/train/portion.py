@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from evenstep.checkpoint import Shard, is_sharded, outline
 from evenstep.errors import ArgumentError
+from evenstep.names import named_buffers, named_parameters, state_of
+from evenstep.parallel import mapped
 from evenstep.pipeline import Staged, Stages
 from evenstep.pipeline.wire import Address
 from evenstep.train.state import Tree
@@ -71,22 +73,22 @@ class StagesPortion(Portion):
 
     def own(self, state: Tree) -> Tree:
         aliases = self._model.aliases
-        mine = dict(self._model.state_dict())
+        mine = state_of(self._model)
         known = {name for names in self._pipeline.gather(set(mine)) for name in names}
-        trained = [name for name, _ in self._model.named_parameters()]
-        averaged = [*trained, *(name for name, _ in self._model.named_buffers())]
+        trained = list(named_parameters(self._model))
+        averaged = [*trained, *named_buffers(self._model)]
         saved = state["optimizer"]
         groups: list[Tree] = []
         for group in saved["groups"]:
             here = set(group["parameters"])
             groups.append({**group, "parameters": [n for n in trained if aliases.get(n, n) in here]})
-        state_of = _under(trained, saved["state"], aliases)
+        of_parameters = _under(trained, saved["state"], aliases)
         return {
             **state,
             "model": {name: value for name, value in state["model"].items() if name in mine or name not in known},
             "optimizer": {
                 **saved,
-                "state": {name: _copied(value) for name, value in state_of.items()},
+                "state": {name: _copied(value) for name, value in of_parameters.items()},
                 "groups": groups,
             },
             "ema": _under(averaged, state["ema"], aliases),
@@ -138,6 +140,8 @@ class StagesPortion(Portion):
 def _is_cut(tree: object) -> bool:
     if isinstance(tree, dict):
         return any(_is_cut(value) for value in cast("Tree", tree).values())
+    if type(tree) in (list, tuple):
+        return any(_is_cut(value) for value in cast("list[object]", tree))
     return is_sharded(tree)
 
 
@@ -150,6 +154,8 @@ class _Outlines:
     def of(self, tree: Any) -> Any:
         if isinstance(tree, dict):
             return {key: self.of(value) for key, value in cast("Tree", tree).items()}
+        if type(tree) in (list, tuple):
+            return type(tree)(self.of(value) for value in tree)
         if not isinstance(tree, Tensor | Shard):
             return tree
         # one tensor under two names must get one name on all ranks: as `checkpoint.state` tells
@@ -180,4 +186,4 @@ def _union(parts: Iterable[Mapping[str, T]]) -> dict[str, T]:
 
 def _copied(state: Mapping[str, Any]) -> Tree:
     """Copies of a tied parameter must not share the state that they step."""
-    return {name: value.clone() if isinstance(value, Tensor) else value for name, value in state.items()}
+    return mapped(dict(state), Tensor.clone)

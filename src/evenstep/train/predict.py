@@ -77,7 +77,8 @@ def predict(
         holding=tuple(rank for rank, (_, holding) in enumerate(everybody) if holding),
     )
     found: list[Prediction] = []
-    batches = data.batches(Position(), seed=way.seed, rank=strategy.rank, ranks=strategy.ranks)
+    total = strategy.group.sum_floats
+    batches = data.batches_together(Position(), seed=way.seed, rank=strategy.rank, ranks=strategy.ranks, total=total)
     try:
         with evaluating(model, way.device), closing(cast("Any", batches)):
             for batch in batches:

@@ -1,14 +1,25 @@
 """Keyed randomness: the generators of micro-batch k of update u are seeded from (seed, u, k).
 
 So dropout does not depend on which rank runs k, on what ran before, or on how often the run was resumed, and no
-generator state is ever saved. It seeds torch's default generators only; Python's and NumPy's are seeded per sample
-where samples are made, in `evenstep.data`.
+generator state is ever saved. Where the layers of a model are known, whole or in stages, each layer and the loss have a
+key of their own below that (see `layer_keys`), so that it does not matter who runs them either. Python's and numpy's
+generators cost more to seed than a small update may; they are seeded as well wherever something draws from them.
 """
 
+import random
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Any, final
+from zlib import crc32
 
+import numpy as np
 import torch
+
+from evenstep.keys import branch_below, key_below
+
+LOSS = crc32(b"loss") | 1 << 40  # as `keys` takes the name "loss", without encoding it each time
+LOOKS = 256  # passages between two looks, once it has looked at the 1st, 2nd, 4th, … of them
 
 
 def seed_generators(device: torch.device, number: int) -> None:
@@ -32,7 +43,102 @@ def seed_generators(device: torch.device, number: int) -> None:
 
 @contextmanager
 def undisturbed(device: torch.device) -> Generator[None]:
-    """Give the caller's generators back as they were when the `with` ends."""
+    """Give the caller's generators back as they were when the `with` ends: torch's, numpy's and Python's."""
     devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
-        yield
+    numpy_state, python_state = np.random.get_state(), random.getstate()
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)
+
+
+@final
+class Randomness:
+    """The generators of one run, micro-batch by micro-batch.
+
+    Whether anything draws from Python's or numpy's is found out by looking: in some of the passages both are seeded
+    and compared afterwards. Once something has drawn, they are seeded with every key.
+
+    >>> randomness = Randomness(); randomness.begin_passage()
+    >>> randomness.begin(torch.device("cpu"), 5); first = random.random()
+    >>> randomness.begin(torch.device("cpu"), 5); first == random.random()
+    True
+    """
+
+    def __init__(self) -> None:
+        self._device = torch.device("cpu")
+        self._state = 0
+        self._passages: dict[tuple[object, ...], int] = {}
+        self._next_look: dict[tuple[object, ...], int] = {}
+        self._seeds_all = False
+        self._fresh: tuple[Any, Any] | None = None  # the states after they were seeded, while it looks
+        self._drawn: set[str] = set()
+        self._is_first = True
+        self.by_layer = False  # whether a whole model's layers are known, so that the loss has a key of its own
+        self.under_way = False
+        self.begun = 0
+        self.found = ""  # what was not keyed until now, for whoever tells people; they empty it
+
+    def begin_passage(self, *kind: object) -> None:
+        """Some micro-batches begin; those of one `kind` may draw where others do not."""
+        number = self._passages[kind] = self._passages.get(kind, 0) + 1
+        looks = not self._drawn and number >= self._next_look.get(kind, 1)
+        if looks:
+            self._next_look[kind] = number * 2 if number < LOOKS else number + LOOKS
+        # other threads may draw as well, so that looking would tell nothing
+        self._seeds_all = looks or bool(self._drawn) or threading.current_thread() is not threading.main_thread()
+        self._is_first = number == 1
+
+    def end_passage(self) -> None:
+        """They have ended."""
+        self.under_way = False
+        self._look()
+
+    def begin(self, device: torch.device, state: int, place: int | None = None) -> None:
+        """A micro-batch begins, or goes on at another place.
+
+        Args:
+            device: of the model.
+            state: the branch of its keys.
+            place: see `place`; None: what comes before the model.
+        """
+        self._device, self._state = device, state
+        self.under_way = True
+        self.begun += 1
+        self._seed(key_below(state) if place is None else key_below(state, place))
+
+    def place(self, place: int) -> None:
+        """A layer of it begins, by its place in the model, or its `LOSS`."""
+        self._seed(key_below(self._state, place))
+
+    def _seed(self, number: int) -> None:
+        seed_generators(self._device, number)
+        if self._seeds_all:
+            self._seed_others(number)
+
+    def _seed_others(self, number: int) -> None:
+        self._look()
+        random.seed(number)
+        np.random.seed(number >> 31)  # from other bits: all three are Mersenne twisters
+        if not self._drawn and threading.current_thread() is threading.main_thread():
+            self._fresh = random.getstate(), np.random.get_state()
+
+    def _look(self) -> None:
+        """Find out what has drawn since the generators were seeded last."""
+        if self._fresh is None:
+            return
+        (python_state, numpy_state), self._fresh = self._fresh, None
+        if random.getstate() != python_state:
+            self._drawn.add("Python's `random`")
+        now: Any = np.random.get_state()
+        if now[2:] != numpy_state[2:] or not np.array_equal(now[1], numpy_state[1]):
+            self._drawn.add("`numpy.random`")
+        if self._drawn and not self._is_first:
+            self.found = " and ".join(sorted(self._drawn))
+
+
+def branch_of(state: int, index: int, path: tuple[int, ...]) -> int:
+    """The branch of the keys of micro-batch `index` below that of its passage; `path` is that of the piece it is of."""
+    return branch_below(state, index, "part", *path) if path else branch_below(state, index)

@@ -12,6 +12,7 @@ from torch import nn
 
 from evenstep.data import Data, GlobalBatch, Microbatch, Part, Position
 from evenstep.errors import DataError
+from evenstep.names import by_plain_name, load_state, state_of
 from evenstep.train.diagnose import diagnose
 from evenstep.train.loop import Loop
 from evenstep.train.randomness import undisturbed
@@ -34,8 +35,9 @@ def replay_failure(loop: Loop, device: torch.device, state: Tree, failure: Tree)
         Exception: what the update raises.
     """
     whole = unwrapped(loop.model)
-    check_fits(state["model"], whole.state_dict(), "model")
-    whole.load_state_dict(state["model"])
+    saved = by_plain_name(state["model"])
+    check_fits(saved, state_of(whole), "model")
+    load_state(whole, saved)
     if state["run"]["precision"] == loop.precision.name:
         loop.precision.state = state["precision"]
     batch = failed_batch(failure, loop.data, seed=loop.seed)

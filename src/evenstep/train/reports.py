@@ -63,6 +63,12 @@ class Reports:
             self._untold.append(incident)
         self._bus.emit("on_incident", incident)
 
+    def changed(self, said: Sequence[str], update: int) -> None:
+        """Say in what a run that goes on from `update` differs from the one that was saved."""
+        if said and self._group.rank == 0:
+            message = f"the run goes on with other parts than it was saved with: {'; '.join(said)}."
+            self.report(Incident(kind="resumed", update=update, message=message, details={"changed": list(said)}))
+
     def write(self, records: Sequence[Record]) -> None:
         """Hand metrics to the writers."""
         self._writers.write(records)

@@ -19,8 +19,10 @@ from evenstep.train.loop import Loop
 from evenstep.train.portion import Portion, build_portion
 from evenstep.train.progress import Progress
 from evenstep.train.reports import Reports
-from evenstep.train.state import Saved, Tree, check_same_run, unwrapped
+from evenstep.train.state import Saved, Tree, check_same_run, unwrapped, with_plain_names
 from evenstep.train.task import Task
+
+_PARTS = ("model", "optimizer", "progress", "data", "hooks", "storage", "run")
 
 
 @final
@@ -54,20 +56,47 @@ class RunState:
         Args:
             whole: False to leave tensors that are cut over ranks as they are.
         """
+        data, ranks = self._state_of_data(), self.loop.execution.strategy.group
+        states = ranks.gather(data) if self.loop.data.state_is_of_rank else [data]
         tensors = {**self.saved.state_dict(whole=whole), "trained": self.loop.update.trained.state_dict()}
-        return self._with_counters(self.portion.gathered(tensors))
+        return self._with_counters(self.portion.gathered(tensors), dict(enumerate(states)))
 
     def part(self) -> Tree:
         """What this rank holds of it, without asking the others."""
+        rank = self.loop.execution.strategy.rank if self.loop.data.state_is_of_rank else 0
         tensors = {**self.saved.part(), "trained": self.loop.update.trained.state_dict()}
-        return self._with_counters(self.portion.part(tensors))
+        tensors = self.portion.part(tensors)
+        if self._holds_copy:  # of what another rank writes as well
+            tensors = {**tensors, "model": {}, "ema": {}, "optimizer": {**tensors["optimizer"], "state": {}}}
+        return self._with_counters(tensors, {rank: self._state_of_data()})
 
-    def _with_counters(self, tensors: Tree) -> Tree:
+    @property
+    def part_held(self) -> tuple[int, int]:
+        """Which part of the state `part` gives, and of how many: each rank's own, where each has data of its own."""
+        execution = self.loop.execution
+        if self.loop.data.state_is_of_rank:
+            return execution.group.rank, execution.group.ranks
+        return execution.part_held
+
+    @property
+    def _holds_copy(self) -> bool:
+        strategy = self.loop.execution.strategy
+        return self.loop.data.state_is_of_rank and strategy.rank >= strategy.part_held[1]
+
+    def _state_of_data(self) -> Tree:
+        """What this rank's data need to go on at the committed position."""
+        return self.loop.data.state_dict(self.loop.progress.position)
+
+    def _with_counters(self, tensors: Tree, data: dict[int, Tree]) -> Tree:
         loop = self.loop
         return {
             **tensors,
             "progress": loop.progress.state_dict(),
-            "data": {"fingerprint": loop.data.fingerprint(), "state": loop.data.state_dict()},
+            "data": {
+                "fingerprint": loop.data.fingerprint(),
+                "ranks": loop.execution.strategy.ranks if loop.data.state_is_of_rank else 0,
+                "states": data,
+            },
             "hooks": loop.bus.state_dict(),
             "tasks": {name: state for name, task in self.tasks.items() if (state := task.state_dict())},
             "storage": loop.storage.state_dict(),
@@ -80,32 +109,61 @@ class RunState:
             },
         }
 
-    def load_state_dict(self, state: Tree) -> None:
-        """Restore what `state_dict` gave.
+    def load_state_dict(self, state: Tree) -> list[str]:
+        """Restore what `state_dict` gave; says, in half sentences, what began afresh or was given up.
 
         Raises:
             CheckpointError: it is of another model, optimizer, data, seed or precision. Nothing has been changed.
         """
         loop = self.loop
+        lacking = [part for part in _PARTS if part not in state]
+        if lacking:
+            raise CheckpointError(
+                f"a state to load must be what a trainer's `state_dict` gave, but this one has no "
+                f"{', '.join(f'`{part}`' for part in lacking)}; to begin with a model's weights only, load them into "
+                f"the model before the trainer is built."
+            )
         check_same_run(
             {**state["run"], "data": state["data"]["fingerprint"]},
             {"seed": loop.seed, "precision": loop.precision.name, "data": loop.data.fingerprint()},
         )
-        state = self.portion.own(state)
+        data = self._own_data(state["data"])
+        state = self.portion.own(with_plain_names(state))
         self.saved.check(state)
         tasks = state.get("tasks", {})
         check_tasks_fit(tasks, self.tasks)
-        loop.bus.load_state_dict(state["hooks"])
+        changed = loop.bus.load_state_dict(state["hooks"])
         for name, theirs in tasks.items():
             self.tasks[name].load_state_dict(theirs)
-        loop.data.load_state_dict(state["data"]["state"])
-        self.saved.load_state_dict(state)
+        loop.data.load_state_dict(data)
+        changed += self.saved.load_state_dict(state)
         loop.update.trained.load_state_dict(state.get("trained", {}))
         loop.update.learning_rates.reloaded()
         loop.storage.load_state_dict(state["storage"])
         loop.progress = Progress.from_state_dict(state["progress"])
         self.evaluations.all_at = state["run"]["evaluated_at"]
         self._load_cuts(state["run"].get("cuts", []))
+        return changed
+
+    def _own_data(self, saved: Tree) -> Tree:
+        """The state of this rank's data.
+
+        Raises:
+            CheckpointError: each rank has data of its own, and they were as many as there are now.
+        """
+        strategy, of_rank = self.loop.execution.strategy, self.loop.data.state_is_of_rank
+        now = strategy.ranks if of_rank else 0
+        # before each rank's was kept, there was the first one's
+        states = saved.get("states", {0: saved.get("state")})
+        then = saved.get("ranks", int(of_rank))
+        if then != now:
+            raise CheckpointError(
+                f"the checkpoint says where the streams of {then} {_ranks(then)} are, but this run has {now}: each "
+                f"rank reads a stream of its own, and nobody knows how what {then} have left is dealt over {now}. "
+                f"Resume on {then} {_ranks(then)}; or start a new run with a stream that all ranks read whole "
+                f"(`StreamData(…, shared=True)`) or with `MapData`, which go on on any number of ranks."
+            )
+        return states[strategy.rank if of_rank else 0]
 
     def _load_cuts(self, limits: list[int | None]) -> None:
         """Cut as finely as this rank did; on another number of ranks, and in stages, as the one that did so most."""
@@ -115,6 +173,10 @@ class RunState:
         known = [limit for limit in limits if limit is not None]
         same = len(limits) == execution.group.ranks and execution.stages is None
         self.cuts.limit = limits[execution.group.rank] if same else min(known, default=None)
+
+
+def _ranks(count: int) -> str:
+    return "rank" if count == 1 else "ranks"
 
 
 def build_run_state(

@@ -10,8 +10,8 @@ from evenstep.events import Incident
 from evenstep.parallel import Group
 from evenstep.train.loop import Loop
 from evenstep.train.reports import failed
+from evenstep.train.run_state import RunState
 from evenstep.train.saving import Saving, describe_failure
-from evenstep.train.state import Tree
 
 
 def salvage(
@@ -21,7 +21,7 @@ def salvage(
     group: Group,
     saving: Saving,
     report: Callable[[Incident], None],
-    part: Callable[[], Tree],
+    state: RunState,
     write: Callable[[], None],
     end: Callable[[BaseException], None],
 ) -> None:
@@ -33,7 +33,7 @@ def salvage(
         group: all ranks.
         saving: of the run.
         report: told of the failure.
-        part: gives what this rank holds of the state of the run.
+        state: of the run, of which this rank's part is saved.
         write: writes the metrics that are known.
         end: tells writers of the end.
     """
@@ -46,7 +46,7 @@ def salvage(
         report(failed(error, group, update))
         strategy = execution.strategy
         failure = describe_failure(error, under_way, rank=strategy.rank, ranks=strategy.ranks)
-        saving.rescue(error, update, part if is_whole else None, failure, part=execution.part_held)
+        saving.rescue(error, update, state.part if is_whole else None, failure, part=state.part_held)
         if group.ranks == 1:  # the others may not be there to sum with
             write()
         end(error)

@@ -23,6 +23,8 @@ from evenstep.checkpoint import (
     join_parts,
     locked,
     newest_valid,
+    step_name,
+    trained_before,
     write_emergency,
     write_failure,
     write_part,
@@ -30,7 +32,7 @@ from evenstep.checkpoint import (
 from evenstep.data import GlobalBatch
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.events import Bus, Incident, SaveBegin, SaveEnd
-from evenstep.parallel import Group
+from evenstep.parallel import Elastic, Group
 
 _WORTH_TELLING_S = 1.0
 
@@ -49,6 +51,7 @@ class Saving:
         keep_every_updates: also keep those of every so many updates.
         asynchronous: whether training goes on while a checkpoint is written.
         saved_at: the update of the last published checkpoint, or -1.
+        is_claimed: whether this run may write into the folder, whatever is in it: it goes on there.
     """
 
     folder: Path | None
@@ -59,6 +62,7 @@ class Saving:
     keep_every_updates: int | None
     asynchronous: bool
     saved_at: int = -1
+    is_claimed: bool = False
     _saver: Saver | None = None
     _span: AbstractContextManager[None] = field(default_factory=nullcontext[None])
     _path: Path | None = None
@@ -101,8 +105,37 @@ class Saving:
     def resumed(self, update: int, path: Path) -> None:
         """The run has gone on from `path`: that one need not be written again."""
         self.saved_at = update
+        if self.folder is not None:
+            self.is_claimed |= path.resolve().is_relative_to(self.folder.resolve())
         if self._saver is not None:
             self._saver.resumed_from = str(path)
+
+    def path_of(self, update: int) -> Path:
+        """Where the checkpoint after `update` is."""
+        assert self.folder is not None, "asked only where there is one"
+        return self.folder / "checkpoints" / step_name(update)
+
+    def claim(self) -> None:
+        """Make the folder this run's, before it writes anything there; all ranks call it together.
+
+        Raises:
+            ArgumentError: another run has trained in it, whose metrics and checkpoints would be lost or mixed up.
+        """
+        if self.folder is None or self.is_claimed:
+            return
+        if not isinstance(self.group, Elastic):  # where a process that comes back finds what its run has written
+            self.group.first_rank_does(self._check_unused)
+        self.is_claimed = True
+
+    def _check_unused(self) -> None:
+        assert self.folder is not None, "looked at before"
+        left = trained_before(self.folder)
+        if left:
+            raise ArgumentError(
+                f"the folder `{self.folder}` is another run's, which has left {left}, and nothing in it was touched. "
+                f"To go on with that run: `trainer.resume()` before `trainer.train()`; to keep it and train another: "
+                f"give another `folder`; to start over: delete the folder first."
+            )
 
     @contextmanager
     def holding_folder(self) -> Generator[None]:
@@ -141,6 +174,7 @@ class Saving:
             CheckpointError: a state that cannot be saved; where it must be, or saves are not asynchronous, any failure.
         """
         saver = self._require()
+        self.claim()
         self._wait_for_the_one_before(update)
         self._span = self.bus.span(
             "save", lambda: SaveBegin(update=update), lambda error: SaveEnd(update=update, path=self._path)
@@ -323,7 +357,13 @@ def describe_failure(
         "num_samples": batch.num_samples,
         "ends_epoch": batch.ends_epoch,
         "microbatches": [
-            {"index": one.index, "num_samples": one.num_samples, "task": one.task, "data": one.data}
+            {
+                "index": one.index,
+                "num_samples": one.num_samples,
+                "counted": one.counted,
+                "task": one.task,
+                "data": one.data,
+            }
             for one in batch.microbatches
         ],
         "parts": [[one.task, one.num_microbatches, one.num_samples] for one in batch.parts],

@@ -1,25 +1,73 @@
-"""Cuts a batch in halves along its samples, whatever it is made of.
+"""Finds the samples of a batch: how many it holds, and how it is cut in two between them, whatever it is made of.
 
-Samples are the first dimension of a batch's tensors: each tensor as long as the first one is cut, lists of as many
-strings or numbers are cut as well, everything else goes to both halves. It does not know what a batch means; a task
-whose batches are made otherwise (packed sequences, graphs) says so in `Task.split`.
+Samples are rows of tensors and arrays, items of lists, sequences of a `PackedSequence` or of a nested tensor. How many
+they are is known by who made the batch, or else by its tensors, where all of them agree. What can be read in two ways,
+or not at all, is not cut: a task whose batches are made otherwise (features first, graphs) says how in `Task.split`.
+It does not know what a batch means.
 """
 
+import copy
 import dataclasses
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sized
+from enum import Enum
+from pathlib import PurePath
 from typing import Any, cast
 
+import numpy as np
+import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+_PLAIN = (
+    str,
+    bytes,
+    bool,
+    int,
+    float,
+    complex,
+    Enum,
+    PurePath,
+    torch.Size,
+    torch.dtype,
+    torch.device,
+    slice,
+    np.generic,
+)
 
 
-def num_samples(batch: Any) -> int | None:
-    """The first dimension of the first tensor in `batch`; None where there is no tensor with a dimension.
+def num_samples(batch: Any, known: int | None = None) -> int | None:
+    """How many samples `batch` holds; None where that is not certain.
+
+    Args:
+        batch: any tree.
+        known: how many were put in, where that is known: it is taken unless all tensors say something else.
 
     >>> import torch
     >>> num_samples({"name": ["a", "b"], "x": (torch.tensor(1.0), torch.zeros(2, 5))})
     2
+    >>> features_first = {"x": torch.zeros(6, 8), "y": torch.zeros(8)}
+    >>> num_samples(features_first), num_samples(features_first, known=8), num_samples(torch.zeros(6, 8), known=8)
+    (None, 8, None)
     """
-    return next((tensor.shape[0] for tensor in tensors_in(batch) if tensor.ndim), None)
+    if known is not None and type(batch) in (tuple, list) and _all_rows(batch, known):
+        return known  # the commonest, at no cost
+    lengths = {length for _, _, length in lengths_in(batch)}
+    if known is None:
+        return lengths.pop() if len(lengths) == 1 and not _ragged(batch) else None
+    return known if not lengths or known in lengths or known in _sequence_lengths(batch) else None
+
+
+def contents(batch: Any) -> str:
+    """What the tensors of `batch` are, for messages.
+
+    >>> import torch
+    >>> contents({"x": torch.zeros(6, 8), "y": torch.zeros(8)})
+    '`x` [6, 8], `y` [8]'
+    """
+    found = [f"`{path}` {shape}" if path else shape for path, shape, _ in lengths_in(batch)]
+    more = f" and {len(found) - 4} more" if len(found) > 4 else ""
+    return ", ".join(found[:4]) + more or f"a {type(batch).__name__} without tensors"
 
 
 def num_elements(batch: Any) -> int:
@@ -29,18 +77,20 @@ def num_elements(batch: Any) -> int:
     >>> num_elements([torch.zeros(2, 5), torch.zeros(2)])
     12
     """
-    return sum(tensor.numel() for tensor in tensors_in(batch))
+    return sum(leaf.size if isinstance(leaf, np.ndarray) else leaf.numel() for leaf in _numbers_in(batch))
 
 
 def tensors_in(item: Any) -> list[Tensor]:
     """The tensors of a pytree, in order."""
-    if isinstance(item, Tensor):
-        return [item]
-    return [tensor for part in _parts(item) for tensor in tensors_in(part)]
+    return [leaf for leaf in _numbers_in(item) if isinstance(leaf, Tensor)]
 
 
-def halves(batch: Any) -> list[Any]:
+def halves(batch: Any, known: int | None = None) -> list[Any]:
     """`batch` as two batches, the first of which is not the smaller one; or as itself, where it can't be cut.
+
+    Args:
+        batch: any tree.
+        known: how many samples were put in, where that is known.
 
     >>> import torch
     >>> halves((torch.arange(3), ["a", "b", "c"]))
@@ -48,41 +98,226 @@ def halves(batch: Any) -> list[Any]:
     >>> len(halves(torch.zeros(1, 7)))
     1
     """
-    count = num_samples(batch)
-    if count is None or count < 2:
+    count = _count(batch, known)
+    if count is None or count < 2 or _obstacle(batch, count, ""):
         return [batch]
-    middle = (count + 1) // 2
+    middle = half_of_samples(count)
     return [_part(batch, slice(0, middle), count), _part(batch, slice(middle, count), count)]
 
 
-def _part(item: Any, part: slice, count: int) -> Any:
+def half_of_samples(count: int) -> int:
+    """How many samples of `count` the first half has."""
+    return (count + 1) // 2
+
+
+def why_whole(batch: Any, known: int | None = None) -> str:
+    """Why `halves` does not cut a batch, for messages; "" where it does, or where there is one sample only.
+
+    >>> import torch
+    >>> why_whole({"x": torch.zeros(6, 8), "y": torch.zeros(8)}, known=8)
+    '`x` [6, 8] has the 8 samples in dim 1'
+    """
+    count = _count(batch, known)
+    if count is None:
+        return f"it does not tell how many samples it holds: {contents(batch)}"
+    return "" if count < 2 else _obstacle(batch, count, "")
+
+
+def copied(item: Any) -> Any:
+    """The same batch with tensors and containers of its own: whatever is done to it in place is not done to `item`.
+
+    >>> import torch
+    >>> batch = {"x": torch.zeros(2), "names": ["a", "b"]}
+    >>> twin = copied(batch); twin["x"] += 1; _ = twin.pop("names"); batch
+    {'x': tensor([0., 0.]), 'names': ['a', 'b']}
+    """
     if isinstance(item, Tensor):
-        return item[part] if item.ndim and item.shape[0] == count else item
-    if isinstance(item, list) and len(cast("list[Any]", item)) == count and not _parts_with_tensors(item):
-        return cast("list[Any]", item)[part]
+        return item.detach().clone()
+    if _is_container(item):
+        return rebuilt(item, copied)
+    return item if item is None or isinstance(item, _PLAIN) else copy.deepcopy(item)
+
+
+def rebuilt(item: Any, act: Callable[[Any], Any]) -> Any:
+    """A container of the same kind that holds what `act` makes of the parts of `item`."""
     if isinstance(item, Mapping):
         mapping = cast("Mapping[Any, Any]", item)
-        cut = {name: _part(value, part, count) for name, value in mapping.items()}
-        return cut if type(mapping) is dict else cast("Any", type(mapping))(cut)
+        made = {name: act(value) for name, value in mapping.items()}
+        return made if type(mapping) is dict else _mapping_like(mapping, made)
     if isinstance(item, tuple) and hasattr(item, "_fields"):
-        return cast("Any", type(item))(*(_part(one, part, count) for one in cast("tuple[Any, ...]", item)))
+        return cast("Any", type(item))(*map(act, cast("tuple[Any, ...]", item)))
     if isinstance(item, tuple | list):
-        return type(item)(_part(one, part, count) for one in cast("list[Any]", item))
-    if dataclasses.is_dataclass(item) and not isinstance(item, type):
-        fields = {field.name: _part(getattr(item, field.name), part, count) for field in dataclasses.fields(item)}
-        return dataclasses.replace(item, **fields)
+        return type(item)(map(act, cast("list[Any]", item)))
+    made = copy.copy(item)
+    for field in dataclasses.fields(item):
+        object.__setattr__(made, field.name, act(getattr(item, field.name)))  # it may be frozen
+    return made
+
+
+def _mapping_like(mapping: Mapping[Any, Any], made: dict[Any, Any]) -> Any:
+    try:
+        return cast("Any", type(mapping))(made)
+    except TypeError:  # made of something else, such as a defaultdict
+        twin: Any = copy.copy(mapping)
+        twin.update(made)
+        return twin
+
+
+def lengths_in(item: Any, path: str = "") -> Iterator[tuple[str, str, int]]:
+    """Path, shape and number of rows of all that has rows in a batch."""
+    length = _rows(item)
+    if length is not None:
+        yield path, _shape(item), length
+    elif _is_container(item) and not isinstance(item, PackedSequence):
+        for name, part in _named_parts(item, path):
+            yield from lengths_in(part, name)
+
+
+def _all_rows(items: list[Any], count: int) -> bool:
+    """Whether all items are plain tensors of so many rows."""
+    return all(type(one) is Tensor and not one.is_nested and one.ndim and one.shape[0] == count for one in items)
+
+
+def _rows(item: Any) -> int | None:
+    """How many rows a leaf has; None for what has none."""
+    if isinstance(item, Tensor):
+        return item.size(0) if item.ndim else None
+    if isinstance(item, np.ndarray):
+        return item.shape[0] if item.ndim else None
+    return int(item.batch_sizes[0]) if isinstance(item, PackedSequence) else None
+
+
+def _shape(item: Any) -> str:
+    if isinstance(item, PackedSequence):
+        return f"of {_rows(item)} packed sequences"
+    if isinstance(item, Tensor) and item.is_nested:
+        return f"of {item.size(0)} nested tensors"
+    return str(list(item.shape))
+
+
+def _count(batch: Any, known: int | None) -> int | None:
+    """How many samples a batch is cut by: also where most of its tensors say it, and the others none."""
+    count = num_samples(batch, known)
+    if count is None and known is None and not _ragged(batch):
+        lengths = [length for _, _, length in lengths_in(batch)]
+        most, times = Counter(lengths).most_common(1)[0] if lengths else (0, 0)
+        count = most if 2 * times > len(lengths) else None
+    return count
+
+
+def _sequence_lengths(item: Any) -> set[int]:
+    """The lengths of all lists and tuples in a batch."""
+    if not _is_container(item) or isinstance(item, PackedSequence):
+        return set()
+    own = {len(cast("list[Any]", item))} if _is_sequence(item) else set[int]()
+    return own.union(*(_sequence_lengths(part) for _, part in _named_parts(item, "")))
+
+
+def _ragged(item: Any) -> bool:
+    """Whether a batch holds what looks like a list of samples of unequal shapes."""
+    if not _is_container(item) or isinstance(item, PackedSequence):
+        return False
+    parts = [part for _, part in _named_parts(item, "")]
+    if _is_sequence(item) and len(parts) > 1 and _alike(parts):
+        tensors = cast("list[Tensor]", parts)
+        shapes = {tuple(one.shape[1:]) for one in tensors if not one.is_nested}
+        return len(shapes) > 1 and (len(tensors) > 2 or tensors[0].ndim > 2)
+    return any(_ragged(part) for part in parts)
+
+
+def _alike(parts: list[Any]) -> bool:
+    """Whether all are tensors of one format and as many dims."""
+    return all(isinstance(part, Tensor) for part in parts) and len({(part.dtype, part.ndim) for part in parts}) == 1
+
+
+def _is_sequence(item: Any) -> bool:
+    return isinstance(item, tuple | list) and not hasattr(item, "_fields") and not isinstance(item, torch.Size)
+
+
+def _is_samples(item: Any, count: int) -> bool:
+    """Whether a sequence is one of samples, and not of columns."""
+    if not _is_sequence(item) or len(item) != count:
+        return False
+    lengths = {length for _, _, length in lengths_in(item)}
+    return lengths != {count}
+
+
+def _obstacle(item: Any, count: int, path: str) -> str:
+    """What keeps a batch from being cut in samples, as a sentence; "" if nothing does."""
+    name = f"`{path}`" if path else "it"
+    length = _rows(item)
+    if length is not None:
+        if length == count:
+            known = not isinstance(item, Tensor) or item.layout in (torch.strided, torch.jagged, torch.sparse_coo)
+            return "" if known else f"{name} is in the layout {item.layout}, which can't be cut"
+        where = None if isinstance(item, PackedSequence) or getattr(item, "is_nested", False) else list(item.shape)
+        if where is not None and count not in where:
+            return ""  # a table that all samples share
+        if where is None:
+            return f"{name} is {_shape(item)}, but there are {count} samples"
+        return f"{name} {_shape(item)} has the {count} samples in dim {where.index(count)}"
+    if _is_samples(item, count):
+        numbers = isinstance(item, tuple) and all(isinstance(part, int | float) for part in cast("Any", item))
+        return f"{name} may be {count} samples or one value of all" if numbers and count < 4 else ""
+    if _is_sequence(item) and len(item) == count and _alike(list(item)):
+        return f"{name} is a {type(item).__name__} of {count} tensors, which may be the samples or their columns"
+    if _is_container(item):
+        return next(filter(None, (_obstacle(part, count, place) for place, part in _named_parts(item, path))), "")
+    if item is None or isinstance(item, (*_PLAIN, Tensor, np.ndarray)):
+        return ""
+    opaque = hasattr(item, "to") or isinstance(item, Sized) or bool(_numbers_in(item))
+    return f"{name} is a {type(item).__name__}, which only you know how to cut" if opaque else ""
+
+
+def _part(item: Any, part: slice, count: int) -> Any:
+    """The samples of `part`; there is no obstacle."""
+    if _rows(item) == count:
+        return _part_of_rows(item, part)
+    if _is_samples(item, count):
+        return item[part]
+    if _rows(item) is None and _is_container(item):
+        return rebuilt(item, lambda one: _part(one, part, count))
     return item
 
 
-def _parts_with_tensors(item: Any) -> bool:
-    return any(isinstance(part, Tensor | Mapping | tuple | list) for part in _parts(item))
+def _part_of_rows(item: Any, part: slice) -> Any:
+    if isinstance(item, PackedSequence):
+        padded, lengths = pad_packed_sequence(item, batch_first=True)
+        lengths = lengths[part]
+        rows = padded[part, : int(lengths.max())]
+        return pack_padded_sequence(rows, lengths, batch_first=True, enforce_sorted=item.sorted_indices is None)
+    if isinstance(item, Tensor) and item.is_nested:
+        return torch.nested.as_nested_tensor(list(item.unbind()[part]), layout=item.layout)
+    if isinstance(item, Tensor) and item.layout == torch.sparse_coo:
+        return item.index_select(0, torch.arange(part.start, part.stop, device=item.device))
+    return item[part]
 
 
-def _parts(item: Any) -> list[Any]:
+def _numbers_in(item: Any) -> list[Any]:
+    """The tensors and arrays of a batch, also those that are attributes of its objects."""
+    if isinstance(item, Tensor | np.ndarray):
+        return [item]
+    if _is_container(item):
+        return [leaf for _, part in _named_parts(item, "") for leaf in _numbers_in(part)]
+    if item is None or isinstance(item, (*_PLAIN, type)) or callable(item):
+        return []
+    attributes = cast("dict[str, Any]", getattr(item, "__dict__", {}))
+    return [one for one in attributes.values() if isinstance(one, Tensor | np.ndarray)]
+
+
+def _is_container(item: Any) -> bool:
+    if isinstance(item, Mapping | tuple | list):
+        return not isinstance(item, torch.Size)
+    return dataclasses.is_dataclass(item) and not isinstance(item, type)
+
+
+def _named_parts(item: Any, path: str) -> list[tuple[str, Any]]:
+    """The parts of a container, with their paths."""
+    dot = f"{path}." if path else ""
     if isinstance(item, Mapping):
-        return list(cast("Mapping[Any, Any]", item).values())
+        return [(f"{dot}{name}", part) for name, part in cast("Mapping[Any, Any]", item).items()]
+    if isinstance(item, tuple) and hasattr(item, "_fields"):
+        return [(f"{dot}{name}", getattr(item, name)) for name in cast("Any", item)._fields]
     if isinstance(item, tuple | list):
-        return list(cast("list[Any]", item))
-    if dataclasses.is_dataclass(item) and not isinstance(item, type):
-        return [getattr(item, field.name) for field in dataclasses.fields(item)]
-    return []
+        return [(f"{path}[{number}]", part) for number, part in enumerate(cast("list[Any]", item))]
+    return [(f"{dot}{field.name}", getattr(item, field.name)) for field in dataclasses.fields(item)]

@@ -13,11 +13,10 @@ from typing import Any, final
 from torch import Tensor
 
 from evenstep.data import Microbatch
-from evenstep.keys import key_below
 from evenstep.pipeline import Section
 from evenstep.train.cuts import Piece
 from evenstep.train.passage import Passage
-from evenstep.train.randomness import seed_generators
+from evenstep.train.randomness import LOSS, branch_of
 
 
 @final
@@ -30,7 +29,7 @@ class StagedPassage(Passage):
     def lay_out(self, microbatches: tuple[int, ...]) -> tuple[int, ...]:
         """The numbers of what goes through the plan: those of the micro-batches, or of all their pieces in order."""
         whole = [self._microbatches[number] for number in microbatches]
-        pieces = [(one, self._cuts.pieces(self._way.tasks[one.task], one.data)) for one in whole]
+        pieces = [(one, self._cuts.pieces(self._way.tasks[one.task], one.data, one.known_samples)) for one in whole]
         if all(len(of_one) == 1 for _, of_one in pieces):
             self._parts = {one.index: (one, of_one[0]) for one, of_one in pieces}
         else:
@@ -61,7 +60,7 @@ class StagedPassage(Passage):
         """The loss of the last of several stages; where there is none, nothing goes back through any."""
         way, (one, piece) = self._way, self._parts[microbatch]
         task, batch = way.tasks[one.task], self._ready(one, piece)
-        self._seed_layer(microbatch, "loss")
+        self._seed_layer(microbatch, LOSS)
         with way.precision.forward(way.device):
             output = task.inverse(output, batch)
             loss = task.loss(output, batch)
@@ -90,7 +89,6 @@ class StagedPassage(Passage):
         one, piece = self._parts[number]
         self.doing = phase, one.index, piece
 
-    def _seed_layer(self, number: int, place: int | str) -> None:
+    def _seed_layer(self, number: int, place: int) -> None:
         one, piece = self._parts[number]
-        part = ("part", *piece.path) if piece.path else ()
-        seed_generators(self._way.device, key_below(self._branch, one.index, *part, place))
+        self._way.randomness.begin(self._way.device, branch_of(self._branch, one.index, piece.path), place)

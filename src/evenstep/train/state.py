@@ -6,6 +6,7 @@ state is kept by parameter name instead of position, so that it survives a reord
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast, final
 
 from torch import Tensor, nn
@@ -13,9 +14,13 @@ from torch.optim import Optimizer
 
 from evenstep.checkpoint import Shard
 from evenstep.errors import ArgumentError, CheckpointError
+from evenstep.names import by_plain_name, load_state, named_parameters, plain, state_of
+from evenstep.optim.aside import Aside
 from evenstep.optim.ema import Ema
-from evenstep.parallel import Owned, States, Strategy
+from evenstep.parallel import Owned, States, Strategy, mapped
 from evenstep.precision import Precision
+from evenstep.train.optimizer_state import check_optimizer, load_optimizer, optimizer_state, options_of
+from evenstep.train.optimizers import is_shared
 
 Tree = dict[str, Any]
 
@@ -31,7 +36,7 @@ def parameter_names(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
     Raises:
         ArgumentError: the optimizer holds a parameter that is not the model's.
     """
-    names = {id(parameter): name for name, parameter in unwrapped(model).named_parameters()}
+    names = {id(parameter): name for name, parameter in named_parameters(unwrapped(model)).items()}
     for number, group in enumerate(optimizer.param_groups):
         for place, parameter in enumerate(group["params"]):
             if id(parameter) not in names:
@@ -56,6 +61,9 @@ class Saved:
         ema: the average that follows them, or None.
         precision: whose state may be a loss scale.
 
+    Attributes:
+        aside: what the optimizer keeps that its state does not hold.
+
     Raises:
         ArgumentError: the optimizer holds a parameter that is not the model's.
     """
@@ -68,10 +76,12 @@ class Saved:
     precision: Precision
     _own: list[list[str]] = field(init=False)
     _built: list[Tree] = field(init=False)
+    aside: Aside = field(init=False)
 
     def __post_init__(self) -> None:
         self._own = parameter_names(self.model, self.optimizer)
-        self._built = [{k: v for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups]
+        self._built = options_of(self.optimizer)
+        self.aside = Aside(self.optimizer, shared=is_shared(self.model, self.strategy))
         if self.ema is not None:
             self.ema.attach(self.model)
 
@@ -90,12 +100,15 @@ class Saved:
         return self._tree(dict, lambda states: states)
 
     def _tree(self, taken: Callable[[Mapping[str, Any]], Tree], gathered: Callable[[States], States]) -> Tree:
-        state = optimizer_state(self.optimizer, self._own, self._built)
+        fault = self.aside.fault()
+        if fault:
+            raise CheckpointError(f"the state of the optimizer can't be saved: {fault}.")
+        state = optimizer_state(self.optimizer, self._own, self._built, self.aside.values())
         everybody = gathered(state["state"])
         for group, names in zip(state["groups"], self.names, strict=True):
             group["parameters"] = list(names)
         return {
-            "model": taken(self.model.state_dict()),
+            "model": taken(state_of(self.model)),
             "optimizer": {
                 **state,
                 "state": {name: taken(everybody[name]) for names in self.names for name in names if name in everybody},
@@ -106,33 +119,35 @@ class Saved:
 
     def check(self, state: Tree) -> None:
         """Raise CheckpointError unless `state` fits."""
-        check_fits(state["model"], self.model.state_dict(), "model")
+        check_fits(state["model"], state_of(self.model), "model")
         check_optimizer(state["optimizer"], self.optimizer, self.names)
-        if bool(state["ema"]) != (self.ema is not None):
-            has, wants = ("an", "keeps none") if state["ema"] else ("no", "keeps one")
-            raise CheckpointError(f"the checkpoint has {has} average of the parameters, but this run {wants}.")
-        if self.ema is not None:
+        if self.ema is not None and state["ema"]:
             check_fits(state["ema"], self.ema.state_dict(), "average")
 
-    def load_state_dict(self, state: Tree) -> None:
-        """Restore what `state_dict` gave and `check` found to fit."""
-        live = self.model.state_dict()
-        self.model.load_state_dict(self._parts(live, state["model"]))
+    def load_state_dict(self, state: Tree) -> list[str]:
+        """Restore what `state_dict` gave and `check` found to fit; says what began afresh or was given up."""
+        live = state_of(self.model)
+        load_state(self.model, self._parts(live, state["model"]))
         own: dict[str, Tensor] = {name: live[name] for group in self._own for name in group}
         states: Tree = {}
+        part = self.strategy.part
         for name in own:
             if name in state["optimizer"]["state"]:
                 values: Tree = state["optimizer"]["state"][name]
-                like: dict[str, Tensor] = dict.fromkeys(values, own[name])
-                states[name] = self._parts(like, values)
+                states[name] = {key: mapped(value, partial(part, own[name])) for key, value in values.items()}
         load_optimizer({**state["optimizer"], "state": states}, self.optimizer, self._own, self._built)
-        if self.ema is not None:
-            self.ema.load_state_dict(self._parts(self.ema.state_dict(), state["ema"]))
+        self.aside.restore(state["optimizer"].get("beside", {}).get("attributes", []))
         self.precision.state = state["precision"]
+        if self.ema is None:
+            return ["the average of the parameters is given up"] if state["ema"] else []
+        if state["ema"]:
+            self.ema.load_state_dict(self._parts(self.ema.state_dict(), state["ema"]))
+            return []
+        self.ema.restart()
+        return ["the average of the parameters is new and begins as a copy of them"]
 
     def _whole(self, tensors: Mapping[str, Any]) -> Tree:
-        whole = self.strategy.whole
-        return {name: whole(value) if isinstance(value, Tensor) else value for name, value in tensors.items()}
+        return mapped(dict(tensors), self.strategy.whole)
 
     def _parts(self, live: Mapping[str, Tensor], whole: Mapping[str, Any]) -> Tree:
         part = self.strategy.part
@@ -141,11 +156,28 @@ class Saved:
 
 def _held(tensors: Mapping[str, Any]) -> Tree:
     """What this rank holds, as a checkpoint takes it."""
+    return {name: _as_shard(value) for name, value in tensors.items()}
+
+
+def _as_shard(value: Any) -> Any:
+    if isinstance(value, Owned):
+        return Shard(local=value.local, shape=value.size, offsets=(0,) * len(value.size))
+    if isinstance(value, dict):
+        return _held(cast("Tree", value))
+    if type(value) in (list, tuple):
+        return type(value)(map(_as_shard, value))
+    return value
+
+
+def with_plain_names(state: Tree) -> Tree:
+    """A state whose names may be those of wrapped modules, as they were in checkpoints once, with plain ones."""
+    optimizer = state["optimizer"]
+    groups = [{**group, "parameters": [plain(name) for name in group["parameters"]]} for group in optimizer["groups"]]
     return {
-        name: Shard(local=value.local, shape=value.size, offsets=(0,) * len(value.size))
-        if isinstance(value, Owned)
-        else value
-        for name, value in tensors.items()
+        **state,
+        "model": by_plain_name(state["model"]),
+        "optimizer": {**optimizer, "state": by_plain_name(optimizer["state"]), "groups": groups},
+        "ema": by_plain_name(state["ema"]),
     }
 
 
@@ -174,58 +206,3 @@ def check_fits(saved: Mapping[str, Tensor], live: Mapping[str, Tensor], what: st
             f"the checkpoint's {what} does not fit this one: {'; '.join(faults[:5])}{more}. Build the model that the "
             f"checkpoint was saved from."
         )
-
-
-def optimizer_state(optimizer: Optimizer, names: list[list[str]], built: list[Tree]) -> Tree:
-    """The optimizer's state by parameter name.
-
-    Args:
-        optimizer: whose state to take.
-        names: of each group's parameters.
-        built: each group's options as of when the trainer was built, to tell later what the user has changed since.
-    """
-    flat = [name for group in names for name in group]
-    saved = optimizer.state_dict()
-    options = [{k: v for k, v in group.items() if k != "params"} for group in saved["param_groups"]]
-    return {
-        "class": type(optimizer).__name__,
-        "state": {flat[number]: dict(state) for number, state in saved["state"].items()},
-        "groups": [
-            {"parameters": list(group), "options": now, "built": then}
-            for group, now, then in zip(names, options, built, strict=True)
-        ],
-    }
-
-
-def check_optimizer(saved: Tree, optimizer: Optimizer, names: list[list[str]]) -> None:
-    """Raise CheckpointError unless the saved state is of this class of optimizer, with these groups."""
-    if saved["class"] != type(optimizer).__name__:
-        raise CheckpointError(
-            f"the checkpoint's optimizer is {saved['class']}, but this run's is {type(optimizer).__name__}; resume "
-            f"with the same optimizer, or start a new run from the checkpoint's model."
-        )
-    groups = [sorted(group["parameters"]) for group in saved["groups"]]
-    if groups != [sorted(group) for group in names]:
-        raise CheckpointError(
-            f"the checkpoint's optimizer has {len(groups)} parameter group(s) of {[len(group) for group in groups]} "
-            f"parameters, but this run's has {len(names)} of {[len(group) for group in names]}, or other parameters in "
-            f"them; group the parameters as in the run that saved it."
-        )
-
-
-def load_optimizer(saved: Tree, optimizer: Optimizer, names: list[list[str]], built: list[Tree]) -> None:
-    """Restore the optimizer from `optimizer_state`.
-
-    An option (weight decay, betas) that the user has changed since the saved run was built keeps the new value; all
-    others become what they were when saved.
-    """
-    numbers = {name: number for number, name in enumerate(name for group in names for name in group)}
-    groups: list[Tree] = []
-    for group, own, then in zip(saved["groups"], names, built, strict=True):
-        options = {
-            key: then[key] if key in then and key in group["built"] and then[key] != group["built"][key] else value
-            for key, value in group["options"].items()
-        }
-        groups.append({**options, "params": [numbers[name] for name in own]})
-    state = {numbers[name]: dict(value) for name, value in saved["state"].items()}
-    optimizer.load_state_dict({"state": state, "param_groups": groups})

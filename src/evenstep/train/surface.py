@@ -20,6 +20,7 @@ class Surface:
 
     _is_built = False
     _is_training = False
+    _is_evaluating = False
     _updates: int | None
     _loop: Loop
     _way: Way
@@ -71,6 +72,15 @@ class Surface:
     def progress(self) -> Progress:
         """The counters of committed work."""
         return self._loop.progress
+
+    def _check_idle(self, what: str, advice: str) -> None:
+        """Raise ArgumentError where `what` is called by a hook or task in the midst of an update or an evaluation."""
+        if self._loop.under_way or self._is_evaluating:
+            midst = f"update {self._loop.under_way}" if self._loop.under_way else "an evaluation"
+            raise ArgumentError(
+                f"`{what}` was called in the midst of {midst}, by a hook or the task, when nothing of it is complete; "
+                f"{advice}."
+            )
 
     def _refuse(self, name: str) -> None:
         if name in signature(type(self).__init__).parameters or hasattr(self, name):

@@ -8,12 +8,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, final
+from typing import Any, Literal, Self, final
 
+import torch
 from torch import Tensor
 
 from evenstep.errors import TaskError
-from evenstep.train.split import halves, num_samples
+from evenstep.train.split import contents, halves, num_samples
 
 
 @final
@@ -29,6 +30,7 @@ class Loss:
         observed: what the metric objects of the task (`Task.metrics`) see: the arguments of their `update` by name,
             such as `{"preds": scores, "target": labels}`, each taking those that it has; or those of one metric, as a
             mapping under its name. A task that has such metrics must give it.
+        count: how many units `sum` covers, as far as the loss itself knows; `of_mean` gives it.
 
     >>> import torch
     >>> Loss(torch.tensor(6.0), metrics={"accuracy": (3, 4)}).metrics["accuracy"]
@@ -39,6 +41,38 @@ class Loss:
     weight: Tensor | float | None = None
     metrics: Mapping[str, tuple[Tensor | float, Tensor | float]] = field(default_factory=dict)
     observed: Mapping[str, Any] | None = None
+    count: Tensor | float | None = None
+
+    @classmethod
+    def of_mean(
+        cls,
+        mean: Tensor,
+        count: Tensor | float,
+        *,
+        metrics: Mapping[str, tuple[Tensor | float, Tensor | float]] | None = None,
+        observed: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """The loss of a model that gives a mean: its sum is mean · count, exactly what the mean was divided by.
+
+        `count` must be the number of units that the mean is over, and so must be what `Task.weight` gives for the
+        batch: the update divides by the sum of weights. With `late_weight` it is the weight. Models of `transformers`
+        give a mean over the labels that are not -100; causal ones shift them first, so that the first label of each
+        row does not count: `(labels[:, 1:] != -100).sum()`, both here and in `weight`.
+
+        Args:
+            mean: over the batch's units, 0-dim. Of no units it is taken for 0, also where it is NaN.
+            count: of these units.
+            metrics: see `Loss`.
+            observed: see `Loss`.
+
+        >>> import torch
+        >>> Loss.of_mean(torch.tensor(1.5), 4).sum
+        tensor(6.)
+        """
+        wide = mean.float() if mean.dtype in (torch.float16, torch.bfloat16) else mean
+        given = torch.as_tensor(count, dtype=wide.dtype, device=wide.device)
+        total = torch.where(given > 0, wide, torch.zeros_like(wide)) * given
+        return cls(total, metrics=dict(metrics or {}), observed=observed, count=count)
 
 
 class Task(ABC):
@@ -94,16 +128,13 @@ class Task(ABC):
         """How many units the summed loss of `batch` covers: valid tokens, samples, boxes.
 
         Called before the forward, with the batch as the loader gave it (on the CPU). By default its number of
-        samples, dim 0 of its first tensor. A micro-batch of weight 0 contributes nothing and is not run.
+        samples: as many as the loader has put in, unless its tensors say something else; where the loader does not
+        know, dim 0 of all its tensors. A micro-batch of weight 0 contributes nothing and is not run.
+
+        Raises:
+            TaskError: that is not certain.
         """
-        samples = num_samples(batch)
-        if samples is None:
-            raise TaskError(
-                f"the default `weight` of {type(self).__name__} counts dim 0 of the first tensor of a batch, but this "
-                f"batch, a {type(batch).__name__}, holds no tensor with a dim; override `weight` to say how many "
-                f"units the loss of a batch covers."
-            )
-        return samples
+        return default_weight(self, batch)
 
     def predict(self, output: Any, batch: Any) -> Any:
         """What `Trainer.predict` keeps of the model's output: any tree of tensors and values; by default all of it.
@@ -115,9 +146,10 @@ class Task(ABC):
     def split(self, batch: Any) -> list[Any]:
         """`batch` in two, because it did not fit into memory; in one, if it can't be cut.
 
-        The weights, and the summed losses, of the parts must add up to those of the whole. By default every tensor as
-        long as the first one is cut along its first dimension, and what is no tensor goes to both parts. Override it
-        where samples are not along the first dimension: packed sequences, graphs.
+        The weights, and the summed losses, of the parts must add up to those of the whole. By default tensors and
+        arrays with a row for each sample are cut along their first dimension, lists of samples, packed sequences and
+        nested tensors in samples, and what all samples share goes to both parts; what can be read in two ways is not
+        cut. Override it where samples are not along the first dimension: features first, graphs, your own classes.
         """
         return halves(batch)
 
@@ -141,3 +173,24 @@ class Task(ABC):
 
         None, or a tensor without elements, is a loss of 0: the batch's weight counts, and so does that it had none.
         """
+
+
+def default_weight(task: Task, batch: Any, known: int | None = None) -> int:
+    """What `Task.weight` gives by default: the number of samples of `batch`.
+
+    Args:
+        task: whose batch.
+        batch: as the loader gave it.
+        known: how many samples were put in, where that is known.
+
+    Raises:
+        TaskError: that is not certain.
+    """
+    samples = num_samples(batch, known)
+    if samples is None:
+        put_in = "" if known is None else f", of which the loader made {known} samples"
+        raise TaskError(
+            f"the default `weight` of {type(task).__name__} counts samples, but a batch does not tell how many it "
+            f"holds: {contents(batch)}{put_in}; override `weight` to say how many units the loss of a batch covers."
+        )
+    return samples

@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from evenstep.errors import ArgumentError, TaskError
-from evenstep.train.state import unwrapped
+from evenstep.names import named_parameters
 
 
 @final
@@ -54,7 +54,7 @@ class Trained:
         check: Callable[[Mapping[str, nn.Parameter]], None],
     ) -> None:
         self._model, self._optimizer = model, optimizer
-        self._by_name = dict(unwrapped(model).named_parameters())
+        self._by_name = named_parameters(model)
         self._parameters = list(self._by_name.values())
         self._held = frozenset(chain.from_iterable(names))
         self._share, self._check = share, check
@@ -130,7 +130,7 @@ class Trained:
 
     def _check_places(self) -> None:
         """Raise ArgumentError unless the model's parameters are still those that it was built with."""
-        now = dict(unwrapped(self._model).named_parameters())
+        now = named_parameters(self._model)
         kept = "a trainer trains the parameters that its model had when it was built"
         for name, one in now.items():
             if name not in self._by_name:

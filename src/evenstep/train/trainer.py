@@ -4,54 +4,59 @@ It puts the parts together, holds what a checkpoint holds, opens and closes what
 How an update goes is told in `update`, how updates follow each other in `loop`.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast, final
+from typing import TYPE_CHECKING, Any, Literal, cast, final
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from evenstep.checkpoint import read_checkpoint, step_name
+from evenstep.checkpoint import read_checkpoint
 from evenstep.data import Data
+from evenstep.errors import ArgumentError
 from evenstep.events import Bus, Hook, Incident, IncidentFiles, Storage, TrainBegin, TrainEnd, Writer, Writers
 from evenstep.optim.ema import Ema
 from evenstep.optim.schedules import LrSchedule
-from evenstep.parallel import Single, Strategy
+from evenstep.parallel import Strategy
 from evenstep.pipeline import Staged
-from evenstep.precision import Full, Precision
+from evenstep.precision import Precision
+from evenstep.train import given
 from evenstep.train.agreement import check_agreement
-from evenstep.train.arguments import check_counts, check_keeping, check_model, check_optimizer
-from evenstep.train.assembly import build_loop, place, updates_of
-from evenstep.train.channels_last import as_it_is
-from evenstep.train.channels_last import channels_last as in_channels_last
+from evenstep.train.arguments import check_keeping, check_launched, check_model, check_trains, try_resume
+from evenstep.train.assembly import build_loop, build_surroundings, build_way, place, updates_of
 from evenstep.train.coefficients import Coefficients
 from evenstep.train.combine import Combine
+from evenstep.train.conduct import conduct
 from evenstep.train.cuts import Cuts
-from evenstep.train.evaluations import Evaluations, named_set
+from evenstep.train.evaluations import named_set
 from evenstep.train.failures import FailurePolicy, Stop
 from evenstep.train.lasting import build_course
-from evenstep.train.loop import Actions, Loop
+from evenstep.train.loop import Actions
 from evenstep.train.metrics import build_meters
+from evenstep.train.optimizers import check_optimizer, watch_first_step
 from evenstep.train.parameter_checks import check_parameters
-from evenstep.train.passage import Way
 from evenstep.train.predict import Prediction
 from evenstep.train.randomness import undisturbed
+from evenstep.train.rehearsal import compare_cuts
 from evenstep.train.replay import replay_failure
-from evenstep.train.reports import Reports
 from evenstep.train.result import Result
-from evenstep.train.rewinding import Rewinding, may_rewind
+from evenstep.train.rewinding import may_rewind
 from evenstep.train.run_state import build_run_state
 from evenstep.train.salvage import salvage
 from evenstep.train.saving import Saving
 from evenstep.train.spikes import LossSpikes
+from evenstep.train.standard import hooks_of, writers_of
 from evenstep.train.state import Tree, parameter_names
 from evenstep.train.surface import Surface
 from evenstep.train.task import Task
-from evenstep.train.tasks import Tasks, check_tasks, poison_of
-from evenstep.train.transfer import build_transfer
+from evenstep.train.tasks import Tasks, check_tasks
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
 
 
 @final
@@ -62,34 +67,42 @@ class Trainer(Surface):
         model: any module. It is moved to the device.
         task: what a batch means; several by name, as a mapping.
         optimizer: of the model's parameters, any of torch.optim but LBFGS; `fused=True` scales and clips in its kernel.
-        data: gives the global batches.
+        data: gives the global batches; of a `DataLoader` its dataset, kind of order and batch size are taken over, the
+            latter as the global batch.
         updates: how many updates to commit; give this or `epochs`.
         epochs: how many epochs of the data to take.
         seed: of order, augmentation and dropout, any integer.
         device: "auto" takes the accelerator if there is one, else the CPU.
-        strategy: how gradients are shared between ranks; one process by default.
-        precision: the number formats; float32 throughout by default.
-        lr_schedule: multiplies each group's learning rate; None leaves the rates alone, so that hooks may set them.
+        strategy: how gradients are shared between ranks; by default there is one, and only one may have been started.
+            "ddp", "zero1", "fsdp" and "auto" join the ranks that a launcher has started, and are one process where none
+            has.
+        precision: the number formats, also by name, such as "bf16-mixed"; float32 throughout by default.
+        lr_schedule: multiplies each group's learning rate; also by name, "cosine", or as a table,
+            `{"kind": "cosine", "warmup_updates": 100}`; None leaves the rates alone, so that hooks may set them.
         clip_norm: the largest norm of an update's gradient; None does not clip.
         ema: an average that follows the parameters and is evaluated in their place.
-        evaluations: sets of data to evaluate on, by name.
-        hooks: called before and after everything; see `Hook`.
-        writers: get every value of every metric.
-        folder: of the run, for checkpoints and writers; None keeps nothing.
+        evaluations: sets of data to evaluate on, by name; one alone is called "valid".
+        hooks: called before and after everything; see `Hook`. With a `folder` there are also Timer, Save, StopFile and
+            Status, unless one of that class is given.
+        writers: get every value of every metric; also by name: "console", "jsonl", "csv", "tensorboard". By default
+            the first two with a `folder`, else the first where a person watches; `()` for none.
+        folder: of the run, for checkpoints, metrics and the report; None keeps nothing.
         log_every_updates: how often metrics are handed to the writers.
-        on_non_finite: what to do about gradients that are inf or NaN; stops by default.
-        on_out_of_memory: what to do about a micro-batch that does not fit: cut it and try again by default, or stop.
+        on_non_finite: what to do about gradients that are inf or NaN, also by name, such as "skip"; stops by default.
+        on_out_of_memory: what to do about a micro-batch that does not fit: cut it and try again by default, or "stop".
         loss_spikes: looks for losses far above those before, and says what to do about them; None does not look.
         on_hook_error: what to do about a hook that raises and does not say so itself (`Hook.failure_policy`).
         max_skipped_samples: how many samples that can't be read may be left out (see `MapData`) before it stops.
         fit_memory: whether to find out at the start, by trying, how finely micro-batches must be cut to fit.
+        check_loss: whether to find out at the start that losses are sums over their units; False for one over a batch.
         keep_checkpoints: how many of the newest to keep; None keeps all, 0 writes none.
         keep_every_updates: also keep the checkpoints of every so many updates.
         asynchronous_saves: whether training waits only until the state is copied, into as much memory again.
         settle_every_updates: how many updates an accelerator may run ahead of the host's knowledge of what was
             committed; `log_every_updates` by default. A CPU, an optimizer that is not fused, or a stream: always 1.
         coefficients: how much each task counts: numbers by name, or what changes or learns them; 1 by default.
-        combine: what is made of the tasks' separate gradients; by default they are accumulated into one.
+        combine: what is made of the tasks' separate gradients, also by name, such as "pc_grad"; by default they are
+            accumulated into one.
         norm_statistics: whose running statistics normalisation layers keep: "shared", "per-task", or "frozen".
         channels_last: whether model and images are in channels-last order.
         config: anything to be kept with checkpoints, such as the resolved configuration.
@@ -99,8 +112,7 @@ class Trainer(Surface):
         TaskError: a model that cannot be trained.
 
     >>> class Line(Task):
-    ...     def loss(self, output, batch):
-    ...         return ((output - batch[1]) ** 2).sum()
+    ...     loss = lambda self, output, batch: ((output - batch[1]) ** 2).sum()
     >>> from evenstep.data import MapData
     >>> pairs = [(torch.tensor([float(x)]), torch.tensor([2.0 * x])) for x in range(8)]
     >>> model = nn.Linear(1, 1)
@@ -116,84 +128,108 @@ class Trainer(Surface):
         model: nn.Module,
         task: Task | Mapping[str, Task],
         optimizer: Optimizer,
-        data: Data,
+        data: "Data | DataLoader[Any]",
         updates: int | None = None,
         epochs: int | None = None,
         seed: int = 42,
         device: str | torch.device = "auto",
-        strategy: Strategy | None = None,
-        precision: Precision | None = None,
-        lr_schedule: LrSchedule | None = None,
+        strategy: Strategy | str | None = None,
+        precision: Precision | str | None = None,
+        lr_schedule: LrSchedule | str | Mapping[str, Any] | None = None,
         clip_norm: float | None = None,
         ema: Ema | None = None,
-        evaluations: Mapping[str, Data] | None = None,
-        hooks: Sequence[Hook | None] = (),
-        writers: Sequence[Writer] = (),
+        evaluations: "Mapping[str, Data | DataLoader[Any]] | Data | DataLoader[Any] | None" = None,
+        hooks: Sequence[Hook | None] | Hook = (),
+        writers: Sequence[Writer | str] | Writer | str | None = None,
         folder: Path | str | None = None,
         log_every_updates: int = 10,
-        on_non_finite: FailurePolicy | None = None,
-        on_out_of_memory: FailurePolicy | None = None,
+        on_non_finite: FailurePolicy | str | None = None,
+        on_out_of_memory: FailurePolicy | str | None = None,
         loss_spikes: LossSpikes | None = None,
         on_hook_error: Literal["stop", "continue"] = "stop",
         max_skipped_samples: int = 100,
         fit_memory: bool = False,
+        check_loss: bool = True,
         keep_checkpoints: int | None = 3,
         keep_every_updates: int | None = None,
         asynchronous_saves: bool = True,
         settle_every_updates: int | None = None,
         coefficients: Coefficients | Mapping[str, float] | None = None,
-        combine: Combine | None = None,
+        combine: Combine | str | None = None,
         norm_statistics: Literal["shared", "per-task", "frozen"] = "shared",
         channels_last: bool = False,
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        check_counts(
-            updates=updates,
-            epochs=epochs,
-            log_every_updates=log_every_updates,
-            settle_every_updates=settle_every_updates,
-            keep_checkpoints=keep_checkpoints,
-            keep_every_updates=keep_every_updates,
-            clip_norm=clip_norm,
-        )
+        given.check(locals().copy())
+        check_launched(strategy, model, os.environ)
         check_model(model)
-        check_optimizer(optimizer)
-        policy, strategy, precision = on_non_finite or Stop(), strategy or Single(), precision or Full()
-        check_parameters(model, optimizer, precision)
+        check_trains(optimizer, model)
+        batches, sets = given.data_of(data, "data"), given.evaluations_of(evaluations)
+        formats, schedule = given.precision_of(precision), given.lr_schedule_of(lr_schedule)
+        policy = given.policy_of("on_non_finite", on_non_finite) or Stop()
+        sharing = given.strategy_of(strategy, device)
+        check_parameters(model, optimizer, formats)
+        keeps = folder is not None and keep_checkpoints != 0
+        check_optimizer(optimizer, model=model, strategy=sharing, device=device, keeps=keeps)
         self._can_rewind = may_rewind(policy, loss_spikes)
-        check_keeping(data, folder=folder, keep_checkpoints=keep_checkpoints, rewinds=self._can_rewind)
-        tasks = Tasks.of(task, coefficients, combine, norm_statistics)
-        check_tasks(tasks, data, evaluations or {}, strategy=strategy, model=model, policy=policy)
+        check_keeping(batches, folder=folder, keep_checkpoints=keep_checkpoints, rewinds=self._can_rewind)
+        self._said_of_data = try_resume(batches, sharing.group) if keeps else []
+        tasks = Tasks.of(task, coefficients, given.combine_named(combine), norm_statistics)
+        check_tasks(tasks, batches, sets, strategy=sharing, model=model, policy=policy)
         self._norms = tasks.attach(model, optimizer)
-        self.device = place(model, device, precision, channels_last=channels_last)
+        self.device = place(model, device, formats, channels_last=channels_last)
         self.model, self.optimizer = model, optimizer
-        self.evaluations = dict(evaluations or {})
+        self.evaluations = sets
         self.folder = None if folder is None else Path(folder)
         self.storage = Storage(meters=build_meters(tasks.by_name, self.device))
-        self._updates = updates if updates is not None else updates_of(data, cast("int", epochs), seed)
-        self._data, self._config, self._resumed = data, dict(config or {}), False
-        self._group = model.mesh.world if isinstance(model, Staged) else strategy.group
-        self._writers = Writers(writers if self.is_first_rank else (), report=lambda incident: self._report(incident))
-        heard = [hook for hook in hooks if self.is_first_rank or not getattr(hook, "first_rank_only", False)]
+        self._updates = updates if updates is not None else updates_of(batches, cast("int", epochs), seed)
+        self._data, self._config, self._resumed = batches, dict(config or {}), False
+        self._group = model.mesh.world if isinstance(model, Staged) else sharing.group
+        written = writers_of(writers, folder=self.folder, every_updates=log_every_updates)
+        self._writers = Writers(written if self.is_first_rank else (), report=lambda incident: self._report(incident))
+        every = hooks_of(
+            hooks, written, folder=self.folder, every_updates=log_every_updates, saves=keep_checkpoints != 0
+        )
+        heard = [hook for hook in every if self.is_first_rank or not getattr(hook, "first_rank_only", False)]
         self._bus = Bus(heard, self, on_error=on_hook_error, report=lambda incident: self._report(incident))
-        self._saving = self._build_saving(keep_checkpoints, keep_every_updates, asynchronous=asynchronous_saves)
-        self._way = self._build_way(tasks, precision, policy, strategy, seed, channels_last)
+        self._saving = Saving(
+            folder=self.folder,
+            group=self._group,
+            bus=self._bus,
+            report=self._report,
+            keep=keep_checkpoints,
+            keep_every_updates=keep_every_updates,
+            asynchronous=asynchronous_saves,
+        )
+        self._way = build_way(
+            tasks,
+            formats,
+            policy,
+            sharing,
+            optimizer,
+            self.device,
+            channels_last=channels_last,
+            seed=seed,
+            storage=self.storage,
+            bus=self._bus,
+            norms=self._norms,
+        )
         names, cuts = parameter_names(model, optimizer), Cuts()
         self._loop = build_loop(
             way=self._way,
             model=model,
             names=names,
             optimizer=optimizer,
-            data=data,
-            strategy=strategy,
+            data=batches,
+            strategy=sharing,
             combine=tasks.combine,
-            lr_schedule=lr_schedule,
+            lr_schedule=schedule,
             clip_norm=clip_norm,
             ema=ema,
             cuts=cuts,
             actions=self._actions(),
             on_non_finite=policy,
-            on_out_of_memory=on_out_of_memory,
+            on_out_of_memory=given.policy_of("on_out_of_memory", on_out_of_memory),
             updates=updates,
             epochs=epochs,
             planned_updates=self.updates,
@@ -201,65 +237,31 @@ class Trainer(Surface):
             settle_every_updates=settle_every_updates,
             max_skipped_samples=max_skipped_samples,
             fit_memory=fit_memory,
+            check_loss=check_loss,
         )
-        self._surround(self._loop, cuts, loss_spikes, ema)
+        self._reports, self._evaluations, self._rewinding = build_surroundings(
+            self._loop,
+            way=self._way,
+            writers=self._writers,
+            saving=self._saving,
+            files=IncidentFiles(self.folder, makes_folder=self.is_first_rank),
+            cuts=cuts,
+            spikes=loss_spikes,
+            ema=ema,
+            optimizer=optimizer,
+            report=self._report,
+            load=self.load_state_dict,
+        )
         # After the strategy has made replicas equal: the average begins as a copy of the parameters.
         self._state = build_run_state(
             self._loop, optimizer, names, ema, self._evaluations, cuts, self._reports, tasks.by_name, self._config
         )
-        given = {"tasks": [*tasks.by_name], "config": self._config, "clip_norm": clip_norm, "ema": ema and ema.settings}
-        self._agree = partial(check_agreement, self._loop, optimizer, names, self.evaluations, given)
+        if keeps:
+            watch_first_step(optimizer, self._state.saved.aside)
+        said = {"tasks": [*tasks.by_name], "config": self._config, "clip_norm": clip_norm, "ema": ema and ema.settings}
+        self._agree = partial(check_agreement, self._loop, optimizer, names, self.evaluations, said)
         self._course = build_course(self._group, self._state, self._saving, self._reports, agree=self._agree)
         self._is_built = True
-
-    def _build_saving(self, keep: int | None, keep_every_updates: int | None, *, asynchronous: bool) -> Saving:
-        return Saving(
-            folder=self.folder,
-            group=self._group,
-            bus=self._bus,
-            report=self._report,
-            keep=keep,
-            keep_every_updates=keep_every_updates,
-            asynchronous=asynchronous,
-        )
-
-    def _build_way(
-        self, tasks: Tasks, precision: Precision, policy: FailurePolicy, strategy: Strategy, seed: int, reorders: bool
-    ) -> Way:
-        return Way(
-            tasks=tasks.by_name,
-            precision=precision,
-            device=self.device,
-            transfer=build_transfer(self.device),
-            storage=self.storage,
-            bus=self._bus,
-            seed=seed,
-            reorder=in_channels_last if reorders else as_it_is,
-            coefficients=tasks.coefficients,
-            norms=self._norms,
-            poison=poison_of(self.optimizer, policy, strategy),
-        )
-
-    def _surround(self, loop: Loop, cuts: Cuts, loss_spikes: LossSpikes | None, ema: Ema | None) -> None:
-        """Build what goes on around the loop."""
-        self._reports = Reports(
-            bus=self._bus,
-            writers=self._writers,
-            files=IncidentFiles(self.folder, makes_folder=self.is_first_rank),
-            group=self._group,
-            cuts=cuts,
-            busy_s=loop.take_busy_s,
-        )
-        self._evaluations = Evaluations(loop=loop, way=self._way, ema=ema, writers=self._writers, report=self._report)
-        self._rewinding = Rewinding(
-            loop=loop,
-            load=self.load_state_dict,
-            saving=self._saving,
-            writers=self._writers,
-            cuts=cuts,
-            spikes=loss_spikes,
-            report=self._report,
-        )
 
     def _actions(self) -> Actions:
         return Actions(
@@ -267,7 +269,7 @@ class Trainer(Surface):
             evaluate=self._evaluate_all,
             save=self._begin_save,
             report=self._report,
-            poll=self._poll_saves,
+            poll=lambda: self._saving.poll(self.progress.update, self._held),
             rewind=lambda update: self._rewinding.to_before(update),
         )
 
@@ -294,22 +296,43 @@ class Trainer(Surface):
 
         Calling it again goes on from where it ended. The caller's generators are left as they were.
 
+        Ctrl-C and SIGTERM end the update, save, and then end the program, unless it has handlers of its own for them;
+        a second Ctrl-C leaves at once.
+
         Raises:
             EvenstepError: what went wrong, said for the person who must act. Nothing is evaluated or saved then.
+            Interrupted: a `KeyboardInterrupt`, after Ctrl-C, when all is saved.
         """
+        if self._is_training:
+            raise ArgumentError(
+                "`train` was called while it is training already, by a hook or the task; `updates` says how far a run "
+                "goes, and `ask_stop` ends it earlier."
+            )
+        if torch.is_inference_mode_enabled():
+            raise ArgumentError(
+                "`train` was called inside `torch.inference_mode()`, in which no gradient can be taken; call it "
+                "outside of that."
+            )
         self._is_training = True
         try:
-            return self._train()
+            return conduct(
+                self._train,
+                ask_stop=self.ask_stop,
+                loop=self._loop,
+                group=self._group,
+                saving=self._saving,
+                report=self._report,
+            )
         finally:
             self._is_training = False
-            # not at the beginning: a signal may have asked before
-            self._loop.asks.stop, self._loop.asks.requeue = "", False
 
     def _train(self) -> Result:
         reason = ""
         self._agree()
+        self._saving.claim()
         if not self.model.training:
             self.model.train()
+        self._evaluations.modes.train()
         self._norms.prepare()
 
         def work() -> None:
@@ -329,9 +352,12 @@ class Trainer(Surface):
             self._writers.opened(self.folder, self.progress.update),
             closing(self._data),
             undisturbed(self.device),
+            torch.enable_grad(),
         ):
             self._writers.event("train_begin", begin)
             self._saving.clean(self.progress.update)
+            while self._said_of_data:
+                self._report(self._said_of_data.pop())
             with self._bus.span("train", lambda: begin, end):
                 try:
                     if self._can_rewind and self._saving.saved_at < 0:
@@ -346,14 +372,14 @@ class Trainer(Surface):
                         group=self._group,
                         saving=self._saving,
                         report=self._report,
-                        part=self._state.part,
+                        state=self._state,
                         write=self._write,
                         end=lambda error: self._writers.event("train_end", end(error)),
                     )
                     if error is raised:
                         raise
                     raise error from raised
-            self._write()  # once more: hooks may have put values when they heard of the end
+            self._write()  # hooks may have put values when they heard of the end
         return Result(
             update=self.progress.update,
             outcome="stopped" if self._loop.asks.stop else "done",
@@ -386,25 +412,36 @@ class Trainer(Surface):
             name: of the evaluation; None for all.
 
         Returns:
-            For each evaluation its metrics, without the prefix: `{"valid": {"loss": 0.3}}`.
+            Each one's metrics, without the prefix: `{"valid": {"loss": 0.3}}`.
 
         Raises:
             ArgumentError: there is no evaluation of this name.
         """
         sets = self.evaluations if name is None else named_set(self.evaluations, name)
+        self._check_idle("evaluate", "call `ask_evaluate`, which does it when the update is complete")
         self._loop.settle()
         self._write()
-        return self._evaluations(sets, self.progress.update)
+        self._is_evaluating = True
+        try:
+            return self._evaluations(sets, self.progress.update)
+        finally:
+            self._is_evaluating = False
 
-    def predict(self, data: Data, *, collect: bool | None = None) -> list[Prediction]:
+    def predict(self, data: "Data | DataLoader[Any]", *, collect: bool | None = None) -> list[Prediction]:
         """What the task keeps (`Task.predict`) of one epoch of `data`, in its order, by the parameters of `evaluate`.
 
         Args:
             data: run forward only, by all ranks, without losses and weights. A shuffled set comes shuffled.
             collect: whether this rank gets them, one per micro-batch; by default the first rank does.
         """
+        self._check_idle("predict", "call it in `after_update`, `after_evaluate`, or when training has ended")
+        batches = given.data_of(data, "data")
         self._loop.settle()
-        return self._evaluations.predict(data, collect=collect)
+        self._is_evaluating = True
+        try:
+            return self._evaluations.predict(batches, collect=collect)
+        finally:
+            self._is_evaluating = False
 
     def _evaluate_all(self) -> None:
         self.evaluate()
@@ -417,17 +454,15 @@ class Trainer(Surface):
             ArgumentError: the trainer has no folder.
             CheckpointError: it could not be written; earlier checkpoints are untouched.
         """
+        self._check_idle("save", "call `ask_save`, which does it when the update is complete")
         self._begin_save(must=True)
         self._saving.finish()
-        return cast("Path", self.folder) / "checkpoints" / step_name(self.progress.update)
+        return self._saving.path_of(self.progress.update)
 
     def _begin_save(self, *, must: bool = False) -> None:
         self._loop.settle()
         self._write()
         self._saving.begin(self.progress.update, self._held, must=must)
-
-    def _poll_saves(self) -> None:
-        self._saving.poll(self.progress.update, self._held)
 
     def resume(self, source: Path | str = "auto") -> Path | None:
         """Go on from a checkpoint.
@@ -443,6 +478,7 @@ class Trainer(Surface):
             CheckpointError: it is not there, damaged, or of another run. Nothing has been changed then.
         """
         path = Path(source) if source != "auto" else self._group.first_rank_does(self._saving.newest)
+        self._saving.is_claimed |= source == "auto"
         if path is None:
             return None
         checkpoint = read_checkpoint(path)
@@ -462,12 +498,12 @@ class Trainer(Surface):
         return self._state.state_dict(whole=False)
 
     def load_state_dict(self, state: Tree) -> None:
-        """Restore what `state_dict` gave.
+        """Restore what `state_dict` gave. Hooks and an average that are new begin afresh, which is said.
 
         Raises:
             CheckpointError: it is of another model, optimizer, data, seed or precision. Nothing has been changed.
         """
-        self._state.load_state_dict(state)
+        self._reports.changed(self._state.load_state_dict(state), self.progress.update)
         self._resumed = True
 
     def replay(self, state: Tree, failure: Tree) -> str:
@@ -482,6 +518,10 @@ class Trainer(Surface):
             Exception: what the update raises.
         """
         return replay_failure(self._loop, self.device, state, failure)
+
+    def compare_cuts(self) -> str:
+        """How far the next update's gradient is from that with finer micro-batches, in words; changes nothing."""
+        return compare_cuts(self._loop, self._way.tasks, self._state.cuts, self.device)
 
     def _write(self) -> None:
         self._reports.update = self.progress.update

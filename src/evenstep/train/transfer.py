@@ -10,6 +10,9 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from evenstep.train.split import rebuilt
 
 
 def build_transfer(device: torch.device) -> Callable[[Any], Any]:
@@ -26,19 +29,12 @@ def build_transfer(device: torch.device) -> Callable[[Any], Any]:
     def transfer(item: Any) -> Any:
         if isinstance(item, Tensor):
             return item.to(device, non_blocking=True)
-        if isinstance(item, Mapping):
-            mapping = cast("Mapping[Any, Any]", item)
-            moved = {name: transfer(value) for name, value in mapping.items()}
-            return moved if type(mapping) is dict else cast("Any", type(mapping))(moved)
-        if isinstance(item, tuple) and hasattr(item, "_fields"):
-            return cast("Any", type(item))(*map(transfer, cast("tuple[Any, ...]", item)))
-        if isinstance(item, tuple | list):
-            return type(item)(map(transfer, cast("list[Any]", item)))
-        if hasattr(item, "to") and callable(item.to):
+        if isinstance(item, PackedSequence):  # a named tuple, of which one tensor must stay on the CPU
+            return cast("Any", item).to(device)
+        if not isinstance(item, Mapping | tuple | list) and hasattr(item, "to") and callable(item.to):
             return item.to(device)
-        if dataclasses.is_dataclass(item) and not isinstance(item, type):
-            fields = {field.name: transfer(getattr(item, field.name)) for field in dataclasses.fields(item)}
-            return dataclasses.replace(item, **fields)
+        if isinstance(item, Mapping | tuple | list) or (dataclasses.is_dataclass(item) and not isinstance(item, type)):
+            return rebuilt(item, transfer)
         return item
 
     return transfer

@@ -21,6 +21,7 @@ from evenstep.data import GlobalBatch, Microbatch
 from evenstep.errors import OutOfMemoryError, TaskError
 from evenstep.events import Incident, StepBegin, StepEnd
 from evenstep.memory import give_back, is_out_of_memory
+from evenstep.names import named_parameters
 from evenstep.optim.apply import Apply, gradients
 from evenstep.optim.ema import Ema
 from evenstep.optim.learning_rate import LearningRates
@@ -29,6 +30,7 @@ from evenstep.train.blame import Blamed, blame
 from evenstep.train.buffers import Buffers
 from evenstep.train.combine import Combine
 from evenstep.train.cuts import Cuts, described, half_of
+from evenstep.train.dependence import Dependence
 from evenstep.train.execution import Execution
 from evenstep.train.failures import Answer, FailurePolicy
 from evenstep.train.fit import fitting, state_allocated
@@ -74,6 +76,7 @@ class Update:
         report: told of incidents.
         trained: which of the model's parameters are trained now.
         combine: what is made of the tasks' separate gradients; None accumulates them into one.
+        unkeyed: what randomness is not keyed by layer though it would be in stages, for people.
 
     Attributes:
         trained: see the arguments.
@@ -97,6 +100,7 @@ class Update:
         report: Callable[[Incident], None],
         trained: Trained,
         combine: Combine | None = None,
+        unkeyed: str = "",
     ) -> None:
         self._parameters = parameters
         self.trained = trained
@@ -113,12 +117,15 @@ class Update:
         self._ema = ema
         self.learning_rates = learning_rates
         self._buffers = Buffers(model)
+        self._dependence = Dependence(
+            buffers=self._buffers, randomness=way.randomness, unkeyed=unkeyed, execution=execution, report=report
+        )
         self.is_whole = True
         self._later: list[Weights] = []  # of the try under way, whose passes all ranks run in turn
         self._gather: Callable[[Weights, int], Gathered] = self._accumulate
         if combine is not None:
             held = {id(one) for one in parameters}
-            by_name = {name: one for name, one in model.named_parameters() if id(one) in held}
+            by_name = {name: one for name, one in named_parameters(model).items() if id(one) in held}
             self._gather = build_gather(self._accumulate, combine, by_name, way, execution)
 
     def __call__(self, batch: GlobalBatch, update: int) -> Outcome:
@@ -142,6 +149,9 @@ class Update:
         if covered == 0:
             return Outcome(aborted=1.0, total=0.0, skipped_samples=skipped)
         gathered = self._gather(weights, update)
+        self._buffers.settle()
+        self._dependence.look(update)
+        self._execution.strategy.share_buffers(self._buffers)
         late_weight = gathered.late_total
         total = covered if late_weight is None else late_weight
         scale = self._way.precision.scale
@@ -156,7 +166,8 @@ class Update:
             applied = self._apply(grads, squared, scale if late_weight is None else scale * total)
             self._execution.strategy.after_step()
         self._buffers.restore(applied.aborted)
-        if self._ema is not None and applied.aborted != 1.0:
+        # a verdict that is still on the device is not read here: the average follows it there
+        if self._ema is not None and (isinstance(applied.aborted, Tensor) or applied.aborted == 0.0):
             self._ema.after_update(update, applied.aborted)
         self.is_whole = True
         put = self._way.storage.put
@@ -179,7 +190,8 @@ class Update:
             return
         with state_allocated(self._optimizer):
             first = batch.microbatches[0]
-            self._cuts.limit = fitting(self._way.tasks[first.task], first.data, partial(self._fits, first.task))
+            task, fits = self._way.tasks[first.task], partial(self._fits, first.task)
+            self._cuts.limit = fitting(task, first.data, fits, num_samples=first.known_samples)
         self._discard(self._way.storage.mark())
 
     def _fits(self, task: str, data: object) -> bool:
@@ -211,6 +223,22 @@ class Update:
         """Compute the gradients of an aborted update once more, to look at them; nothing is applied."""
         self._gather(self._weigh(batch), update)
         self._buffers.restore(1.0)
+
+    @contextmanager
+    def at_lowest_scale(self) -> Generator[None]:
+        """Inside, losses are scaled as little as the precision ever does: what is not finite then is not its fault."""
+        precision = self._way.precision
+        before, precision.scale = precision.scale, precision.lowest_scale
+        try:
+            yield
+        finally:
+            precision.scale = before
+
+    def is_finite(self, batch: GlobalBatch, update: int) -> bool:
+        """Whether the gradient of an aborted update is finite if it is computed again; all ranks ask together."""
+        self.rerun(batch, update)
+        squared = self._execution.squared_norm(gradients(self._parameters, sparse=self._sparse))
+        return squared is None or bool(squared.isfinite())
 
     def blame(self, batch: GlobalBatch, gathered: Gathered, update: int) -> list[Blamed]:
         """Whose fault it is that an update's gradient is not finite: all ranks ask together, and get the same.
@@ -357,7 +385,7 @@ class Update:
             raise OutOfMemoryError(
                 f"{message}, and that can't be cut any finer. Use a smaller model, shorter samples, a precision or "
                 f"optimizer that needs less memory, or a device with more; if the batch holds several samples, "
-                f"`{type(task).__name__}.split` must say how it is cut."
+                f"`{type(task).__name__}.split` must say how it is cut.{self._cuts.why_whole(task, piece)}"
             )
         if not self._execution.strategy.retries_alone:
             self._spoil(weights.num_microbatches, error)

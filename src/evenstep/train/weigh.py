@@ -13,7 +13,7 @@ from typing import Self, final
 from evenstep.data import GlobalBatch, Microbatch
 from evenstep.errors import ReplicaError, TaskError
 from evenstep.parallel import Group
-from evenstep.train.task import Task
+from evenstep.train.task import Task, default_weight
 
 
 @final
@@ -89,7 +89,7 @@ def weigh(
         task = task_of(tasks, microbatch)
         if not task.late_weight:
             try:
-                weight = weight_of(task, microbatch.data, f"micro-batch {number}")
+                weight = weight_of(task, microbatch.data, f"micro-batch {number}", microbatch.known_samples)
             except Exception as error:
                 if not tolerant:
                     raise
@@ -172,13 +172,20 @@ def task_of(tasks: Mapping[str, Task], microbatch: Microbatch) -> Task:
     raise TaskError(f"micro-batch {microbatch.index} is for task `{microbatch.task}`, but the run {has}; {advice}")
 
 
-def weight_of(task: Task, data: object, what: str) -> float:
+def weight_of(task: Task, data: object, what: str, num_samples: int | None = None) -> float:
     """The weight that `task` gives a batch, which messages call `what`.
+
+    Args:
+        task: whose batch.
+        data: the batch.
+        what: it is.
+        num_samples: how many samples were put into it, where that is known.
 
     Raises:
         TaskError: it is negative, not finite, or not a number.
     """
-    given = task.weight(data)
+    asked = type(task).weight is not Task.weight
+    given = task.weight(data) if asked else default_weight(task, data, num_samples)
     try:
         weight = float(given)
     except (TypeError, ValueError, RuntimeError) as error:

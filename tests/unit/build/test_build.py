@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from evenstep.build import Parts, build_hooks, build_parts, build_writers
-from evenstep.build.tables import FAILURE_POLICIES, LR_SCHEDULES, PRECISIONS, WRITERS
 from evenstep.config.keys import kind_of
 from evenstep.config.load import open_run
 from evenstep.config.schema import Config, Failures, Train, WriterName
@@ -14,6 +13,10 @@ from evenstep.config.schema_lr import AnySchedule
 from evenstep.config.sources import from_arguments
 from evenstep.data import MapData, StreamData
 from evenstep.errors import ConfigError, TaskError
+from evenstep.events import WRITERS
+from evenstep.optim.schedules import LR_SCHEDULES
+from evenstep.precision import PRECISIONS
+from evenstep.train.failures import FAILURE_POLICIES
 
 PARTS = """
 import random
@@ -133,6 +136,8 @@ def test_only_what_is_trained_is_optimized(build: Build) -> None:
         (["--optimizer.args.foreach", "true"], None),
         (["--model.target", "parts.py:embedding"], None),
         (["--optimizer.name", "RAdam"], None),
+        (["--optimizer.name", "SGD", "--parallel.strategy", "fsdp"], None),  # torch has no such kernel for shards
+        (["--optimizer.name", "AdamW", "--parallel.strategy", "fsdp"], True),
     ],
 )
 def test_an_optimizer_is_fused_where_it_can_be(build: Build, settings: list[str], fused: bool | None) -> None:
@@ -175,11 +180,17 @@ def test_a_task_gets_the_metrics_that_the_run_file_names(build: Build) -> None:
     assert {name: type(metric).__name__ for name, metric in task.metrics.items()} == {"total": "SumMetric"}
 
 
-def test_hooks_come_in_a_fixed_order_around_the_recipes_own(build: Build) -> None:
+def test_hooks_come_in_a_fixed_order_around_the_recipes_own(build: Build, tmp_path: Path) -> None:
     settings = ["--hooks", '[{target = "parts.py:Noted"}]', "--checkpoint.best.metric", "valid/loss"]
     valid = ["--data.evaluations.valid.target", "parts.py:samples", "--evaluate.every_updates", "1"]
     parts = build(*settings, *valid, "--early_stop.metric", "valid/loss")
-    names = [type(hook).__name__ for hook in build_hooks(parts.config, parts.hooks)]
+    trainer = parts.trainer(
+        folder=tmp_path / "run",
+        hooks=build_hooks(parts.config, parts.hooks),
+        writers=build_writers(parts.config),
+        evaluations=parts.evaluations,
+    )
+    names = [type(hook).__name__ for hook in trainer._bus.hooks]
     assert names == ["Timer", "Evaluate", "Best", "EarlyStop", "Save", "Noted", "Console", "StopFile", "Status"]
 
 

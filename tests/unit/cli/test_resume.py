@@ -100,3 +100,92 @@ def test_a_folder_that_is_no_run_is_said_so(evenstep: Run, path: str) -> None:
     done = evenstep("resume", path)
     assert done.code == 1
     assert f"{path} must be the folder of a run" in done.err
+
+
+ADDED = ["--early_stop", '{metric = "valid/loss", patience_evaluations = 3}', "--ema.decay", "0.9"]
+BEST = ["--checkpoint.best.metric", "valid/loss"]
+
+
+def test_early_stop_best_and_an_average_may_be_added_and_dropped_and_it_is_said(evenstep: Run) -> None:
+    assert evenstep("train", "run.toml", "--train.updates", "4").code == 0
+    added = evenstep("resume", "runs/tiny", "--train.updates", "5", *ADDED, *BEST)
+    assert added.code == 0, added.err
+    assert "changed     train.updates 4 -> 5, " in added.out
+    assert "hook `Best` is new and begins afresh; hook `EarlyStop` is new and begins afresh; the average" in added.out
+    dropped = evenstep(
+        "resume",
+        "runs/tiny",
+        "--train.updates",
+        "6",
+        "--early_stop",
+        "none",
+        "--checkpoint.best",
+        "none",
+        "--ema",
+        "none",
+    )
+    assert dropped.code == 0, dropped.err
+    assert "hook `Best` is gone" in dropped.out
+    assert "hook `EarlyStop` is gone" in dropped.out
+    assert "the average of the parameters is given up" in dropped.out
+    assert "all 6 updates are done" in dropped.out
+
+
+def test_an_early_stopped_run_goes_on_with_more_patience(evenstep: Run) -> None:
+    never = ["--early_stop", '{metric = "valid/loss", mode = "max", patience_evaluations = 1, min_delta = 1e9}']
+    assert "did not get better in 1 evaluations" in evenstep("train", "run.toml", *never, "--train.updates", "12").out
+    done = evenstep("resume", "runs/tiny", "--early_stop.patience_evaluations", "9")
+    assert done.code == 0, done.err
+    assert "all 12 updates are done" in done.out
+
+
+RAISES = """
+class Regress(Regress):
+    def loss(self, output, batch):
+        if torch.is_grad_enabled() and Regress.calls == 9:
+            raise RuntimeError("a mistake")
+        Regress.calls += torch.is_grad_enabled()
+        return super().loss(output, batch)
+
+Regress.calls = 0
+"""
+
+
+def test_the_advice_of_a_failed_run_works_when_the_recipe_is_mended_where_it_was_written(
+    evenstep: Run, recipe: Path
+) -> None:
+    good = (recipe / "parts.py").read_text()
+    (recipe / "parts.py").write_text(good + RAISES)
+    failed = evenstep("train", "run.toml")
+    assert failed.code == 1
+    assert f"`evenstep resume {Path('runs/tiny')}` goes on from there" in failed.err
+    assert f"with `--recipe current`, as they then are in {recipe}" in failed.err
+    (recipe / "parts.py").write_text(good)
+    again = evenstep("resume", "runs/tiny")  # as it was: says why it may fail again
+    assert again.code == 0 or "a mistake" in again.err
+    assert f"edited since: {recipe / 'parts.py'}, for which give --recipe current" in again.out
+    (recipe / "runs" / "tiny" / "checkpoints").rename(recipe / "runs" / "tiny" / "elsewhere")
+    done = evenstep("resume", "runs/tiny", "--recipe", "current")
+    assert done.code == 0, done.err
+    assert f"recipe      {recipe}, as it is now" in done.out
+    assert (recipe / "runs" / "tiny" / "recipe" / "parts.py").read_text() == good
+    assert "edited since" not in evenstep("resume", "runs/tiny").out
+
+
+def test_the_advice_of_a_failed_run_works_when_the_copy_is_mended(evenstep: Run, recipe: Path) -> None:
+    good = (recipe / "parts.py").read_text()
+    (recipe / "parts.py").write_text(good + RAISES)
+    assert evenstep("train", "run.toml").code == 1
+    (recipe / "runs" / "tiny" / "recipe" / "parts.py").write_text(good)
+    done = evenstep("resume", "runs/tiny")
+    assert done.code == 0, done.err
+
+
+def test_a_recipe_that_is_gone_can_not_be_taken_as_it_is_now(evenstep: Run, recipe: Path) -> None:
+    assert evenstep("train", "run.toml").code == 0
+    (recipe / "runs" / "tiny" / ".copied-from").write_text(f"{recipe / 'gone'}\n")
+    assert "edited since" not in evenstep("resume", "runs/tiny").out
+    done = evenstep("resume", "runs/tiny", "--recipe", "current")
+    assert done.code == 2
+    assert "is gone; give its path" in done.err
+    assert evenstep("resume", "runs/tiny", "--recipe", ".").code == 0

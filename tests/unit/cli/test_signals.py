@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from evenstep import signals
 from evenstep.checkpoint import read_checkpoint
-from evenstep.cli import signals
-from evenstep.cli.signals import Terminated, ending, stopping
+from evenstep.signals import Terminated, ending, stopping
 
 
 def test_handlers_are_given_back_and_the_first_signal_asks_to_stop() -> None:

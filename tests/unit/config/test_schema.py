@@ -83,9 +83,9 @@ PUBLIC_KEYS = {
     "Constant": ["kind", "warmup_updates"],
     "Cosine": ["end_factor", "kind", "warmup_updates"],
     "Data": [
-        *("batch_size_multiple", "collate", "curriculum_epochs", "evaluations", "global_batch_size"),
+        *("batch_size_multiple", "collate", "curriculum_epochs", "evaluations", "exact_resume", "global_batch_size"),
         *("global_batch_tokens", "length_window", "micro_batch_size", "micro_batch_tokens", "num_workers"),
-        *("oversized", "prefetch_batches", "shuffle", "timeout_s", "train"),
+        *("oversized", "prefetch_batches", "shared", "shuffle", "timeout_s", "train"),
     ],
     "EarlyStop": ["metric", "min_delta", "mode", "patience_evaluations"],
     "Ema": ["decay", "every_updates", "start_update"],
@@ -105,7 +105,7 @@ PUBLIC_KEYS = {
     "Polynomial": ["end_factor", "kind", "power", "warmup_updates"],
     "Target": ["args", "target"],
     "Train": [
-        *("channels_last", "clip_norm", "epochs", "max_minutes", "norm_statistics", "precision"),
+        *("channels_last", "check_loss", "clip_norm", "epochs", "max_minutes", "norm_statistics", "precision"),
         *("settle_every_updates", "updates"),
     ],
     "Wsd": ["decay_updates", "end_factor", "kind", "shape", "warmup_updates"],

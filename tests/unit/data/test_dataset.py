@@ -4,7 +4,7 @@ from itertools import count
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset, default_collate
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
 from evenstep.data.dataset import (
     Rows,
@@ -127,3 +127,26 @@ def test_a_fingerprint_that_json_does_not_know_is_refused() -> None:
 
     with pytest.raises(DataError, match="`fingerprint` of Odd must be made of str"):
         fingerprint_of(Odd())
+
+
+class Endless:
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def __len__(self) -> int:
+        raise NotImplementedError("streamed")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        (DataLoader([1, 2], batch_size=2), "a DataLoader gives batches; give what it reads, its `.dataset`"),
+        ("train.csv", "is the str 'train.csv', which gives characters"),
+        ({"train": [1], "test": [2]}, "a dict with the keys 'train', 'test'; give one of its values"),
+        ((number for number in range(3)), "but a generator cannot; .* feed it as a stream with `StreamData`"),
+        (Endless(), "`len` of this Endless raises NotImplementedError: streamed"),
+    ],
+)
+def test_a_usual_mistake_about_datasets_is_named_with_what_to_do(dataset: object, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        count_samples(dataset)

@@ -1,4 +1,5 @@
 import random
+import tracemalloc
 from collections.abc import Iterator
 from itertools import chain, islice
 
@@ -441,3 +442,34 @@ def test_the_fingerprint_does_not_depend_on_how_samples_are_read() -> None:
     one = MapData(range(4), global_batch_size=2)
     other = MapData(range(4), global_batch_size=2, num_workers=3, prefetch_batches=5, timeout_s=1.0, num_epochs=9)
     assert one.fingerprint() == other.fingerprint()
+
+
+class Huge:
+    """10⁸ samples, each its own number."""
+
+    def __len__(self) -> int:
+        return 10**8
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def test_starting_on_100_million_samples_computes_no_order_of_100_million() -> None:
+    tracemalloc.start()
+    try:
+        data = MapData(Huge(), global_batch_size=32, seed_samples=False)
+        epoch_batches = [data.num_batches(epoch, seed=1) for epoch in range(50)]
+        batches = data.batches(Position(epoch=7, batch=3_000_000), seed=1)
+        samples = {int(sample) for batch in islice(batches, 3) for sample in batch.microbatches[0].samples}
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert epoch_batches == [3_125_000] * 50
+    assert len(samples) == 96
+    assert most < 20e6  # bytes; one order alone would be 800 MB
+
+
+def test_the_fingerprint_of_more_than_2_to_the_20_shuffled_samples_tells_that_their_order_is_enciphered() -> None:
+    assert MapData(Huge(), global_batch_size=2).fingerprint()["order"] == "enciphered"
+    assert "order" not in MapData(Huge(), global_batch_size=2, shuffle=False).fingerprint()
+    assert "order" not in MapData(range(5), global_batch_size=2).fingerprint()

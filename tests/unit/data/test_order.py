@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstep.data.order import order, scatter
+from evenstep.data.order import MOST_SORTED, Enciphered, order, order_of, scatter
 from evenstep.errors import ArgumentError
 from evenstep.keys import key, mix
 
@@ -43,3 +43,41 @@ def test_a_million_samples_are_spread_evenly_over_the_order() -> None:
 def test_a_negative_epoch_is_refused() -> None:
     with pytest.raises(ArgumentError, match="`epoch` must be at least 0, but is -1"):
         order(3, seed=1, epoch=-1)
+
+
+@given(num_samples=st.integers(1, 3000), order_key=st.integers(0, 2**63 - 1))
+def test_an_enciphered_order_visits_every_sample_once(num_samples: int, order_key: int) -> None:
+    visited = Enciphered(num_samples, order_key).between(0, num_samples)
+    assert sorted(visited.tolist()) == list(range(num_samples))
+
+
+@given(
+    num_samples=st.sampled_from([1000, MOST_SORTED + 1, 10**8]),
+    start=st.integers(0, 90_000),
+    length=st.integers(0, 40_000),
+)
+def test_a_stretch_of_an_order_is_that_of_the_whole(num_samples: int, start: int, length: int) -> None:
+    visited = order_of(num_samples, seed=5, epoch=2)
+    stretch = visited.between(start, start + length)
+    assert np.array_equal(stretch, order_of(num_samples, seed=5, epoch=2).between(0, start + length)[start:])
+
+
+def test_an_order_above_2_to_the_20_is_the_same_in_every_version() -> None:
+    assert order_of(10**8, seed=42, epoch=3).between(70_000, 70_003).tolist() == [58707821, 38274286, 25317345]
+
+
+def test_a_large_order_is_spread_evenly_and_neighbours_are_independent() -> None:
+    num_samples = 2**21
+    visited = order(num_samples, seed=7, epoch=0)
+    assert np.array_equal(np.bincount(visited, minlength=num_samples), np.ones(num_samples))
+    expected = num_samples / 64**2
+    for first, second in ((np.arange(num_samples), visited), (visited[:-1], visited[1:]), (visited[:-2], visited[2:])):
+        counts = np.bincount(first // (num_samples // 64) * 64 + second // (num_samples // 64), minlength=64**2)
+        chi_squared = ((counts - expected) ** 2 / expected).sum()
+        assert abs(chi_squared - 64**2) < 6 * (2 * 64**2) ** 0.5
+
+
+def test_large_orders_of_two_epochs_have_nothing_in_common() -> None:
+    first, second = (order_of(10**8, seed=1, epoch=epoch).between(0, 30_000) for epoch in range(2))
+    assert len(np.intersect1d(first, second)) < 60  # 9 are expected
+    assert np.count_nonzero(first == second) < 5

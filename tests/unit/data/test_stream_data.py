@@ -343,3 +343,34 @@ def test_closing_lets_go_of_the_stream() -> None:
     data.close()
     with pytest.raises(DataError, match="cannot start at batch 1 of epoch 0"):
         data.batches(first.following, seed=1)
+
+
+def test_the_state_before_the_last_global_batch_is_kept_for_a_run_that_fails_in_it() -> None:
+    data = by_samples(Counting(10), 2)
+    batches = list(islice(data.batches(Position(), seed=1), 3))
+    assert data.state_dict(batches[2].position)["stream"] == {"next": 4}
+    assert data.state_dict(batches[2].following)["stream"] == {"next": 6}
+    with pytest.raises(DataError, match="state at batch 1 of epoch 0 is not kept"):
+        data.state_dict(batches[1].position)
+
+
+def test_after_a_failure_the_same_process_takes_the_last_global_batch_again() -> None:
+    data = by_samples(Counting(10), 2)
+    batches = list(islice(data.batches(Position(), seed=1), 3))
+    data.close()
+    again = list(islice(data.batches(batches[2].position, seed=1), 2))
+    assert [numbers(batch) for batch in again] == [[[4, 5]], [[6, 7]]]
+
+
+@pytest.mark.parametrize(
+    ("stream", "message"),
+    [
+        ("train.csv", "is the str 'train.csv', which gives characters"),
+        ({"train": [1], "test": [2]}, r"a dict, which gives its keys \('train', 'test'\); give one of its values"),
+        (lambda: iter([1]), "call it, or write its `__iter__`"),
+        (DataLoader(range(8), batch_size=4), "gives batches of 4; pass `batched=True`.*`MapData`"),
+    ],
+)
+def test_a_usual_mistake_about_streams_is_named_with_what_to_do(stream: object, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        StreamData(stream, global_batch_size=4)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError, ReplicaError
 from evenstep.parallel import Ddp, Ordered
+from evenstep.train.buffers import Buffers
 
 
 class Heads(nn.Module):
@@ -127,9 +128,9 @@ def test_running_statistics_are_averaged_over_ranks(on_ranks: Callable[..., list
     def act(group: Any) -> Tensor:
         made_strategy = strategy(group)
         norm = nn.BatchNorm1d(1)
-        module = made_strategy.wrap(norm)
+        module, before = made_strategy.wrap(norm), Buffers(norm)
         module(torch.tensor([[0.0], [2.0 * group.rank]]))  # means 0 and 1
-        made_strategy.after_update(1)
+        made_strategy.share_buffers(before)
         assert norm.running_mean is not None
         return norm.running_mean
 

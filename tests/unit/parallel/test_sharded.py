@@ -1,10 +1,12 @@
 """What FSDP2 gathers at once, and what is refused before anything is sharded. The rest is in tests/ranks."""
 
 import pytest
+import torch
 from torch import nn
 
 from evenstep.errors import ArgumentError
 from evenstep.parallel import Fsdp, Group
+from evenstep.parallel.ordered_fsdp import check_exact
 from evenstep.parallel.sharded import units
 from evenstep.parallel.sharded_stage import layers
 
@@ -15,9 +17,15 @@ class Ranks(Group):
 
 
 def test_the_items_of_the_outermost_lists_are_the_units() -> None:
-    block = nn.ModuleDict({"heads": nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])})
+    block = nn.Sequential(nn.Linear(2, 2), nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)]))
     model = nn.ModuleDict({"first": nn.Linear(2, 2), "blocks": nn.ModuleList([block, nn.Linear(2, 2), nn.Tanh()])})
     assert units(model) == [model["blocks"][0], model["blocks"][1]]
+
+
+def test_what_an_item_without_a_forward_holds_are_units() -> None:
+    pair = nn.ModuleDict({"one": nn.Linear(2, 2), "two": nn.ModuleList([nn.Linear(2, 2)])})
+    model = nn.ModuleDict({"blocks": nn.ModuleList([pair, nn.Linear(2, 2)])})
+    assert units(model) == [pair["one"], pair["two"][0], model["blocks"][1]]
 
 
 def test_an_item_that_shares_a_parameter_with_another_part_is_no_unit() -> None:
@@ -54,3 +62,16 @@ def test_shard_ranks_that_do_not_divide_the_ranks_are_refused() -> None:
 def test_offload_without_an_accelerator_is_refused() -> None:
     with pytest.raises(ArgumentError, match="where they are already"):
         Fsdp(Ranks(2), offload=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_model_in_16_bits_is_refused_where_shards_must_have_the_bits_of_the_whole(dtype: torch.dtype) -> None:
+    model = nn.Linear(3, 3).to(dtype)
+    with pytest.raises(ArgumentError, match=f"parameters in {str(dtype)[6:]}: .* use `zero1`"):
+        check_exact(Ranks(2), torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_frozen_parameters_in_16_bits_may_stand_beside_what_is_trained() -> None:
+    model = nn.Linear(3, 3)
+    model.weight = nn.Parameter(model.weight.detach().bfloat16(), requires_grad=False)
+    check_exact(Ranks(2), torch.optim.SGD(model.parameters(), lr=0.1))

@@ -1,10 +1,14 @@
 """What a pass said before it broke off is not said again by the one that takes its place."""
 
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
+from evenstep.errors import TaskError
+from evenstep.parallel import Group
 from evenstep.parallel.spoken import Spoken
 
 
@@ -30,6 +34,7 @@ class Own:
     """FSDP2's own collectives."""
 
     def __init__(self, part: Part) -> None:
+        self._all_gather_process_group = None
         self._all_gather_comm = self._of(part, "gather")
         self._reduce_scatter_comm = self._of(part, "reduce")
 
@@ -42,7 +47,7 @@ class Own:
 
 
 def listened() -> tuple[Spoken, Part]:
-    spoken, part = Spoken(), Part()
+    spoken, part = Spoken(Group()), Part()
     spoken.listen(part, Own(part))
     spoken.start()
     return spoken, part
@@ -99,3 +104,133 @@ def test_before_the_first_pass_there_is_nothing_to_go_on_with() -> None:
     spoken, _ = listened()
     spoken.go_on()
     assert not spoken.broken
+
+
+class Record(Own):
+    """FSDP2's record of a part that is gathered and reduced when asked."""
+
+    is_unsharded = False
+
+    def __init__(self, part: Part) -> None:
+        super().__init__(part)
+        self.part = part
+
+    def wait_for_unshard(self) -> None: ...
+
+    def _to_sharded(self) -> None: ...
+
+    def unshard(self) -> None:
+        self.part.gather(torch.zeros(2), torch.zeros(1))
+
+    def post_backward(self) -> None:
+        self.part.reduce(torch.zeros(1), torch.zeros(2))
+
+
+class Said(Record):
+    """Notes the words of all parts in one list."""
+
+    def __init__(self, part: Part, name: str, words: list[str]) -> None:
+        self.name, self.words = name, words
+        super().__init__(part)
+
+    def _of(self, part: Part, what: str) -> Any:
+        def say(output: Tensor, own: Tensor) -> None:
+            self.words.append(f"{what} {self.name}")
+
+        say.allocate = torch.empty  # type: ignore[attr-defined]
+        return say
+
+
+NAMES = ("", "blocks.0", "blocks.1", "blocks.2")
+
+
+def rank_of(group: Group) -> tuple[Spoken, list[Part], list[str]]:
+    spoken, parts, words = Spoken(group), [Part() for _ in NAMES], list[str]()
+    for part, name in zip(parts, NAMES, strict=True):
+        spoken.listen(part, Said(part, name, words), name)
+    spoken.start("task")
+    return spoken, parts, words
+
+
+def one_pass(spoken: Spoken, parts: list[Part], run: list[int]) -> None:
+    """Forward and backward through some parts, with reductions."""
+    spoken.begin()
+    for number in [0, *run]:
+        parts[number].gather(torch.zeros(2), torch.zeros(1))
+    spoken.turn()
+    spoken.arm(armed=True)
+    for number in [0, *reversed(run)]:
+        parts[number].gather(torch.zeros(2), torch.zeros(1))
+        if number:
+            parts[number].reduce(torch.zeros(1), torch.zeros(2))
+    spoken.through()
+    parts[0].reduce(torch.zeros(1), torch.zeros(2))
+    spoken.finish()
+    spoken.arm(armed=False)
+
+
+@pytest.mark.parametrize("runs", [([1, 2], [1, 3]), ([1], [2]), ([], [1, 2, 3]), ([3], [1])])
+def test_ranks_that_run_other_parts_say_the_same_words(
+    on_ranks: Callable[[int, Callable[[Any], Any]], list[Any]], runs: tuple[list[int], list[int]]
+) -> None:
+    def act(group: Any) -> list[str]:
+        spoken, parts, words = rank_of(group)
+        for _ in range(2):
+            one_pass(spoken, parts, runs[group.rank])
+        return words
+
+    first, second = on_ranks(2, act)
+    assert first == second
+
+
+def test_ranks_that_run_all_parts_ask_each_other_in_the_first_pass_only(
+    on_ranks: Callable[[int, Callable[[Any], Any]], list[Any]],
+) -> None:
+    def act(group: Any) -> tuple[int, int, list[str]]:
+        spoken, parts, words = rank_of(group)
+        one_pass(spoken, parts, [1, 2, 3])
+        before = len(group.said)
+        one_pass(spoken, parts, [1, 2, 3])
+        asked = len(group.said) - before
+        one_pass(spoken, parts, [1, 3] if group.rank else [2])  # later, parts may be left out
+        return asked, len(group.said) - before, words
+
+    first, second = on_ranks(2, act)
+    assert first[:2] == (0, 0)
+    assert first[2] == second[2]
+    assert first[2][: len(first[2]) // 3] * 3 == first[2], "every pass says the same"
+
+
+def test_a_part_that_comes_out_of_its_order_is_named_before_anything_is_said(
+    on_ranks: Callable[[int, Callable[[Any], Any]], list[Any]],
+) -> None:
+    def act(group: Any) -> tuple[str, int]:
+        spoken, parts, words = rank_of(group)
+        one_pass(spoken, parts, [1, 2, 3])
+        said = len(words)
+        with pytest.raises(TaskError) as raised:
+            one_pass(spoken, parts, [2, 1, 3])
+        return str(raised.value), len(words) - said
+
+    for message, said in on_ranks(2, act):
+        assert "comes to 'blocks.0' in its forward, where the first such pass came to 'blocks.2'" in message
+        assert "use `ddp` or `zero1`" in message
+        assert said == 3, "what is in no list, blocks.0 in its place, and blocks.1"
+
+
+def test_gradients_that_come_in_orders_that_can_not_be_joined_are_named(
+    on_ranks: Callable[[int, Callable[[Any], Any]], list[Any]],
+) -> None:
+    def act(group: Any) -> str:
+        spoken, parts, _ = rank_of(group)
+        spoken.begin()
+        for number in (0, 1, 2):
+            parts[number].gather(torch.zeros(2), torch.zeros(1))
+        spoken.turn()
+        spoken.arm(armed=True)
+        with pytest.raises(TaskError) as raised:
+            parts[1 + group.rank].reduce(torch.zeros(1), torch.zeros(2))
+        return str(raised.value)
+
+    for message in on_ranks(2, act):
+        assert "rank 0 with 'blocks.0', rank 1 with 'blocks.1'" in message

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from evenstep import Ema, MapData, Task, Trainer
 from evenstep.checkpoint import look_into, read_checkpoint
-from evenstep.errors import ArgumentError
 from evenstep.parallel import Group, Ordered, Strategy, Zero1
 from evenstep.parallel.zero1 import dealt
 
@@ -129,17 +128,41 @@ def resumed(group: Group, folder: Path) -> Any:
     return trainer.state_dict()
 
 
-def test_an_optimizer_that_has_stepped_is_refused(on_ranks: OnRanks) -> None:
+def with_state(strategy: Strategy, made: Callable[[nn.Module], torch.optim.Optimizer]) -> Any:
+    """The end of a run whose optimizer had state when the trainer was built."""
+    points = [(torch.tensor([float(n), 1.0]) / 9, torch.tensor(float(n % 3))) for n in range(18)]
     net = model()
-    optimizer = torch.optim.AdamW(net.parameters())
+    trainer = Trainer(
+        model=net,
+        task=Square(),
+        optimizer=made(net),
+        data=MapData(points, global_batch_size=7, micro_batch_size=2),
+        updates=4,
+        device="cpu",
+        strategy=strategy,
+    )
+    held = len(trainer.optimizer.state)
+    trainer.train()
+    return held, trainer.state_dict()
+
+
+def stepped(net: nn.Module) -> torch.optim.Optimizer:
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
     net(torch.ones(1, 2)).sum().backward()
     optimizer.step()
+    optimizer.zero_grad()
+    return optimizer
 
-    def act(group: Group) -> None:
-        with pytest.raises(ArgumentError, match="has state already"):
-            Zero1(Ordered(group)).adopt(optimizer)
 
-    on_ranks(2, act)
+@pytest.mark.parametrize("made", [stepped, lambda net: torch.optim.Adagrad(net.parameters(), lr=0.01)])
+def test_state_made_by_the_constructor_or_by_steps_before_is_dealt_out(on_ranks: OnRanks, made: Any) -> None:
+    _, wanted = with_state(Ordered(), made)
+    found = on_ranks(2, lambda group: with_state(Zero1(Ordered(group)), made))
+    assert sum(held for held, _ in found) == 6 and all(held < 6 for held, _ in found)
+    for _, state in found:
+        assert all(torch.equal(state["model"][name], value) for name, value in wanted["model"].items())
+        for name, values in wanted["optimizer"]["state"].items():
+            assert all(torch.equal(state["optimizer"]["state"][name][key], value) for key, value in values.items())
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=30), st.integers(1, 8))

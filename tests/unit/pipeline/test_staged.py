@@ -20,6 +20,16 @@ def linears(count: int = 4) -> nn.Sequential:
     return nn.Sequential(*[nn.Linear(2, 2) for _ in range(count)])
 
 
+def test_a_summary_counts_the_whole_models_parameters_on_each_pipeline_rank(on_ranks: Callable[..., list[Any]]) -> None:
+    def act(group: Any) -> tuple[int, int]:
+        model = linears()
+        model[0].requires_grad_(False)
+        model[3].weight = model[1].weight  # counted once
+        return Staged(model, mesh=Mesh.of(group, pipeline=2)).count_parameters()
+
+    assert on_ranks(2, act) == [(4 * 6 - 4, 3 * 6 - 4)] * 2
+
+
 def test_parameters_have_the_names_of_the_whole_model_on_any_layout(on_ranks: Callable[..., list[Any]]) -> None:
     whole = linears()
 

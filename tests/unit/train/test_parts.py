@@ -97,13 +97,18 @@ def test_a_late_task_is_not_asked_for_weights() -> None:
     ("batch", "samples"),
     [
         (torch.zeros(5, 2), 5),
-        ((torch.zeros(4), torch.zeros(3)), 4),
+        ((torch.zeros(4), torch.zeros(4, 3)), 4),
         ({"name": "x", "image": torch.zeros(6, 1)}, 6),
         ([{"scalar": torch.zeros(()), "x": torch.zeros(2)}], 2),
     ],
 )
 def test_the_default_weight_is_the_number_of_samples(batch: Any, samples: int) -> None:
     assert Plain().weight(batch) == samples
+
+
+def test_tensors_of_unequal_length_are_asked_about() -> None:
+    with pytest.raises(TaskError, match=r"`\[0\]` \[4\], `\[1\]` \[3\]; override `weight`"):
+        Plain().weight((torch.zeros(4), torch.zeros(3)))
 
 
 def test_a_batch_without_tensors_needs_a_weight_of_its_own() -> None:

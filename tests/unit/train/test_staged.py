@@ -341,7 +341,7 @@ def test_an_error_in_one_stage_wakes_the_others_with_rank_action_and_micro_batch
         layers.insert(place, Failing(rows=1))
         data = MapData(points(5), global_batch_size=5, micro_batch_size=2)  # the third micro-batch has one row
         with pytest.raises((ValueError, EvenstepError)) as raised:
-            trained(Staged(layers, mesh=mesh), Single(mesh.data), data=data)
+            trained(Staged(layers, mesh=mesh), Single(mesh.data), data=data, check_loss=False)
         return "\n".join([str(raised.value), *raised.value.__notes__])
 
     said = on_ranks(2, act)

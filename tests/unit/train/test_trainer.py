@@ -213,8 +213,6 @@ def mismatched(change: str) -> Trainer:
         return trainer_of(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
     if change == "seed":
         return trainer_of(seed=1)
-    if change == "average":
-        return trainer_of(ema=Ema())
     return trainer_of(data=MapData(points(), global_batch_size=6))
 
 
@@ -224,7 +222,6 @@ def mismatched(change: str) -> Trainer:
         ("model", r"0.weight has shape \[8, 4\] instead of \[9, 4\]"),
         ("optimizer", "is AdamW, but this run's is SGD"),
         ("seed", "seed was 42 and is now 1"),
-        ("average", "no average of the parameters"),
         ("data", "global_batch_size"),
     ],
 )

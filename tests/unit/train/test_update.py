@@ -293,3 +293,30 @@ def test_a_batch_without_weight_changes_nothing_of_the_updates_after_it(settle: 
         results.append(flat(model))
     # the keys of micro-batches are those of updates, so nothing else differs
     assert torch.equal(*results)
+
+
+def test_a_verdict_that_only_the_device_knows_is_not_read_for_the_average(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A truth test of a tensor makes the host wait for the device, here in each update."""
+    read: list[str] = []
+    model = network()
+    trainer = trainer_of(
+        model, dataset([1.0] * 12), micro=6, ema=Ema(decay=0.5), updates=2, fused=True, settle_every_updates=2
+    )
+    apply = trainer._loop.update._apply  # type: ignore[attr-defined]
+
+    class Unread(Tensor):
+        """Says that it was read."""
+
+        def __bool__(self) -> bool:
+            read.append("read")
+            return super().__bool__()
+
+    def unread(*args: Any, **more: Any) -> Any:
+        applied = apply(*args, **more)
+        applied.aborted = torch.as_tensor(applied.aborted, dtype=torch.float64).as_subclass(Unread)
+        return applied
+
+    unread.resume = apply.resume  # type: ignore[attr-defined]
+    monkeypatch.setattr(trainer._loop.update, "_apply", unread)
+    trainer.train()
+    assert read == []

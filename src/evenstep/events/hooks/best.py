@@ -79,6 +79,8 @@ class Best(Hook):
 
     def before_save(self, event: SaveBegin) -> None:
         if self._is_of_training():
+            if event.update:
+                self._target.check_training(self)
             latest = self.trainer.storage.latest(self._target.metric)
             if latest is not None:
                 self._take(latest.value, event.update)
@@ -91,10 +93,14 @@ class Best(Hook):
         return tuple(f"step-{update:08d}" for _, update in self._best)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best": [list(one) for one in self._best]}
+        return {**self._target.state_dict(), "best": [list(one) for one in self._best]}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._best = [(value, update) for value, update in state["best"]]
+    def load_state_dict(self, state: dict[str, Any]) -> str | None:
+        if said := self._target.differs(state):
+            self._best = []
+            return said
+        self._best = [(value, update) for value, update in state["best"]][: self._keep]
+        return None
 
     def _take(self, value: float, update: int) -> bool:
         """Whether the value is among the best; it then is remembered."""

@@ -1,7 +1,7 @@
 """What a run does, in words, one line each: start, evaluations, checkpoints, incidents, end.
 
-Numbers of metrics are shown by the console writer. Under its live line these lines scroll above, since that takes
-over standard output.
+Numbers of metrics are shown by the console writer. Over its live line these lines scroll, since that takes over
+standard output; and the hook lets it count updates as they are committed.
 """
 
 import sys
@@ -10,6 +10,7 @@ from typing import TextIO, final
 
 from evenstep.events.event import EvaluateBegin, EvaluateEnd, Incident, SaveEnd, TrainBegin, TrainEnd
 from evenstep.events.hook import Hook
+from evenstep.events.writers import ConsoleWriter
 
 
 @final
@@ -18,6 +19,7 @@ class Console(Hook):
 
     Args:
         stream: standard output unless given.
+        writer: the console writer beside it, if there is one.
 
     >>> Console(stream=sys.stdout).on_incident(Incident(kind="overflow", update=3, message="too large", details={}))
     overflow at update 3: too large
@@ -25,12 +27,15 @@ class Console(Hook):
 
     first_rank_only = True
 
-    def __init__(self, *, stream: TextIO | None = None) -> None:
+    def __init__(self, *, stream: TextIO | None = None, writer: ConsoleWriter | None = None) -> None:
         self._stream = stream
+        self._writer = writer
         self._train_began = self._evaluate_began = monotonic()
 
     def before_train(self, event: TrainBegin) -> None:
         self._train_began = monotonic()
+        if self._writer is not None:
+            self._writer.follow(self._committed)
         parameters = [one for one in self.trainer.model.parameters() if one.requires_grad]
         devices = sorted({str(one.device) for one in parameters})
         until = "until the data ends" if event.updates is None else f"to update {event.updates}"
@@ -61,6 +66,9 @@ class Console(Hook):
         why = event.reason if event.error is None else f"{type(event.error).__name__}: {event.error}"
         spent = _duration(monotonic() - self._train_began)
         self._say(f"{event.outcome} after update {event.update}, {spent}: {why}")
+
+    def _committed(self) -> int:
+        return self.trainer.progress.update
 
     def _say(self, line: str) -> None:
         print(line, file=self._stream or sys.stdout, flush=True)

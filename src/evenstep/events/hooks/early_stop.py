@@ -1,6 +1,7 @@
 """Stop when evaluations no longer get better.
 
-The best value and the evaluations since then are part of the checkpoint. It saves nothing; `Best` does.
+The best value and the evaluations since then are part of the checkpoint. Who lets a run go on that it has stopped
+wants it to, so it then waits for as many evaluations again. It saves nothing; `Best` does.
 """
 
 from typing import Any, final
@@ -44,6 +45,8 @@ class EarlyStop(Hook):
 
     def before_train(self, event: TrainBegin) -> None:
         self._target.check(self)
+        if self.evaluations_since_best >= self._patience:
+            self.evaluations_since_best = 0
 
     def after_evaluate(self, event: EvaluateEnd) -> None:
         value = self._target.value(self, event)
@@ -60,7 +63,17 @@ class EarlyStop(Hook):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best_value": self.best_value, "evaluations_since_best": self.evaluations_since_best}
+        since = self.evaluations_since_best
+        return {**self._target.state_dict(), "best_value": self.best_value, "evaluations_since_best": since}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.best_value, self.evaluations_since_best = state["best_value"], state["evaluations_since_best"]
+    def load_state_dict(self, state: dict[str, Any]) -> str | None:
+        self.best_value, self.evaluations_since_best = None, 0
+        if said := self._target.differs(state):
+            return said
+        self.best_value = state["best_value"]
+        self.evaluations_since_best = since = state["evaluations_since_best"]
+        return (
+            None
+            if since < self._patience
+            else f"had stopped the run after {since} evaluations that were no better, and counts from 0 again"
+        )

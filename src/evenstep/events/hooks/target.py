@@ -4,9 +4,10 @@ It is used by every hook that follows the best evaluation. It remembers nothing.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Literal, final
+from typing import Any, Literal, final
 
 from evenstep.errors import ArgumentError, HookError
 from evenstep.events.event import EvaluateEnd
@@ -61,6 +62,20 @@ class Target:
                 f"{_advice(self.evaluation, list(evaluations))}"
             )
 
+    def check_training(self, hook: Hook) -> None:
+        """Check that training has put this metric, which is one of its own, if it has put any beside it.
+
+        Raises:
+            HookError: it has not, so `hook` would wait in vain.
+        """
+        place = self.metric.rpartition("/")[0]
+        beside = [name for name in hook.trainer.storage.names() if name.rpartition("/")[0] == place]
+        if beside and self.metric not in beside:
+            raise HookError(
+                f"hook `{hook.name}` follows `{self.metric}`, but training has no such metric; "
+                f"{_advice(self.metric, beside)}"
+            )
+
     def value(self, hook: Hook, event: EvaluateEnd) -> float | None:
         """The metric in `event`; None when the event is of another evaluation, or of one that failed.
 
@@ -75,6 +90,17 @@ class Target:
                 f"{_advice(self.metric, list(event.metrics))}"
             )
         return event.metrics[self.metric]
+
+    def state_dict(self) -> dict[str, str]:
+        """What values that a checkpoint holds are of."""
+        return {"metric": self.metric, "mode": self.mode}
+
+    def differs(self, state: Mapping[str, Any]) -> str:
+        """What to say if `state` is of another metric, whose values can't be compared with this one's; else ""."""
+        metric, mode = state.get("metric", self.metric), state.get("mode", self.mode)
+        if (metric, mode) == (self.metric, self.mode):
+            return ""
+        return f"follows `{self.metric}` ({self.mode}) instead of `{metric}` ({mode}), and begins afresh"
 
     def better(self, value: float, than: float | None) -> bool:
         """Whether `value` is finite, and better than `than` (None: than nothing)."""

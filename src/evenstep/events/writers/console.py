@@ -1,11 +1,12 @@
-"""The metrics on the screen: one live line on a terminal, a plain line every few updates elsewhere.
+"""The metrics on the screen: a line every few updates, and on a terminal or in a notebook a live line under them.
 
 Training metrics are averaged over the updates since the last line, learning rates are the latest; the values of an
 evaluation are shown whenever they come. Training metrics of three parts and those of the timer are left to the files.
+Over a live line there is at most one line a second, of all updates since the one before.
 """
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -15,10 +16,11 @@ from typing import TextIO, final
 from evenstep.events.arguments import require_count
 from evenstep.events.event import Event, TrainBegin, TrainEnd
 from evenstep.events.series import Record
+from evenstep.events.writers.live import Live, Pace, Shown, live_on
 from evenstep.events.writers.writer import Writer
 
 _LATEST = ("train/lr",)
-_REFRESH_S = 0.2
+_LINE_S = 1.0  # the least time between two lines over a live one
 
 
 @final
@@ -42,26 +44,29 @@ class ConsoleWriter(Writer):
         self._stream = stream
         self._window: dict[str, tuple[float, float]] = {}
         self._updates: int | None = None
-        self._live: _Live | None = None
+        self._live: Live | None = None
+        self._committed: Callable[[], int] | None = None
         self._begin(0)
 
     @property
     def target(self) -> str:
         return "the screen"
 
+    def follow(self, committed: Callable[[], int]) -> None:
+        """Let a live line count by `committed`, from a thread, instead of by what has been written."""
+        self._committed = committed
+
     def open(self, folder: Path | None, update: int) -> None:
         self.close()
         self._updates = None
         self._begin(update)
-        stream = self._stream or sys.stdout
-        if stream.isatty():
-            self._live = _Live(stream)
+        self._live = live_on(self._stream or sys.stdout, self._shown)
 
     def event(self, name: str, event: Event) -> None:
         if isinstance(event, TrainBegin):
             self._updates = event.updates
             if self._live is not None:
-                self._live.show(event.update, self._updates, self._place(event.update))
+                self._live.draw()
         elif isinstance(event, TrainEnd) and self._window:
             self._line(self._written)
 
@@ -85,6 +90,9 @@ class ConsoleWriter(Writer):
         self._first_at = self._written_at = perf_counter()
         self._rate = 0.0
         self._window.clear()
+        self._loss = "loss -"
+        self._line_at = -_LINE_S
+        self._pace = Pace()
 
     def _one(self, update: int, records: Iterable[Record]) -> None:
         evaluated: list[str] = []
@@ -97,24 +105,44 @@ class ConsoleWriter(Writer):
                 continue
             total, weights = self._window.get(rest, (0.0, 0.0))
             self._window[rest] = (value, 1.0) if name in _LATEST else (total + value * weight, weights + weight)
-        if update % self._every == 0 and self._window:
+        if update % self._every == 0 and self._window and self._is_due():
             self._line(update)
         if evaluated:
             self._print(f"{self._place(update)}  {'  '.join(evaluated)}")
 
     def _line(self, update: int) -> None:
-        values = [f"{name} {total / weight:.4g}" for name, (total, weight) in self._window.items()]
+        values = self._values()
         self._window.clear()
+        self._line_at = perf_counter()
         values.append(f"{self._rate:.3g} updates/s")
         done = self._written - self._first
-        if self._updates is not None and done:
+        if self._updates is not None and done and self._live is None:  # which says it itself
             left_s = (self._updates - update) * (perf_counter() - self._first_at) / done
             values.append(f"{_clock(left_s)} left")
-        line = "  ".join([self._place(update), *values])
+        self._print("  ".join([self._place(update), *values]))
+
+    def _values(self) -> list[str]:
+        return [f"{name} {total / weight:.4g}" for name, (total, weight) in self._window.items()]
+
+    def _is_due(self) -> bool:
+        """Whether a line is said now; over a live line that takes the loss now and the line later."""
         if self._live is None:
-            self._print(line)
-        else:
-            self._live.show(update, self._updates, line)
+            return True
+        self._loss = next((value for value in self._values() if value.startswith("loss ")), "")
+        return perf_counter() - self._line_at >= _LINE_S
+
+    def _shown(self) -> Shown:
+        now, update = perf_counter(), self._written if self._committed is None else self._committed()
+        self._pace.see(update, now)
+        rate = self._pace.rate
+        left_s = None if self._updates is None else self._pace.left_s(self._updates, now)
+        return Shown(
+            update=update,
+            updates=self._updates,
+            loss=self._loss,
+            rate=f"{rate:.3g}/s" if rate >= 0.1 or not rate else f"{1 / rate:.3g} s each",
+            left="" if left_s is None else f"{_clock(left_s)} left",
+        )
 
     def _place(self, update: int) -> str:
         return f"update {update}" if self._updates is None else f"update {update}/{self._updates}"
@@ -124,35 +152,6 @@ class ConsoleWriter(Writer):
             print(line, file=self._stream or sys.stdout, flush=True)
         else:
             self._live.print(line)
-
-
-@final
-class _Live:
-    """A line that is drawn again and again, by this thread only, at the bottom of a terminal."""
-
-    def __init__(self, stream: TextIO) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn
-        from rich.table import Column
-
-        bar = BarColumn(16, table_column=Column(width=16))
-        text = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis"))
-        self._progress = Progress(bar, text, console=Console(file=stream), auto_refresh=False)
-        self._task = self._progress.add_task("", total=None)
-        self._drawn_at = 0.0
-        self._progress.start()
-
-    def show(self, update: int, updates: int | None, line: str) -> None:
-        self._progress.update(self._task, completed=update, total=updates, description=line)
-        if (now := perf_counter()) - self._drawn_at > _REFRESH_S:
-            self._drawn_at = now
-            self._progress.refresh()
-
-    def print(self, line: str) -> None:
-        self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-    def close(self) -> None:
-        self._progress.stop()
 
 
 def _clock(seconds: float) -> str:

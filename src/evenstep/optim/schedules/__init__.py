@@ -1,5 +1,7 @@
 """Learning-rate schedules: pure functions from the number of an update to a multiplier, one file each."""
 
+from collections.abc import Callable, Mapping
+
 from evenstep.optim.schedules.constant import Constant
 from evenstep.optim.schedules.cosine import Cosine
 from evenstep.optim.schedules.inverse_sqrt import InverseSqrt
@@ -8,4 +10,13 @@ from evenstep.optim.schedules.polynomial import Polynomial
 from evenstep.optim.schedules.schedule import LrSchedule
 from evenstep.optim.schedules.wsd import Wsd
 
-__all__ = ["Constant", "Cosine", "InverseSqrt", "Linear", "LrSchedule", "Polynomial", "Wsd"]
+LR_SCHEDULES: Mapping[str, Callable[..., LrSchedule]] = {
+    "constant": Constant,
+    "linear": Linear,
+    "cosine": Cosine,
+    "wsd": Wsd,
+    "inverse_sqrt": InverseSqrt,
+    "polynomial": Polynomial,
+}
+
+__all__ = ["LR_SCHEDULES", "Constant", "Cosine", "InverseSqrt", "Linear", "LrSchedule", "Polynomial", "Wsd"]

@@ -1,5 +1,7 @@
 """Failure policies: incident → stop, skip, retry, rewind or drop; one file each."""
 
+from collections.abc import Callable, Mapping
+
 from evenstep.train.failures.drop_task import DropTask
 from evenstep.train.failures.policy import Answer, FailurePolicy
 from evenstep.train.failures.retry import Retry
@@ -7,4 +9,14 @@ from evenstep.train.failures.rewind import Rewind
 from evenstep.train.failures.skip import Skip
 from evenstep.train.failures.stop import Stop
 
-__all__ = ["Answer", "DropTask", "FailurePolicy", "Retry", "Rewind", "Skip", "Stop"]
+MAX_REWINDS = 3
+FAILURE_POLICIES: Mapping[str, Callable[[int], FailurePolicy]] = {  # each takes how often it may rewind
+    "stop": lambda _: Stop(),
+    "skip": lambda _: Skip(),
+    "retry": lambda _: Retry(limit=1),
+    "rewind": lambda max_rewinds: Rewind(limit=max_rewinds),
+    "rewind_past": lambda max_rewinds: Rewind(past_data=True, limit=max_rewinds),
+    "drop_task": lambda _: DropTask(),
+}
+
+__all__ = ["FAILURE_POLICIES", "MAX_REWINDS", "Answer", "DropTask", "FailurePolicy", "Retry", "Rewind", "Skip", "Stop"]

@@ -1,5 +1,10 @@
 import io
+import re
+import sys
+import threading
+import time
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -7,6 +12,7 @@ import pytest
 from evenstep.errors import ArgumentError
 from evenstep.events import ConsoleWriter, Record, TrainBegin
 from evenstep.events.writers import console as module
+from evenstep.events.writers import live
 
 
 class Terminal(io.StringIO):
@@ -96,33 +102,113 @@ def test_the_rate_after_a_resume_counts_from_there(clock: Clock) -> None:
     assert stream.getvalue().endswith("2 updates/s  0:04 left\n")
 
 
-def test_a_terminal_gets_a_live_line_and_evaluations_above_it(clock: Clock) -> None:
-    stream = Terminal()
-    writer = opened(stream)
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("CI", raising=False)
+    return Terminal()
+
+
+def drawn(stream: io.StringIO) -> str:
+    """The last line that was drawn, without what moves the cursor."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue()).replace("\r", "\n").rstrip("\n").splitlines()[-1]
+
+
+def test_a_terminal_gets_a_live_line_and_what_is_said_at_logs_stays_above_it(clock: Clock, terminal: Terminal) -> None:
+    writer = opened(terminal)
     clock.now = 1.0
     writer.write(losses([1, 2]))
     writer.write([Record(2, "valid/loss", 2.0, 8.0)])
     writer.close()
-    text = stream.getvalue()
-    assert "2/100" in text
-    assert "valid/loss 2" in text
-    assert "loss 1.5" in text
-    assert text.endswith("\n") or "\x1b[?25h" in text  # the cursor is given back
+    text = terminal.getvalue()
+    assert "update 2/100  loss 1.5  2 updates/s\n" in text
+    assert "update 2/100  valid/loss 2\n" in text
+    assert "\x1b[?25h" in text  # the cursor is given back
 
 
-def test_a_live_line_draws_only_on_write_and_not_more_often_than_people_can_read(clock: Clock) -> None:
-    stream = Terminal()
-    writer = opened(stream, every_updates=1)
-    clock.now = 1.0
-    writer.write(losses([1]))
-    size = len(stream.getvalue())
-    clock.now = 1.1
-    writer.write(losses([2]))
-    assert len(stream.getvalue()) == size
-    clock.now = 1.3
-    writer.write(losses([3]))
-    assert len(stream.getvalue()) > size
+def test_over_a_live_line_there_is_one_line_a_second_of_all_updates_since(clock: Clock, terminal: Terminal) -> None:
+    writer = opened(terminal, every_updates=1)
+    for update in range(1, 31):
+        clock.now += 0.125
+        writer.write(losses([update]))
     writer.close()
+    lines = re.findall(r"update (\d+)/100  loss ([\d.]+) ", terminal.getvalue())
+    assert lines == [("1", "1"), ("9", "5.5"), ("17", "13.5"), ("25", "21.5"), ("30", "28")]
+
+
+@pytest.mark.parametrize("columns", ["60", "80", "120"])
+def test_bar_update_loss_rate_and_time_left_are_seen_at_80_columns(
+    clock: Clock, terminal: Terminal, monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    writer = opened(terminal, updates=123_456, every_updates=1)
+    now = [0]
+    writer.follow(lambda: now[0])
+    writer.event("train_begin", TrainBegin(update=0, updates=123_456, resumed=False))
+    clock.now, now[0] = 10.0, 30_000
+    writer.write([Record(30_000, "train/loss", 1.2345e-05, 1.0)])
+    assert writer._live is not None
+    writer._live.draw()
+    line = drawn(terminal)
+    writer.close()
+    assert len(line) <= int(columns)
+    assert "━" in line
+    assert line.split()[1:] == ["30000/123456", "loss", "1.234e-05", "3e+03/s", "0:31", "left"]
+
+
+def test_a_live_line_moves_while_nothing_is_written(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "TICK_S", 0.01)
+    writer = opened(terminal)
+    size, moved, until = len(terminal.getvalue()), 0, time.monotonic() + 30
+    while moved < 3 and time.monotonic() < until:
+        time.sleep(0.02)
+        moved, size = moved + (len(terminal.getvalue()) > size), len(terminal.getvalue())
+    writer.close()
+    assert moved == 3
+    assert not [thread for thread in threading.enumerate() if thread.name == "evenstep-live-line"]
+
+
+@pytest.mark.parametrize(("name", "value"), [("TERM", "dumb"), ("TERM", "unknown"), ("CI", "true")])
+def test_a_terminal_without_a_cursor_gets_a_plain_line_each_period(
+    clock: Clock, terminal: Terminal, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    writer = opened(terminal)
+    clock.now = 4.0
+    writer.write(losses([1, 2]))
+    writer.close()
+    assert terminal.getvalue() == "update 2/100  loss 1.5  0.5 updates/s  3:16 left\n"
+
+
+def test_a_notebook_gets_a_live_line_in_its_cell(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown: list[str] = []
+    handle = SimpleNamespace(update=lambda data, raw: shown.append(data["text/plain"]))
+    notebook = SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=1), display=SimpleNamespace())
+    notebook.display.display = lambda data, raw, display_id: handle
+    monkeypatch.setitem(sys.modules, "IPython", notebook)
+    monkeypatch.setitem(sys.modules, "IPython.display", notebook.display)
+    writer = ConsoleWriter(every_updates=2)
+    writer.open(None, 0)
+    writer.event("train_begin", TrainBegin(update=0, updates=4, resumed=False))
+    clock.now = 4.0
+    writer.write(losses([1, 2]))
+    writer.close()
+    assert shown == ["update 0/4  loss -  0/s", "update 2/4  loss 1.5  0.5/s  0:04 left"]
+    assert capsys.readouterr().out == "update 2/4  loss 1.5  0.5 updates/s\n"
+
+
+def test_the_pace_of_long_updates_counts_down_between_them_and_forgets_what_is_long_ago() -> None:
+    pace = live.Pace()
+    for update in range(4):
+        pace.see(update, 100.0 * update)
+    assert (pace.rate, pace.left_s(10, 350.0)) == (0.01, 650.0)
+    for second in range(120):
+        pace.see(4 + second, 301.0 + second)
+    assert pace.rate == pytest.approx(1.0)
+    pace.see(2, 500.0)  # a rewind
+    assert (pace.rate, pace.left_s(10, 501.0)) == (0.0, None)
 
 
 def test_a_period_below_one_is_an_error() -> None:

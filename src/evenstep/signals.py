@@ -3,11 +3,13 @@
 SIGTERM, SIGUSR1 and SIGUSR2 (which schedulers send before they end a job) ask for the end and for another run, Ctrl-C
 for the end alone. A second one leaves at once; not a second one are copies of the first, which reach a process by way
 of its launcher and of its process group, and a scheduler's SIGTERM after its warning. Handlers are the process's only
-inside the `with`, and are given back as they were. How a run stops is not known here.
+inside the `with`, and are given back as they were. Trainer and command line use the same, so this imports nothing of
+theirs. How a run stops is not known here.
 """
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -44,6 +46,17 @@ def ending() -> Generator[None]:
 
 
 @final
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C came while the trainer trained: the update was finished and, where there is a folder, saved.
+
+    A notebook shows its text alone, since its traceback would only lead to where training waited for the signal.
+    """
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"{type(self).__name__}: {self}"]
+
+
+@final
 @dataclass(slots=True)
 class Caught:
     """Which signal has asked for the end, if any."""
@@ -52,11 +65,12 @@ class Caught:
 
 
 @contextmanager
-def stopping(ask_stop: Callable[[str], None]) -> Generator[Caught]:
-    """Pass signals on to `ask_stop` inside the `with`.
+def stopping(ask_stop: Callable[[str], None], *, spares_own: bool = False) -> Generator[Caught]:
+    """Pass signals on to `ask_stop` inside the `with`; outside the main thread, which alone gets signals, nothing.
 
     Args:
         ask_stop: takes the reason; called from a signal handler, so it may only note it.
+        spares_own: whether handlers that the program has set itself stay as they are.
 
     Raises:
         KeyboardInterrupt: at the second signal, wherever the program is.
@@ -88,9 +102,15 @@ def stopping(ask_stop: Callable[[str], None]) -> Generator[Caught]:
             what = f"{caught.number.name}: stopping after this update; {again} leaves at once"
             os.write(2, f"\nevenstep: {what}.\n".encode())
 
-    before = {number: signal.signal(number, handle) for number in (*REQUEUE, signal.SIGINT)}
+    is_main = threading.current_thread() is threading.main_thread()
+    taken = [number for number in (*REQUEUE, signal.SIGINT) if is_main and not (spares_own and _is_handled(number))]
+    before = {number: signal.signal(number, handle) for number in taken}
     try:
         yield caught
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _is_handled(number: signal.Signals) -> bool:
+    return signal.getsignal(number) not in (signal.SIG_DFL, signal.default_int_handler)

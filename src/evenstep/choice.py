@@ -1,0 +1,34 @@
+"""Looks a word up in a table of names, for arguments that take one; an unknown word is answered with the closest.
+
+The tables themselves stand beside what they name.
+"""
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import TypeVar
+
+from evenstep.errors import ArgumentError
+
+T = TypeVar("T")
+
+
+def choose(argument: str, word: str, table: Mapping[str, T]) -> T:
+    """What `word` stands for in `table`.
+
+    Args:
+        argument: that the word was given for, for the message.
+        word: as given.
+        table: of all words.
+
+    Raises:
+        ArgumentError: it is none of them.
+
+    >>> choose("precision", "bf16", {"32-true": 1, "bf16-mixed": 2})
+    Traceback (most recent call last):
+    evenstep.errors.ArgumentError: `precision` must be one of 32-true, bf16-mixed, but is 'bf16'; is it 'bf16-mixed'?
+    """
+    if word in table:
+        return table[word]
+    close = get_close_matches(word.lower(), table, n=1) or [name for name in table if word and word.lower() in name]
+    advice = f"; is it {close[0]!r}?" if close else "."
+    raise ArgumentError(f"`{argument}` must be one of {', '.join(table)}, but is {word!r}{advice}")

@@ -1,0 +1,32 @@
+"""Starts the ranks that a run asks for, each with the same command, where this process is none of them yet.
+
+How they are started and watched is in `launch` and `lasting`; it decides only whether, and which of the two.
+"""
+
+from functools import partial
+
+from evenstep.cli.lasting import launch_lasting
+from evenstep.cli.launch import is_rank, launch
+from evenstep.cli.orphans import end_with_parent
+from evenstep.config.schema import Config
+
+
+def start_ranks(config: Config, arguments: list[str], *, ranks: int = 0, restarts: bool = True) -> int | None:
+    """Run `evenstep` with `arguments` as the ranks of a run; gives their exit code, or None to go on as one of them.
+
+    Args:
+        config: of the run.
+        arguments: of each rank.
+        ranks: how many; those of the run by default.
+        restarts: whether they are started again after a failure, as the run says.
+    """
+    if is_rank():
+        end_with_parent()
+        return None
+    ranks = ranks or max(config.launch.ranks, config.parallel.pipeline)
+    if ranks == 1:
+        return None
+    start = launch
+    if config.failures.lost_rank == "continue":
+        start = partial(launch_lasting, timeout_s=config.parallel.timeout_s)
+    return start(ranks, arguments, max_restarts=config.launch.max_restarts if restarts else 0)

@@ -1,0 +1,111 @@
+"""What people give as data, as `Data`: that itself, or a torch `DataLoader` whose choices are taken over.
+
+Of a loader come its dataset, whether it shuffles, its batch size (which is the global batch), its collate function and
+its workers. What evenstep would do otherwise than the loader is refused, with the line to write instead. It reads no
+sample.
+"""
+
+from typing import Any, cast
+
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+
+from evenstep.data.batch import Data
+from evenstep.data.map_data import MapData
+from evenstep.errors import ArgumentError
+
+_OWN_ORDER = "or keep the loader's own batches with `StreamData(loader, batched=True)`"
+
+
+def data_of(given: object, argument: str) -> Data:
+    """The data that `given` stands for.
+
+    Args:
+        given: `Data`, or a `DataLoader` over a dataset with a length.
+        argument: that it was given for, for messages.
+
+    Raises:
+        ArgumentError: something else, or a loader that does what evenstep would not; it says what to write.
+
+    >>> loader = DataLoader([1.0, 2.0, 3.0], batch_size=2)
+    >>> data_of(loader, "data").num_batches(0, seed=1)
+    2
+    """
+    if isinstance(given, Data):
+        return given
+    if isinstance(given, DataLoader):
+        return _of_loader(cast("DataLoader[Any]", given), argument)
+    what, write = _described(given, argument)
+    raise ArgumentError(
+        f"`{argument}` must be evenstep's `Data`, which knows the global batches, or a `DataLoader`, but is {what}; "
+        f"write {write}."
+    )
+
+
+def _described(given: object, argument: str) -> tuple[str, str]:
+    """What something is that is no data, and what to write to make it that."""
+    kind = type(given).__name__
+    if isinstance(given, type):
+        return f"the class {given.__name__}", f"`{argument}=MapData({given.__name__}(…), global_batch_size=32)`"
+    if isinstance(given, tuple):
+        return "a tuple", f"`{argument}=MapData(TensorDataset(inputs, targets), global_batch_size=32)`"
+    if isinstance(given, dict):
+        mixed = f"`{argument}=Mixture({{'task': MapData(dataset, global_batch_size=32)}})` for several tasks"
+        return "a dict", mixed
+    if hasattr(given, "__len__") and hasattr(given, "__getitem__"):
+        return f"a dataset ({kind})", f"`{argument}=MapData(dataset, global_batch_size=32)`"
+    if hasattr(given, "__iter__"):
+        return f"something to iterate ({kind})", f"`{argument}=StreamData(stream, global_batch_size=32)`"
+    return f"{'' if given is None else 'a '}{kind}", f"`{argument}=MapData(dataset, global_batch_size=32)`"
+
+
+def _of_loader(loader: "DataLoader[Any]", argument: str) -> MapData:
+    if isinstance(loader.dataset, IterableDataset):
+        _refuse(argument, "reads a stream", "give its batches as they come, `StreamData(loader, batched=True)`")
+    if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
+        own = f"makes its batches by a {type(loader.batch_sampler or loader.sampler).__name__} of its own"
+        _refuse(argument, own, f"give the dataset, `MapData(dataset, global_batch_size=…)`, {_OWN_ORDER}")
+    shuffle = _shuffles(loader, argument)
+    num_samples = len(cast("Any", loader.dataset))
+    if loader.drop_last and num_samples % loader.batch_size:
+        _refuse(
+            argument,
+            f"drops the last {num_samples % loader.batch_size} samples of an epoch (`drop_last`)",
+            "leave that out: a short batch is divided by its own weight, so nothing has to be dropped",
+        )
+    if loader.worker_init_fn is not None:
+        _refuse(
+            argument,
+            "has a `worker_init_fn`",
+            "leave it out: generators are seeded for each sample; or give the dataset, `MapData(dataset, …)`",
+        )
+    return MapData(
+        cast("Any", loader.dataset),
+        global_batch_size=loader.batch_size,
+        shuffle=shuffle,
+        collate=loader.collate_fn,
+        num_workers=loader.num_workers,
+        **({"timeout_s": float(loader.timeout)} if loader.timeout > 0 else {}),
+    )
+
+
+def _shuffles(loader: "DataLoader[Any]", argument: str) -> bool:
+    sampler: object = loader.sampler
+    whole = isinstance(sampler, RandomSampler) and not sampler.replacement
+    if type(sampler) is RandomSampler and whole and sampler.num_samples == len(cast("Any", loader.dataset)):
+        return True
+    if type(sampler) is SequentialSampler:
+        return False
+    kind = type(sampler).__name__
+    if kind == "DistributedSampler":
+        _refuse(
+            argument,
+            "divides the dataset between ranks by a DistributedSampler, which evenstep does itself",
+            "leave the sampler out, and make `batch_size` the batch of all ranks together",
+        )
+    what = f"takes its samples by a {kind}"
+    _refuse(argument, what, f"give the dataset in an order of evenstep's, `MapData(dataset, …)`, {_OWN_ORDER}")
+    raise AssertionError("refused")
+
+
+def _refuse(argument: str, what: str, advice: str) -> None:
+    raise ArgumentError(f"`{argument}` is a DataLoader that {what}, which can't be taken over; {advice}.")

@@ -1,0 +1,163 @@
+"""Tries, before a run, whether a stream resumes exactly: it is read, sent back, and read again.
+
+Many streams have a state that does not say all: a shuffle buffer is refilled, a loader forgets its generator. That
+shows in a few items, and in the first ones of the next epoch. What only shows later (the state of workers after hours,
+a file that changes) it can't find.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
+from typing import Any, cast
+
+import numpy as np
+from torch import Tensor
+
+from evenstep.data.stream import Stateful
+from evenstep.data.stream_reader import END, Reader
+from evenstep.errors import DataError
+
+__all__ = ["alike", "probe"]
+
+_BEFORE, _AFTER = 2, 6  # items that are read before the state is taken, and after
+
+
+def probe(stream: Iterable[Any], set_epoch: Sequence[Callable[[int], object]]) -> str:
+    """Whether `stream` goes on from a state of it with what came after; it is left at its beginning.
+
+    Args:
+        stream: with `state_dict` and `load_state_dict`, not yet read.
+        set_epoch: what is told of a new epoch.
+
+    Returns:
+        "", or why it could not be tried.
+
+    Raises:
+        DataError: it does not.
+    """
+    name = type(stream).__name__
+    try:
+        beginning = deepcopy(cast(Stateful, stream).state_dict())
+    except Exception as error:  # noqa: BLE001 - it may not know where it is before it is read; then a copy is tried
+        try:
+            copied = deepcopy(stream)
+        except Exception:  # noqa: BLE001 - said
+            return (
+                f"whether the stream, a {name}, resumes exactly could not be tried: before it is read, its "
+                f"`state_dict()` raises {type(error).__name__}: {error}, and it can't be copied."
+            )
+        _compare(_Trial(Reader(copied, [], seed=0, rank=0), name))
+        return ""
+    trial = _Trial(Reader(stream, set_epoch, seed=0, rank=0), name)
+    first = _compare(trial)
+    try:
+        trial.reader.go_to(beginning, epoch=0, number=0)
+        again = trial.items(_BEFORE)
+        cast(Stateful, stream).load_state_dict(deepcopy(beginning))
+    except Exception as error:
+        raise _fails(name, error) from error
+    if not alike(first, again):
+        raise _inexact(name, "put back to its beginning, it does not begin with the same items")
+    return ""
+
+
+def _compare(trial: "_Trial") -> list[object]:
+    """Raise unless what follows a state is the same again; gives the items before it."""
+    name = trial.name
+    try:
+        trial.reader.begin(0)
+        first, state = trial.items(_BEFORE), trial.state
+        rest = trial.items(_AFTER)
+        trial.reader.begin(1)
+        following = trial.items(_AFTER)
+        if state is None:  # it has nothing
+            return first
+        trial.reader.go_to(state, epoch=0, number=len(first))
+        rest_again = trial.items(_AFTER)
+        trial.reader.begin(1)
+        following_again = trial.items(_AFTER)
+    except Exception as error:
+        raise _fails(name, error) from error
+    if not alike(rest, rest_again):
+        raise _inexact(name, f"of the items after the first {len(first)} it gave others when it was sent back there")
+    if not alike(following, following_again):
+        raise _inexact(name, "after it was sent back to the midst of an epoch, the next epoch began with other items")
+    return first
+
+
+class _Trial:
+    """A reader of a stream that is tried."""
+
+    def __init__(self, reader: Reader, name: str) -> None:
+        self.reader = reader
+        self.name = name
+        self.state: dict[str, Any] | None = None
+
+    def items(self, count: int) -> list[object]:
+        """The next items, as many as there are up to `count`."""
+        if self.reader.ahead is END:
+            return []
+        items, self.state = self.reader.take(count)
+        if self.reader.failure is not None:
+            raise self.reader.failure
+        return items
+
+
+def _inexact(name: str, what: str) -> DataError:
+    return DataError(
+        f"a run on this stream, a {name}, would not resume exactly: {what}. Its state does not say all (a shuffle "
+        "buffer's content, a generator that it shares, random numbers drawn in workers). Let its order and its random "
+        "numbers follow from seed and epoch, and its state say the rest; give a dataset with a length to `MapData`, "
+        "which shuffles and resumes exactly; or pass `exact_resume=False`, if other samples after a resume are "
+        "meant, or save nothing."
+    )
+
+
+def _fails(name: str, error: Exception) -> DataError:
+    return DataError(
+        f"trying whether the stream, a {name}, resumes exactly raised {type(error).__name__}: {error}; correct the "
+        "stream, or pass `exact_resume=False` to read it without trying."
+    )
+
+
+def alike(first: object, second: object) -> bool:
+    """Whether two items hold the same values, as far as can be seen: what has none to compare counts as alike.
+
+    >>> import torch
+    >>> alike((torch.ones(2), {"x": [1.5]}), (torch.ones(2), {"x": [1.5]})), alike([1, 2], [1, 3])
+    (True, False)
+    """
+    if type(first) is not type(second):
+        return False
+    if isinstance(first, Tensor):
+        return _same_tensors(first, cast(Tensor, second))
+    if isinstance(first, np.ndarray):
+        other = cast("np.ndarray[Any, Any]", second)
+        return first.dtype == other.dtype and first.shape == other.shape and first.tobytes() == other.tobytes()
+    if isinstance(first, (str, bytes, int, float, complex, type(None), np.generic)):
+        return repr(first) == repr(second)
+    if isinstance(first, Mapping):
+        one, two = cast("Mapping[Any, object]", first), cast("Mapping[Any, object]", second)
+        return list(one) == list(two) and all(alike(one[name], two[name]) for name in one)
+    if isinstance(first, (list, tuple)):
+        ones, twos = cast("list[object]", first), cast("list[object]", second)
+        return len(ones) == len(twos) and all(map(alike, ones, twos))
+    if dataclasses.is_dataclass(first) or hasattr(first, "__dict__"):
+        return alike(_held(first), _held(second))
+    return True
+
+
+def _same_tensors(first: Tensor, second: Tensor) -> bool:
+    if first.dtype != second.dtype or first.shape != second.shape or first.layout != second.layout:
+        return False
+    try:
+        same: bool = first.equal(second) or bool(((first == second) | ((first != first) & (second != second))).all())
+    except (RuntimeError, NotImplementedError):  # a layout without comparison
+        return True
+    return same
+
+
+def _held(item: object) -> dict[str, object]:
+    if dataclasses.is_dataclass(item):
+        return {field.name: getattr(item, field.name, None) for field in dataclasses.fields(item)}
+    return dict(vars(item))

@@ -1,0 +1,147 @@
+"""How the streams of several ranks make one global batch, and one epoch, though nobody knows how long they are.
+
+An epoch ends for all when the last rank's stream has ended: those that ended earlier take part without samples until
+then, so nothing is dropped, repeated or waited for. Ranks agree by one small sum per global batch. What is read is not
+known here.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TypeAlias, final
+
+from evenstep.errors import DataError
+
+__all__ = ["Alike", "Alone", "Guessed", "Ranks", "Together", "Total"]
+
+Total: TypeAlias = Callable[[Sequence[float]], Sequence[float]]
+"""Sums numbers over all ranks; all call it together."""
+
+
+class Ranks(ABC):
+    """The ranks that read streams for one run."""
+
+    @abstractmethod
+    def begun(self, epoch: int, *, gives: bool, over: bool) -> bool:
+        """Whether there is such an epoch; False where the data have come to their end.
+
+        Args:
+            epoch: that every rank has tried to begin.
+            gives: whether this rank's stream gives something in it.
+            over: whether it can't be iterated again.
+
+        Raises:
+            DataError: no stream gives anything, or only some can be iterated again.
+        """
+
+    @abstractmethod
+    def taken(self, num_samples: int, *, more: bool) -> tuple[int, bool]:
+        """The samples of a global batch over all ranks, and whether any rank has more in this epoch.
+
+        Args:
+            num_samples: of this rank.
+            more: whether this rank has more.
+
+        Raises:
+            DataError: streams that must be alike are not.
+        """
+
+
+@final
+class Alone(Ranks):
+    """One rank."""
+
+    def begun(self, epoch: int, *, gives: bool, over: bool) -> bool:
+        if gives or over:
+            return gives
+        raise nothing_in(epoch)
+
+    def taken(self, num_samples: int, *, more: bool) -> tuple[int, bool]:
+        return num_samples, more
+
+
+@final
+class Guessed(Ranks):
+    """A rank that can't ask the others, and takes their streams to be as long as its own.
+
+    Args:
+        scale: gives the samples over all ranks, for those of this one.
+    """
+
+    def __init__(self, scale: Callable[[int], int]) -> None:
+        self._scale = scale
+
+    def begun(self, epoch: int, *, gives: bool, over: bool) -> bool:
+        return Alone().begun(epoch, gives=gives, over=over)
+
+    def taken(self, num_samples: int, *, more: bool) -> tuple[int, bool]:
+        return self._scale(num_samples), more
+
+
+@final
+class Together(Ranks):
+    """Ranks that each read a stream of their own, of any length.
+
+    Args:
+        total: sums over them.
+        ranks: how many.
+    """
+
+    def __init__(self, total: Total, ranks: int) -> None:
+        self._total, self._ranks = total, ranks
+
+    def begun(self, epoch: int, *, gives: bool, over: bool) -> bool:
+        giving, ended = self._total([float(gives), float(over)])
+        if ended == self._ranks:
+            return False
+        if ended:
+            raise DataError(
+                f"the streams of {int(ended)} of the {self._ranks} ranks can be iterated only once and have ended, but "
+                f"those of the others begin epoch {epoch}; give all ranks an object whose `__iter__` begins anew."
+            )
+        if not giving:
+            raise nothing_in(epoch)
+        return True
+
+    def taken(self, num_samples: int, *, more: bool) -> tuple[int, bool]:
+        everybodys, having_more = self._total([float(num_samples), float(more)])
+        return int(everybodys), having_more > 0
+
+
+@final
+class Alike(Ranks):
+    """Ranks that all read the same stream, each of them the whole.
+
+    Args:
+        total: sums over them.
+        ranks: how many.
+    """
+
+    def __init__(self, total: Total, ranks: int) -> None:
+        self._total, self._ranks = total, ranks
+
+    def begun(self, epoch: int, *, gives: bool, over: bool) -> bool:
+        giving, ended = self._total([float(gives), float(over)])
+        if giving not in (0, self._ranks) or ended not in (0, self._ranks):
+            raise self._differ(f"in epoch {epoch} that of {int(giving)} ranks gives something")
+        return Alone().begun(epoch, gives=gives, over=over)
+
+    def taken(self, num_samples: int, *, more: bool) -> tuple[int, bool]:
+        everybodys, having_more, squares = self._total([float(num_samples), float(more), float(num_samples) ** 2])
+        if squares * self._ranks != everybodys**2 or having_more not in (0, self._ranks):
+            mine = f"a global batch has {num_samples} samples here and {everybodys / self._ranks:g} on average, and"
+            raise self._differ(f"{mine} {int(having_more)} have more in this epoch")
+        return num_samples, more
+
+    def _differ(self, what: str) -> DataError:
+        return DataError(
+            f"all {self._ranks} ranks must read the same stream, of which each takes its micro-batches, but {what}; "
+            f"give all the same, whatever their rank."
+        )
+
+
+def nothing_in(epoch: int) -> DataError:
+    """What is raised where an epoch has nothing in it."""
+    return DataError(
+        f"the stream gave nothing in epoch {epoch}; check what it reads. A generator, and what is made of one, "
+        "can be iterated only once: give an object whose `__iter__` begins anew."
+    )

@@ -1,0 +1,145 @@
+"""Reads a stream one item ahead, each item under its own key, and goes to where a state of it says.
+
+One item ahead, because only that tells whether an epoch has ended; the state is taken before looking ahead. What the
+items are made into, and how ranks agree on them, is not known here. An error of the stream leaves as it is.
+"""
+
+import random
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any, cast, final
+
+import numpy as np
+import torch
+
+from evenstep.data.seeding import seed_generators, undisturbed
+from evenstep.data.stream import Stateful
+from evenstep.keys import key, mix
+
+__all__ = ["END", "Reader"]
+
+END = object()
+_UNCHANGING = frozenset({int, float, str, bool, bytes, type(None)})
+_WATCHED = 4  # first items of a reader, after which a stream that has drawn nothing is taken to draw nothing
+
+
+@final
+class Reader:
+    """A place in a stream.
+
+    torch's, numpy's and Python's global generators are seeded from (seed, epoch, number of the item, rank) before each
+    item, as long as the stream is not known to draw nothing from them; so what it draws for an item does not depend on
+    what the model has drawn, nor on where the run was stopped.
+
+    Args:
+        stream: what is read.
+        set_epoch: what is told of a new epoch.
+        seed: of the run.
+        rank: whose stream it is; 0 of one that all ranks read.
+
+    Attributes:
+        ahead: the next item; `END` where the epoch has ended, or none was begun.
+        failure: what looking ahead has raised; due when that item is taken.
+    """
+
+    def __init__(
+        self, stream: Iterable[Any], set_epoch: Sequence[Callable[[int], object]], *, seed: int, rank: int
+    ) -> None:
+        self._stream = stream
+        self._stateful = stream if isinstance(stream, Stateful) else None
+        self._set_epoch = set_epoch
+        self._seed, self._rank = seed, rank
+        self._iterator: Iterator[object] | None = None
+        self._epoch_key = 0
+        self._number = 0  # of the item ahead, in its epoch
+        self._draws = False
+        self._watched = 0
+        self.ahead: object = END
+        self.failure: Exception | None = None
+
+    def begin(self, epoch: int) -> bool:
+        """Begin an epoch, and look at its first item; False where the stream can be iterated only once, and was."""
+        before = self._iterator
+        with undisturbed():
+            self._enter(epoch, number=0)
+            self._iterator = iter(self._stream)
+            with self._keyed():
+                self.ahead = self._next()
+        return self.ahead is not END or before is None or self._iterator is not before
+
+    def take(self, count: int) -> tuple[list[object], dict[str, Any] | None]:
+        """The next items, as many as the epoch still has up to `count`, and the stream's state after them."""
+        if self.failure is not None:
+            raise self.failure
+        items = [self.ahead]
+        with self._keyed():
+            item: object = None
+            # Not with islice: it calls iter() again, at which some iterators begin anew.
+            while len(items) < count and (item := self._next()) is not END:
+                items.append(item)
+            # Taken before looking ahead: a run that resumes from it must be given the item that is looked at.
+            state = self.state()
+            try:
+                self.ahead = END if item is END else self._next()
+            except Exception as error:  # noqa: BLE001 - due with the next items: these are whole
+                self.ahead, self.failure = None, error
+        return items, state
+
+    def state(self) -> dict[str, Any] | None:
+        """A copy of the stream's state; None of one without."""
+        return None if self._stateful is None else _copied(self._stateful.state_dict())
+
+    def go_to(self, state: dict[str, Any], *, epoch: int, number: int) -> None:
+        """Put `state` into the stream, and look at the item after it, which is `number` of `epoch`."""
+        stateful = cast(Stateful, self._stateful)
+        self.failure = None
+        with undisturbed():
+            self._enter(epoch, number=number)
+            stateful.load_state_dict(deepcopy(state))
+            self._iterator = iter(self._stream)
+            with self._keyed():
+                self.ahead = self._next()
+
+    def _enter(self, epoch: int, *, number: int) -> None:
+        self._epoch_key = key(self._seed, "stream", epoch, self._rank)
+        self._number = number - 1
+        # `iter` of a loader draws the order of its epoch, and what its workers begin with.
+        seed_generators(self._epoch_key)
+        for set_epoch in self._set_epoch:
+            set_epoch(epoch)
+
+    def _next(self) -> object:
+        iterator = cast("Iterator[object]", self._iterator)
+        self._number += 1
+        if self._watched >= _WATCHED and not self._draws:
+            return next(iterator, END)
+        seed_generators(mix(self._epoch_key ^ self._number))
+        if self._draws:
+            return next(iterator, END)
+        self._watched += 1
+        before = _generators()
+        item = next(iterator, END)
+        self._draws = _generators() != before
+        return item
+
+    @contextmanager
+    def _keyed(self) -> Generator[None]:
+        if self._watched >= _WATCHED and not self._draws:
+            yield
+            return
+        with undisturbed():
+            yield
+
+
+def _generators() -> tuple[object, ...]:
+    """Where the three global generators are."""
+    _, words, *rest = cast("tuple[Any, ...]", np.random.get_state())
+    return torch.default_generator.get_state().numpy().tobytes(), words.tobytes(), (rest, random.getstate())
+
+
+def _copied(state: dict[str, Any]) -> dict[str, Any]:
+    """A state that the stream can't change any more; most are a few counters, and one is taken in every update."""
+    if type(state) is dict and _UNCHANGING.issuperset(map(type, state.values())):
+        return state.copy()
+    return deepcopy(state)

@@ -1,0 +1,50 @@
+"""The names of a model's tensors as checkpoints have them: without what torch's wrappers put in between.
+
+A module that `torch.compile` gives is wrapped, and what it was compiled from is its part `_orig_mod`; torch's wrapper
+for activation checkpointing does alike. Whether a model, or some parts of it, are compiled or checkpointed must not
+show in a name, so that a checkpoint fits both. It changes no module.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+_WRAPPED = ("_orig_mod.", "_checkpoint_wrapped_module.")
+
+
+def plain(name: str) -> str:
+    """A name as it would be if nothing were compiled.
+
+    >>> plain("blocks.0._orig_mod.weight"), plain("_orig_mod.head.bias")
+    ('blocks.0.weight', 'head.bias')
+    """
+    for wrapped in _WRAPPED:
+        name = name.replace(wrapped, "")
+    return name
+
+
+def named_parameters(model: "nn.Module") -> "dict[str, nn.Parameter]":
+    """The model's parameters, each once, by plain name."""
+    return {plain(name): parameter for name, parameter in model.named_parameters()}
+
+
+def named_buffers(model: "nn.Module") -> "dict[str, Tensor]":
+    """The model's buffers, each once, by plain name."""
+    return {plain(name): buffer for name, buffer in model.named_buffers()}
+
+
+def state_of(model: "nn.Module") -> dict[str, Any]:
+    """The model's `state_dict` by plain names."""
+    return {plain(name): value for name, value in model.state_dict().items()}
+
+
+def by_plain_name(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by names that may have been those of wrapped modules."""
+    return {plain(name): value for name, value in values.items()}
+
+
+def load_state(model: "nn.Module", state: Mapping[str, Any]) -> None:
+    """Load what `state_of` gave of a model that is compiled elsewhere, or not at all."""
+    model.load_state_dict({name: state[plain(name)] for name in model.state_dict()})

@@ -1,0 +1,68 @@
+"""Optimizers that train one set of parameters and evaluate another: schedule-free ones, with `train()` and `eval()`.
+
+Such an optimizer is put into training mode when training begins, and its evaluation's parameters are in place while
+something is evaluated or predicted. Afterwards the parameters are those of before, to the bit: going there and back by
+arithmetic would round, and when a run is evaluated must not change it.
+"""
+
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from evenstep.optim.multi import inner
+
+
+@final
+class Modes:
+    """The modes of an optimizer; without any, nothing happens.
+
+    Args:
+        optimizer: of the run.
+        parameters: of the model, as this rank holds them.
+        fetch: gets the parameters that other ranks have changed.
+    """
+
+    def __init__(self, optimizer: Optimizer, parameters: Iterable[Tensor], fetch: Callable[[], None]) -> None:
+        self._optimizers: list[Any] = [one for one in inner(optimizer) if has_modes(one)]
+        self._parameters = list(parameters) if self._optimizers else []
+        self._fetch = fetch
+
+    def train(self) -> None:
+        """Let the parameters be those that are trained."""
+        self._all("train")
+
+    @contextmanager
+    def evaluating(self) -> Generator[None]:
+        """Inside, the parameters are those to evaluate; afterwards they are as they were, and training goes on."""
+        if not self._optimizers:
+            yield
+            return
+        kept = [parameter.detach().clone() for parameter in self._parameters]
+        self._all("eval")
+        try:
+            yield
+        finally:
+            self._all("train")
+            with torch.no_grad():
+                for parameter, value in zip(self._parameters, kept, strict=True):
+                    parameter.copy_(value)
+
+    def _all(self, mode: str) -> None:
+        with torch.no_grad():
+            for one in self._optimizers:
+                getattr(one, mode)()
+        if self._optimizers:
+            self._fetch()
+
+
+def has_modes(optimizer: Optimizer) -> bool:
+    """Whether the optimizer has `train()` and `eval()`.
+
+    >>> has_modes(torch.optim.SGD([torch.zeros(1, requires_grad=True)]))
+    False
+    """
+    return all(callable(getattr(optimizer, mode, None)) for mode in ("train", "eval"))

@@ -1,0 +1,166 @@
+"""Several optimizers over one model as one: Muon for the matrices and AdamW for the rest, say.
+
+To a trainer, a schedule or a checkpoint it is one optimizer, whose parameter groups are those of all its optimizers in
+their order and whose state is theirs. It divides no gradient and sets no learning rate: each group has its own.
+"""
+
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from typing import Any, cast, final
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from evenstep.errors import ArgumentError
+
+ParameterGroup = dict[str, Any]
+
+
+@final
+class MultiOptimizer(Optimizer):
+    """Steps several optimizers together.
+
+    A learning rate schedule multiplies each group's own learning rate. Loss scale and clipping are done inside the
+    kernels where those of all optimizers can (`fused=True`), else before them.
+
+    Args:
+        optimizers: each of other parameters; they keep their state per parameter, as those of `torch.optim` do. What is
+            added later (coefficients of tasks that are learned, say) is the last one's.
+
+    Raises:
+        ArgumentError: none, two of the same parameter, or one that keeps its state in a way of its own.
+
+    >>> model = torch.nn.Linear(2, 2)
+    >>> optimizer = MultiOptimizer(torch.optim.Muon([model.weight], lr=0.02), torch.optim.AdamW([model.bias], lr=1e-3))
+    >>> [group["lr"] for group in optimizer.param_groups]
+    [0.02, 0.001]
+    """
+
+    _inner: tuple[Optimizer, ...]
+
+    def __init__(self, *optimizers: Optimizer) -> None:
+        _check(optimizers)
+        scales = all(getattr(one, "_step_supports_amp_scaling", False) for one in optimizers)
+        # Torch's own constructor would make groups and state beside those that there are.
+        defaults = dict(optimizers[-1].defaults)
+        self.__setstate__({"_inner": optimizers, "defaults": defaults, "_step_supports_amp_scaling": scales})
+
+    @property
+    def optimizers(self) -> tuple[Optimizer, ...]:
+        """The optimizers, in their order."""
+        return self._inner
+
+    @property
+    def param_groups(self) -> list[ParameterGroup]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The groups of all optimizers: the very ones that they step, as they are now."""
+        return [group for one in self._inner for group in one.param_groups]
+
+    @property
+    def state(self) -> "MutableMapping[Any, Any]":  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The state of all parameters, each where its optimizer keeps it."""
+        return _States(self._inner)
+
+    def add_param_group(self, param_group: ParameterGroup) -> None:
+        """Give a further group of parameters to the last optimizer, which is the one for the rest."""
+        self._inner[-1].add_param_group(param_group)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Step all optimizers, in their order.
+
+        Args:
+            closure: evaluated once, before.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        told = {name: self.__dict__[name] for name in ("grad_scale", "found_inf") if name in self.__dict__}
+        for one in self._inner:
+            one.__dict__.update(told)
+            try:
+                one.step()
+            finally:
+                for name in told:
+                    del one.__dict__[name]
+        return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over what `state_dict` gave of optimizers like these.
+
+        Raises:
+            ValueError: it has another number of groups, or of parameters in them.
+        """
+        groups = cast("list[ParameterGroup]", state_dict["param_groups"])
+        if len(groups) != len(self.param_groups):
+            raise ValueError(f"the state has {len(groups)} parameter groups, but there are {len(self.param_groups)}.")
+        for one in self._inner:
+            own, groups = groups[: len(one.param_groups)], groups[len(one.param_groups) :]
+            numbers = {number for group in own for number in group["params"]}
+            state = {key: value for key, value in state_dict["state"].items() if key in numbers}
+            one.load_state_dict({"state": state, "param_groups": own})
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: self.__dict__[name] for name in ("_inner", "defaults", "_step_supports_amp_scaling")}
+
+
+def inner(optimizer: Optimizer) -> tuple[Optimizer, ...]:
+    """The optimizers that do the work: those of a `MultiOptimizer`, else itself.
+
+    >>> len(inner(torch.optim.SGD([torch.zeros(1, requires_grad=True)])))
+    1
+    """
+    return optimizer.optimizers if isinstance(optimizer, MultiOptimizer) else (optimizer,)
+
+
+class _States(MutableMapping[Any, Any]):
+    """The states of several optimizers as one."""
+
+    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+        self._optimizers = optimizers
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._of(key)[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._of(key)[key] = value
+
+    def __delitem__(self, key: Any) -> None:
+        del self._of(key)[key]
+
+    def __contains__(self, key: object) -> bool:
+        return any(key in one.state for one in self._optimizers)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (key for one in self._optimizers for key in one.state)
+
+    def __len__(self) -> int:
+        return sum(len(one.state) for one in self._optimizers)
+
+    def _of(self, key: Any) -> MutableMapping[Any, Any]:
+        for one in self._optimizers:
+            if key in one.state or any(key is parameter for group in one.param_groups for parameter in group["params"]):
+                return one.state
+        raise KeyError(key)
+
+
+def _check(optimizers: Sequence[Optimizer]) -> None:
+    if not optimizers:
+        raise ArgumentError("a MultiOptimizer needs one or more optimizers, but was given none.")
+    owners: dict[int, str] = {}
+    for one in optimizers:
+        name = type(one).__name__
+        if not isinstance(cast("object", one), Optimizer):
+            raise ArgumentError(f"a MultiOptimizer is made of optimizers of torch's kind, but was given a {name}.")
+        if type(one).state_dict is not Optimizer.state_dict:
+            raise ArgumentError(
+                f"a MultiOptimizer saves what its optimizers keep per parameter in `state`, but {name} has a "
+                f"`state_dict` of its own; give it optimizers that keep their state as those of torch.optim do."
+            )
+        parameters: list[Tensor] = [parameter for group in one.param_groups for parameter in group["params"]]
+        for parameter in parameters:
+            if id(parameter) in owners:
+                raise ArgumentError(
+                    f"each parameter must have one optimizer, but one of shape {list(parameter.shape)} is in "
+                    f"{owners[id(parameter)]} and in {name}; give each parameter to one of them."
+                )
+        owners |= dict.fromkeys(map(id, parameters), name)

@@ -1,0 +1,140 @@
+"""Keeps the ranks' buffers equal: what forwards change, and no gradient keeps equal.
+
+Each rank's forwards see its own micro-batches only. After an update's passes, before its verdict, running statistics of
+torch's normalisation layers become the mean over ranks, or with `momentum=None` the average over all micro-batches,
+and their counters count the micro-batches of all ranks. Of any other buffer nothing is known but that it has moved: all
+ranks take it from the first that moved it. So ranks hold the same after each update, and a checkpoint holds all.
+"""
+
+from typing import Protocol, final
+
+import torch
+from torch import Tensor, nn
+
+from evenstep.parallel.group import Group
+
+NORMS = (
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.SyncBatchNorm,
+    nn.InstanceNorm1d,
+    nn.InstanceNorm2d,
+    nn.InstanceNorm3d,
+)
+LOOKS = 64  # updates between two looks for buffers that move, once it has looked at the 1st, 2nd, 4th, … of them
+
+
+class Before(Protocol):
+    """The buffers as of the last committed update."""
+
+    def value(self, buffer: Tensor) -> Tensor:
+        """What was in `buffer`."""
+        ...
+
+    def moved(self, buffer: Tensor) -> bool:
+        """Whether something has written to `buffer` since, of those that are no running statistics."""
+        ...
+
+
+def running_statistics(module: nn.Module) -> list[Tensor]:
+    """The buffers that torch's normalisation layers change in their forward.
+
+    >>> [tuple(buffer.shape) for buffer in running_statistics(nn.Sequential(nn.BatchNorm1d(3), nn.ReLU()))]
+    [(3,), (3,), ()]
+    """
+    norms = (part for part in module.modules() if isinstance(part, NORMS))
+    return [buffer for norm in norms for buffer in norm.buffers(recurse=False)]
+
+
+@final
+class SharedBuffers:
+    """The buffers of one rank's replica of a module.
+
+    Args:
+        module: this rank's.
+        group: the ranks.
+    """
+
+    def __init__(self, module: nn.Module, group: Group) -> None:
+        self._group = group
+        self._counters: list[Tensor] = []
+        self._statistics: list[tuple[Tensor, int | None]] = []  # with the place of its counter, where that weighs it
+        for norm in (part for part in module.modules() if isinstance(part, NORMS)):
+            self._add(norm)
+        known = {id(buffer) for buffer in running_statistics(module)}
+        self._others = [buffer for buffer in module.buffers() if id(buffer) not in known]
+        self.look_anew()
+        self._moving: list[int] = []
+
+    def look_anew(self) -> None:
+        """Look again at the next update for buffers that move: ranks may have come that know nothing."""
+        self._updates, self._next_look = 0, 1
+
+    def _add(self, norm: nn.Module) -> None:
+        buffers = dict(norm.named_buffers(recurse=False))
+        counters = {name: place for place, name in enumerate(_counters_of(buffers), start=len(self._counters))}
+        self._counters += [buffers[name] for name in counters]
+        cumulative = getattr(norm, "momentum", None) is None
+        for name, buffer in buffers.items():
+            if name not in counters:
+                kind = "running_mean" if name.startswith("running_mean") else "running_var"
+                counter = counters.get(name.replace(kind, "num_batches_tracked"))  # each task may have its own
+                self._statistics.append((buffer, counter if cumulative else None))
+
+    def share(self, before: Before) -> None:
+        """Make the buffers equal on all ranks, which call it together."""
+        if self._group.ranks == 1:
+            return
+        if self._statistics or self._counters:
+            self._share_statistics(before)
+        if self._others:
+            self._share_others(before)
+
+    def _share_statistics(self, before: Before) -> None:
+        """With s the value before and n_r the counters: s + Σ_r (s_r - s) / ranks, or s + Σ_r n_r·(s_r - s) / Σn."""
+        old = [before.value(counter) for counter in self._counters]
+        steps = _flat([counter - then for counter, then in zip(self._counters, old, strict=True)])
+        moves: dict[torch.dtype, list[Tensor]] = {}
+        for buffer, counter in self._statistics:
+            move = buffer.detach() - before.value(buffer)
+            moves.setdefault(buffer.dtype, []).append(move if counter is None else move * self._counters[counter])
+        sums = [(dtype, _flat(some)) for dtype, some in moves.items()]
+        waits = [self._group.sum(tensor) for tensor in (steps, *(flat for _, flat in sums)) if tensor.numel()]
+        for wait in waits:
+            wait()
+        for counter, then, count in zip(self._counters, old, steps, strict=True):
+            counter.copy_(then + count)
+        for dtype, flat in sums:
+            alike = [(buffer, counter) for buffer, counter in self._statistics if buffer.dtype == dtype]
+            pieces = flat.split([buffer.numel() for buffer, _ in alike])
+            for (buffer, counter), total in zip(alike, pieces, strict=True):
+                count = self._group.ranks if counter is None else self._counters[counter].clamp(min=1)
+                buffer.detach().copy_(before.value(buffer) + (total / count).view_as(buffer))
+
+    def _share_others(self, before: Before) -> None:
+        self._updates += 1
+        if self._updates >= self._next_look:
+            self._next_look = self._updates * 2 if self._updates < LOOKS else self._updates + LOOKS
+            here = [place for place, buffer in enumerate(self._others) if before.moved(buffer)]
+            everywhere = self._group.gather([*self._moving, *here])
+            self._moving = sorted({place for there in everywhere for place in there})
+        if not self._moving:
+            return
+        rank, ranks = self._group.rank, self._group.ranks
+        said = [0.0] * (len(self._moving) * ranks)
+        for number, place in enumerate(self._moving):
+            said[number * ranks + rank] = float(before.moved(self._others[place]))
+        heard = self._group.sum_floats(said)
+        for number, place in enumerate(self._moving):
+            movers = heard[number * ranks : (number + 1) * ranks]
+            if any(movers):
+                self._group.broadcast([self._others[place].detach()], movers.index(1.0))
+
+
+def _counters_of(buffers: dict[str, Tensor]) -> list[str]:
+    return [name for name, buffer in buffers.items() if not buffer.is_floating_point()]
+
+
+def _flat(tensors: list[Tensor]) -> Tensor:
+    return torch.cat([tensor.reshape(-1) for tensor in tensors]) if tensors else torch.empty(0)

@@ -1,0 +1,94 @@
+"""Strategies by the names that run files and scripts use, and the ranks that a launcher has started, joined once.
+
+Which rank this process is, and with whom, is the environment's word (see `place`). What a strategy does is its own.
+"""
+
+import os
+
+import torch
+
+from evenstep.choice import choose
+from evenstep.errors import ArgumentError
+from evenstep.parallel.compression import Compression
+from evenstep.parallel.ddp import Ddp
+from evenstep.parallel.fsdp import Fsdp
+from evenstep.parallel.group import Group, Processes
+from evenstep.parallel.ordered import Ordered
+from evenstep.parallel.ordered_fsdp import OrderedFsdp
+from evenstep.parallel.place import place_of
+from evenstep.parallel.single import Single
+from evenstep.parallel.strategy import Strategy
+from evenstep.parallel.zero1 import Zero1
+
+STRATEGIES = {name: name for name in ("auto", "single", "ddp", "fsdp", "zero1")}
+_JOINED: dict[torch.device, Group] = {}  # a process can join the others only once
+
+
+def strategy_named(
+    name: str,
+    group: Group,
+    *,
+    ordered: bool = False,
+    shard_ranks: int | None = None,
+    gather_dtype: torch.dtype | None = None,
+    offload: bool = False,
+    compression: Compression | None = None,
+) -> Strategy:
+    """How gradients and parameters are shared between the ranks. One rank shares nothing, whatever the strategy.
+
+    Args:
+        name: one of `STRATEGIES`; "auto" is ddp.
+        group: the ranks.
+        ordered: whether gradients are summed in an order that gives the same bits on any number of ranks.
+        shard_ranks, gather_dtype, offload: of `Fsdp`.
+        compression: of `Ddp`.
+
+    Raises:
+        ArgumentError: there is no such strategy, or it is for one rank.
+
+    >>> type(strategy_named("ddp", Group())).__name__
+    'Single'
+    """
+    name = choose("strategy", name, STRATEGIES)
+    if group.ranks == 1:
+        return Ordered(group) if ordered else Single(group)
+    if name == "single":
+        raise ArgumentError(
+            f"`strategy` is 'single', but {group.ranks} ranks were started; set it to another, or start one process."
+        )
+    if name == "fsdp":
+        kind = OrderedFsdp if ordered else Fsdp
+        return kind(group, shard_ranks=shard_ranks, gather_dtype=gather_dtype, offload=offload)
+    replicas = Ordered(group) if ordered else Ddp(group, compression=compression or Compression())
+    return Zero1(replicas) if name == "zero1" else replicas
+
+
+def launched_group(device: torch.device) -> Group:
+    """The ranks that a launcher has started, for as long as this process lives; a group of one where none has.
+
+    Args:
+        device: of this rank.
+
+    Raises:
+        EvenstepError: the others did not come in time.
+    """
+    place = place_of(os.environ)
+    if place is None or place.ranks == 1:
+        return Group()
+    if device not in _JOINED:
+        _JOINED[device] = Processes(device)
+    return _JOINED[device]
+
+
+def device_of_rank(name: str) -> torch.device:
+    """The device by this name; "auto" and "cuda" are one accelerator for each rank, where a machine has several.
+
+    >>> device_of_rank("cpu")
+    device(type='cpu')
+    """
+    place = place_of(os.environ)
+    if name in ("auto", "cuda") and place is not None and torch.cuda.is_available():
+        return torch.device("cuda", place.local_rank % torch.cuda.device_count())
+    if name != "auto":
+        return torch.device(name)
+    return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")

@@ -1,0 +1,91 @@
+"""How training behaves in the program that it is a part of: towards signals, and when it ends or fails.
+
+Ctrl-C and SIGTERM are meant for the program, so training does not end as if all were done: it ends the update, saves,
+and then raises. However it ends, the run's folder gets its page, and an error shows the user's lines instead of
+evenstep's. The signals themselves are told in `evenstep.signals`, and what is trained here is not known.
+"""
+
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from evenstep.events import Incident
+from evenstep.parallel import Group
+from evenstep.signals import REQUEUE, Interrupted, stopping
+from evenstep.train.loop import Loop
+from evenstep.train.result import Result
+from evenstep.train.saving import Saving
+from evenstep.train.standard import write_page
+from evenstep.train.tracebacks import shorten
+
+EXIT_REQUEUE = 75  # sysexits' EX_TEMPFAIL, as of the command line: saved, and wants to be run again
+
+
+def conduct(
+    train: Callable[[], Result],
+    *,
+    ask_stop: Callable[[str], None],
+    loop: Loop,
+    group: Group,
+    saving: Saving,
+    report: Callable[[Incident], None],
+) -> Result:
+    """What `train` gives.
+
+    Args:
+        train: does the work.
+        ask_stop: notes that it is to stop.
+        loop: that does the work.
+        group: all ranks.
+        saving: of the run.
+        report: told of a page that could not be written.
+
+    Raises:
+        Interrupted: Ctrl-C came on some rank.
+        SystemExit: another signal did, with exit code 75.
+    """
+    try:
+        with stopping(ask_stop, spares_own=True) as caught:
+            try:
+                result = train()
+            finally:
+                # not at the beginning: a signal may have asked before
+                loop.asks.stop, loop.asks.requeue = "", False
+                if saving.folder is not None and saving.is_claimed and group.rank == 0:
+                    write_page(saving.folder, loop.progress.update, report)
+        update = loop.progress.update
+        saved = saving.path_of(update) if saving.enabled else None
+        end_program(caught.number, group=group, update=update, saved=saved)
+    except BaseException as error:
+        shorten(error, f"in update {loop.failed[1]}" if loop.failed else f"after update {loop.progress.update}")
+        raise
+    return result
+
+
+def end_program(number: signal.Signals | None, *, group: Group, update: int, saved: Path | None) -> None:
+    """Raise if a signal has reached any rank while it trained; all ranks call it together.
+
+    Args:
+        number: of the signal that this rank has got, if any.
+        group: the ranks.
+        update: committed updates.
+        saved: the checkpoint of that; None where the run keeps none.
+
+    Raises:
+        Interrupted: it was Ctrl-C.
+        SystemExit: it was another one, with exit code 75.
+    """
+    numbers = [each for each in group.gather(number) if each is not None]  # one rank's is enough
+    if not numbers:
+        return
+    first = numbers[0]
+    by = "Ctrl-C" if first == signal.SIGINT else first.name
+    where = f"saved in {saved}" if saved is not None else "with nothing saved, as the trainer keeps no checkpoints"
+    later = "`train()` goes on from there" + ("; in a new process, after `resume()`." if saved is not None else ".")
+    said = f"stopped by {by} after update {update}, {where}; {later}"
+    if first not in REQUEUE:
+        raise Interrupted(said)
+    if group.rank == 0:
+        print(f"evenstep: {said}", file=sys.stderr, flush=True)
+    raise SystemExit(EXIT_REQUEUE)

@@ -1,0 +1,88 @@
+"""Says, once, what of a run depends on how it is cut, on how many ranks, or on being resumed.
+
+Parameters don't, but a model may hold or do something that no engine can keep from it: buffers of its own that its
+forwards move, or randomness that could not be keyed. It is found out by looking at what the first passes have done, and
+told as an incident with names. It changes nothing.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+from evenstep.events import Incident
+from evenstep.train.buffers import Buffers
+from evenstep.train.execution import Execution
+from evenstep.train.randomness import Randomness
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class Dependence:
+    """Looks at what passes leave behind.
+
+    Args:
+        buffers: of the model.
+        randomness: of the run.
+        unkeyed: what randomness is not keyed by layer though it would be in stages, for people; or "".
+        execution: on which ranks.
+        report: told of incidents.
+    """
+
+    buffers: Buffers
+    randomness: Randomness
+    unkeyed: str
+    execution: Execution
+    report: Callable[[Incident], None]
+    _looked: bool = False
+
+    def look(self, update: int) -> None:
+        """After an update's passes, while its buffers have not been shared or judged."""
+        if self._looked and not self.randomness.found:
+            return
+        if self.randomness.found:
+            self._say(update, _LATE.format(what=self.randomness.found, update=update))
+            self.randomness.found = ""
+        if not self._looked and self.execution.strategy.rank == 0:
+            for message in (self.unkeyed, self._of_buffers(), self._of_temporary()):
+                if message:
+                    self._say(update, message)
+        self._looked = True
+
+    def _say(self, update: int, message: str) -> None:
+        rank = self.execution.group.rank
+        self.report(Incident(kind="dependence", update=update, message=message, rank=rank))
+
+    def _of_buffers(self) -> str:
+        names = self.buffers.moved_names()
+        if not names:
+            return ""
+        shared = (
+            " All ranks take them, in each update, from the first rank that has moved them, so they depend on the "
+            "number of ranks as well."
+            if self.execution.strategy.ranks > 1
+            else " On several ranks each micro-batch would see those of its rank."
+        )
+        return (
+            f"forwards change {_listed(names)}, of which only the model knows what it means. It moves with every "
+            f"micro-batch, so what the model makes of it depends on how the global batch is cut.{shared}"
+        )
+
+    def _of_temporary(self) -> str:
+        names = self.buffers.moved_names(only_temporary=True)
+        if not names:
+            return ""
+        return (
+            f"forwards change {_listed(names)}, which no checkpoint holds (`persistent=False`): a run that is resumed "
+            f"begins with what the model was built with. Register it as persistent if the output depends on it."
+        )
+
+
+_LATE = (
+    "forwards or losses draw from {what}, as was noticed in update {update} only: before, they did not, or not where "
+    "it was looked. From now on that is keyed by the micro-batch; up to here other runs may have drawn other numbers."
+)
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return f"the buffer{'s' if len(names) > 1 else ''} {', '.join(f'`{name}`' for name in names[:5])}{more}"

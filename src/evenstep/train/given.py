@@ -1,0 +1,230 @@
+"""What people give a trainer, as what it works with: names stand for objects, and usual mistakes are answered.
+
+Each function takes one argument, or one kind of them, and says what was given, what must be, and what to write. Whether
+the parts fit each other is for `arguments`.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from evenstep.choice import choose
+from evenstep.data import Data, data_of
+from evenstep.errors import ArgumentError
+from evenstep.optim.ema import Ema
+from evenstep.optim.schedules import LR_SCHEDULES, LrSchedule
+from evenstep.parallel import Strategy, device_of_rank, launched_group, strategy_named
+from evenstep.precision import PRECISIONS, Full, Precision
+from evenstep.train.arguments import check_counts
+from evenstep.train.coefficients import Coefficients
+from evenstep.train.combine import COMBINES, Combine
+from evenstep.train.failures import FAILURE_POLICIES, MAX_REWINDS, FailurePolicy
+from evenstep.train.spikes import LossSpikes
+from evenstep.train.task import Task
+
+_COUNTS = (
+    *("updates", "epochs", "log_every_updates", "settle_every_updates"),
+    *("keep_checkpoints", "keep_every_updates", "clip_norm"),
+)
+_SWITCHES = ("check_loss", "fit_memory", "asynchronous_saves", "channels_last")
+_WORDS = {"on_hook_error": ("stop", "continue"), "norm_statistics": ("shared", "per-task", "frozen")}
+_DEVICES = "'auto', 'cpu' or an accelerator such as 'cuda:0'"
+
+
+def check(asked: Mapping[str, Any]) -> None:
+    """Raise ArgumentError for what can't be among a trainer's arguments, by name, whatever the others are."""
+    check_counts(**{name: asked[name] for name in _COUNTS})
+    _check_objects(asked["model"], asked["task"], asked["optimizer"])
+    _check_values(asked)
+    for name in _SWITCHES:
+        if not isinstance(asked[name], bool):
+            raise ArgumentError(f"`{name}` must be True or False, but is {asked[name]!r}.")
+
+
+def _check_objects(model: object, task: object, optimizer: object) -> None:
+    _check("model", model, nn.Module, "`model=Net(…)`")
+    if isinstance(task, type) or (callable(task) and not isinstance(task, Task | Mapping)):
+        raise ArgumentError(
+            f"`task` must be an object of a subclass of `evenstep.Task`, whose `loss` gives a batch's summed loss, but "
+            f"is {_said(cast('object', task))}; write `class Mine(evenstep.Task)` with it, and `task=Mine()`."
+        )
+    if isinstance(optimizer, LRScheduler):
+        raise ArgumentError(
+            f"`optimizer` must be a torch.optim.Optimizer, but is the torch scheduler {type(optimizer).__name__}; give "
+            f"the optimizer, and `lr_schedule` for the learning rate."
+        )
+    name = optimizer.__name__ if isinstance(optimizer, type) else "AdamW"
+    _check("optimizer", optimizer, Optimizer, f"`optimizer=torch.optim.{name}(model.parameters(), lr=…)`")
+
+
+def _check_values(asked: Mapping[str, Any]) -> None:
+    seed, device, folder, config = asked["seed"], asked["device"], asked["folder"], asked["config"]
+    skipped, coefficients = asked["max_skipped_samples"], asked["coefficients"]
+    if type(seed) is not int:
+        raise ArgumentError(f"`seed` must be a whole number, but is {seed!r}; write `seed=42`.")
+    if isinstance(device, bool) or device is None:
+        raise ArgumentError(f"`device` must be {_DEVICES}, but is {device!r}.")
+    _check_or_none("ema", asked["ema"], Ema, "`ema=Ema(decay=0.999)`")
+    _check_or_none("loss_spikes", asked["loss_spikes"], LossSpikes, "`loss_spikes=LossSpikes()`")
+    if folder is not None and (not isinstance(folder, str | Path) or not str(folder)):
+        raise ArgumentError(f"`folder` must be a path, but is {folder!r}; write `folder='runs/first'`.")
+    if folder is not None and Path(cast("str", folder)).is_file():
+        raise ArgumentError(f"`folder` must be a folder, but `{folder}` is a file; give another path.")
+    for name, words in _WORDS.items():
+        value = asked[name]
+        choose(name, value if isinstance(value, str) else repr(value), dict.fromkeys(words))
+    if coefficients is not None and not isinstance(coefficients, Mapping | Coefficients):
+        raise ArgumentError(
+            f"`coefficients` must be numbers by the names of tasks, but is {_said(coefficients)}; write "
+            f"`coefficients={{'class': 1.0, 'box': 0.5}}`."
+        )
+    if config is not None and not isinstance(config, Mapping):
+        raise ArgumentError(f"`config` must be a dict, but is {_said(config)}; write `config={{'lr': 0.1}}`.")
+    if type(skipped) is not int or skipped < 0:
+        raise ArgumentError(f"`max_skipped_samples` must be a whole number of at least 0, but is {skipped!r}.")
+
+
+def evaluations_of(given: object) -> dict[str, Data]:
+    """The evaluation sets by name; a single one is called "valid".
+
+    Raises:
+        ArgumentError: something that is no data.
+    """
+    if given is None:
+        return {}
+    if isinstance(given, Data | DataLoader):
+        return {"valid": data_of(cast("object", given), "evaluations")}
+    if not isinstance(given, Mapping):
+        raise ArgumentError(
+            f"`evaluations` must be data by name, but is {_said(given)}; write "
+            f"`evaluations={{'valid': MapData(dataset, global_batch_size=32, shuffle=False)}}`."
+        )
+    sets = cast("Mapping[Any, object]", given)
+    for name in sets:
+        if not isinstance(name, str) or not name:
+            raise ArgumentError(f"the names of `evaluations` must be words, but one is {name!r}; write 'valid'.")
+    return {name: data_of(data, f"evaluations[{name!r}]") for name, data in sets.items()}
+
+
+def precision_of(given: object) -> Precision:
+    """The precision mode by itself or by its name in run files.
+
+    >>> precision_of("bf16-mixed").name
+    'bf16-mixed'
+    """
+    if given is None:
+        return Full()
+    if isinstance(given, str):
+        return choose("precision", given, PRECISIONS)()
+    _check("precision", given, Precision, f"one of {_quoted(PRECISIONS)}")
+    return cast("Precision", given)
+
+
+def lr_schedule_of(given: object) -> LrSchedule | None:
+    """The LR schedule by itself, by its name, or as the table of a run file: its `kind` and arguments.
+
+    >>> lr_schedule_of({"kind": "linear", "warmup_updates": 2})
+    Linear(warmup_updates=2, end_factor=0.1)
+    """
+    if given is None or isinstance(given, LrSchedule):
+        return given
+    if isinstance(given, str):
+        return _made("lr_schedule", given, {})
+    if isinstance(given, Mapping):
+        table = dict(cast("Mapping[str, object]", given))
+        kind = table.pop("kind", "constant")
+        return _made("lr_schedule", kind if isinstance(kind, str) else repr(kind), table)
+    what = _said(cast("object", given))
+    if isinstance(given, LRScheduler):
+        what = f"a torch scheduler ({type(given).__name__}), which counts its own steps and would not resume exactly"
+    raise ArgumentError(
+        f"`lr_schedule` must be a name, a table or an `LrSchedule`, but is {what}; write one of "
+        f"{_quoted(LR_SCHEDULES)}, or `{{'kind': 'cosine', 'warmup_updates': 100}}`, or a subclass of `LrSchedule`."
+    )
+
+
+def _made(argument: str, kind: str, table: dict[str, Any]) -> LrSchedule:
+    function = choose(argument, kind, LR_SCHEDULES)
+    try:
+        return function(**table)
+    except TypeError as error:
+        what = str(error).partition(") ")[2] or str(error)
+        raise ArgumentError(
+            f"`{argument}` {kind!r} {what}; its arguments are those of `{function.__name__}` in "
+            f"`evenstep.optim.schedules`: write `{{'kind': {kind!r}, 'argument': value}}`."
+        ) from error
+
+
+def strategy_of(given: object, device: object) -> Strategy:
+    """The strategy by itself, or by its name in run files among the ranks that were launched.
+
+    Args:
+        given: None is one process.
+        device: as given to the trainer.
+    """
+    if isinstance(given, str):
+        name = str(device) if not isinstance(device, str) else device
+        return strategy_named(given, launched_group(device_of_rank(name)))
+    if given is None:
+        from evenstep.parallel import Single
+
+        return Single()
+    advice = "one of 'auto', 'single', 'ddp', 'fsdp', 'zero1', or an object such as `Ddp(Processes(device))`"
+    _check("strategy", given, Strategy, advice)
+    return cast("Strategy", given)
+
+
+def policy_of(argument: str, given: object) -> FailurePolicy | None:
+    """A failure policy by itself or by its name in run files."""
+    names = {"stop": 0, "retry": 0} if argument == "on_out_of_memory" else FAILURE_POLICIES
+    if given is None:
+        return None
+    if isinstance(given, str):
+        choose(argument, given, names)
+        if argument == "on_out_of_memory" and given == "retry":
+            return None  # which is to cut it finer as long as that helps
+        return FAILURE_POLICIES[given](MAX_REWINDS)
+    _check(argument, given, FailurePolicy, f"one of {_quoted(names)}")
+    return cast("FailurePolicy", given)
+
+
+def combine_named(given: object) -> Combine | None:
+    """A method for the tasks' gradients by itself or by its name in run files."""
+    if given is None:
+        return None
+    if isinstance(given, str):
+        return choose("combine", given, COMBINES)()
+    _check("combine", given, Combine, f"one of {_quoted(COMBINES)}")
+    return cast("Combine", given)
+
+
+def _check_or_none(argument: str, given: object, kind: type, write: str) -> None:
+    if given is not None:
+        _check(argument, given, kind, write)
+
+
+def _check(argument: str, given: object, kind: type, write: str) -> None:
+    if not isinstance(given, kind):
+        name = "torch.nn.Module" if kind is nn.Module else kind.__name__
+        raise ArgumentError(f"`{argument}` must be an object of {name}, but is {_said(given)}; write {write}.")
+
+
+def _said(given: object) -> str:
+    """What something is, for a message."""
+    if isinstance(given, type):
+        return f"the class {given.__name__} itself"
+    if isinstance(given, str | int | float | bool | None):
+        return repr(given)
+    if callable(given) and isinstance(getattr(given, "__name__", None), str):
+        return f"the function {cast('Callable[..., Any]', given).__name__}"
+    kind = type(given).__name__
+    return f"{'an' if kind[:1] in 'AEIOUaeiou' else 'a'} {kind}"
+
+
+def _quoted(names: Mapping[str, object]) -> str:
+    return ", ".join(map(repr, names))

@@ -1,0 +1,331 @@
+"""Finds out, before the first update, whether the loss is what it must be: a sum over the units that `weight` counts.
+
+One micro-batch of each task is run forward whole and in halves, in evaluation mode and without gradients; the summed
+losses, and the weights, of the halves must add up to the whole's. If they don't, the run ends with both numbers and the
+change to make: else its gradients would be those of another loss for every cut. What is merely worth knowing
+(BatchNorm, a metric given as a mean, batches that can't be cut) is said in one line. Nothing that it does leaves a
+trace, and it never ends a run for lack of memory. How the numbers are told apart is in `additive`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from time import perf_counter
+from typing import Any, NamedTuple, cast, final
+
+import torch
+from torch import Tensor, nn
+
+from evenstep.data import GlobalBatch, Microbatch
+from evenstep.errors import TaskError
+from evenstep.memory import give_back, is_out_of_memory
+from evenstep.parallel import Spoiled
+from evenstep.train.additive import NARROW, WIDE, Again, Given, adds_up, kind_of, means_among
+from evenstep.train.cuts import Cuts, Piece, half_of, part_of, parts_of, reason_not_cut
+from evenstep.train.evaluate import evaluating
+from evenstep.train.execution import Execution
+from evenstep.train.loss_faults import batch_norms, loss_fault, metric_note, norm_note, uncut_note, weight_fault
+from evenstep.train.passage import Passage, Way
+from evenstep.train.split import copied, num_samples, tensors_in
+from evenstep.train.task import Loss, Task
+from evenstep.train.untouched import untouched
+from evenstep.train.weigh import Weights, weight_of
+
+TRIES = 8  # global batches in which a task's micro-batches are looked at, where none of them can be halved
+WHILE_LOOKING = (
+    "It was raised while the loss of a micro-batch was compared with those of its halves, as `Task.split` cuts it; "
+    "`Trainer(check_loss=False)`, in a run file `train.check_loss = false`, leaves that out."
+)
+_16_BITS = (torch.float16, torch.bfloat16)
+
+
+class Trial(NamedTuple):
+    """A piece of a micro-batch, and its parts."""
+
+    microbatch: Microbatch
+    whole: Piece
+    parts: list[Piece]
+
+
+class Heard(NamedTuple):
+    """What came of a round.
+
+    Args:
+        given: by the task for each batch, on the ranks that share it; None for one without a loss to compare.
+        narrow: whether some of it was computed in 16 bits.
+        no_memory: whether there was no memory for it here.
+        nor_elsewhere: whether a rank had none.
+        done: how many batches were run before something was raised.
+        error: what was raised, where the run can go on.
+    """
+
+    given: Sequence[Given | None] = ()
+    narrow: bool = False
+    no_memory: bool = False
+    nor_elsewhere: bool = False
+    done: int = 0
+    error: str = ""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether there is something to compare."""
+        return bool(self.given) and all(one is not None and one.is_finite for one in self.given)
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class Guard:
+    """Compares losses with those of halves, once for each task.
+
+    Args:
+        model: whose.
+        way: tasks, precision and device.
+        execution: how forwards are run, and on which ranks.
+        cuts: how finely micro-batches must be cut to fit into memory; learns of what can't be cut.
+        say: says a sentence to the person who started the run.
+        pending: the tasks that are to be looked at; none where losses are not checked.
+    """
+
+    model: nn.Module
+    way: Way
+    execution: Execution
+    cuts: Cuts
+    say: Callable[[str], None]
+    pending: set[str]
+    _tries: dict[str, int] = field(default_factory=dict[str, int])
+    _said: set[str] = field(default_factory=set[str])
+
+    def __call__(self, batch: GlobalBatch) -> float:
+        """Look at the tasks of a global batch that were not looked at yet; all ranks call it together.
+
+        Args:
+            batch: that is about to be run.
+
+        Returns:
+            The seconds it took.
+
+        Raises:
+            TaskError: a loss that is no sum over the units that the weight counts.
+        """
+        if not self.pending:
+            return 0.0
+        began = perf_counter()
+        names = dict.fromkeys(part.task for part in batch.parts) or {"": None}
+        norms = batch_norms(self.model) if batch.num_microbatches > 1 and self.model.training else []
+        for name in [name for name in names if name in self.pending and name in self.way.tasks]:
+            with untouched([self.model, *self.way.tasks.values()]), evaluating(self.model, self.way.device):
+                notes = self._look(name, [one for one in batch.microbatches if one.task == name])
+            for note in [*notes, *([norm_note(norms)] if norms and name not in self.pending else [])]:
+                if note not in self._said:
+                    self._said.add(note)
+                    self.say(note)
+        return perf_counter() - began
+
+    def _look(self, name: str, microbatches: Sequence[Microbatch]) -> list[str]:
+        """Look at one task; gives what is to be said."""
+        task, gather = self.way.tasks[name], self.execution.group.gather
+        trial, uncut = self._trial(task, microbatches)
+        self._tries[name] = self._tries.get(name, 0) + 1
+        if self._tries[name] >= TRIES:
+            self.pending.discard(name)
+        heard = Heard()
+        if any(gather(trial is not None)):
+            heard = self._run(name, trial, _whole_and_parts(trial), "check")
+            while heard.nor_elsewhere:
+                trial = _smaller(task, trial) if heard.no_memory else trial
+                heard = self._run(name, trial, _whole_and_parts(trial), "check")
+        given = [one for one in heard.given if one is not None] if heard.is_whole else []
+        suspect = bool(given) and not adds_up(given[0], given[1:], NARROW if heard.narrow else WIDE)
+        again = self._again(name, trial if suspect else None, len(given) - 1) if any(gather(suspect)) else None
+        fault, note = self._judged(task, trial, given, again if suspect else None, narrow=heard.narrow)
+        if heard.error and heard.done:
+            uncut = f"its first part raised {heard.error}"
+            self.cuts.uncut.append((task, uncut))
+        notes = [note] if note else [uncut_note(task, uncut)] if uncut and not given else []
+        everybody = gather((fault, notes, bool(given)))
+        if any(looked for _, _, looked in everybody):
+            self.pending.discard(name)
+        for said, _, _ in everybody:
+            if said:
+                raise TaskError(f"task `{name}`: {said}" if name else said)
+        return next((theirs for _, theirs, _ in everybody if theirs), [])
+
+    def _trial(self, task: Task, microbatches: Sequence[Microbatch]) -> tuple[Trial | None, str]:
+        """The first micro-batch that has work in all its parts; or None, and why the engine can't cut any."""
+        why = ""
+        try:
+            for one in microbatches:
+                whole = self.cuts.pieces(task, one.data, one.known_samples)[0]
+                why = why or reason_not_cut(task, whole)
+                parts = parts_of(task, whole)
+                if len(parts) > 1 and all(self._weight(task, piece) > 0 for piece in (whole, *parts)):
+                    return Trial(one, whole, parts), ""
+        except Exception:  # noqa: BLE001 - the update asks the same of the task, and says what it raises
+            return None, ""
+        return None, why
+
+    def _weight(self, task: Task, piece: Piece) -> float:
+        return 1.0 if task.late_weight else weight_of(task, piece.data, "a part of a micro-batch", piece.num_samples)
+
+    def _again(self, name: str, trial: Trial | None, num_parts: int) -> Again | None:
+        """Look a second time, with other random numbers, at a whole and at the parts of its parts."""
+        task, deeper = self.way.tasks[name], list[list[Piece]]()
+        pieces: list[Piece] = []
+        if trial is not None:
+            for part in trial.parts:
+                theirs = parts_of(task, part)
+                useful = len(theirs) > 1 and all(self._weight(task, one) > 0 for one in theirs)
+                deeper.append(theirs if useful else [])
+            pieces = [trial.whole, trial.whole, *(one for theirs in deeper for one in theirs)]
+        heard = self._run(name, trial, pieces, "check again")
+        if not heard.is_whole:
+            return None
+        losses = iter([one.loss for one in heard.given if one is not None])
+        return Again(whole=[next(losses), next(losses)], parts=[[next(losses) for _ in theirs] for theirs in deeper])
+
+    def _judged(
+        self, task: Task, trial: Trial | None, given: Sequence[Given], again: Again | None, *, narrow: bool
+    ) -> tuple[str, str]:
+        """What is wrong, and what else is to be said."""
+        if trial is None or not given:
+            return "", ""
+        whole, parts, where = given[0], given[1:], _described(trial)
+        if again is not None:
+            kind, size = kind_of(whole, parts, again, NARROW if narrow else WIDE)
+            norms = batch_norms(self.model, always=True)
+            if kind == "whole" and norms:
+                return "", norm_note(norms)
+            if kind is not None:
+                return loss_fault(kind, size, task, where, whole, parts), ""
+            if task.late_weight:  # random as the loss is
+                return "", ""
+        fault = weight_fault(task, where, whole, parts)
+        means = means_among(whole, parts)
+        return fault, metric_note(task, means) if means else ""
+
+    def _run(self, name: str, trial: Trial | None, pieces: Sequence[Piece], path: str) -> Heard:
+        """Run pieces of a micro-batch forward; all ranks call it together, also those without any."""
+        task, execution = self.way.tasks[name], self.execution
+        work: tuple[Microbatch, ...] = ()
+        if trial is not None:
+            work = tuple(
+                replace(part_of(trial.microbatch, piece), index=number, data=copied(piece.data))
+                for number, piece in enumerate(pieces)
+            )
+        listening = _Listening(task)
+        heard = self._passed(name, work, listening, path)
+        given: list[Given | None] = []
+        if execution.holds_output and not heard.no_memory and not heard.error:
+            weights = [self._weight(task, piece) for piece in pieces]
+            given = [_given(task, loss, weight) for loss, weight in zip(listening.heard, weights, strict=True)]
+        place, holds = execution.strategy.rank, execution.holds_output
+        everybody = execution.group.gather((place, holds, given, listening.narrow, heard.no_memory))
+        given, narrow = next((theirs, narrow) for rank, has, theirs, narrow, _ in everybody if has and rank == place)
+        elsewhere = any(no_memory for *_, no_memory in everybody)
+        return heard._replace(given=given, narrow=narrow, nor_elsewhere=elsewhere, done=len(listening.heard))
+
+    def _passed(self, name: str, work: tuple[Microbatch, ...], listening: "_Listening", path: str) -> Heard:
+        """Take micro-batches through the model, past everybody who would hear or record them."""
+        execution, strategy = self.execution, self.execution.strategy
+        together = strategy.in_turn or execution.stages is not None  # what one rank does not run, others wait for
+        each = {one.index: 1.0 for one in work}
+        weights = Weights(
+            totals={name: 1.0}, num_microbatches=len(work), each=each, divisors={}, work=work, num_tasks=1
+        )
+        unseen = partial(Passage.unseen, self._silent(name, _Listening(self.way.tasks[name])))
+        halve = partial(half_of, self.way.tasks)
+        execution.match(work, unseen, halve=halve, backward=False, kind=f"check {name}")
+        way, heard = self._silent(name, listening), Heard()
+        try:
+            with execution.passage(way, weights, path=(path,), update=0, factor=1.0, prefix="", cuts=Cuts()) as passage:
+                execution.evaluate(tuple(one.index for one in work), passage)
+        except Spoiled:
+            heard = Heard(no_memory=True)
+        except Exception as error:
+            no_memory = is_out_of_memory(error) and (strategy.cuts_alone or not together)
+            if together and not no_memory:
+                error.add_note(WHILE_LOOKING)
+                raise
+            # what else is raised the update will raise as well, and say it
+            heard = Heard(no_memory=no_memory, error="" if no_memory else f"{type(error).__name__}: {error}")
+        execution.any_failed(heard.no_memory)
+        if heard.no_memory:
+            give_back()
+        return heard
+
+    def _silent(self, name: str, listening: "_Listening") -> Way:
+        return replace(self.way.silently(), tasks={name: listening}, poison=None)
+
+
+@final
+class _Listening(Task):
+    """Another task; what its loss gives is kept, and the loss is 0."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self.heard: list[Any] = []
+        self.narrow = False
+
+    def transform(self, batch: Any) -> Any:
+        return self._task.transform(batch)
+
+    def inputs(self, batch: Any) -> Any:
+        return self._task.inputs(batch)
+
+    def inverse(self, output: Any, batch: Any) -> Any:
+        return self._task.inverse(output, batch)
+
+    def split(self, batch: Any) -> list[Any]:
+        return self._task.split(batch)
+
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        self.narrow = self.narrow or any(one.dtype in _16_BITS for one in tensors_in(output))
+        self.heard.append(self._task.loss(output, batch))
+        return torch.zeros(())
+
+
+def _given(task: Task, loss: Any, weight: float) -> Given | None:
+    """What a task gave for a batch, as numbers; None where that is not a loss."""
+    loss = loss if isinstance(loss, Loss) else Loss(loss)
+    total: Any = loss.sum
+    if not (isinstance(total, Tensor) and total.ndim == 0 and total.is_floating_point()):
+        return None  # also where there is none: which batches have one is the task's to say
+    late: Any = loss.count if loss.weight is None else loss.weight
+    return Given(
+        loss=float(total),
+        weight=float(late) if task.late_weight and late is not None else weight,
+        count=None if loss.count is None else float(loss.count),
+        metrics=_numbers(loss.metrics),
+    )
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    """The metrics that are pairs of numbers; what else they are the update says."""
+    found: dict[str, tuple[float, float]] = {}
+    for name, pair in metrics.items() if isinstance(cast("object", metrics), Mapping) else ():
+        try:
+            total, weight = pair
+            found[name] = float(total), float(weight)
+        except (TypeError, ValueError, RuntimeError):
+            continue
+    return found
+
+
+def _whole_and_parts(trial: Trial | None) -> list[Piece]:
+    return [] if trial is None else [trial.whole, *trial.parts]
+
+
+def _smaller(task: Task, trial: Trial | None) -> Trial | None:
+    """The first part of what did not fit; None where it can't be cut any finer."""
+    if trial is None:
+        return None
+    whole = trial.parts[0]
+    parts = parts_of(task, whole)
+    return Trial(trial.microbatch, whole, parts) if len(parts) > 1 else None
+
+
+def _described(trial: Trial) -> str:
+    number, whole = trial.microbatch.index, trial.whole
+    count = num_samples(whole.data, whole.num_samples)
+    samples = "" if count is None else f" ({count} samples)"
+    return f"micro-batch {number}{samples}" if not whole.path else f"a part of micro-batch {number}{samples}"

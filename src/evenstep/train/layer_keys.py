@@ -1,0 +1,173 @@
+"""Keys for the layers of a model that is whole, where a pipeline could cut it: the same as if it were in stages.
+
+Each layer that may draw begins with randomness of its own, so the same model draws the same dropout whole, in stages,
+and in a run that goes from the one to the other. Which layers there are the model says as to a pipeline; which of them
+may draw is told by their classes: torch's that are known not to are left alone, as each key costs some microseconds.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from inspect import ismethod, signature
+from typing import Any, cast, final
+
+import torch
+from torch import nn
+
+from evenstep.pipeline import Layer, Layers, Staged
+from evenstep.pipeline.layers import is_chain
+from evenstep.train.randomness import Randomness
+
+_QUIET = {
+    f"torch.nn.modules.{name}"
+    for name in (
+        "activation",
+        "batchnorm",
+        "channelshuffle",
+        "container",
+        "conv",
+        "flatten",
+        "fold",
+        "instancenorm",
+        "linear",
+        "normalization",
+        "padding",
+        "pixelshuffle",
+        "pooling",
+        "sparse",
+        "upsampling",
+    )
+}
+_LOUD = (nn.RReLU, nn.MultiheadAttention, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
+
+
+_COMPILED = (
+    "the model is compiled as a whole, so its dropout is keyed by micro-batch: not compiled, or in stages, the same "
+    "run draws other masks."
+)
+
+
+def may_draw(module: nn.Module) -> bool:
+    """Whether a module may draw from a generator: all but those made of torch's classes that never do.
+
+    >>> may_draw(nn.Sequential(nn.Linear(1, 1), nn.ReLU())), may_draw(nn.Sequential(nn.Linear(1, 1), nn.Dropout()))
+    (False, True)
+    """
+    return any(
+        type(part).__module__ not in _QUIET
+        or isinstance(part, _LOUD)
+        or bool(part._forward_hooks or part._forward_pre_hooks)
+        for part in module.modules()
+    )
+
+
+def key_layers(model: nn.Module, randomness: Randomness) -> str:
+    """Let each layer of a whole model begin with its own key; gives what could not be keyed so, for people, or "".
+
+    Args:
+        model: whose layers are known if it is an `nn.Sequential` or has a method `layers()`; others are keyed by
+            micro-batch alone, and can't be put in stages.
+        randomness: of the run.
+    """
+    original: nn.Module = getattr(model, "_orig_mod", model)
+    layers = _layers_of(original)
+    if not layers:
+        return ""
+    if original is not model or _is_compiled(model):
+        return _COMPILED if _drops(original) else ""
+    parts = {id(part) for part in model.modules()}
+    places: dict[int, list[int]] = {}
+    modules: dict[int, nn.Module] = {}
+    foreign: list[str] = []
+    for place, layer in enumerate(layers):
+        module = layer.build
+        if not isinstance(module, nn.Module) or id(module) not in parts or _is_compiled(module):
+            foreign.append(layer.name)
+        elif may_draw(module):
+            modules[id(module)] = module
+            places.setdefault(id(module), []).append(place)
+    for key, module in modules.items():
+        # before others' hooks, which may draw
+        module.register_forward_pre_hook(_Begin(randomness, places[key]), prepend=True)
+    randomness.by_layer = True
+    if not foreign or not _drops(model):
+        return ""
+    return (
+        f"the dropout of layer {', '.join(foreign[:5])}{' and others' if len(foreign) > 5 else ''} is keyed by "
+        f"micro-batch, since what `{type(model).__name__}.layers()` gives for it is not a part of the model or was "
+        f"compiled in place: in stages the same run draws other masks there."
+    )
+
+
+def in_order(model: nn.Module, names: Iterable[str]) -> list[str]:
+    """Names of tensors in the order of the layers, if they are known: that in which stages add up their norms.
+
+    >>> in_order(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)), ["1.weight", "0.bias", "0.weight"])
+    ['0.bias', '0.weight', '1.weight']
+    """
+    places = {layer.name: place for place, layer in enumerate(_layers_of(model))}
+
+    def place(name: str) -> int:
+        above = name
+        while above and above not in places:
+            above = above.rpartition(".")[0]
+        return places.get(above, len(places))
+
+    return sorted(names, key=place)
+
+
+@final
+class _Begin:
+    """Says that a layer begins; outside of a run's own passages it does nothing.
+
+    Args:
+        randomness: of the run.
+        places: of the layer; several where one module without state stands in several places.
+    """
+
+    def __init__(self, randomness: Randomness, places: list[int]) -> None:
+        self._randomness, self._places = randomness, places
+        self._begun = self._calls = 0
+
+    def __call__(self, module: nn.Module, inputs: Any) -> None:
+        if not self._randomness.under_way:
+            return
+        if self._begun != self._randomness.begun:
+            self._begun, self._calls = self._randomness.begun, 0
+        self._randomness.place(self._places[self._calls % len(self._places)])
+        self._calls += 1
+
+
+def _layers_of(model: nn.Module) -> Sequence[Layer]:
+    """The layers that a pipeline would cut, or none."""
+    if is_chain(model):
+        return Layers.of(model).layers
+    if isinstance(model, Staged):
+        return model.layers.layers
+    says = getattr(model, "layers", None)
+    if (
+        not ismethod(says)
+        or says.__self__ is not model
+        or any(_is_needed(p) for p in signature(says).parameters.values())
+    ):
+        return ()
+    with torch.random.fork_rng(devices=[]):  # it may build what it gives
+        said = list(cast("Iterator[object]", says()))
+    return [one for one in said if isinstance(one, Layer)] if all(isinstance(one, Layer) for one in said) else ()
+
+
+def _is_needed(parameter: Any) -> bool:
+    return parameter.default is parameter.empty and parameter.kind not in (
+        parameter.VAR_POSITIONAL,
+        parameter.VAR_KEYWORD,
+    )
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return module._compiled_call_impl is not None
+
+
+def _drops(model: nn.Module) -> bool:
+    return any(
+        (isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0)
+        or (isinstance(getattr(part, "dropout", None), float) and part.dropout > 0)
+        for part in model.modules()
+    )

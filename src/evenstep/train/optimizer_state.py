@@ -1,0 +1,197 @@
+"""An optimizer's state as a tree by parameter name, and back to the bit.
+
+Torch's `load_state_dict` casts what it restores to the format of the parameter, shares tensors with what it was given,
+and takes a string apart; so what it restored is put right here: each tensor has the format and values that were saved.
+What an optimizer gives beside state and groups is kept as it is, and handed to its own `load_state_dict`. It does not
+know how tensors are cut over ranks.
+"""
+
+import warnings
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from evenstep.errors import CheckpointError
+from evenstep.optim.multi import MultiOptimizer
+
+Tree = dict[str, Any]
+
+_CAST = (Optimizer.load_state_dict, MultiOptimizer.load_state_dict)
+
+
+def options_of(optimizer: Optimizer) -> list[Tree]:
+    """Each group's options, as they are now."""
+    return [{k: _copied(v) for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+
+
+def optimizer_state(
+    optimizer: Optimizer, names: list[list[str]], built: list[Tree], attributes: list[Tree] | None = None
+) -> Tree:
+    """The optimizer's state by parameter name.
+
+    Args:
+        optimizer: whose state to take.
+        names: of each group's parameters.
+        built: each group's options as of when the trainer was built, to tell later what the user has changed since.
+        attributes: to be kept of the optimizer, or of each of several.
+
+    Returns:
+        "class", "state", "groups", and, only where there is any, "beside": what belongs to no parameter.
+    """
+    flat = [name for group in names for name in group]
+    saved = optimizer.state_dict()
+    beside: Tree = {}
+    state: Tree = {}
+    if _is_by_parameter(saved, names):
+        for key, value in saved["state"].items():
+            if isinstance(key, int):
+                state[flat[key]] = dict(value)
+            else:
+                beside.setdefault("state", {})[key] = value
+        entries = {key: value for key, value in saved.items() if key not in ("state", "param_groups")}
+        if entries:
+            beside["entries"] = entries
+    else:
+        beside["whole"] = saved
+    if any(attributes or ()):
+        beside["attributes"] = attributes
+    groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+    described = [
+        {"parameters": list(group), "options": now, "built": then}
+        for group, now, then in zip(names, groups, built, strict=True)
+    ]
+    tree: Tree = {"class": class_name(optimizer), "state": state, "groups": described}
+    return {**tree, "beside": beside} if beside else tree
+
+
+def _is_by_parameter(saved: Tree, names: list[list[str]]) -> bool:
+    """Whether a `state_dict` is as torch's: by the number of the parameter in the groups."""
+    groups = saved.get("param_groups")
+    return "state" in saved and groups is not None and [len(g["params"]) for g in groups] == [len(g) for g in names]
+
+
+def class_name(optimizer: Optimizer) -> str:
+    """What a checkpoint calls the optimizer.
+
+    >>> one, two = (torch.zeros(2, 2, requires_grad=True) for _ in range(2))
+    >>> class_name(MultiOptimizer(torch.optim.Muon([one]), torch.optim.AdamW([two])))
+    'MultiOptimizer(Muon, AdamW)'
+    """
+    name = type(optimizer).__name__
+    if not isinstance(optimizer, MultiOptimizer):
+        return name
+    return f"{name}({', '.join(type(one).__name__ for one in optimizer.optimizers)})"
+
+
+def check_optimizer(saved: Tree, optimizer: Optimizer, names: list[list[str]]) -> None:
+    """Raise CheckpointError unless the saved state is of this class of optimizer, with these groups."""
+    if saved["class"] != class_name(optimizer):
+        raise CheckpointError(
+            f"the checkpoint's optimizer is {saved['class']}, but this run's is {class_name(optimizer)}; resume "
+            f"with the same optimizer, or start a new run from the checkpoint's model."
+        )
+    groups = [sorted(group["parameters"]) for group in saved["groups"]]
+    if groups != [sorted(group) for group in names]:
+        raise CheckpointError(
+            f"the checkpoint's optimizer has {len(groups)} parameter group(s) of {[len(group) for group in groups]} "
+            f"parameters, but this run's has {len(names)} of {[len(group) for group in names]}, or other parameters in "
+            f"them; group the parameters as in the run that saved it."
+        )
+
+
+def load_optimizer(saved: Tree, optimizer: Optimizer, names: list[list[str]], built: list[Tree]) -> None:
+    """Restore the optimizer from `optimizer_state`.
+
+    An option (weight decay, betas) that the user has changed since the saved run was built keeps the new value; all
+    others become what they were when saved.
+    """
+    beside: Tree = saved.get("beside", {})
+    if "whole" in beside:
+        optimizer.load_state_dict(deepcopy(beside["whole"]))
+        return
+    numbers = {name: number for number, name in enumerate(name for group in names for name in group)}
+    groups: list[Tree] = []
+    for group, own, then in zip(saved["groups"], names, built, strict=True):
+        options = {
+            key: then[key]
+            if key in then and key in group["built"] and not _equal(then[key], group["built"][key])
+            else value
+            for key, value in group["options"].items()
+        }
+        groups.append({**options, "params": [numbers[name] for name in own]})
+    state: dict[Any, Any] = {numbers[name]: dict(value) for name, value in saved["state"].items()}
+    kept = [_kernel(group) for group in optimizer.param_groups]
+    devices = [_devices(group) for group in optimizer.param_groups]
+    more = deepcopy(beside)
+    state |= more.get("state", {})
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Casting complex values to real")  # which is put right below
+        optimizer.load_state_dict({"state": state, "param_groups": groups, **more.get("entries", {})})
+    for group, before in zip(optimizer.param_groups, devices, strict=True):
+        group.update({key: group[key].to(device) for key, device in before.items() if isinstance(group[key], Tensor)})
+    _put_right(saved, optimizer, names, [_kernel(g) == k for g, k in zip(optimizer.param_groups, kept, strict=True)])
+
+
+def _put_right(saved: Tree, optimizer: Optimizer, names: list[list[str]], same_kernel: list[bool]) -> None:
+    """Undo what torch's casting did to the state."""
+    casts = type(optimizer).load_state_dict in _CAST
+    for group, own, same in zip(optimizer.param_groups, names, same_kernel, strict=True):
+        for name, parameter in zip(own, group["params"], strict=True):
+            wanted: Tree = saved["state"].get(name, {})
+            if not wanted or parameter not in optimizer.state:
+                continue
+            live: Tree = optimizer.state[parameter]
+            for key, value in wanted.items():
+                if key == "step" and not same:  # another kernel may want its count in another format
+                    continue
+                if casts or key in live:
+                    live[key] = _exact(value, live.get(key), parameter, casts=casts)
+
+
+def _exact(saved: Any, live: Any, parameter: Tensor, *, casts: bool) -> Any:
+    """What was saved, where torch has put it.
+
+    Args:
+        saved: the value in the checkpoint.
+        live: what `load_state_dict` has made of it.
+        parameter: whose state it is.
+        casts: whether that was torch's; what a user's own has changed on purpose stays.
+    """
+    if isinstance(saved, Tensor):
+        if not isinstance(live, Tensor):
+            return saved.to(parameter.device, copy=True) if casts else live
+        if live.dtype == saved.dtype or live.shape != saved.shape:
+            return live.clone() if live is saved else live
+        return saved.to(live.device, copy=True)
+    if isinstance(saved, dict):
+        there: Tree = cast("Tree", live) if isinstance(live, dict) else {}
+        kept = cast("Tree", saved)
+        made = {key: _exact(value, there.get(key), parameter, casts=casts) for key, value in kept.items()}
+        return made if casts else {**there, **made}
+    if isinstance(saved, list | tuple):
+        parts = cast("list[Any]", saved)
+        old = cast("list[Any]", live) if type(live) is type(saved) and len(live) == len(parts) else [None] * len(parts)
+        return type(saved)(_exact(value, one, parameter, casts=casts) for value, one in zip(parts, old, strict=True))
+    return saved if casts else live
+
+
+def _kernel(group: Mapping[str, Any]) -> tuple[bool, bool]:
+    return bool(group.get("fused")), bool(group.get("capturable"))
+
+
+def _devices(group: Mapping[str, Any]) -> dict[str, torch.device]:
+    return {key: value.device for key, value in group.items() if isinstance(value, Tensor)}
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return torch.equal(torch.as_tensor(one).cpu(), torch.as_tensor(other).cpu())
+    return bool(one == other)
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value

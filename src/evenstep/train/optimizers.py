@@ -1,0 +1,136 @@
+"""Whether an optimizer can be stepped exactly on these ranks, and be resumed: asked when a trainer is built.
+
+What can't be told before a step, an optimizer that counts steps in an attribute of its own, is asked after the first
+one. Nothing is asked again in later updates.
+"""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from evenstep.errors import ArgumentError
+from evenstep.optim.aside import Aside, holds_parameters, tells_itself
+from evenstep.optim.multi import inner
+from evenstep.optim.sharing import Part, why_not_by
+from evenstep.parallel import Elastic, Strategy
+from evenstep.pipeline import Staged
+from evenstep.train.arguments import choose_device
+
+
+def check_optimizer(
+    optimizer: Optimizer, *, model: nn.Module, strategy: Strategy, device: str | torch.device, keeps: bool
+) -> None:
+    """Raise ArgumentError for an optimizer that this run could not step, share or resume exactly.
+
+    Args:
+        optimizer: as the user has built it.
+        model, strategy, device: of the run.
+        keeps: whether it saves checkpoints.
+    """
+    for one in inner(optimizer):
+        _check_step(one, choose_device(device))
+    if is_shared(model, strategy):
+        _check_shared(optimizer, strategy, stages=in_stages(model))
+    joined = isinstance(strategy.group, Elastic)
+    fault = Aside(optimizer).fault() if keeps or joined else ""
+    if fault:
+        whose = "a run with a `folder` saves checkpoints" if keeps else "ranks that join a run take over its state"
+        raise ArgumentError(f"{whose}, which could not be resumed: {fault}.")
+
+
+def in_stages(model: nn.Module) -> bool:
+    """Whether ranks hold different stages of the model."""
+    return isinstance(model, Staged) and model.mesh.pipeline.ranks > 1
+
+
+def is_shared(model: nn.Module, strategy: Strategy) -> bool:
+    """Whether each rank steps a share of what is trained only."""
+    return strategy.divides != "nothing" or in_stages(model)
+
+
+def _check_step(optimizer: Optimizer, device: torch.device) -> None:
+    name = type(optimizer).__name__
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ArgumentError(
+            "`optimizer` must take its step from one gradient, but LBFGS evaluates the loss several times per step; "
+            "use any other optimizer of torch.optim."
+        )
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ArgumentError(
+            f"`optimizer` must take its step from one gradient, but `step` of {name} needs a closure that evaluates "
+            f"the loss again; use an optimizer whose step does not."
+        )
+    groups: list[dict[str, Any]] = optimizer.param_groups
+    if device.type == "cpu" and any(group.get("capturable") for group in groups):
+        raise ArgumentError(
+            f"{name} was built with `capturable=True`, which is for accelerators, but the run is on the CPU; leave it "
+            f"out."
+        )
+    if any(group.get("differentiable") for group in groups):
+        raise ArgumentError(
+            f"{name} was built with `differentiable=True`, for a step that gradients flow through, but an update "
+            f"changes the parameters themselves; leave it out."
+        )
+
+
+def _check_shared(optimizer: Optimizer, strategy: Strategy, *, stages: bool) -> None:
+    shards = strategy.divides == "elements"
+    part = Part.ELEMENT if shards else Part.PARAMETER
+    cut = (
+        "with `fsdp` each rank steps a part of every parameter"
+        if shards
+        else "with `zero1` each rank steps some of the parameters"
+        if strategy.divides == "parameters"
+        else "in a pipeline each rank steps the parameters of its own stages"
+    )
+    other = (
+        "share by whole parameters with `zero1`, or not at all with `ddp`" if shards else "let `ddp` share gradients"
+    )
+    advice = "train without stages" if stages and not shards else f"else {other}"
+    why = why_not_by(part, optimizer)
+    if why:
+        raise ArgumentError(f"{cut}, but {why}; {advice}.")
+    held = holds_parameters(optimizer) if shards else ""
+    if held:
+        raise ArgumentError(
+            f"{cut}, but the optimizer holds whole parameters in its attribute `{held}`, which the shards would not "
+            f"follow; let it use those of its `param_groups` only, {advice}."
+        )
+    told = [type(one).__name__ for one in inner(optimizer) if tells_itself(one)]
+    if told:
+        raise ArgumentError(
+            f"{cut}, and their states make up a checkpoint, but {told[0]} has a `state_dict` of its own, of which "
+            f"the parts can't be put together; let it keep its state per parameter in `state`, {advice}."
+        )
+
+
+def watch_first_step(optimizer: Optimizer, aside: Aside) -> None:
+    """After the first step, raise ArgumentError if it has changed what no checkpoint will hold.
+
+    Args:
+        optimizer: of a run that saves checkpoints.
+        aside: made before that step.
+    """
+
+    depth = 0  # a step may call that of its base class, whose hooks are these as well
+
+    def begin(*_: Any) -> None:
+        nonlocal depth
+        depth += 1
+
+    def end(*_: Any) -> None:
+        nonlocal depth
+        depth -= 1
+        if depth:
+            return
+        for handle in handles:
+            handle.remove()
+        fault = aside.fault()
+        if fault:
+            raise ArgumentError(f"the checkpoints of this run could not be resumed: {fault}.")
+
+    handles = [optimizer.register_step_pre_hook(begin), optimizer.register_step_post_hook(end)]

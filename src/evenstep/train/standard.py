@@ -1,0 +1,102 @@
+"""What a run has without being asked: metrics in its folder, a word on the screen, a page at the end.
+
+    with a folder      writers `console` and `jsonl`; hooks Timer, Save (every 15 minutes), StopFile, Status; the report
+    with `console`     the hook Console, which says what happens around the numbers
+    with neither       `console`, where a person watches (a terminal, a notebook); else nothing
+
+Whoever gives `writers` gets exactly those, and a hook that is given takes the place of the standard one of its class.
+"""
+
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from evenstep.choice import choose
+from evenstep.errors import ArgumentError
+from evenstep.events import (
+    WRITERS,
+    Console,
+    ConsoleWriter,
+    Hook,
+    Incident,
+    Save,
+    Status,
+    StopFile,
+    Timer,
+    Writer,
+    is_watched,
+)
+
+SAVE_EVERY_MINUTES = 15.0
+
+
+def writers_of(given: object, *, folder: Path | None, every_updates: int) -> list[Writer]:
+    """The writers of a run.
+
+    Args:
+        given: one or several, by themselves or by their names in run files; None for the standard ones.
+        folder: of the run.
+        every_updates: how often metrics are handed to them.
+
+    Raises:
+        ArgumentError: an unknown name, or nothing that writers can be.
+    """
+    if given is None:
+        given = ("console", "jsonl") if folder is not None else ("console",) if is_watched() else ()
+    several = _several("writers", given, (Writer, str), "`writers=('console', 'jsonl')`")
+    return [choose("writers", one, WRITERS)(every_updates) if isinstance(one, str) else one for one in several]
+
+
+def hooks_of(
+    given: object, writers: Sequence[Writer], *, folder: Path | None, every_updates: int, saves: bool
+) -> list[Hook | None]:
+    """The hooks of a run: those that were given, among the standard ones.
+
+    Args:
+        given: one or several; None among them is left out.
+        writers: of the run.
+        folder: of the run.
+        every_updates: how often metrics are handed to the writers.
+        saves: whether checkpoints are kept.
+
+    Raises:
+        ArgumentError: nothing that hooks can be.
+    """
+    own: list[Any] = _several("hooks", given, (Hook,), "`hooks=[MyHook()]`")
+    screen = next((writer for writer in writers if isinstance(writer, ConsoleWriter)), None)
+    before: list[Hook] = []
+    after: list[Hook] = []
+    if folder is not None:
+        before += [Timer(every_updates=every_updates)]
+        before += [Save(every_minutes=SAVE_EVERY_MINUTES)] if saves else []
+        after += [StopFile(), Status()]
+    if screen is not None:
+        after.insert(0, Console(writer=screen))
+    kinds = {type(one) for one in own}
+    return [hook for hook in (*before, *own, *after) if hook is None or hook in own or type(hook) not in kinds]
+
+
+def _several(argument: str, given: object, kinds: tuple[type, ...], write: str) -> list[Any]:
+    """A list of what may have been given alone."""
+    if isinstance(given, kinds):
+        return [given]
+    if given is None:
+        return []
+    if isinstance(given, str | type) or not isinstance(given, Iterable):
+        what = f"the class {given.__name__}" if isinstance(given, type) else f"{given!r}"
+        raise ArgumentError(f"`{argument}` must be a list, but is {what}; write {write}.")
+    return list(cast("Iterable[Any]", given))
+
+
+def write_page(folder: Path, update: int, report: Callable[[Incident], None]) -> None:
+    """Write the report of the run in `folder`; that it could not be written is an incident, not the end of the run."""
+    # what no run needs to train is imported when it is needed
+    from evenstep.report import write_report
+
+    if not (folder / "status.json").exists():
+        return  # it never began
+    try:
+        write_report(folder)
+    except Exception as error:  # noqa: BLE001 - not lost: it is an incident
+        report(Incident(kind="report", update=update, message=str(error), traceback=traceback.format_exc()))

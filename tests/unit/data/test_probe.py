@@ -1,0 +1,174 @@
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from random import Random, random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from evenstep.data import Position, StreamData
+from evenstep.data.probe import alike
+from evenstep.errors import DataError
+
+
+class Counting:
+    """20 numbers an epoch, with a state that says all."""
+
+    def __init__(self) -> None:
+        self.next, self.epoch = 0, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.next < 20:
+            self.next += 1
+            yield 100 * self.epoch + self.next
+        self.next = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"next": self.next}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.next = state["next"]
+
+
+class Buffered(Counting):
+    """A shuffle buffer, whose content the state does not say."""
+
+    def __iter__(self) -> Iterator[Any]:
+        buffer: list[Any] = []
+        draw = Random(self.epoch)
+        for item in super().__iter__():
+            buffer.append(item)
+            if len(buffer) == 4:
+                yield buffer.pop(draw.randrange(4))
+        yield from buffer
+
+
+class Continuing(Counting):
+    """A generator that its state does not say: it shows in the next epoch only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.draw = Random(1)
+
+    def __iter__(self) -> Iterator[Any]:
+        shift = self.draw.random() if self.next == 0 or self.epoch else 0.0
+        for item in super().__iter__():
+            yield item + (shift if self.epoch else 0.0)
+
+
+class Augmenting(Counting):
+    def __iter__(self) -> Iterator[Any]:
+        for item in super().__iter__():
+            yield item + torch.rand(1).item() + np.random.rand() + random()
+
+
+class Late(Counting):
+    began = False
+
+    def __iter__(self) -> Iterator[Any]:
+        self.began = True
+        return super().__iter__()
+
+    def state_dict(self) -> dict[str, Any]:
+        if not self.began:
+            raise RuntimeError("not iterated yet")
+        return super().state_dict()
+
+
+class LateWithFile(Late):
+    def __deepcopy__(self, memo: object) -> Any:
+        raise TypeError("cannot copy an open file")
+
+
+def data(stream: object, **options: Any) -> StreamData:
+    return StreamData(stream, global_batch_size=2, collate=list, **options)
+
+
+def numbers(of: StreamData, count: int, start: Position | None = None) -> list[Any]:
+    return [batch.microbatches[0].data for batch in islice(of.batches(start or Position(), seed=1), count)]
+
+
+@pytest.mark.parametrize("kind", [Counting, Augmenting])
+def test_a_stream_whose_state_says_all_is_left_at_its_beginning_and_nothing_is_said(kind: type[Counting]) -> None:
+    tried, untried = data(kind()), data(kind())
+    assert tried.try_resume() == ""
+    assert numbers(tried, 13) == numbers(untried, 13)
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"), [(Buffered, "of the items after the first 2"), (Continuing, "the next epoch began with other")]
+)
+def test_a_stream_whose_state_does_not_say_all_is_refused_with_what_to_do(kind: type[Counting], what: str) -> None:
+    with pytest.raises(DataError, match=rf"would not resume exactly: .*{what}.*`MapData`.*`exact_resume=False`"):
+        data(kind()).try_resume()
+
+
+def test_that_an_inexact_resume_is_meant_is_said_and_nothing_is_tried() -> None:
+    stream = Buffered()
+    assert "was said not to resume exactly" in data(stream, exact_resume=False).try_resume()
+    assert stream.next == 0
+
+
+def test_a_stream_that_knows_its_state_late_is_tried_on_a_copy() -> None:
+    stream = Late()
+    assert data(stream).try_resume() == ""
+    assert not stream.began
+
+
+def test_that_a_stream_can_not_be_tried_is_said() -> None:
+    assert "could not be tried: before it is read" in data(LateWithFile()).try_resume()
+
+
+def test_a_stream_that_fails_when_it_is_sent_back_is_an_error() -> None:
+    class Broken(Counting):
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            raise KeyError("shard_idx")
+
+    with pytest.raises(DataError, match="resumes exactly raised KeyError: 'shard_idx'"):
+        data(Broken()).try_resume()
+
+
+def test_a_stream_without_state_or_that_is_being_read_is_not_tried() -> None:
+    assert data(range(4)).try_resume() == ""
+    stream = Counting()
+    reading = data(stream)
+    numbers(reading, 1)
+    assert reading.try_resume() == "" and stream.next == 3
+
+
+def test_what_a_stream_draws_is_keyed_by_item_whatever_is_drawn_in_between_and_on_resume() -> None:
+    undisturbed = numbers(data(Augmenting()), 14)
+    first = data(Augmenting())
+    batches = first.batches(Position(), seed=1)
+    taken = []
+    for _ in range(7):
+        torch.rand(3), np.random.rand(), random()
+        before = torch.random.get_rng_state()
+        batch = next(batches)
+        assert torch.equal(torch.random.get_rng_state(), before)
+        taken.append(batch.microbatches[0].data)
+    second = data(Augmenting())
+    second.load_state_dict(first.state_dict())
+    assert taken + numbers(second, 7, batch.following) == undisturbed
+    other_seed = next(data(Augmenting()).batches(Position(), seed=2))
+    assert other_seed.microbatches[0].data != undisturbed[0]
+
+
+@dataclass
+class Pair:
+    left: object
+    right: object
+
+
+def test_items_are_alike_by_their_values() -> None:
+    nan = torch.tensor([float("nan"), 1.0])
+    assert alike(Pair(nan, np.zeros(2)), Pair(nan.clone(), np.zeros(2)))
+    assert not alike(Pair(nan, np.zeros(2)), Pair(nan, np.ones(2)))
+    assert not alike({"a": 1}, {"a": 1.0})
+    assert not alike([1], [1, 2])
+    assert alike(object(), object())

@@ -1,0 +1,210 @@
+"""Buffers that forwards change: equal on all ranks after each update, as in one process where that can be."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from evenstep import Ema, Hook, MapData, Task, Trainer
+from evenstep.parallel import Ddp, Ordered
+from evenstep.parallel.buffers import SharedBuffers
+from evenstep.train.buffers import Buffers
+
+OnRanks = Callable[..., list[Any]]
+
+
+class Square(Task):
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        return ((output.sum(-1) - batch[1]) ** 2).sum()
+
+
+class Heard(Hook):
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def on_incident(self, event: Any) -> None:
+        if event.kind == "dependence":
+            self.messages.append(event.message)
+
+
+class Counts(nn.Module):
+    """Counts its forwards in a buffer, and uses the count."""
+
+    def __init__(self, *, persistent: bool = True, replaces: bool = False) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()), persistent=persistent)
+        self.replaces = replaces
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and self.replaces:
+            self.seen = self.seen + 1
+        elif self.training:
+            self.seen += 1
+        return x * (1 + 0.01 * self.seen)
+
+
+def model(part: nn.Module) -> nn.Module:
+    made = nn.Sequential(nn.Linear(4, 8), part, nn.Linear(8, 2))
+    generator = torch.Generator().manual_seed(0)  # torch's own is shared by the threads
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) / 3)
+    return made
+
+
+def points(count: int = 24) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.randn(4, generator=generator), torch.randn((), generator=generator)) for _ in range(count)]
+
+
+def trainer(made: nn.Module, strategy: Any, *, updates: int = 4, size: int = 6, hooks: Any = ()) -> Trainer:
+    return Trainer(
+        model=made,
+        task=Square(),
+        optimizer=torch.optim.SGD(made.parameters(), lr=0.01),
+        data=MapData(points(), global_batch_size=size, micro_batch_size=2),
+        updates=updates,
+        device="cpu",
+        strategy=strategy,
+        ema=Ema(decay=0.5),
+        hooks=hooks,
+    )
+
+
+def state_of(made: nn.Module, strategy: Any, **more: Any) -> dict[str, Any]:
+    one = trainer(made, strategy, **more)
+    one.train()
+    return one.state_dict()
+
+
+def check_equal(states: list[dict[str, Any]]) -> None:
+    for part in ("model", "ema"):
+        for name, value in states[0][part].items():
+            assert all(torch.equal(value, other[part][name]) for other in states[1:]), (part, name)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("strategy", [Ddp, Ordered])
+def test_batch_norm_with_momentum_none_averages_all_micro_batches_of_all_ranks(
+    on_ranks: OnRanks, strategy: Any, ranks: int
+) -> None:
+    """Three micro-batches per update, so that ranks have unequal numbers of them."""
+    wanted = state_of(model(nn.BatchNorm1d(8, momentum=None)), None)["model"]
+    states = on_ranks(ranks, lambda group: state_of(model(nn.BatchNorm1d(8, momentum=None)), strategy(group)))
+    check_equal(states)
+    got = states[0]["model"]
+    assert got["1.num_batches_tracked"] == wanted["1.num_batches_tracked"] == 12
+    for name in ("1.running_mean", "1.running_var"):
+        torch.testing.assert_close(got[name], wanted[name], rtol=1e-4, atol=1e-5)
+
+
+def test_counters_of_batch_norm_count_the_micro_batches_of_all_ranks(on_ranks: OnRanks) -> None:
+    states = on_ranks(2, lambda group: state_of(model(nn.BatchNorm1d(8)), Ddp(group)))
+    check_equal(states)
+    assert states[0]["model"]["1.num_batches_tracked"] == 12
+
+
+def test_statistics_that_do_not_move_keep_their_bits_on_three_ranks(on_ranks: OnRanks) -> None:
+    def act(group: Any) -> tuple[Tensor, Tensor]:
+        norm = nn.BatchNorm1d(64)
+        norm.running_mean.copy_(torch.rand(64, generator=torch.Generator().manual_seed(1)))
+        before, kept = norm.running_mean.clone(), Buffers(norm)
+        SharedBuffers(norm, group).share(kept)
+        return before, norm.running_mean
+
+    for before, after in on_ranks(3, act):
+        assert torch.equal(before, after)
+
+
+def norm_of_weights() -> nn.Module:
+    return nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)), nn.Tanh())
+
+
+@pytest.mark.parametrize(
+    "part", [Counts, norm_of_weights, lambda: Counts(replaces=True), lambda: Counts(persistent=False)]
+)
+def test_buffers_that_the_output_depends_on_are_equal_on_all_ranks(on_ranks: OnRanks, part: Any) -> None:
+    def act(group: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        made = model(part())
+        return state_of(made, Ordered(group)), {name: one.clone() for name, one in made.named_buffers()}
+
+    (state, own), (other_state, other) = on_ranks(2, act)
+    check_equal([state, other_state])
+    assert own and all(torch.equal(own[name], other[name]) for name in own)
+
+
+def test_a_run_with_buffers_that_the_output_depends_on_is_resumed_to_the_same_bits_on_two_ranks(
+    on_ranks: OnRanks,
+) -> None:
+    def act(group: Any) -> list[dict[str, Any]]:
+        whole = state_of(model(nn.Sequential(Counts(), nn.BatchNorm1d(8, momentum=None))), Ordered(group), updates=6)
+        half = state_of(model(nn.Sequential(Counts(), nn.BatchNorm1d(8, momentum=None))), Ordered(group), updates=3)
+        again = trainer(model(nn.Sequential(Counts(), nn.BatchNorm1d(8, momentum=None))), Ordered(group), updates=6)
+        saved = group.gather(half)[0]  # a checkpoint holds what the first rank has
+        again.load_state_dict(saved)
+        again.train()
+        return [whole, again.state_dict()]
+
+    for whole, again in on_ranks(2, act):
+        check_equal([whole, again])
+
+
+def test_buffers_that_move_are_said_once_by_name_and_static_ones_are_not() -> None:
+    def said(part: nn.Module, **more: Any) -> list[str]:
+        heard = Heard()
+        trainer(model(part), None, hooks=[heard], **more).train()
+        return heard.messages
+
+    [moving] = said(Counts())
+    assert "forwards change the buffer `1.seen`, of which only the model knows what it means" in moving
+    assert len(said(Counts(persistent=False))) == 2
+    assert "which no checkpoint holds (`persistent=False`)" in said(Counts(persistent=False))[1]
+    assert said(nn.BatchNorm1d(8)) == said(nn.Tanh()) == []
+
+
+def test_a_buffer_that_a_forward_replaces_is_averaged_and_taken_back_like_one_that_it_changes() -> None:
+    changed, replaced = (state_of(model(Counts(replaces=replaces)), None) for replaces in (False, True))
+    check_equal([changed, replaced])
+    made = model(Counts(replaces=True))
+    buffers, kept = Buffers(made), made[1].seen
+    made(torch.ones(1, 4))
+    assert made[1].seen is not kept
+    buffers.restore(1.0)
+    assert made[1].seen is kept and kept == 0
+    with buffers.unchanged():
+        made(torch.ones(1, 4))
+    assert made[1].seen is kept and kept == 0 and not buffers.moved(kept)
+
+
+def test_a_table_that_a_forward_makes_longer_goes_on_working() -> None:
+    class Table(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("table", torch.ones(1), persistent=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if len(self.table) < x.shape[-1]:
+                self.table = torch.arange(1.0, 1 + x.shape[-1])
+            return x * self.table[: x.shape[-1]]
+
+    made = model(Table())
+    state_of(made, None)
+    assert len(made[1].table) == 8
+
+
+def test_a_buffer_that_only_another_rank_moves_is_taken_from_it(on_ranks: OnRanks) -> None:
+    def act(group: Any) -> list[float]:
+        counts = Counts()
+        kept, shared = Buffers(counts), SharedBuffers(counts, group)
+        seen: list[float] = []
+        for _ in range(3):
+            if group.rank == 1:
+                counts(torch.ones(1))
+            shared.share(kept)
+            kept.restore(0.0)
+            seen.append(float(counts.seen))
+        return seen
+
+    assert on_ranks(3, act) == [[1.0, 2.0, 3.0]] * 3

@@ -1,0 +1,67 @@
+"""Which errors are recognised as running out of memory: a row for each library that says it in its own words."""
+
+import numpy as np
+import pytest
+import torch
+
+from evenstep.errors import OutOfMemoryError
+from evenstep.memory import is_out_of_memory
+
+_ACCELERATOR = (
+    "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call, so the "
+    "stacktrace below might be incorrect."
+)
+OUT_OF_MEMORY = {
+    "torch's class": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    "a CUDA call by itself": torch.AcceleratorError(_ACCELERATOR),
+    "the same before torch 2.9": RuntimeError(_ACCELERATOR),
+    "cuBLAS": RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    "cuDNN": RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    "cuSOLVER": RuntimeError("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`"),
+    "cuSPARSE": RuntimeError("CUDA error: CUSPARSE_STATUS_ALLOC_FAILED when calling `cusparseCreate(handle)`"),
+    "cuFFT": RuntimeError("cuFFT error: CUFFT_ALLOC_FAILED"),
+    "pinned host memory": RuntimeError("CUDA error: cudaErrorMemoryAllocation: out of memory"),
+    "HIP": RuntimeError("HIP out of memory. Tried to allocate 20.00 MiB (GPU 0; 15.98 GiB total capacity)"),
+    "a HIP call by itself": RuntimeError("HIP error: out of memory"),
+    "hipBLAS": RuntimeError("CUDA error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate(handle)`"),
+    "MIOpen": RuntimeError("miopenStatusAllocFailed"),
+    "MPS": RuntimeError("MPS backend out of memory (MPS allocated: 17.9 GiB, other allocations: 1.1 GiB)."),
+    "XPU": RuntimeError("Native API failed. Native API returns: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)"),
+    "the CPU allocator": RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
+        "allocate 80000000000000 bytes. Error code 12 (Cannot allocate memory)"
+    ),
+    "Python": MemoryError(),
+    "a compiled graph": RuntimeError("CUDA out of memory: while running a compiled graph"),
+}
+OTHER = {
+    "a wrong shape": RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"),
+    "a kernel's fault, which stays with the context": torch.AcceleratorError("CUDA error: an illegal memory access"),
+    "cuBLAS, of another kind": RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`"),
+    "cuDNN, of another kind": RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR"),
+    "no RuntimeError": ValueError("out of memory"),
+    "evenstep's own, when nothing helps": OutOfMemoryError("rank 0 ran out of memory, and it can't be cut any finer"),
+    "a collective, of which peers may have a part": torch.distributed.DistBackendError(
+        "NCCL error: unhandled cuda error\nncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
+        "Cuda failure 2 'out of memory'"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OUT_OF_MEMORY)
+def test_out_of_memory_that_is_not_torch_s_class_is_recognised(name: str) -> None:
+    assert is_out_of_memory(OUT_OF_MEMORY[name])
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_what_a_smaller_piece_does_not_mend_is_not_taken_for_it(name: str) -> None:
+    assert not is_out_of_memory(OTHER[name])
+
+
+def test_what_numpy_and_the_cpu_really_raise_is_recognised() -> None:
+    with pytest.raises(MemoryError) as numpys:
+        np.empty(2**60, dtype=np.uint8)
+    with pytest.raises(RuntimeError) as torchs:
+        torch.empty(2**60, dtype=torch.uint8)
+    assert is_out_of_memory(numpys.value)
+    assert is_out_of_memory(torchs.value)

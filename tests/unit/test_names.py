@@ -1,0 +1,135 @@
+"""Names of tensors: whether a model, or parts of it, are compiled or checkpointed does not show in a checkpoint."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+from evenstep import Ema, MapData, Task, Trainer
+from evenstep.names import load_state, plain, state_of
+from evenstep.pipeline import Staged
+
+# torch's own, while it compiles a part that is called with the output of another
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+
+
+class Square(Task):
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        return ((output.sum(-1) - batch[1]) ** 2).sum()
+
+
+def compiled(module: nn.Module) -> nn.Module:
+    return torch.compile(module, backend="eager")  # pyright: ignore[reportReturnType]
+
+
+def as_it_is(module: nn.Module) -> nn.Module:
+    return module
+
+
+def checkpointed(module: nn.Module) -> nn.Module:
+    return checkpoint_wrapper(module)
+
+
+class Deep(nn.Module):
+    """A layer with a wrapped part."""
+
+    def __init__(self, wrap: Callable[[nn.Module], nn.Module]) -> None:
+        super().__init__()
+        self.inner, self.norm = wrap(nn.Linear(4, 4)), nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.inner(x))
+
+
+def model(wrap: Callable[[nn.Module], nn.Module]) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(wrap(nn.Sequential(nn.Linear(4, 4), nn.Tanh())), Deep(wrap), nn.Linear(4, 1))
+
+
+def trainer(made: nn.Module, folder: Path | None, updates: int) -> Trainer:
+    points = [(torch.ones(4) * n / 8, torch.tensor(float(n % 3))) for n in range(8)]
+    return Trainer(
+        model=made,
+        task=Square(),
+        optimizer=torch.optim.Adam(made.parameters(), lr=0.1),
+        data=MapData(points, global_batch_size=4),
+        updates=updates,
+        device="cpu",
+        folder=folder,
+        ema=Ema(decay=0.5),
+    )
+
+
+NAMES = ["0.0.weight", "0.0.bias", "1.inner.weight", "1.inner.bias", "1.norm.weight", "1.norm.bias"]
+
+
+@pytest.mark.parametrize("wrap", [compiled, checkpointed])
+def test_parts_of_a_model_that_are_compiled_or_checkpointed_one_by_one_have_plain_names_everywhere(wrap: Any) -> None:
+    one = trainer(model(wrap), None, 2)
+    one.train()
+    state = one.state_dict()
+    assert list(state["model"])[:6] == NAMES
+    for names in (state["model"], state["ema"], state["optimizer"]["state"], *state["optimizer"]["groups"]):
+        assert all(plain(name) == name for name in names)
+    assert state["optimizer"]["groups"][0]["parameters"][:6] == NAMES
+
+
+@pytest.mark.parametrize(("first", "second"), [(compiled, as_it_is), (as_it_is, compiled), (checkpointed, compiled)])
+def test_a_run_goes_on_whether_parts_are_compiled_or_not(tmp_path: Path, first: Any, second: Any) -> None:
+    straight = trainer(model(as_it_is), None, 4)
+    straight.train()
+    trainer(model(first), tmp_path, 2).train()
+    again = trainer(model(second), tmp_path, 4)
+    again.resume("auto")
+    again.train()
+    for part in ("model", "ema"):
+        wanted, got = straight.state_dict()[part], again.state_dict()[part]
+        assert list(wanted) == list(got)
+        for name in wanted:
+            torch.testing.assert_close(got[name], wanted[name])
+
+
+def test_a_state_that_was_saved_with_the_names_of_wrappers_is_taken() -> None:
+    one = trainer(model(as_it_is), None, 2)
+    one.train()
+    state = one.state_dict()
+    groups = state["optimizer"]["groups"]
+    old = {name: name.replace("1.inner.", "1.inner._orig_mod.") for name in (*state["model"], *NAMES)}
+    state["model"] = {old[name]: value for name, value in state["model"].items()}
+    state["ema"] = {old[name]: value for name, value in state["ema"].items()}
+    state["optimizer"]["state"] = {old[name]: value for name, value in state["optimizer"]["state"].items()}
+    state["optimizer"]["groups"] = [{**g, "parameters": [old[n] for n in g["parameters"]]} for g in groups]
+    for wrap in (as_it_is, compiled):
+        again = trainer(model(wrap), None, 4)
+        again.load_state_dict(state)
+        assert again.train().update == 4
+
+
+def test_a_model_in_stages_has_plain_names_as_well() -> None:
+    staged = Staged(model(compiled), stages_per_rank=2)
+    whole = trainer(model(as_it_is), None, 2)
+    one = trainer(staged, None, 2)
+    one.train()
+    whole.load_state_dict(one.state_dict())
+    assert list(whole.state_dict()["model"]) == list(one.state_dict()["model"])
+
+
+def test_a_state_is_loaded_into_a_wrapped_model() -> None:
+    made, other = model(compiled), model(as_it_is)
+    with torch.no_grad():
+        other[2].weight.add_(1.0)
+    load_state(made, state_of(other))
+    assert torch.equal(made[2].weight, other[2].weight)
+
+
+@pytest.mark.parametrize("name", ["layers.0", "last", "ties.first", "mesh", "own", "forward"])
+def test_layers_may_be_called_as_the_attributes_of_what_holds_them(name: str) -> None:
+    from evenstep.pipeline import Layer
+
+    staged = Staged([Layer(name, nn.Linear(4, 4)), Layer("end", nn.Linear(4, 1))], stages_per_rank=2)
+    assert list(staged.state_dict()) == [f"{name}.weight", f"{name}.bias", "end.weight", "end.bias"]
+    trainer(staged, None, 1).train()

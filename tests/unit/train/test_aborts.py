@@ -1,0 +1,144 @@
+"""16-mixed: an overflow of the loss scale is told from a batch that no scale mends."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from evenstep import Fp16Mixed, MapData, Retry, Skip, Task, Trainer
+from evenstep.errors import NonFiniteError
+from evenstep.events import Hook, Incident
+from evenstep.precision import Precision
+
+SCALE = 1024.0  # at which these gradients do not overflow
+
+
+class Squares(Task):
+    """Squares; a sample marked bad has an infinite loss, or an infinite gradient only."""
+
+    def __init__(self, *, in_backward: bool = False, factor: float = 1.0) -> None:
+        self.in_backward, self.factor = in_backward, factor
+
+    def inputs(self, batch: Any) -> Tensor:
+        return batch[0]
+
+    def loss(self, output: Tensor, batch: Any) -> Tensor:
+        output, bad = output.float().squeeze(-1), batch[1] > 0
+        total = ((output - 1) ** 2 * self.factor).sum()
+        if self.in_backward:
+            return total + (output[bad] * 0).sqrt().sum()
+        return total * torch.where(bad, torch.inf, 1.0).sum()
+
+
+class Keep(Hook):
+    """Keeps what went wrong."""
+
+    def __init__(self) -> None:
+        self.heard: list[Incident] = []
+
+    def on_incident(self, event: Incident) -> None:
+        self.heard.append(event)
+
+
+def trainer_of(task: Task, keep: Keep, *, bad: int | None = 9, **more: Any) -> Trainer:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    samples = [(torch.randn(3), torch.tensor(float(index == bad))) for index in range(32)]
+    return Trainer(
+        model=model,
+        task=task,
+        optimizer=torch.optim.SGD(model.parameters(), lr=1e-6),
+        data=MapData(samples, global_batch_size=4, micro_batch_size=2, shuffle=False),
+        device="cpu",
+        hooks=[keep],
+        **({"updates": 6, "precision": Fp16Mixed(initial=SCALE)} | more),
+    )
+
+
+def kinds(keep: Keep) -> list[str]:
+    return [incident.kind for incident in keep.heard if incident.kind != "failed"]
+
+
+@pytest.mark.parametrize("in_backward", [False, True], ids=["infinite loss", "infinite gradient"])
+def test_one_bad_batch_in_16_mixed_is_skipped_where_the_policy_says_so_and_the_scale_stays(in_backward: bool) -> None:
+    keep = Keep()
+    trainer = trainer_of(Squares(in_backward=in_backward), keep, on_non_finite=Skip())
+    trainer.train()
+    assert kinds(keep) == ["non_finite"]
+    assert trainer.progress.skipped == 1
+    assert trainer.state_dict()["precision"]["scale"] == SCALE
+
+
+@pytest.mark.parametrize("in_backward", [False, True], ids=["infinite loss", "infinite gradient"])
+def test_one_bad_batch_in_16_mixed_stops_at_once_and_keeps_the_loss_scale_of_before(in_backward: bool) -> None:
+    keep = Keep()
+    trainer = trainer_of(Squares(in_backward=in_backward), keep)
+    with pytest.raises(NonFiniteError, match="update 3") as raised:
+        trainer.train()
+    assert "diverged" not in str(raised.value)
+    assert kinds(keep) == ["non_finite"]
+    assert trainer.state_dict()["precision"] == {**Fp16Mixed(initial=SCALE).state, "clean_updates": 2, "tries": 2}
+
+
+def test_retry_takes_a_bad_batch_once_more_without_lowering_the_scale() -> None:
+    keep = Keep()
+    trainer = trainer_of(Squares(in_backward=True), keep, on_non_finite=Retry(limit=1))
+    with pytest.raises(NonFiniteError):
+        trainer.train()
+    assert kinds(keep) == ["non_finite", "non_finite"]
+    assert trainer.state_dict()["precision"]["scale"] == SCALE
+
+
+def test_an_overflow_in_16_mixed_is_tried_again_at_half_the_scale_until_it_fits() -> None:
+    keep = Keep()
+    trainer = trainer_of(Squares(factor=100.0), keep, bad=None, precision=Fp16Mixed(initial=2.0**40))
+    trainer.train()
+    assert set(kinds(keep)) == {"overflow"}
+    assert trainer.progress.update == 6
+    assert trainer.progress.skipped == 0
+    assert trainer.state_dict()["precision"]["scale"] == 2.0 ** (40 - len(keep.heard))
+
+
+def test_a_bad_batch_among_overflows_is_still_told_from_them() -> None:
+    keep = Keep()
+    trainer = trainer_of(
+        Squares(in_backward=True, factor=100.0), keep, precision=Fp16Mixed(initial=2.0**30), on_non_finite=Skip()
+    )
+    trainer.train()
+    assert kinds(keep).count("non_finite") == 1
+    assert kinds(keep)[-1] == "non_finite"
+
+
+class Lowest(Precision):
+    """A precision that says it has no lower scale."""
+
+    name = "lowest"
+    retries_overflow = True
+
+    def __init__(self) -> None:
+        self.scale, self.lowest_scale, self.tries = 2.0**60, 1.0, 0
+
+    def forward(self, device: torch.device) -> Any:
+        return torch.autocast(device.type, torch.float16)
+
+    def overflowed(self) -> None:
+        self.tries += 1
+        self.scale /= 2
+        if self.tries == 3:
+            raise NonFiniteError("there is no lower scale")
+
+    @property
+    def state(self) -> dict[str, float | int | None]:
+        return {"scale": self.scale}
+
+    @state.setter
+    def state(self, value: dict[str, float | int | None]) -> None:
+        self.scale = float(value["scale"] or 0)
+
+
+def test_where_no_lower_scale_is_left_the_one_before_the_update_is_kept() -> None:
+    trainer = trainer_of(Squares(factor=100.0), Keep(), bad=None, precision=Lowest())
+    with pytest.raises(NonFiniteError, match="no lower scale"):
+        trainer.train()
+    assert trainer.state_dict()["precision"]["scale"] == 2.0**60

@@ -1,0 +1,119 @@
+"""What is refused when a trainer is built: launched but not told so, shared by something else, nothing to train."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from evenstep import MapData, Task, Trainer
+from evenstep.errors import ArgumentError, TaskError
+from evenstep.parallel import Mesh, Ordered, Single
+from evenstep.pipeline import Staged
+from evenstep.train.arguments import check_model, check_optimizer, check_unwrapped
+
+LAUNCHED = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+IN_SLURM = {
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_PROCID": "1",
+    "SLURM_LOCALID": "1",
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "a1",
+}
+
+
+class Square(Task):
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        return ((output.sum(-1) - batch[1]) ** 2).sum()
+
+
+def trainer(model: nn.Module, **more: Any) -> Trainer:
+    return Trainer(
+        model=model,
+        task=Square(),
+        optimizer=torch.optim.SGD([{"params": list(model.parameters())}], lr=0.1),
+        data=MapData([(torch.ones(4), torch.tensor(1.0))] * 4, global_batch_size=4, micro_batch_size=1),
+        updates=1,
+        device="cpu",
+        **more,
+    )
+
+
+@pytest.mark.parametrize("environ", [LAUNCHED, IN_SLURM])
+def test_two_processes_without_a_strategy_are_refused_when_built(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]
+) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ArgumentError, match="started as rank 1 of 2, but `strategy` was not given"):
+        trainer(nn.Linear(4, 1))
+    trainer(nn.Linear(4, 1), strategy=Single()).train()  # as the error says, for runs of their own
+
+
+@pytest.mark.parametrize("environ", [{"RANK": "1"}, {"RANK": "0", "WORLD_SIZE": "1"}, {"SLURM_PROCID": "0"}])
+def test_a_process_that_was_started_alone_needs_no_strategy(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]
+) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert trainer(nn.Linear(4, 1)).train().update == 1
+
+
+@pytest.mark.parametrize("kind", ["DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"])
+def test_a_model_that_torch_shares_already_is_refused_by_name(kind: str) -> None:
+    wrapper = type(kind, (nn.Module,), {"__module__": "torch.somewhere"})
+    wrapped = wrapper()
+    wrapped.module = nn.Linear(4, 1)
+    for model, where in ((wrapped, "the model is"), (nn.Sequential(wrapped), "its part `0` is")):
+        with pytest.raises(ArgumentError, match=f"{where} wrapped in torch's {kind}"):
+            check_model(model)
+
+
+def test_a_model_in_data_parallel_is_refused_and_its_module_is_taken() -> None:
+    wrapped = nn.DataParallel(nn.Linear(4, 1))
+    with pytest.raises(ArgumentError, match=r"DataParallel.*give its `.module`"):
+        trainer(wrapped)
+    trainer(wrapped.module).train()
+    check_unwrapped(nn.ModuleDict({"module": nn.Linear(1, 1)}))
+
+
+def test_a_pipeline_rank_whose_layers_are_frozen_or_without_parameters_trains(on_ranks: Any) -> None:
+    def layers(kind: str) -> list[nn.Module]:
+        made: list[nn.Module] = [nn.Linear(4, 4), nn.Dropout(0.2), nn.Linear(4, 4), nn.Linear(4, 1)]
+        generator = torch.Generator().manual_seed(0)  # torch's own is shared by the threads
+        with torch.no_grad():
+            for parameter in nn.ModuleList(made).parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator))
+        if kind == "frozen":
+            made[0].requires_grad_(False)
+        if kind == "frozen end":
+            made[2].requires_grad_(False)
+            made[3].requires_grad_(False)
+        return [nn.Tanh(), *made[1:]] if kind == "no parameters" else made
+
+    def act(group: Any, kind: str) -> dict[str, Tensor]:
+        mesh = Mesh.of(group, pipeline=2)
+        one = trainer(Staged(layers(kind), mesh=mesh), strategy=Single(mesh.data))
+        one.train()
+        return one.state_dict()["model"]
+
+    for kind in ("frozen", "frozen end", "no parameters"):
+        alone = trainer(Staged(layers(kind)), strategy=Single())
+        alone.train()
+        wanted, got = alone.state_dict()["model"], on_ranks(2, lambda group, kind=kind: act(group, kind))[0]
+        assert list(wanted) == list(got)
+        assert all(wanted[name].shape == got[name].shape for name in wanted)  # threads share what dropout draws from
+
+
+def test_where_no_rank_of_a_pipeline_has_anything_to_train_all_are_told(on_ranks: Any) -> None:
+    def act(group: Any) -> None:
+        mesh = Mesh.of(group, pipeline=2)
+        model = Staged([nn.Linear(4, 4).requires_grad_(False), nn.Tanh()], mesh=mesh)
+        for check in (check_model, lambda model: check_optimizer(torch.optim.SGD([{"params": []}], lr=1.0), model)):
+            with pytest.raises(TaskError, match="nothing to train"):
+                check(model)
+
+    on_ranks(2, act)
+    with pytest.raises(TaskError, match="nothing to train"):
+        trainer(nn.Tanh(), strategy=Ordered())

@@ -1,0 +1,326 @@
+"""Optimizers that can't be stepped, shared or resumed exactly are refused when the trainer is built; advice works."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from evenstep import Hook, MapData, Task, Trainer
+from evenstep.errors import ArgumentError, CheckpointError
+from evenstep.optim import MultiOptimizer
+from evenstep.optim.sharing import TORCH, Part, known, why_not_by
+from evenstep.parallel import Elastic, Group, Ordered, Single, Strategy, Zero1
+from evenstep.train.fit import state_allocated
+from evenstep.train.optimizers import check_optimizer
+
+OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
+
+
+class Square(Task):
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        return ((output - batch[1]) ** 2).sum()
+
+
+class Shards(Strategy):
+    divides = "elements"
+
+
+class Parts(Strategy):
+    divides = "parameters"
+
+
+class Unknown(torch.optim.SGD):
+    pass
+
+
+class Said(Unknown):
+    elementwise = True
+
+
+class SubclassOfSaid(Said):
+    pass
+
+
+class SaidOfParameters(Unknown):
+    parameterwise = True
+
+
+def net() -> nn.Sequential:
+    """The same parameters always, whatever other threads draw meanwhile."""
+    made, draw = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1)), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=draw))
+    return made
+
+
+def matrices(model: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.ndim == 2]
+
+
+def check(make: Callable[[nn.Module], torch.optim.Optimizer], strategy: Strategy, **more: Any) -> None:
+    model = net()
+    options: dict[str, Any] = {"device": "cpu", "keeps": False, **more}
+    check_optimizer(make(model), model=model, strategy=strategy, **options)
+
+
+def trainer(make: Callable[[nn.Module], torch.optim.Optimizer], **more: Any) -> Trainer:
+    model, draw = net(), torch.Generator().manual_seed(1)
+    points = [(torch.randn(4, generator=draw), torch.randn(1, generator=draw)) for _ in range(16)]
+    data = MapData(points, global_batch_size=8, micro_batch_size=4)
+    options: dict[str, Any] = {"updates": 4, "data": data, "evaluations": {"valid": data}, "asynchronous_saves": False}
+    return Trainer(model=model, task=Square(), optimizer=make(model), device="cpu", **(options | more))
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda model: torch.optim.Muon(matrices(model)), "fsdp.*makes the whole matrix .* share by whole parameters"),
+        (lambda model: torch.optim.Adafactor(model.parameters()), "means over the rows and columns of a matrix"),
+        (lambda model: torch.optim.Rprop(model.parameters()), "no kernels of it for shards"),
+        (lambda model: torch.optim.SGD(model.parameters(), fused=True), "no fused kernel of SGD .* `foreach=True`"),
+        (lambda model: torch.optim.Adagrad(model.parameters(), fused=True), "no fused kernel of Adagrad"),
+        (lambda model: Unknown(model.parameters()), "nothing is known of Unknown.* `elementwise = True` in its class"),
+        (lambda model: SubclassOfSaid(model.parameters()), "nothing is known of SubclassOfSaid"),
+        (lambda model: SaidOfParameters(model.parameters()), "it says that it steps whole parameters only"),
+        (lambda model: MultiOptimizer(torch.optim.Muon(matrices(model))), "makes the whole matrix of an update"),
+    ],
+)
+def test_fsdp_with_optimizers_that_look_at_whole_tensors_is_refused_when_built(make: Any, said: str) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        check(make, Shards())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(lambda model, kind=kind: kind(model.parameters()) for kind, what in TORCH.items() if what.steps == 0),
+        lambda model: torch.optim.SGD(model.parameters(), foreach=True),
+        lambda model: torch.optim.AdamW(model.parameters(), fused=True),
+        lambda model: Said(model.parameters()),
+    ],
+)
+def test_those_that_step_each_element_by_itself_or_say_so_are_not(make: Any) -> None:
+    check(make, Shards())
+
+
+def test_of_a_class_that_is_not_yours_it_is_said_of_the_object() -> None:
+    optimizer: Any = Unknown(net().parameters())
+    assert known(optimizer) is None
+    optimizer.elementwise = True
+    assert why_not_by(Part.ELEMENT, optimizer) == why_not_by(Part.PARAMETER, optimizer) == ""
+
+
+def test_zero1_with_optimizers_that_may_look_at_all_parameters_is_refused_when_built() -> None:
+    with pytest.raises(ArgumentError, match=r"with `zero1` .* Unknown.* `parameterwise = True` .* let `ddp` share"):
+        check(lambda model: Unknown(model.parameters()), Parts())
+    check(lambda model: SaidOfParameters(model.parameters()), Parts())
+    check(lambda model: Said(model.parameters()), Parts())
+    check(lambda model: torch.optim.Muon(matrices(model)), Parts())
+
+
+class OwnReferences(torch.optim.SGD):
+    elementwise = True
+
+    def __init__(self, params: Any, **more: Any) -> None:
+        super().__init__(params, **more)
+        self.slow = [(p, p.detach().clone()) for group in self.param_groups for p in group["params"]]
+
+
+class Told(OwnReferences):
+    elementwise = True
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "slow": [slow for _, slow in self.slow]}
+
+
+def test_fsdp_with_an_optimizer_that_holds_parameters_of_its_own_accord_is_refused_when_built() -> None:
+    with pytest.raises(ArgumentError, match="holds whole parameters in its attribute `slow`"):
+        check(lambda model: OwnReferences(model.parameters(), lr=0.1), Shards())
+
+
+def test_state_that_no_part_can_be_made_of_is_refused_where_ranks_share_it() -> None:
+    for strategy in (Shards(), Parts()):
+        with pytest.raises(ArgumentError, match=r"holds whole|Told has a `state_dict` of its own"):
+            check(lambda model: Told(model.parameters(), lr=0.1), strategy)
+
+
+def test_an_optimizer_whose_inner_state_would_be_lost_on_resume_is_refused_by_name(tmp_path: Path) -> None:
+    def make(model: nn.Module) -> torch.optim.Optimizer:
+        return OwnReferences(model.parameters(), lr=0.1)
+
+    with pytest.raises(ArgumentError, match=r"`folder` saves checkpoints.*OwnReferences keeps `slow`"):
+        trainer(make, folder=tmp_path)
+    trainer(make, folder=tmp_path, keep_checkpoints=0).train()  # as it is advised
+    alone = trainer(make)
+    alone.train()
+    with pytest.raises(CheckpointError, match="`slow`"):
+        alone.state_dict()
+
+
+def test_where_ranks_may_join_and_take_over_the_state_it_is_refused_too() -> None:
+    strategy = Single()
+    strategy.group = object.__new__(Elastic)
+    with pytest.raises(ArgumentError, match=r"ranks that join a run take over its state.*`slow`"):
+        check(lambda model: OwnReferences(model.parameters(), lr=0.1), strategy)
+    check(lambda model: torch.optim.SGD(model.parameters(), lr=0.1), strategy)
+
+
+class Lazy(torch.optim.SGD):
+    """Makes what it keeps aside in its first step."""
+
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        self.last = torch.zeros(1)
+
+
+def test_what_is_made_in_the_first_step_is_said_after_the_first_step(tmp_path: Path) -> None:
+    one = trainer(lambda model: Lazy(model.parameters(), lr=0.1), folder=tmp_path)
+    with pytest.raises(ArgumentError, match="checkpoints of this run could not be resumed: Lazy keeps `last`"):
+        one.train()
+    assert one.progress.update == 0
+    trainer(lambda model: torch.optim.SGD(model.parameters(), lr=0.1), folder=tmp_path / "b").train()
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda model: torch.optim.LBFGS(model.parameters()), "LBFGS evaluates the loss several times"),
+        (lambda model: torch.optim.Adam(model.parameters(), capturable=True), "capturable=True.*run is on the CPU"),
+        (lambda model: torch.optim.Adam(model.parameters(), differentiable=True), "differentiable=True"),
+        (lambda model: Closing(model.parameters(), lr=0.1), "`step` of Closing needs a closure"),
+        (lambda model: MultiOptimizer(torch.optim.Adam(model.parameters(), capturable=True)), "capturable=True"),
+    ],
+)
+def test_what_would_fail_in_the_first_step_is_refused_when_built(make: Any, said: str) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        trainer(make)
+
+
+class Closing(torch.optim.SGD):
+    def step(self, closure: Callable[[], Any]) -> None:
+        closure()
+
+
+class Averaging(torch.optim.Optimizer):
+    """Trains y and evaluates a mean of what it was, as schedule-free optimizers do."""
+
+    parameterwise = True
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr, "training": False})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            assert group["training"], "the optimizer was not in train mode"
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state.setdefault("mean", parameter.detach().clone())
+                parameter.sub_(parameter.grad, alpha=group["lr"])
+                state["mean"].lerp_(parameter, 0.3)
+
+    def train(self) -> None:
+        self._exchange(True)
+
+    def eval(self) -> None:
+        self._exchange(False)
+
+    def _exchange(self, training: bool) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if group["training"] != training and parameter in self.state:
+                    was = parameter.clone()
+                    parameter.copy_(self.state[parameter]["mean"])
+                    self.state[parameter]["mean"].copy_(was)
+            group["training"] = training
+
+
+def averaging(model: nn.Module) -> torch.optim.Optimizer:
+    return Averaging(model.parameters())
+
+
+def evaluated(strategy: Strategy, **more: Any) -> tuple[float, list[Tensor]]:
+    one = trainer(averaging, strategy=strategy, **more)
+    one.train()
+    loss = one.evaluate()["valid"]["loss"]
+    return loss, [parameter.detach().clone() for parameter in one.model.parameters()]
+
+
+def test_an_optimizer_with_modes_is_put_in_training_mode_and_evaluates_its_other_parameters() -> None:
+    one = trainer(averaging)
+    one.train()
+    group = one.optimizer.param_groups[0]
+    kept = [parameter.detach().clone() for parameter in one.model.parameters()]
+    loss = one.evaluate()["valid"]["loss"]
+    assert group["training"]
+    assert all(torch.equal(a, b) for a, b in zip(kept, one.model.parameters(), strict=True))
+    with torch.no_grad():
+        for parameter in one.model.parameters():
+            parameter.copy_(one.optimizer.state[parameter]["mean"])
+    vars(one.optimizer)["eval"] = vars(one.optimizer)["train"] = lambda: None
+    assert one.evaluate()["valid"]["loss"] == loss
+
+
+def test_zero1_with_an_optimizer_that_has_modes_evaluates_no_mixture(on_ranks: OnRanks) -> None:
+    loss, values = evaluated(Ordered())
+    for theirs, parameters in on_ranks(2, lambda group: evaluated(Zero1(Ordered(group)))):
+        assert theirs == loss
+        assert all(torch.equal(a, b) for a, b in zip(values, parameters, strict=True))
+
+
+class Often(Hook):
+    def after_update(self, event: Any) -> None:
+        self.trainer.ask_evaluate()
+
+
+def test_how_often_is_evaluated_changes_nothing_of_an_optimizer_with_modes() -> None:
+    seldom, often = evaluated(Single()), evaluated(Single(), hooks=[Often()])
+    assert seldom[0] == often[0]
+    assert all(torch.equal(a, b) for a, b in zip(seldom[1], often[1], strict=True))
+
+
+class Counting(torch.optim.SGD):
+    """Has a count in an attribute, one in the group that it makes itself, and state of no parameter."""
+
+    taken = 0
+
+    def step(self, closure: Any = None) -> None:
+        self.taken += 1
+        self.param_groups[0]["seen"] = self.taken
+        self.state["all"] = {"taken": self.taken}
+        self.param_groups[0]["lr"] = 0.1 if self.taken % 2 else 0.05
+        super().step()
+
+
+def test_a_count_in_an_attribute_and_state_of_no_parameter_are_resumed(tmp_path: Path) -> None:
+    def make(model: nn.Module) -> torch.optim.Optimizer:
+        return Counting(model.parameters(), lr=0.1)
+
+    whole = trainer(make)
+    whole.train()
+    trainer(make, updates=3, folder=tmp_path).train()
+    again = trainer(make)
+    again.resume(tmp_path)
+    again.train()
+    assert again.optimizer.taken == 4 and again.optimizer.state["all"] == {"taken": 4}
+    pairs = zip(whole.model.parameters(), again.model.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+
+
+def test_trying_what_fits_leaves_no_trace_in_an_optimizer_of_ones_own() -> None:
+    model = net()
+    optimizer = Counting(model.parameters(), lr=0.1)
+    with state_allocated(optimizer):
+        pass
+    assert optimizer.taken == 0 and "seen" not in optimizer.param_groups[0]
+    assert optimizer.param_groups[0]["lr"] == 0.1 and not optimizer.state
+
+
+def test_ranks_that_share_an_optimizer_take_no_notice_of_a_group_of_one() -> None:
+    one = trainer(lambda model: torch.optim.Muon(matrices(model)), strategy=Zero1(Ordered(Group())), updates=1)
+    one.train()
+    assert one.progress.update == 1

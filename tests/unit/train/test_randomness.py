@@ -1,0 +1,337 @@
+"""What forwards and losses draw: keyed by micro-batch, and by layer where the layers are known, whole or in stages."""
+
+import random
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from evenstep import Hook, MapData, Task, Trainer
+from evenstep.parallel import Ordered
+from evenstep.pipeline import Layer, Layers, Staged
+from evenstep.train.layer_keys import key_layers, may_draw
+from evenstep.train.randomness import Randomness, undisturbed
+
+CPU = torch.device("cpu")
+
+
+class Square(Task):
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        return ((output.sum(-1) - batch[1]) ** 2).sum()
+
+
+class Sampled(Square):
+    """A loss that draws, such as one of sampled negatives."""
+
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        return ((output.sum(-1) - batch[1]) ** 2 * torch.rand(len(output))).sum()
+
+
+class Heard(Hook):
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def on_incident(self, event: Any) -> None:
+        if event.kind == "dependence":
+            self.messages.append(event.message)
+
+
+def points(count: int = 16) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.randn(4, generator=generator), torch.randn((), generator=generator)) for _ in range(count)]
+
+
+def trained(
+    model: nn.Module, *, task: Task | None = None, by_kind: bool = False, hooks: Any = (), **more: Any
+) -> dict[str, Tensor]:
+    parameters = list(model.parameters())
+    listed: Any = [[p for p in parameters if (p.ndim > 1) == big] for big in (True, False)] if by_kind else [parameters]
+    given: dict[str, Any] = {
+        "optimizer": torch.optim.AdamW([{"params": some} for some in listed], lr=0.01, foreach=True),
+        "data": MapData(points(), global_batch_size=8, micro_batch_size=2),
+        "updates": 5,
+        "device": "cpu",
+        "strategy": Ordered(),
+        "clip_norm": 0.5,
+        "evaluations": {"valid": MapData(points(6), global_batch_size=4, micro_batch_size=2, shuffle=False)},
+    }
+    trainer = Trainer(model=model, task=task or Square(), hooks=hooks, **(given | more))
+    trainer.train()
+    return {name: value.clone() for name, value in trainer.state_dict()["model"].items()}
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return list(one) == list(other) and all(torch.equal(one[name], other[name]) for name in one)
+
+
+class Noisy(nn.Module):
+    def __init__(self, draw: Callable[[], float]) -> None:
+        super().__init__()
+        self.linear, self.draw = nn.Linear(4, 1), draw
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x + self.draw())
+
+
+def noisy(draw: Callable[[], float]) -> Noisy:
+    torch.manual_seed(0)
+    return Noisy(draw)
+
+
+DRAWS: dict[str, Callable[[], float]] = {
+    "numpy": lambda: float(np.random.rand()),
+    "random": random.random,
+    "normal": lambda: float(np.random.randn()),
+    "gauss": lambda: random.gauss(0, 1),
+}
+
+
+@pytest.mark.parametrize("kind", list(DRAWS))
+def test_numpys_and_pythons_generators_are_keyed_for_forwards(kind: str) -> None:
+    first, second = trained(noisy(DRAWS[kind])), trained(noisy(DRAWS[kind]))
+    assert same(first, second)
+    assert not same(first, trained(noisy(DRAWS[kind]), seed=7))
+
+
+def test_the_first_forward_is_keyed_already_and_each_micro_batch_has_numbers_of_its_own() -> None:
+    drawn: list[list[float]] = []
+    for _ in range(2):
+        drawn.append([])
+        mine = drawn[-1]
+
+        def draw(mine: list[float] = mine) -> float:
+            mine.append(random.random())
+            return mine[-1]
+
+        random.seed()
+        trained(noisy(draw), updates=1, evaluations={})
+    assert drawn[0] == drawn[1] and len(set(drawn[0])) == 4
+
+
+def test_the_callers_generators_of_numpy_and_python_are_left_as_they_were() -> None:
+    random.seed(3)
+    np.random.seed(3)
+    wanted = random.random(), np.random.rand()
+    random.seed(3)
+    np.random.seed(3)
+    trained(noisy(DRAWS["numpy"]))
+    assert (random.random(), np.random.rand()) == wanted
+
+
+def test_a_forward_that_begins_to_draw_later_is_said_by_name_and_keyed_from_then_on() -> None:
+    calls = [0]
+
+    def draw() -> float:
+        calls[0] += 1
+        return float(np.random.rand()) if calls[0] > 4 * 4 else 0.0  # from update 5 on
+
+    heard = Heard()
+    trained(noisy(draw), updates=20, evaluations={}, hooks=[heard])
+    [message] = heard.messages
+    assert "draw from `numpy.random`, as was noticed in update 8 only" in message
+
+
+def test_a_rare_look_finds_what_looks_before_did_not() -> None:
+    randomness, found = Randomness(), []
+    with undisturbed(CPU):
+        for passage in range(1, 700):
+            randomness.begin_passage("train")
+            randomness.begin(CPU, passage)
+            if passage > 300:
+                random.random()
+            randomness.end_passage()
+            if randomness.found:
+                found.append(passage)
+                randomness.found = ""
+    assert found == [512]
+
+
+def block(dropout: float = 0.3) -> nn.Module:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.dropout = nn.Linear(8, 8), nn.Dropout(dropout)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + nn.functional.dropout(self.dropout(self.linear(x)).tanh(), 0.2, self.training)
+
+    return Block()
+
+
+class Net(nn.Module):
+    """Says its layers; its parameters are not in their order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.blocks, self.first = nn.Linear(8, 2), nn.ModuleList(block() for _ in range(3)), nn.Linear(4, 8)
+
+    def layers(self) -> list[Layer]:
+        blocks = [Layer(f"blocks.{n}", one) for n, one in enumerate(self.blocks)]
+        return [Layer("first", self.first), *blocks, Layer("last", self.last)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for one in self.blocks:
+            x = one(x)
+        return self.last(x)
+
+
+def sequence() -> nn.Module:
+    inner = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.2))
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.3), inner, nn.Linear(8, 2))
+
+
+def shared() -> nn.Module:
+    drop, act = nn.Dropout(0.3), nn.Tanh()
+    return nn.Sequential(nn.Linear(4, 8), act, drop, nn.Linear(8, 8), act, drop, nn.Linear(8, 2))
+
+
+def checkpointed() -> nn.Module:
+    class Again(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = block()
+
+        def forward(self, x: Tensor) -> Tensor:
+            from torch.utils.checkpoint import checkpoint
+
+            return checkpoint(self.inner, x, use_reentrant=False)
+
+    return nn.Sequential(nn.Linear(4, 8), Again(), Again(), nn.Linear(8, 2))
+
+
+def drawing() -> nn.Module:
+    class Draws(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + float(np.random.rand()) + random.random()
+
+    return nn.Sequential(nn.Linear(4, 8), Draws(), nn.Dropout(0.2), Draws(), nn.Linear(8, 2))
+
+
+MODELS = [Net, sequence, shared, checkpointed, drawing]
+
+
+def built(make: Callable[[], nn.Module]) -> nn.Module:
+    torch.manual_seed(0)
+    return make()
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_a_plain_model_with_dropout_is_the_same_run_whole_and_in_stages(make: Callable[[], nn.Module]) -> None:
+    whole = trained(built(make))
+    staged = trained(Staged(built(make), stages_per_rank=2))
+    assert same({name: whole[name] for name in staged}, staged) and len(whole) == len(staged)
+
+
+def test_a_loss_that_draws_and_groups_of_parameters_change_nothing_about_that() -> None:
+    whole = trained(built(Net), task=Sampled(), by_kind=True)
+    staged = trained(Staged(built(Net), stages_per_rank=3), task=Sampled())
+    assert same({name: whole[name] for name in staged}, staged)
+
+
+def test_the_layers_of_a_whole_model_draw_as_the_caller_wants_outside_of_training() -> None:
+    model = built(sequence)
+    trained(model)
+    model.train()
+    torch.manual_seed(1)
+    first = model(torch.ones(3, 4))
+    second = model(torch.ones(3, 4))
+    assert not torch.equal(first, second)
+
+
+def test_layers_that_are_no_parts_of_the_model_are_said_by_name_where_something_drops() -> None:
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.drop = nn.Linear(4, 8), nn.Dropout(0.5)
+
+        def layers(self) -> list[Layer]:
+            return [Layer("first", nn.Sequential(self.first)), Layer("drop", self.drop)]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.drop(self.first(x))
+
+    heard = Heard()
+    trained(Wrapped(), hooks=[heard])
+    [message] = heard.messages
+    assert message.startswith("the dropout of layer first is keyed by micro-batch")
+
+
+def test_dropout_of_a_model_that_is_compiled_as_a_whole_is_said_to_be_keyed_otherwise() -> None:
+    heard = Heard()
+    model = torch.compile(built(sequence), backend="eager")
+    trained(model, hooks=[heard])  # pyright: ignore[reportArgumentType]
+    [message] = heard.messages
+    assert message.startswith("the model is compiled as a whole, so its dropout is keyed by micro-batch")
+
+
+def test_layers_that_are_compiled_one_by_one_are_keyed_as_in_stages() -> None:
+    def made() -> nn.Module:
+        first: Any = torch.compile(nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3)), backend="eager")
+        return nn.Sequential(first, nn.Dropout(0.2), nn.Linear(8, 2))
+
+    assert same(trained(built(made)), trained(Staged(built(made), stages_per_rank=2)))
+
+
+def test_a_method_called_layers_that_is_something_else_is_let_alone() -> None:
+    class Other(nn.Linear):
+        def layers(self, which: int) -> int:
+            return which
+
+    class Another(nn.Linear):
+        def layers(self) -> list[str]:
+            return ["a name"]
+
+    for model in (Other(4, 1), Another(4, 1)):
+        assert key_layers(model, Randomness()) == ""
+        trained(model)
+
+
+def test_classes_of_torch_that_are_taken_to_draw_nothing_draw_nothing() -> None:
+    shapes = [(2, 4), (2, 4, 4), (2, 4, 4, 4), (2, 4, 4, 4, 4)]
+    arguments: list[tuple[Any, ...]] = [(), (2,), (4,), (4, 4), (4, 4, 1), (4, 4, 4), (2, 2)]
+    tried: set[str] = set()
+    for kind in [one for one in vars(nn).values() if isinstance(one, type) and issubclass(one, nn.Module)]:
+        for given in arguments:
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    module = kind(*given)
+            except Exception:  # noqa: BLE001 - arguments that are not for it
+                continue
+            if may_draw(module):
+                continue
+            for shape in shapes:
+                state = torch.get_rng_state()
+                try:
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("ignore")
+                        module(torch.ones(shape))
+                except Exception:  # noqa: BLE001 - a shape that is not for it
+                    continue
+                assert torch.equal(torch.get_rng_state(), state), kind
+                tried.add(kind.__name__)
+    assert {"Linear", "ReLU", "Conv2d", "BatchNorm1d", "LayerNorm", "MaxPool2d", "GELU"} <= tried
+    assert all(may_draw(one) for one in (nn.RReLU(), nn.Dropout(), nn.AlphaDropout(), nn.LSTM(1, 1), Noisy(float)))
+
+
+def test_a_module_that_stands_twice_in_a_sequential_stands_twice_in_its_stages() -> None:
+    act = nn.ReLU()
+    model = nn.Sequential(nn.Linear(2, 3), act, nn.Linear(3, 3), act)
+    assert [layer.name for layer in Layers.of(model).layers] == ["0", "1", "2", "3"]
+    x = torch.randn(5, 2)
+    assert torch.equal(Staged(model, stages_per_rank=3)(x), model(x))
+
+
+def test_a_sequential_with_a_forward_of_its_own_is_not_taken_for_a_chain() -> None:
+    class Residual(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + super().forward(x)
+
+    with pytest.raises(ValueError, match="without a `forward` of its own"):
+        Layers.of(Residual(nn.Linear(2, 2)))
+    assert [layer.name for layer in Layers.of(nn.Sequential(Residual(nn.Linear(2, 2)))).layers] == ["0"]

@@ -1,0 +1,254 @@
+"""Claims about ranks, stages, faults, resuming and checkpoints."""
+
+from claims import Area, limit, refused, works
+
+AREAS = (
+    Area(
+        "Processes",
+        (
+            works(
+                "one process; several by `--launch.ranks` or torchrun, over gloo",
+                "ranks/test_launch.py::test_launched_and_torchrun_and_one_process_end_at_the_same_bits",
+            ),
+            works("several machines", "ranks/test_hosts.py::test_a_run_on_two_hosts_outlives_one_of_them_bit_by_bit"),
+            works(
+                "`srun`, and jobs of SLURM (extra `slurm`), with a stand-in for the cluster",
+                "ranks/test_slurm.py::test_srun_alone_starts_ranks",
+                "ranks/test_slurm.py::test_tasks_of_a_submitit_job_are_ranks",
+            ),
+            works("NCCL"),
+            works("a real SLURM cluster"),
+            refused(
+                '`parallel.strategy = "single"` on several ranks',
+                "ranks/test_launch.py::test_a_strategy_for_one_process_is_refused_on_several",
+            ),
+            works(
+                "ranks that are missing, double or different are named at the start",
+                "ranks/test_joining.py::test_those_who_do_not_come_are_named_to_all_who_did",
+                "ranks/test_joining.py::test_a_rank_that_exists_twice_is_named_with_both_processes",
+            ),
+            works("512 ranks agree on what they say, walked one by one", "prove: 512 ranks"),
+        ),
+    ),
+    Area(
+        "Strategies",
+        (
+            works("`ddp`, `zero1`, `fsdp` (full and hybrid shards): fast and ordered", "prove: ranks "),
+            works("gathers in 16 bits", "ranks/test_sharded.py::test_on_two_processes"),
+            works("CPU offload of `fsdp`"),
+            works(
+                "gradients of `ddp` in 16 bits (`parallel.compression`)",
+                "unit/parallel/test_compression.py::test_a_sum_is_off_by_no_more_than_the_stated_bound",
+            ),
+            works(
+                "unequal numbers of micro-batches per rank, also none",
+                "unit/parallel/test_ddp.py::test_the_gradient_is_that_of_one_process_whatever_a_rank_has_used",
+            ),
+            refused(
+                "sparse gradients on several ranks",
+                "unit/parallel/test_ddp.py::test_sparse_gradients_are_refused_on_several_ranks",
+            ),
+            refused(
+                "compression of gradients that are neither float32, float64 nor of its own format",
+                "unit/parallel/test_compression.py::test_gradients_of_another_kind_are_refused",
+            ),
+            refused(
+                "`zero1`: an optimizer that has stepped before",
+                "unit/parallel/test_zero1.py::test_an_optimizer_that_has_stepped_is_refused",
+            ),
+            refused(
+                "shard ranks that do not divide the ranks",
+                "unit/parallel/test_sharded.py::test_shard_ranks_that_do_not_divide_the_ranks_are_refused",
+            ),
+            refused(
+                "offload without an accelerator",
+                "unit/parallel/test_sharded.py::test_offload_without_an_accelerator_is_refused",
+            ),
+            limit(
+                "`fsdp`: a rank with fewer micro-batches runs some again, unseen; single numbers stay whole on all",
+                "prove: ranks fsdp, fast",
+            ),
+        ),
+    ),
+    Area(
+        "Models in stages",
+        (
+            works(
+                "every schedule of `evenstep.pipeline.SCHEDULES`: the bits of one process",
+                "unit/train/test_staged.py::test_every_pipeline_schedule_ends_at_the_bits_of_one_process",
+            ),
+            works(
+                "schedules written in Python or as text, torch's as CSV",
+                "unit/pipeline/test_torch_csv.py::test_torchs_schedules_become_ours_and_take_as_long",
+            ),
+            works(
+                "any DAG of layers, trees of tensors, masks and None between them",
+                "unit/train/test_staged.py::test_trees_masks_missing_tensors_and_skip_edges_cross_stages",
+            ),
+            works(
+                "outputs relayed from stage to stage (`parallel.relay_skips`)",
+                "unit/pipeline/test_relay.py::test_ranks_relay_to_the_bits_of_one_process",
+            ),
+            works(
+                "shapes that change with every micro-batch; tied parameters",
+                "prove: pipeline 2 × 1f1b, ragged lengths",
+                "prove: pipeline 4 × 1f1b, tied embeddings",
+            ),
+            works(
+                "fewer micro-batches than ranks",
+                "unit/train/test_staged.py::test_fewer_micro_batches_than_ranks_are_enough",
+            ),
+            works(
+                "replicas of pipelines by `ddp`, `zero1` and `fsdp`",
+                "prove: pipeline 2 × 1f1b × fsdp 2",
+                "prove: pipeline 2 × 1f1b × zero1 2",
+            ),
+            works("encoder and decoder", "prove: pipeline 2 × 1f1b, encoder-decoder"),
+            works("compiled layers", "unit/pipeline/test_staged.py::test_compiling_keeps_the_names"),
+            works("compiled layers with `fsdp`; stages on CUDA, whose messages go through the hosts' memory"),
+            refused(
+                "plans that are incomplete, out of order, wait for ever, or reduce an earlier stage before a later one",
+                "unit/pipeline/test_proof.py::test_what_is_wrong_is_named",
+            ),
+            refused(
+                "sparse gradients; parameters that are cut over ranks",
+                "unit/pipeline/test_staged.py::test_sparse_gradients_are_refused",
+                "unit/pipeline/test_staged.py::test_parameters_that_are_cut_over_ranks_are_refused",
+            ),
+            refused(
+                "more stages than layers", "unit/pipeline/test_layers.py::test_more_stages_than_layers_are_refused"
+            ),
+            limit(
+                "only linear layers outside compiled ones fill the bubbles of schedules that split the backward",
+                "unit/pipeline/test_deferred.py::test_compiled_parts_keep_their_backward_in_one_piece",
+            ),
+            limit("a stage's first layer must not change its input in place"),
+        ),
+    ),
+    Area(
+        "Planning pipelines",
+        (
+            works(
+                "`evenstep plan`: given costs, and models that say their layers, measured",
+                "unit/pipeline/test_measure.py::test_each_layer_is_measured_with_what_comes_before_it",
+            ),
+            limit(
+                "leaves out congestion and reductions; the optimizer's state is not measured",
+                "unit/pipeline/test_simulate.py::test_messages_delay_and_are_counted",
+            ),
+        ),
+    ),
+    Area(
+        "Out of memory",
+        (
+            works(
+                "cut and done again in each phase, on one rank of several, with every strategy and in pipelines",
+                "faults: out of memory: ",
+            ),
+            works(
+                "in the optimizer's step and in evaluations",
+                "faults: out of memory: optimizer step",
+                "faults: out of memory: evaluation",
+            ),
+            works('`micro_batch_size = "auto"`', "faults: micro-batch size auto"),
+            works("on an accelerator"),
+            limit(
+                "the same gradient up to rounding; parts draw their own dropout",
+                "faults: out of memory: forward, rank 0 of 1, single",
+            ),
+            refused(
+                '`"auto"` with pipelines, or with batches by tokens',
+                "unit/train/test_cuts.py::test_what_can_not_be_cut_is_said",
+            ),
+        ),
+    ),
+    Area(
+        "Ranks that fail or are lost",
+        (
+            works(
+                "the others stop within seconds, or within `parallel.timeout_s` if it is frozen, and name it",
+                "faults: kill, rank 1 of 2",
+                "faults: freeze, rank 1 of 2",
+            ),
+            works(
+                "`--launch.max_restarts`: what was saved resumes on any number of ranks",
+                "ranks/test_elastic.py::test_a_killed_rank_is_started_again_by_either_launcher_and_the_run_ends_at_the_same_bits",
+            ),
+            works(
+                '`failures.lost_rank = "continue"` (extra `torchft`): `ddp` and `ordered` on CPUs, map-style data',
+                "ranks/test_lasting.py::test_processes_killed_one_after_the_other_in_the_midst_of_updates_leave_no_trace_in_the_parameters",
+            ),
+            refused(
+                '`"continue"` with strategies and pipelines whose ranks hold a part of the state',
+                "unit/parallel/test_elastic.py::test_ranks_that_may_be_lost_share_no_model",
+            ),
+            limit(
+                "process 0 keeps the run folder: while it is lost the others wait for it, at most `parallel.timeout_s`",
+                "faults: process 0 of 3 is killed",
+            ),
+            limit('`"continue"` on several machines, started by hand'),
+        ),
+    ),
+    Area(
+        "Resume and rewind",
+        (
+            works(
+                "the same bits with the same cut, on another number of ranks, strategy or pipeline if ordered",
+                "prove: resume ",
+                "prove: ranks ordered, resumed on",
+                "prove: pipeline resumed on",
+            ),
+            works("killed at any micro-batch", "prove: resume killed"),
+            works("rewind in place, from the run's own checkpoints", "prove: faults rewind"),
+            refused(
+                "another model, optimizer, seed, precision or data",
+                "unit/train/test_trainer.py::test_a_state_that_does_not_fit_is_refused_and_changes_nothing",
+                "unit/cli/test_resume.py::test_a_setting_that_would_make_it_another_run_is_refused",
+            ),
+            limit(
+                "loss spikes are noticed when metrics are written",
+                "unit/train/test_spikes.py::test_a_spike_is_said_once_until_it_is_over",
+            ),
+        ),
+    ),
+    Area(
+        "Checkpoints",
+        (
+            works(
+                "safetensors and JSON, written in the background or not",
+                "unit/train/test_saving.py::test_saved_in_the_background_or_not_is_the_same",
+            ),
+            works("copies from an accelerator in the background"),
+            works(
+                "whole, or cut over ranks; read on any number of ranks",
+                "unit/checkpoint/test_sharding.py::test_any_number_of_ranks_reads_what_any_other_wrote",
+            ),
+            works(
+                "complete or absent, whatever is killed or full",
+                "unit/checkpoint/test_kill.py::test_a_reader_always_finds_a_complete_checkpoint_after_a_kill",
+                "unit/checkpoint/test_small_disk.py::test_a_full_disk_keeps_the_old_checkpoint_and_takes_the_next_that_fits",
+            ),
+            refused(
+                "anything pickled, damaged, foreign or newer",
+                "unit/checkpoint/test_verify.py::test_a_pickle_is_not_read",
+                "unit/checkpoint/test_verify.py::test_a_newer_format_asks_for_an_upgrade",
+            ),
+            refused(
+                "a folder that another run is in",
+                "unit/train/test_saving.py::test_two_runs_in_one_folder_are_refused_and_the_first_is_not_harmed",
+            ),
+            works(
+                "after an error the last committed update is saved, and the failing batch kept for `evenstep replay`",
+                "unit/train/test_saving.py::test_after_an_error_the_last_committed_update_is_saved_and_goes_on_to_the_same_bits",
+            ),
+            works(
+                "after an error of one rank, parts that are cut over ranks are saved by those that hold them",
+                "faults: error on one rank: parts saved",
+            ),
+            limit(
+                "after an error inside the optimizer's step the newest checkpoint stands",
+                "unit/train/test_saving.py::test_an_error_inside_the_optimizer_step_leaves_no_checkpoint_of_a_half_step",
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,621 @@
+"""The models of the table in `sharded_models`: each shows one way to use modules."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+WIDTH = 8
+
+
+class Net(nn.Module):
+    """Makes its output of the last features; the rest is the subclass's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, 1)
+
+    def forward(self, x: Tensor, number: Tensor) -> Tensor:
+        features = self.features(torch.tanh(self.stem(x)), int(number[0]))
+        return self.head(features).sum(-1)
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        raise NotImplementedError
+
+
+def linears(count: int, **more: Any) -> nn.ModuleList:
+    return nn.ModuleList([nn.Linear(WIDTH, WIDTH, **more) for _ in range(count)])
+
+
+class Decoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.k, self.v = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        return x + torch.tanh(self.k(memory)) * self.v(memory)
+
+
+class Memory(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Decoder(), Decoder(), Decoder()])
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        memory = x * 1.5
+        for block in self.blocks:
+            x = block(x, memory)
+        return x
+
+
+class Taker(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, given: dict[str, Any], *, again: Tensor) -> dict[str, Any]:
+        first, (second,) = given["x"], given["more"]
+        return {"x": self.one(first) * self.two(second) + again + torch.sin(again), "more": (second,)}
+
+
+class Nested(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Taker(), Taker(), Taker()])
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        given = {"x": x, "more": (x,)}
+        for block in self.blocks:
+            given = block(given, again=x)
+        return given["x"] + given["more"][0]
+
+
+class Skips(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = linears(4)
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        outputs = [x]
+        for block in self.blocks:
+            outputs.append(torch.tanh(block(sum(outputs[1:], outputs[0]))) + outputs[-1] * outputs[0])
+        return sum(outputs[1:], outputs[0])
+
+
+class TiedItems(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = linears(3)
+        self.blocks[2].weight = self.blocks[0].weight
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+        return x
+
+
+class TiedHead(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(5, WIDTH)
+        self.blocks = linears(2)
+        self.out = nn.Linear(WIDTH, 5, bias=False)
+        self.out.weight = self.embedding.weight
+
+    def forward(self, x: Tensor, number: Tensor) -> Tensor:
+        x = x + self.embedding(number % 5)
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+        return self.out(x).sum(-1)
+
+
+class ListedTwice(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        block = nn.Linear(WIDTH, WIDTH)
+        self.blocks = nn.ModuleList([block, nn.Linear(WIDTH, WIDTH), block])
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+        return x
+
+
+class Checkpointed(Memory):
+    reentrant = False
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        memory = x * 1.5
+        for block in self.blocks:
+            x = checkpoint(block, x, memory, use_reentrant=self.reentrant)
+        return x
+
+
+class Reentrant(Checkpointed):
+    reentrant = True
+
+
+class Albert(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = linears(2)
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        for block in self.blocks:
+            for _ in range(3):
+                x = x + torch.tanh(block(x))
+        return x
+
+
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = linears(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for step in self.steps:
+            x = x + torch.tanh(step(x)) * x
+        return x
+
+
+class NestedLists(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Inner(), Inner()])
+        self.more = nn.ModuleList([nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())])
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        for block in (*self.blocks, *self.more):
+            x = block(x)
+        return x
+
+
+class ListsAsItems(Net):
+    """Has lists and dicts as items of its list, which nobody calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        pair = nn.ModuleDict({"one": nn.Linear(WIDTH, WIDTH), "two": linears(1)})
+        self.stages = nn.ModuleList([linears(2), pair, nn.ParameterList([torch.ones(WIDTH)])])
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        for block in (*self.stages[0], self.stages[1]["one"], self.stages[1]["two"][0]):
+            x = x + torch.tanh(block(x)) * self.stages[2][0]
+        return x
+
+
+class Experts(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = linears(3)
+        self.last = linears(1)
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        return self.last[0](x + torch.tanh(self.experts[number // 2 % 3](x)))
+
+
+class UnequalExperts(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = (3, 16, 5)
+        self.experts = nn.ModuleList([nn.Sequential(nn.Linear(8, n), nn.Tanh(), nn.Linear(n, 8)) for n in sizes])
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        return x + self.experts[number // 2 % 3](x)
+
+
+class LayerDrop(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = linears(5)
+
+    def apply_block(self, block: nn.Module, x: Tensor) -> Tensor:
+        return x + torch.tanh(block(x))
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        for block in self.blocks:
+            if not self.training or torch.rand(()) > 0.4:
+                x = self.apply_block(block, x)
+        return x
+
+
+class CheckpointedLayerDrop(LayerDrop):
+    def apply_block(self, block: nn.Module, x: Tensor) -> Tensor:
+        return x + torch.tanh(checkpoint(block, x, use_reentrant=False))
+
+
+class Growing(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = linears(3)
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        for block in self.blocks[: 1 + number // 8 % 3]:
+            x = x + torch.tanh(block(x))
+        return x
+
+
+class Backwards(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.second = linears(2)
+        self.first = linears(2)
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        for block in (*self.first, *self.second):
+            x = x + torch.tanh(block(x))
+        return x
+
+
+class BackwardsLayerDrop(Backwards):
+    def features(self, x: Tensor, number: int) -> Tensor:
+        for block in (*self.first, *self.second):
+            if not self.training or torch.rand(()) > 0.4:
+                x = x + torch.tanh(block(x))
+        return x
+
+
+class Transformer(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Transformer(WIDTH, 2, 2, 2, 16, dropout=0.1, batch_first=True)
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        return self.body(torch.stack([x, x * x], 1), torch.stack([x, -x, x + 1], 1)).mean(1)
+
+
+class Attention(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        more = {"kdim": WIDTH, "vdim": WIDTH, "batch_first": True}
+        self.blocks = nn.ModuleList(
+            [nn.MultiheadAttention(WIDTH, 2, batch_first=True), nn.MultiheadAttention(WIDTH, 2, **more)]
+        )
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        sequence = torch.stack([x, x * x, -x], 1)
+        for block in self.blocks:
+            sequence = sequence + block(sequence, sequence, sequence, need_weights=False)[0]
+        return sequence.mean(1)
+
+
+class Frozen(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = linears(3)
+        self.blocks[0].requires_grad_(False)
+        self.blocks[2].requires_grad_(False)
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        for block in self.blocks:
+            x = x + torch.tanh(block(x))
+        return x
+
+
+class Adapted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+        self.down, self.up = nn.Linear(WIDTH, 2, bias=False), nn.Linear(2, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.base(x) + self.up(self.down(x)))
+
+
+class Lora(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem.requires_grad_(False)
+        self.blocks = nn.ModuleList([Adapted(), Adapted()])
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class Bare(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Dropout(0.2)])
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class ParameterLists(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = nn.ParameterList([torch.ones(WIDTH), torch.full((3, WIDTH), 0.5)])
+        self.named = nn.ParameterDict({"shift": torch.zeros(WIDTH), "mix": torch.eye(WIDTH)})
+        self.blocks = linears(2)
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        x = x * self.scales[0] + self.scales[1].sum(0) * self.named["shift"]
+        for block in self.blocks:
+            x = torch.tanh(block(x @ self.named["mix"]))
+        return x
+
+
+class RootParameters(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.position = nn.Parameter(torch.linspace(-1, 1, WIDTH))
+        self.blocks = linears(2)
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        for block in self.blocks:
+            x = torch.tanh(block(x + self.position)) * self.position
+        return x
+
+
+class Parts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, none: None) -> tuple[dict[str, Any], None, list[Tensor]]:
+        return {"x": torch.tanh(self.one(x)), "nothing": None}, None, [self.two(x)]
+
+
+class Structures(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Parts(), Parts()])
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        none = None
+        for block in self.blocks:
+            named, none, listed = block(x, none)
+            x = named["x"] + x * torch.sigmoid(listed[0])
+        return x
+
+
+class Recurrent(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.LSTM(WIDTH, WIDTH, batch_first=True), nn.GRU(WIDTH, WIDTH, batch_first=True)])
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        sequence = torch.stack([x, -x, x * x], 1)
+        for block in self.blocks:
+            sequence = block(sequence)[0]
+        return sequence[:, -1]
+
+
+class WeightNorm(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.utils.parametrizations.weight_norm(one) for one in linears(2)])
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+        return x
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.scale = nn.Linear(WIDTH, WIDTH), nn.Parameter(torch.tensor(0.7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.scale * torch.tanh(self.linear(x * self.scale))
+
+
+class Scalars(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Scaled(), Scaled()])
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class Telling(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.aside = torch.zeros(())
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.tanh(self.linear(x))
+        self.aside = (y * x).sum(-1, keepdim=True) * 0.1
+        return x + y
+
+
+class Aside(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Telling(), Telling(), Telling()])
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x + sum(block.aside for block in self.blocks)
+
+
+class Teacher(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = linears(2)
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        with torch.no_grad():
+            target = torch.tanh(self.blocks[1](torch.tanh(self.blocks[0](x))))
+        for block in self.blocks:
+            x = x + torch.tanh(block(x))
+        return x * target
+
+
+class Unneeded(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = linears(3)
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        first = x + torch.tanh(self.blocks[0](x))
+        self.blocks[1](first)
+        return torch.tanh(self.blocks[2](first))
+
+
+class UnusedHead(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = linears(3)
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        return self.heads[1](x)
+
+
+class UNet(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = linears(3), linears(3)
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        kept = []
+        for block in self.down:
+            x = torch.tanh(block(x))
+            kept.append(x)
+        for block in self.up:
+            x = torch.tanh(block(x + kept.pop())) * x
+        return x
+
+
+class Halting(Net):
+    """Calls its items as often as the batch asks for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = linears(2)
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        for _ in range(1 + number // 2 % 3):
+            for block in self.blocks:
+                x = x + torch.tanh(block(x))
+        return x
+
+
+class Forces(Net):
+    """Gives minus the gradient of an energy with respect to its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = linears(2)
+
+    def forward(self, x: Tensor, number: Tensor) -> Tensor:
+        with torch.enable_grad():
+            x = x.requires_grad_()
+            energy = super().forward(x, number).sum()
+            return torch.autograd.grad(energy, x, create_graph=True)[0].sum(-1)
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+        return x
+
+
+class Shuffled(Net):
+    """Calls its items in another order in each update."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = linears(2)
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        order = self.blocks if number < 10 else reversed(self.blocks)
+        for block in order:
+            x = x + torch.tanh(block(x))
+        return x
+
+
+class Borrowed(Net):
+    """Takes an item's weight without calling the item."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = linears(2)
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        return self.blocks[1](nn.functional.linear(x, self.blocks[0].weight))
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def encode(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.linear(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.encode(x)
+
+
+class OtherMethod(Net):
+    """Calls a method of its items that is not forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Encoder(), Encoder()])
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        for block in self.blocks:
+            x = block.encode(x)
+        return x
+
+
+class Empty(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = linears(2)
+        self.blocks[1].extra = nn.Parameter(torch.empty(0, WIDTH))
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        return self.blocks[1](self.blocks[0](x))
+
+
+class AllEmpty(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(WIDTH, WIDTH), nn.ParameterList([torch.empty(0)])])
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        return self.blocks[0](x)
+
+
+class Transposed(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = linears(2)
+        self.blocks[0].weight = nn.Parameter(self.blocks[0].weight.detach().t())
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        return self.blocks[1](self.blocks[0](x))
+
+
+class InPlace(Net):
+    """Changes an item's output, a view, in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Unflatten(1, (2, 4))) for _ in range(2)])
+
+    def features(self, x: Tensor, number: int) -> Tensor:
+        for block in self.blocks:
+            y = block(x)
+            y += 1.0
+            x = x + torch.tanh(y.flatten(1))
+        return x
+
+
+NETS: dict[str, type[nn.Module]] = {
+    name: one for name, one in vars().copy().items() if isinstance(one, type) and issubclass(one, nn.Module)
+}

@@ -1,0 +1,375 @@
+"""What the battery of streams runs on ranks: streams of all kinds, and a run that is left and taken up.
+
+`counting` to `late_state` are own iterables and stand-ins: `buffered` keeps the state that a streaming dataset with a
+shuffle buffer keeps, `forgets_generator` that of a stateful loader whose generator draws more than its state says.
+"""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from launched import digest, group_of_ranks, strategy_named
+from torch import Tensor, nn
+from torch.utils.data import IterableDataset, TensorDataset
+
+import evenstep
+from evenstep.data import Data
+
+EPOCH = 12  # samples
+
+
+def sample(number: int) -> tuple[Tensor, Tensor]:
+    """A sample that tells its number."""
+    return torch.full((4,), float(number)), torch.tensor(1.0)
+
+
+class Counting:
+    """`length` samples an epoch, others in each, from `first` on."""
+
+    def __init__(self, length: int = EPOCH, first: int = 0, step: int = 1) -> None:
+        self.length, self.first, self.step, self.next, self.epoch = length, first, step, 0, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.next < self.length:
+            self.next += self.step
+            yield self.item(self.first + 100 * self.epoch + self.next - self.step)
+        self.next = 0
+
+    def item(self, number: int) -> Any:
+        return sample(number)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"next": self.next}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.next = state["next"]
+
+
+class Augmenting(Counting):
+    """Adds noise from all three global generators."""
+
+    def item(self, number: int) -> Any:
+        inputs, target = sample(number)
+        return inputs + torch.rand(4) * random.random() / 8, target
+
+
+class Buffered(Counting):
+    """A shuffle buffer of 4, whose content its state does not say."""
+
+    def __iter__(self) -> Iterator[Any]:
+        buffer: list[Any] = []
+        draw = random.Random(self.epoch)
+        for item in super().__iter__():
+            buffer.append(item)
+            if len(buffer) == 4:
+                yield buffer.pop(draw.randrange(4))
+        yield from buffer
+
+
+class ForgetsGenerator(Counting):
+    """An order drawn at the beginning of each epoch by a generator that an iterator draws from once more, unsaid."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(3)
+        self.before = self.generator.get_state()
+        self.loaded = False
+
+    def __iter__(self) -> Iterator[Any]:
+        at = self.next if self.loaded else 0
+        self.loaded = False
+        if at:
+            self.generator.set_state(self.before)
+        self.before = self.generator.get_state()
+        order = torch.randperm(self.length, generator=self.generator).tolist()
+        if not at:
+            torch.rand(1, generator=self.generator)
+        self.next = at
+        for number in order[at:]:
+            self.next += 1
+            yield sample(number)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"next": self.next, "generator": self.before.clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.next, self.before, self.loaded = state["next"], state["generator"], True
+
+
+class LateState(Counting):
+    """One that knows its state only once it is read."""
+
+    began = False
+
+    def __iter__(self) -> Iterator[Any]:
+        self.began = True
+        return super().__iter__()
+
+    def state_dict(self) -> dict[str, Any]:
+        if not self.began:
+            raise RuntimeError("not iterated yet")
+        return super().state_dict()
+
+
+class Updates(Counting):
+    """Two ready-made batches an update."""
+
+    length = EPOCH
+
+    def item(self, number: int) -> Any:
+        return tuple(tuple(part[None] for part in sample(2 * number + more)) for more in range(2))
+
+
+class Plain:
+    """An iterable without a state."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(sample, range(EPOCH))
+
+
+class PlainDataset(IterableDataset):  # type: ignore[type-arg]
+    """An iterable dataset for loaders, divided between their workers, with a state."""
+
+    def __init__(self) -> None:
+        self.next = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = torch.utils.data.get_worker_info()
+        start, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        numbers = range(start, EPOCH, step)
+        while self.next < len(numbers):
+            self.next += 1
+            yield sample(numbers[self.next - 1])
+        self.next = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"next": self.next}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.next = state["next"]
+
+
+def _own(stream: Any, **options: Any) -> Data:
+    return evenstep.StreamData(stream, global_batch_size=4, micro_batch_size=2, **options)
+
+
+def counting(rank: int, ranks: int) -> Data:
+    return _own(Counting())
+
+
+def uneven(rank: int, ranks: int) -> Data:
+    return _own(Counting(length=EPOCH if rank == 0 else 5, first=1000 * rank))
+
+
+def unlike(rank: int, ranks: int) -> Data:
+    return _own(Counting(length=EPOCH * (1 + rank), first=1000 * rank, step=1 + rank))
+
+
+def empty_on_rank_1(rank: int, ranks: int) -> Data:
+    return _own(Counting(length=EPOCH if rank == 0 else 0))
+
+
+def augmenting(rank: int, ranks: int) -> Data:
+    return _own(Augmenting())
+
+
+def shared(rank: int, ranks: int) -> Data:
+    return _own(Augmenting(length=EPOCH - 1), shared=True)
+
+
+def updates(rank: int, ranks: int) -> Data:
+    return evenstep.UpdateData(Updates(length=6))
+
+
+def buffered(rank: int, ranks: int) -> Data:
+    return _own(Buffered(first=1000 * rank))
+
+
+def buffered_and_meant(rank: int, ranks: int) -> Data:
+    return _own(Buffered(), exact_resume=False)
+
+
+def forgets_generator(rank: int, ranks: int) -> Data:
+    return _own(ForgetsGenerator())
+
+
+def late_state(rank: int, ranks: int) -> Data:
+    return _own(LateState())
+
+
+def without_state(rank: int, ranks: int) -> Data:
+    return _own(Plain())
+
+
+def generator(rank: int, ranks: int) -> Data:
+    return _own(sample(number) for number in range(EPOCH))
+
+
+def _loader(dataset: Any, rank: int, ranks: int, **options: Any) -> Data:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    torch.manual_seed(1000 + rank)  # from which a loader draws the seed of its order
+    loader = StatefulDataLoader(dataset, batch_size=2, **options)
+    return evenstep.StreamData(loader, batched=True, num_microbatches=2)
+
+
+def _table() -> Any:
+    return TensorDataset(torch.arange(float(EPOCH))[:, None].expand(EPOCH, 4).clone(), torch.ones(EPOCH))
+
+
+def loader_of_map(rank: int, ranks: int) -> Data:
+    return _loader(_table(), rank, ranks)
+
+
+def loader_of_map_shuffled(rank: int, ranks: int) -> Data:
+    return _loader(_table(), rank, ranks, shuffle=True)
+
+
+def loader_of_map_2_workers(rank: int, ranks: int) -> Data:
+    return _loader(_table(), rank, ranks, num_workers=2)
+
+
+def loader_of_map_shuffled_2_workers(rank: int, ranks: int) -> Data:
+    return _loader(_table(), rank, ranks, shuffle=True, num_workers=2)
+
+
+def loader_of_iterable(rank: int, ranks: int) -> Data:
+    return _loader(PlainDataset(), rank, ranks)
+
+
+def loader_of_iterable_2_workers(rank: int, ranks: int) -> Data:
+    return _loader(PlainDataset(), rank, ranks, num_workers=2)
+
+
+def loader_with_a_generator(rank: int, ranks: int) -> Data:
+    return _loader(_table(), rank, ranks, shuffle=True, generator=torch.Generator().manual_seed(3))
+
+
+def loader_with_torchs_sampler(rank: int, ranks: int) -> Data:
+    return _loader(_table(), rank, ranks, sampler=torch.utils.data.RandomSampler(range(EPOCH)))
+
+
+def _rows() -> Any:
+    from datasets import Dataset
+
+    return Dataset.from_dict({"number": list(range(EPOCH))})
+
+
+def _of_rows(rows: list[dict[str, int]]) -> list[Tensor]:
+    return [torch.stack(parts) for parts in zip(*(sample(row["number"]) for row in rows), strict=True)]
+
+
+def hf_map(rank: int, ranks: int) -> Data:
+    return evenstep.MapData(_rows(), global_batch_size=4, micro_batch_size=2, collate=_of_rows)
+
+
+def hf_streaming(rank: int, ranks: int) -> Data:
+    return _own(_rows().to_iterable_dataset(num_shards=3), collate=_of_rows)
+
+
+def hf_shuffled(rank: int, ranks: int) -> Data:
+    from datasets import IterableDataset as Streaming
+
+    return _own(Streaming.from_generator(_numbers).shuffle(seed=3, buffer_size=5), collate=_of_rows)
+
+
+def _numbers() -> Iterator[dict[str, int]]:
+    for number in range(EPOCH):
+        yield {"number": number}
+
+
+def hf_split_by_node(rank: int, ranks: int) -> Data:
+    from datasets.distributed import split_dataset_by_node
+
+    return _own(split_dataset_by_node(_rows().to_iterable_dataset(num_shards=3), rank, ranks), collate=_of_rows)
+
+
+class Square(evenstep.Task):
+    """Remembers which samples it has trained on; may fail once, or give a gradient that is not finite once."""
+
+    def __init__(self, *, fails_at: int = 0, spoils_at: int = 0) -> None:
+        self.seen: list[float] = []
+        self.update = 1
+        self.fails_at, self.spoils_at = fails_at, spoils_at
+
+    def loss(self, output: Tensor, batch: Any) -> Any:
+        if self.update == self.fails_at:
+            raise ValueError("a bug of the user's")
+        if self.update == self.spoils_at:
+            self.spoils_at = 0
+            return (output * torch.inf).sum()
+        self.seen += [round(one, 4) for one in batch[0][:, 0].tolist()]
+        return ((output.sum(-1) - batch[1]) ** 2).sum()
+
+
+class Watch(evenstep.Hook):
+    """Counts for the task, stops where the run is to be left, and hears what is said."""
+
+    def __init__(self, task: Square, stop_at: int) -> None:
+        self.task, self.stop_at = task, stop_at
+        self.said: list[str] = []
+
+    def before_update(self, event: Any) -> None:
+        self.task.update = event.update
+
+    def after_update(self, event: Any) -> None:
+        if event.update == 3:
+            self.trainer.ask_save()
+        if event.update == self.stop_at:
+            self.trainer.ask_stop("left")
+
+    def on_incident(self, event: Any) -> None:
+        self.said.append(event.message)
+
+
+def train(folder: str, stream: str, strategy: str, what: str, leaving: dict[str, Any]) -> dict[str, Any]:
+    """One run, or its part before or after it was left.
+
+    Args:
+        folder: of the run.
+        stream: a function of this module, by name.
+        strategy: by name.
+        what: "fails", "skips" or "rewinds" in its fifth update, or nothing.
+        leaving: `stop_at` an update; `resume`, whether from the folder.
+    """
+    from evenstep.train.failures import Rewind, Skip
+
+    group = group_of_ranks(timeout_s=20)
+    rank, ranks = (0, 1) if group is None else (group.rank, group.ranks)
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    task = Square(fails_at=5 if what == "fails" else 0, spoils_at=5 if what in ("skips", "rewinds") else 0)
+    watch = Watch(task, leaving.get("stop_at", 0))
+    trainer = evenstep.Trainer(
+        model=model,
+        task=task,
+        optimizer=torch.optim.SGD(model.parameters(), lr=1e-9, foreach=False),
+        device="cpu",
+        strategy=strategy_named(strategy, group),
+        folder=folder,
+        hooks=[watch],
+        data=globals()[stream](rank, ranks),
+        updates=10,
+        on_non_finite=Rewind() if what == "rewinds" else Skip(limit=3),
+    )
+    if leaving.get("resume"):
+        trainer.resume("auto")
+    error = ""
+    try:
+        trainer.train()
+    except ValueError as raised:
+        error = str(raised)
+    except evenstep.EvenstepError as raised:
+        if what != "fails":
+            raise
+        error = str(raised)
+    result = {"seen": task.seen, "said": watch.said, "error": error, "progress": str(trainer.progress)}
+    if not error:
+        result["model"] = digest(trainer.state_dict()["model"])
+    if group is not None and not error:
+        group.close()
+    return result

@@ -1,0 +1,202 @@
+"""`evenstep check` means it: what it passes, `train` does not refuse, neither when it begins nor hours later."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import tiny_recipe
+from command_programs import command
+from launched import on_ranks
+from refusals import ALONE, LATE, TOGETHER, Refusal
+
+from evenstep.cli import main
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The recipe's folder, which is the working directory as well."""
+    tiny_recipe.write(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def run(recipe: Path, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs a command line in this process; gives its code and what it has said."""
+
+    def act(*arguments: str) -> tuple[int, str, str]:
+        code = main(list(arguments))
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return act
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_what_train_refuses_when_it_begins_check_refuses_with_the_same_words(
+    name: str, run: Command, recipe: Path
+) -> None:
+    refusal = ALONE[name]
+    checked, trained = (run(command, "run.toml", *refusal.settings) for command in ("check", "train"))
+    assert checked[0] == trained[0] == refusal.code, trained[2]
+    assert refusal.says in checked[2]
+    assert checked[2] == trained[2]
+    assert not (recipe / "runs").exists()
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_what_train_would_only_refuse_when_it_is_there_check_refuses_at_once(
+    name: str, run: Command, recipe: Path
+) -> None:
+    refusal = LATE[name]
+    code, _, said = run("check", "run.toml", *refusal.settings)
+    assert code == refusal.code
+    assert refusal.says in said
+    assert not (recipe / "runs").exists()
+    code, _, later = run("train", "run.toml", *refusal.settings)
+    assert code == refusal.code
+    assert later.startswith(said.removesuffix("--traceback shows the whole way there.\n").rstrip())
+
+
+def together(refusal: Refusal, folder: Path) -> None:
+    for name in ("check", "train"):
+        for end in on_ranks(2, command, str(folder), name, "run.toml", *refusal.settings):
+            assert end[0] == refusal.code, end
+            assert refusal.says in end[2]
+    assert not (folder / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if place < 2 else pytest.param(name, marks=pytest.mark.slow)
+        for place, name in enumerate(sorted(TOGETHER, reverse=True))
+    ],
+)
+def test_what_ranks_refuse_when_they_begin_they_refuse_when_they_are_checked(name: str, recipe: Path) -> None:
+    together(TOGETHER[name], recipe)
+
+
+def test_a_folder_that_is_used_is_refused_alike(run: Command) -> None:
+    assert run("train", "run.toml")[0] == 0
+    checked, trained = (run(command, "run.toml") for command in ("check", "train"))
+    assert checked[0] == trained[0] == 1
+    assert "exists already, and nothing in it was touched" in checked[2]
+    assert checked[2] == trained[2]
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused_alike(run: Command) -> None:
+    assert run("train", "run.toml")[0] == 0
+    again = ["run.toml", "--resume", "auto", "--seed", "7"]
+    checked, trained = (run(command, *again) for command in ("check", "train"))
+    assert checked[0] == trained[0] == 1
+    assert "seed was 42 and is now 7" in checked[2]
+    assert trained[2].startswith(checked[2].rstrip())
+
+
+def test_a_run_that_goes_on_is_tried_from_where_it_is(run: Command) -> None:
+    assert run("train", "run.toml")[0] == 0
+    code, out, err = run("check", "run.toml", "--resume", "auto", "--train.updates", "6")
+    assert code == 0, err
+    assert "checked     1 update" in out
+    code, out, _ = run("check", "run.toml", "--resume", "auto")
+    assert code == 0
+    assert "checked     no update, since the run is done" in out
+
+
+PASSES = {
+    "as it is": [],
+    "rewinding": ["--failures.non_finite", "rewind", "--failures.loss_spike", "rewind_past"],
+    "16-mixed": ["--train.precision", "16-mixed"],
+    "an average": ["--ema.decay", "0.9"],
+    "the best": ["--checkpoint.best", '{metric = "valid/close", mode = "max"}'],
+    "the best in training": ["--checkpoint.best", '{metric = "train/close", mode = "max"}'],
+    "stopping early": ["--early_stop", '{metric = "valid/loss", patience_evaluations = 3}'],
+}
+
+
+@pytest.mark.parametrize("name", PASSES)
+def test_what_check_passes_trains(name: str, run: Command, recipe: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in recipe.rglob("*")}
+    code, out, err = run("check", "run.toml", *PASSES[name])
+    assert code == 0, err
+    assert "checked     1 update of 8 samples in 2 micro-batches" in out
+    assert "evaluated   valid, its first batch: " in out
+    assert {path: path.stat().st_mtime_ns for path in recipe.rglob("*")} == before
+    code, _, err = run("train", "run.toml", *PASSES[name])
+    assert code == 0, err
+
+
+CUTS = {
+    "a sum": ([], "two cuts    the same gradient with micro-batches cut in two, up to rounding"),
+    "dropout": (["--model.args.dropout", "0.5"], ", as Dropout see other micro-batches then"),
+    "a loss of the batch": (
+        ["--task.target", "parts.py:OfTheBatch"],
+        "training would depend on the micro-batch size; look at `loss`, `weight` and `split` of the task",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CUTS)
+def test_one_update_is_compared_at_two_cuts(name: str, run: Command) -> None:
+    settings, says = CUTS[name]
+    code, out, err = run("check", "run.toml", *settings)
+    assert code == 0, err
+    (line,) = [line for line in out.splitlines() if line.startswith("two cuts")]
+    assert says in line
+
+
+def test_micro_batches_of_one_sample_are_not_compared(run: Command) -> None:
+    code, out, _ = run("check", "run.toml", "--data.micro_batch_size", "1")
+    assert code == 0
+    assert "two cuts" not in out
+
+
+RANKS = {
+    "ddp": ["--parallel.strategy", "ddp"],
+    "fsdp": ["--parallel.strategy", "fsdp", "--optimizer.name", "AdamW"],
+    "ordered fsdp": ["--parallel.strategy", "fsdp", "--parallel.reduction", "ordered"],
+    "zero1": ["--parallel.strategy", "zero1"],
+    "ordered": ["--parallel.reduction", "ordered"],
+    "a pipeline": ["--parallel.pipeline", "2", "--model.target", "parts.py:layers"],
+}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in ("fsdp", "a pipeline") else pytest.param(name, marks=pytest.mark.slow) for name in RANKS]
+)
+def test_ranks_build_and_try_what_each_of_them_holds(name: str, recipe: Path) -> None:
+    first, second = on_ranks(2, command, str(recipe), "check", "run.toml", *RANKS[name])
+    assert first[0] == second[0] == 0, (first, second)
+    assert "two cuts    the same gradient" in first[1]
+    assert "checked     1 update of 8 samples in 2 micro-batches" in first[1]
+    assert second[1] == ""
+    assert not (recipe / "runs").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [RANKS["ddp"], [*RANKS["ordered"], "--launch.ranks", "2"], RANKS["a pipeline"]],
+    ids=" ".join,
+)
+def test_check_starts_the_ranks_that_the_run_is_for(settings: list[str], recipe: Path) -> None:
+    line = [sys.executable, "-m", "evenstep", "check", "run.toml", *settings]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "ranks       2 on this machine" in done.stdout
+    assert "two cuts    the same gradient" in done.stdout
+    assert not (recipe / "runs").exists()
+
+
+@pytest.mark.slow
+def test_shards_offloaded_to_a_cpu_from_a_cpu_are_found_without_a_word_about_ranks(recipe: Path) -> None:
+    settings = ["--parallel.strategy", "fsdp", "--parallel.offload", "true"]
+    line = [sys.executable, "-m", "evenstep", "check", "run.toml", *settings]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 1
+    assert "`offload` keeps shards" in done.stderr

@@ -1,0 +1,98 @@
+"""A user changes the layout of a run: whole, in stages, in replicas, resumed from the one to the other."""
+
+from pathlib import Path
+from typing import Any
+
+import layouts_programs as programs
+import pytest
+from launched import Failed, on_ranks
+
+SAME = ("parameters", "optimizer", "ema", "valid")
+
+
+def alike(one: dict[str, Any], other: dict[str, Any], *, parts: tuple[str, ...] = SAME) -> bool:
+    return all(one[part] == other[part] for part in parts)
+
+
+def on(ranks: int, *ways: tuple[str, dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """What each rank has of each way."""
+    results = on_ranks(ranks, programs.run_each, list(ways), timeout_s=300)
+    assert not [one for one in results if isinstance(one, Failed)], results
+    return results
+
+
+def test_a_plain_model_with_dropout_is_one_run_under_pipeline_2_also_when_it_is_resumed_so(tmp_path: Path) -> None:
+    alone = {name: programs.train(name, ema=True) for name in ("Net", "shared_dropout")}
+    programs.train("Net", ema=True, folder=str(tmp_path / "Net"), until=2)
+    staged = {"pipeline": 2, "ema": True}
+    first, _ = on(
+        2,
+        ("Net", staged),
+        ("shared_dropout", staged),
+        ("Net", {**staged, "folder": str(tmp_path / "Net"), "until": 4}),
+    )
+    assert alike(first[0], alone["Net"]) and alike(first[1], alone["shared_dropout"])
+    assert alike(programs.train("Net", ema=True, folder=str(tmp_path / "Net")), alone["Net"])
+
+
+def test_buffers_that_the_output_depends_on_are_the_same_on_all_ranks_and_after_a_resume(tmp_path: Path) -> None:
+    """Micro-batches of 2 in a global batch of 6: the ranks have 2 and 1."""
+    ways: list[tuple[str, dict[str, Any]]] = []
+    for model in ("spectral", "normed", "replacing"):
+        folder = str(tmp_path / model)
+        for more in ({}, {"folder": folder, "until": 3}, {"folder": folder}):
+            ways.append((model, {"batch": 6, "ema": True, **more}))
+    first, second = on(2, *ways)
+    for place in range(0, len(ways), 3):
+        straight, _, resumed = first[place : place + 3]
+        assert alike(straight, resumed, parts=(*SAME, "local")), ways[place]
+        assert alike(straight, second[place], parts=(*SAME, "local")), ways[place]
+    said = list(first[0]["said"])
+    assert len(said) == 1 and "`0.parametrizations.weight.0._u`" in said[0] and "number of ranks" in said[0]
+    assert first[3]["said"] == []  # running statistics are shared
+
+
+def test_a_pipeline_rank_whose_layers_are_all_frozen_or_without_parameters_trains_the_bits_of_one_process(
+    tmp_path: Path,
+) -> None:
+    kinds = ("frozen", "without_parameters", "frozen_end")
+    alone = [programs.train(name, ema=True) for name in kinds]
+    staged = {"pipeline": 2, "ema": True}
+    folder = {"folder": str(tmp_path / "frozen")}
+    ways = [*((name, staged) for name in kinds), ("frozen", {**staged, **folder, "until": 3})]
+    first, _ = on(2, *ways, ("frozen", {**staged, **folder}))
+    for one, wanted in zip([*first[:3], first[4]], [*alone, alone[0]], strict=True):
+        assert alike(one, wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1", "interleaved"])
+def test_such_ranks_train_it_with_replicas_and_in_other_schedules_too(schedule: str) -> None:
+    kinds = ("frozen", "without_parameters", "frozen_end")
+    alone = [programs.train(name, ema=True) for name in kinds]
+    shared = ("ordered", "ordered-zero1", "ordered-fsdp", "ddp", "fsdp")
+    ways = [
+        (kind, {"pipeline": 2, "schedule": schedule, "ema": True, "strategy": strategy})
+        for strategy in shared
+        for kind in kinds
+    ]
+    first = on(4, *ways)[0]
+    for (kind, arguments), one in zip(ways, first, strict=True):
+        wanted = alone[kinds.index(kind)]
+        if arguments["strategy"].startswith("ordered"):
+            assert alike(one, wanted), (kind, arguments)
+        assert one["valid"] == pytest.approx(wanted["valid"], rel=1e-5), (kind, arguments)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ordered", "ordered-zero1", "ordered-fsdp"])
+def test_plain_models_are_one_run_in_every_layout(strategy: str) -> None:
+    names = ("Net", "sequence", "checkpointed", "shared_dropout")
+    more = [{}, {"task": "Sampled"}, {"groups": True, "ema": True}]
+    ways = [(name, arguments) for name in names for arguments in more]
+    alone = [programs.train(name, **arguments) for name, arguments in ways]
+    staged = on(4, *((name, {**arguments, "pipeline": 2, "strategy": strategy}) for name, arguments in ways))[0]
+    shared = on(2, *((name, {**arguments, "strategy": strategy}) for name, arguments in ways))[0]
+    for place, way in enumerate(ways):
+        assert alike(staged[place], alone[place]), way
+        assert alike(shared[place], alone[place]), way

@@ -1,0 +1,614 @@
+"""What a person does with the library in a script: folders, Ctrl-C, names, loaders, mistakes, and what is said."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from evenstep import Bf16Mixed, Hook, Loss, MapData, Skip, StreamData, Task, Trainer
+from evenstep.checkpoint import complete_checkpoints
+from evenstep.errors import ArgumentError, EvenstepError, HookError, TaskError
+from evenstep.events import ConsoleWriter, CsvWriter, JsonlWriter, Save
+from evenstep.optim.schedules import Cosine, Linear
+from evenstep.parallel import Single
+from evenstep.signals import Interrupted
+
+PAIRS = [(torch.tensor([float(x)]), torch.tensor([2.0 * x])) for x in range(8)]
+
+
+class Line(Task):
+    def loss(self, output: Any, batch: Any) -> Any:
+        return ((output - batch[1]) ** 2).sum()
+
+
+def arguments(**more: Any) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = nn.Linear(1, 1)
+    return {
+        "model": model,
+        "task": Line(),
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.01),
+        "data": MapData(PAIRS, global_batch_size=4),
+        "updates": 4,
+        "device": "cpu",
+    } | more
+
+
+def trainer_of(**more: Any) -> Trainer:
+    return Trainer(**arguments(**more))
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# A used folder.
+
+
+def test_a_folder_of_another_run_is_refused_and_nothing_in_it_is_touched(tmp_path: Path) -> None:
+    trainer_of(folder=tmp_path).train()
+    before = files_of(tmp_path)
+    with pytest.raises(ArgumentError, match=r"has left checkpoints up to step-00000004, and nothing in it was touched"):
+        trainer_of(folder=tmp_path, updates=2).train()
+    with pytest.raises(ArgumentError, match="is another run's"):
+        trainer_of(folder=tmp_path).save()
+    assert files_of(tmp_path) == before
+
+
+def test_the_advice_about_a_used_folder_works(tmp_path: Path) -> None:
+    trainer_of(folder=tmp_path).train()
+    trainer = trainer_of(folder=tmp_path, updates=6)
+    assert trainer.resume() == tmp_path / "checkpoints" / "step-00000004"
+    assert trainer.train().update == 6
+    assert trainer_of(folder=tmp_path / "another").train().update == 4
+
+
+def test_metrics_alone_make_a_folder_used(tmp_path: Path) -> None:
+    trainer_of(folder=tmp_path, keep_checkpoints=0, writers="csv").train()
+    with pytest.raises(ArgumentError, match=r"has left metrics in metrics\.csv"):
+        trainer_of(folder=tmp_path).train()
+
+
+def test_a_run_that_begins_at_the_checkpoint_of_another_may_not_write_into_a_third(tmp_path: Path) -> None:
+    trainer_of(folder=tmp_path / "a").train()
+    trainer_of(folder=tmp_path / "b").train()
+    trainer = trainer_of(folder=tmp_path / "b", updates=6)
+    trainer.resume(tmp_path / "a")
+    with pytest.raises(ArgumentError, match="is another run's"):
+        trainer.train()
+    trainer = trainer_of(folder=tmp_path / "c", updates=6)
+    trainer.resume(tmp_path / "a")
+    assert trainer.train().update == 6
+
+
+def test_a_run_that_failed_at_its_first_update_can_be_tried_again_in_its_folder(tmp_path: Path) -> None:
+    class Wrong(Line):
+        def loss(self, output: Any, batch: Any) -> Any:
+            raise ValueError("my mistake")
+
+    with pytest.raises(ValueError, match="my mistake"):
+        trainer_of(folder=tmp_path, task=Wrong()).train()
+    assert trainer_of(folder=tmp_path).train().update == 4
+
+
+def test_a_run_killed_before_its_first_checkpoint_is_resumed_from_the_beginning(tmp_path: Path) -> None:
+    trainer_of(folder=tmp_path, keep_checkpoints=0).train()
+    trainer = trainer_of(folder=tmp_path)
+    assert trainer.resume() is None
+    assert trainer.train().update == 4
+
+
+def test_training_again_goes_on_in_its_own_folder(tmp_path: Path) -> None:
+    class Stop(Hook):
+        def after_update(self, event: Any) -> None:
+            if event.update == 2:
+                self.trainer.ask_stop("enough")
+
+    trainer = trainer_of(folder=tmp_path, hooks=Stop())
+    assert trainer.train().outcome == "stopped"
+    assert trainer.train().outcome == "done"
+
+
+# What a folder alone keeps.
+
+
+def test_a_folder_alone_keeps_metrics_checkpoints_and_the_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluations = MapData(PAIRS, global_batch_size=4, shuffle=False)
+    trainer_of(folder=tmp_path, evaluations=evaluations, log_every_updates=2).train()
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert {line["update"] for line in lines} == {1, 2, 3, 4}
+    assert any("valid/loss" in line for line in lines)
+    assert [path.name for path in complete_checkpoints(tmp_path / "checkpoints")] == ["step-00000004"]
+    assert json.loads((tmp_path / "status.json").read_text())["state"] == "done"
+    page = (tmp_path / "report.html").read_text()
+    assert "train/loss" in page and "valid/loss" in page
+    said = capsys.readouterr().out
+    assert "update 2/4  loss " in said and "all 4 updates are done" in said
+
+
+def test_a_failed_run_gets_a_report_that_tells_why(tmp_path: Path) -> None:
+    class Wrong(Line):
+        def loss(self, output: Any, batch: Any) -> Any:
+            if trainer.progress.update == 3:
+                raise ValueError("my mistake")
+            return super().loss(output, batch)
+
+    trainer = trainer_of(folder=tmp_path, task=Wrong(), log_every_updates=1)
+    with pytest.raises(ValueError, match="my mistake"):
+        trainer.train()
+    page = (tmp_path / "report.html").read_text()
+    assert "ValueError: my mistake" in page and "train/loss" in page
+    assert [path.name for path in complete_checkpoints(tmp_path / "checkpoints")] == ["step-00000003"]
+
+
+def test_a_report_without_the_jsonl_writer_shows_the_values_of_the_csv_file(tmp_path: Path) -> None:
+    trainer_of(folder=tmp_path, writers=["csv"]).train()
+    page = (tmp_path / "report.html").read_text()
+    assert "train/loss" in page and "No values were logged" not in page
+
+
+def test_a_report_without_any_metrics_file_says_which_writer_it_needs(tmp_path: Path) -> None:
+    trainer_of(folder=tmp_path, writers=()).train()
+    assert "keep them with the writer `jsonl`" in (tmp_path / "report.html").read_text()
+
+
+def test_without_folder_and_watcher_nothing_is_said_or_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    trainer_of().train()
+    assert capsys.readouterr().out == ""
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_clock_has_measured_is_no_part_of_the_state(tmp_path: Path) -> None:
+    states = []
+    for folder in (tmp_path / "a", None):
+        trainer = trainer_of(folder=folder)
+        trainer.train()
+        states.append(trainer.state_dict()["storage"])
+    assert states[0] == states[1]
+
+
+def test_hooks_and_writers_that_are_given_take_the_place_of_the_standard_ones(tmp_path: Path) -> None:
+    mine = Save(every_updates=2)
+    trainer = trainer_of(folder=tmp_path, hooks=[mine], writers=("jsonl", CsvWriter()))
+    names = [type(hook).__name__ for hook in trainer._bus.hooks]
+    assert names == ["Timer", "Save", "StopFile", "Status"]
+    assert mine in trainer._bus.hooks
+    assert [type(writer) for writer in trainer._writers._writers] == [JsonlWriter, CsvWriter]
+    assert [type(writer) for writer in trainer_of(writers=ConsoleWriter())._writers._writers] == [ConsoleWriter]
+
+
+# Ctrl-C and SIGTERM.
+
+SCRIPT = """
+import os, signal, sys, threading, time
+import torch
+from evenstep import MapData, Task, Trainer
+
+class Line(Task):
+    def loss(self, output, batch):
+        time.sleep(0.05)
+        if sys.argv[2] == "stuck" and trainer.progress.update == 2:
+            while True:
+                time.sleep(0.01)
+        return ((output - batch[1]) ** 2).sum()
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+pairs = [(torch.tensor([float(x)]), torch.tensor([2.0 * x])) for x in range(8)]
+model = torch.nn.Linear(1, 1)
+trainer = Trainer(
+    model=model,
+    task=Line(),
+    optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
+    data=MapData(pairs, global_batch_size=4),
+    updates=100_000,
+    device="cpu",
+    log_every_updates=1,
+    folder=sys.argv[1],
+)
+trainer.train()
+print("went on with the script")
+"""
+
+
+def interrupted(tmp_path: Path, *signals: int, kind: str = "slow") -> tuple[int, str, str]:
+    """Exit code, output and errors of a script that gets the signals, one a while after the other."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    process = subprocess.Popen(
+        [sys.executable, "script.py", "run", kind],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    assert process.stdout is not None and process.stderr is not None
+    out = ""
+    try:
+        for line in process.stdout:
+            out += line
+            if line.startswith("update 2/"):
+                break
+        err = ""
+        for number in signals:
+            process.send_signal(number)
+            if number != signals[-1]:
+                while "stopping after this update" not in err:
+                    err += process.stderr.readline()
+        rest = process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    return process.returncode, out + rest[0], err + rest[1]
+
+
+def test_ctrl_c_in_a_script_with_a_folder_saves_and_ends_the_script_in_a_few_lines(tmp_path: Path) -> None:
+    code, out, err = interrupted(tmp_path, signal.SIGINT)
+    assert code == -signal.SIGINT  # a shell says 130
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert (status["state"], status["reason"]) == ("stopped", "SIGINT")
+    [saved] = complete_checkpoints(tmp_path / "run" / "checkpoints")
+    assert saved.name == f"step-{status['update']:08d}"
+    assert f"stopped by Ctrl-C after update {status['update']}, saved in run/checkpoints/{saved.name}" in err
+    assert len(err.splitlines()) < 16, err
+    assert "went on with the script" not in out
+    assert (tmp_path / "run" / "report.html").exists()
+
+
+def test_sigterm_in_a_script_saves_and_asks_to_be_run_again_as_the_command_line_does(tmp_path: Path) -> None:
+    code, out, err = interrupted(tmp_path, signal.SIGTERM)
+    assert code == 75, err
+    assert len(complete_checkpoints(tmp_path / "run" / "checkpoints")) == 1
+    assert "evenstep: stopped by SIGTERM after update" in err
+    assert "went on with the script" not in out
+
+
+def test_a_second_ctrl_c_in_a_script_leaves_at_once(tmp_path: Path) -> None:
+    code, _, err = interrupted(tmp_path, signal.SIGINT, signal.SIGINT, kind="stuck")
+    assert code == -signal.SIGINT
+    assert not complete_checkpoints(tmp_path / "run" / "checkpoints")
+    assert len(err.splitlines()) < 16, err
+
+
+class Raise(Hook):
+    """Sends a signal to this process in the middle of an update."""
+
+    def __init__(self, number: int, at: int = 2) -> None:
+        self.number, self.at = number, at
+
+    def before_update(self, event: Any) -> None:
+        if event.update == self.at:
+            signal.raise_signal(self.number)
+
+
+def test_after_ctrl_c_training_again_goes_on_exactly_and_handlers_are_as_they_were() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
+    trainer = trainer_of(hooks=[Raise(signal.SIGINT)])
+    with pytest.raises(Interrupted, match=r"stopped by Ctrl-C after update 2, with nothing saved") as caught:
+        trainer.train()
+    assert caught.value._render_traceback_() == [f"Interrupted: {caught.value}"]  # what a notebook shows
+    assert trainer.progress.update == 2
+    assert trainer.train().update == 4
+    undisturbed = trainer_of()
+    undisturbed.train()
+    assert torch.equal(trainer.model.weight, undisturbed.model.weight)
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)] == before
+
+
+def test_a_handler_of_the_programs_own_is_left_alone() -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    try:
+        assert trainer_of(hooks=Raise(signal.SIGTERM)).train().outcome == "done"
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert heard == [signal.SIGTERM]
+
+
+def test_outside_the_main_thread_training_sets_no_handler() -> None:
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(trainer_of().train()))
+    thread.start()
+    thread.join(60)
+    assert results[0].outcome == "done"
+
+
+# Names and loaders.
+
+
+@pytest.mark.parametrize(
+    ("names", "objects"),
+    [
+        ({"precision": "bf16-mixed"}, {"precision": Bf16Mixed()}),
+        ({"lr_schedule": "cosine"}, {"lr_schedule": Cosine()}),
+        (
+            {"lr_schedule": {"kind": "linear", "warmup_updates": 2, "end_factor": 0.5}},
+            {"lr_schedule": Linear(warmup_updates=2, end_factor=0.5)},
+        ),
+        ({"strategy": "ddp"}, {"strategy": Single()}),
+        ({"on_non_finite": "skip", "on_out_of_memory": "stop"}, {"on_non_finite": Skip()}),
+        ({"data": DataLoader(PAIRS, batch_size=4, shuffle=True)}, {}),
+        ({"data": DataLoader(PAIRS, batch_size=4)}, {"data": MapData(PAIRS, global_batch_size=4, shuffle=False)}),
+        (
+            {
+                "data": DataLoader(
+                    PAIRS, batch_size=3, collate_fn=lambda some: [torch.stack(c) for c in zip(*some, strict=True)]
+                )
+            },
+            {"data": MapData(PAIRS, global_batch_size=3, shuffle=False)},
+        ),
+    ],
+    ids=lambda some: " ".join(some) or "default",
+)
+def test_a_name_and_a_loader_train_as_the_objects_they_stand_for(names: Any, objects: Any) -> None:
+    trained = []
+    for more in (names, objects):
+        trainer = trainer_of(**more)
+        trainer.train()
+        trained.append(trainer.model.weight.detach().clone())
+    assert torch.equal(*trained)
+
+
+def test_one_evaluation_set_is_called_valid() -> None:
+    for data in (MapData(PAIRS, global_batch_size=4, shuffle=False), DataLoader(PAIRS, batch_size=4)):
+        trainer = trainer_of(evaluations=data)
+        assert set(trainer.evaluate()) == {"valid"}
+    assert len(trainer_of().predict(DataLoader(PAIRS, batch_size=4))) == 2
+
+
+class Stream(IterableDataset):
+    def __iter__(self) -> Any:
+        return iter(PAIRS)
+
+
+LOADERS = {
+    "stream": lambda: DataLoader(Stream(), batch_size=4),
+    "weighted": lambda: DataLoader(PAIRS, batch_size=4, sampler=WeightedRandomSampler([1.0] * 8, 8)),
+    "fewer": lambda: DataLoader(PAIRS, batch_size=4, sampler=RandomSampler(PAIRS, num_samples=4)),
+    "batch sampler": lambda: DataLoader(PAIRS, batch_sampler=[[0, 1, 2, 3], [4, 5, 6, 7]]),
+    "drop_last": lambda: DataLoader(PAIRS, batch_size=3, drop_last=True),
+    "worker_init_fn": lambda: DataLoader(PAIRS, batch_size=4, worker_init_fn=print),
+}
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_a_loader_that_cannot_be_taken_over_is_refused_and_the_advice_works(kind: str) -> None:
+    loader = LOADERS[kind]()
+    with pytest.raises(ArgumentError, match=r"`data` is a DataLoader that .*, which can't be taken over; ") as refused:
+        trainer_of(data=loader)
+    advice = str(refused.value)
+    if "StreamData(loader, batched=True)" in advice:
+        assert trainer_of(data=StreamData(loader, batched=True)).train().update == 4
+    if "MapData(dataset" in advice:
+        assert trainer_of(data=MapData(loader.dataset, global_batch_size=4)).train().update == 4
+    if "leave" in advice:
+        assert trainer_of(data=DataLoader(PAIRS, batch_size=3)).train().update == 4
+
+
+# Mistakes.
+
+
+class Numbered(Dataset[Any]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        return PAIRS[index]
+
+
+def made(kind: str) -> Any:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return {
+        "scheduler": lambda: torch.optim.lr_scheduler.StepLR(optimizer, 3),
+        "optimizers": lambda: [optimizer],
+    }[kind]()
+
+
+MISTAKES = [
+    ("model", nn.Linear, "`model` must be an object of torch.nn.Module, but is the class Linear itself"),
+    ("model", lambda: None, "but is the function <lambda>"),
+    ("model", None, "but is None; write `model=Net(…)`"),
+    ("task", Line, "`task` must be an object of a subclass of `evenstep.Task`.*but is the class Line itself"),
+    ("task", nn.MSELoss(), "but is an? MSELoss"),
+    ("task", nn.functional.mse_loss, "but is the function mse_loss"),
+    ("task", None, "`task` must be a Task"),
+    ("optimizer", torch.optim.AdamW, r"write `optimizer=torch\.optim\.AdamW\(model\.parameters\(\), lr=…\)`"),
+    ("optimizer", "adamw", "`optimizer` must be an object of Optimizer, but is 'adamw'"),
+    ("optimizer", "scheduler", "is the torch scheduler StepLR; give the optimizer"),
+    ("optimizer", "optimizers", "`optimizer` must be an object of Optimizer, but is a list"),
+    ("data", PAIRS, r"is a dataset \(list\); write `data=MapData\(dataset, global_batch_size=32\)`"),
+    ("data", Numbered(), r"is a dataset \(Numbered\); write `data=MapData"),
+    ("data", TensorDataset(torch.zeros(4, 1)), r"is a dataset \(TensorDataset\)"),
+    ("data", (torch.zeros(4), torch.zeros(4)), r"is a tuple; write `data=MapData\(TensorDataset\(inputs, targets\)"),
+    ("data", iter(PAIRS), r"is something to iterate \(list_iterator\); write `data=StreamData"),
+    ("data", {"train": PAIRS}, "is a dict; write `data=Mixture"),
+    ("data", MapData, r"is the class MapData; write `data=MapData\(MapData\(…\)|is the class MapData"),
+    ("data", None, "but is None; write"),
+    ("updates", 10.0, "`updates` must be a whole number of at least 1, but is 10.0"),
+    ("updates", "10", "`updates` must be a whole number of at least 1, but is '10'"),
+    ("epochs", 1.5, "give either `updates` or `epochs`"),
+    ("seed", "7", "`seed` must be a whole number, but is '7'"),
+    ("seed", None, "`seed` must be a whole number, but is None"),
+    ("device", "gpu", "`device` must be 'auto', 'cpu' or an accelerator"),
+    ("device", None, "`device` must be 'auto', 'cpu' or an accelerator"),
+    ("strategy", "dpp", "`strategy` must be one of auto, single, ddp, fsdp, zero1, but is 'dpp'; is it 'ddp'?"),
+    ("strategy", Single, "`strategy` must be an object of Strategy, but is the class Single itself"),
+    ("precision", "bf16", "`precision` must be one of .*, but is 'bf16'; is it 'bf16-mixed'?"),
+    ("precision", 16, "`precision` must be an object of Precision, but is 16; write one of '32-true'"),
+    ("precision", torch.bfloat16, "`precision` must be an object of Precision, but is a dtype"),
+    ("precision", Bf16Mixed, "but is the class Bf16Mixed itself"),
+    ("lr_schedule", "cosin", "`lr_schedule` must be one of .*; is it 'cosine'?"),
+    ("lr_schedule", "scheduler", r"is a torch scheduler \(StepLR\), which counts its own steps"),
+    ("lr_schedule", "wsd", "`lr_schedule` 'wsd' missing 1 required keyword-only argument: 'decay_updates'"),
+    ("lr_schedule", {"kind": "cosine", "warmup": 3}, "`lr_schedule` 'cosine' got an unexpected keyword .*'warmup'"),
+    ("lr_schedule", {"kind": "cosine", "warmup_updates": 30}, "`warmup_updates` must be between 0 and the 4"),
+    ("lr_schedule", lambda update: 1.0, "is the function <lambda>; write one of 'constant'"),
+    ("lr_schedule", Cosine, "is the class Cosine itself"),
+    ("clip_norm", "1", "`clip_norm` must be"),
+    ("clip_norm", -1.0, "`clip_norm` must be finite and above 0"),
+    ("ema", 0.999, r"`ema` must be an object of Ema, but is 0\.999; write `ema=Ema\(decay=0\.999\)`"),
+    ("evaluations", PAIRS, "`evaluations` must be data by name, but is a list; write `evaluations={'valid': MapData"),
+    ("evaluations", {"valid": PAIRS}, r"`evaluations\['valid'\]` must be evenstep's `Data`.*is a dataset \(list\)"),
+    ("evaluations", {1: MapData(PAIRS, global_batch_size=4)}, "the names of `evaluations` must be words, but one is 1"),
+    ("hooks", Hook, "`hooks` must be a list, but is the class Hook"),
+    ("hooks", [Hook], "`hooks` must hold instances of subclasses of `Hook`, but holds the class `Hook`"),
+    ("hooks", print, "`hooks` must be a list, but is <built-in function print>"),
+    ("writers", ["json"], "`writers` must be one of console, jsonl, csv, tensorboard, but is 'json'; is it 'jsonl'?"),
+    ("writers", "tensorbord", "is it 'tensorboard'?"),
+    ("writers", [JsonlWriter], "`writers` must hold instances of subclasses of `Writer`, but holds the class"),
+    ("writers", JsonlWriter, "`writers` must be a list, but is the class JsonlWriter"),
+    ("folder", 3, "`folder` must be a path, but is 3"),
+    ("folder", "", "`folder` must be a path, but is ''"),
+    ("folder", __file__, "`folder` must be a folder, but `.*` is a file"),
+    ("log_every_updates", 0.5, "`log_every_updates` must be a whole number"),
+    ("on_non_finite", "ignore", "`on_non_finite` must be one of stop, skip, retry, rewind"),
+    ("on_non_finite", Skip, "`on_non_finite` must be an object of FailurePolicy, but is the class Skip itself"),
+    ("on_out_of_memory", "skip", "`on_out_of_memory` must be one of stop, retry, but is 'skip'"),
+    (
+        "loss_spikes",
+        True,
+        r"`loss_spikes` must be an object of LossSpikes, but is True; write `loss_spikes=LossSpikes\(",
+    ),
+    ("on_hook_error", "ignore", "`on_hook_error` must be one of stop, continue, but is 'ignore'"),
+    ("max_skipped_samples", 0.1, "`max_skipped_samples` must be a whole number of at least 0, but is 0.1"),
+    ("fit_memory", "yes", "`fit_memory` must be True or False, but is 'yes'"),
+    ("keep_checkpoints", True, "`keep_checkpoints` must be a whole number of at least 0, but is True"),
+    ("asynchronous_saves", None, "`asynchronous_saves` must be True or False, but is None"),
+    ("coefficients", [1.0], "`coefficients` must be numbers by the names of tasks, but is a list"),
+    ("combine", "pcgrad", "`combine` must be one of separate, pc_grad, .*; is it 'pc_grad'?"),
+    ("norm_statistics", "per_task", "`norm_statistics` must be one of shared, per-task, frozen, .*'per-task'?"),
+    ("channels_last", 1, "`channels_last` must be True or False, but is 1"),
+    ("config", "lr=0.1", r"`config` must be a dict, but is 'lr=0\.1'"),
+]
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "text"),
+    MISTAKES,
+    ids=[f"{argument}-{number}" for number, (argument, *_) in enumerate(MISTAKES)],
+)
+def test_a_usual_mistake_with_an_argument_is_one_clear_line_when_the_trainer_is_built(
+    argument: str, value: Any, text: str
+) -> None:
+    if isinstance(value, str) and value in ("scheduler", "optimizers"):
+        value = made(value)
+    with pytest.raises(EvenstepError, match=text) as raised:
+        trainer_of(**{argument: value})
+    assert len(str(raised.value).splitlines()) == 1
+    assert raised.type in (ArgumentError, HookError, TaskError)
+
+
+def test_every_argument_has_a_row_of_mistakes() -> None:
+    import inspect
+
+    never_wrong = {"self", "settle_every_updates", "keep_every_updates"}  # counted with `log_every_updates`
+    assert {argument for argument, *_ in MISTAKES} == set(inspect.signature(Trainer.__init__).parameters) - never_wrong
+
+
+@pytest.mark.parametrize(
+    ("metric", "said"), [(0.5, "is 0.5"), (torch.tensor(0.5), r"tensor of shape \[\]"), ((1, 2, 3), r"is \(1, 2, 3\)")]
+)
+def test_a_metric_that_is_no_pair_is_said(metric: Any, said: str) -> None:
+    class Wrong(Line):
+        def loss(self, output: Any, batch: Any) -> Any:
+            return Loss(((output - batch[1]) ** 2).sum(), metrics={"accuracy": metric})
+
+    with pytest.raises(TaskError, match=rf"`accuracy` of Wrong must be a pair \(sum, weight\).*{said}"):
+        trainer_of(task=Wrong()).train()
+
+
+# Errors of one's own code.
+
+MINE = """
+import torch
+from torch import nn
+from evenstep import Hook, MapData, Task, Trainer
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(1, 3), nn.Linear(3, 1))
+
+    def forward(self, x):
+        return self.inner(x[:, :FORWARD])
+
+class Line(Task):
+    def loss(self, output, batch):
+        LOSS
+        return ((output - batch[1]) ** 2).sum()
+
+pairs = [(torch.tensor([float(x)]), torch.tensor([2.0 * x])) for x in range(8)]
+model = Net()
+trainer = Trainer(model=model, task=Line(), optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
+                  data=MapData(pairs, global_batch_size=4), updates=4, device="cpu")
+trainer.train()
+"""
+
+
+def ran(tmp_path: Path, forward: str = "1", loss: str = "pass", **environment: str) -> list[str]:
+    """The lines of the error that the script ends with."""
+    (tmp_path / "mine.py").write_text(MINE.replace("FORWARD", forward).replace("LOSS", loss))
+    done = subprocess.run(
+        [sys.executable, "mine.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **environment},
+        check=False,
+    )
+    assert done.returncode == 1
+    return done.stderr.strip().splitlines()
+
+
+def test_an_error_of_ones_own_comes_with_ones_own_lines_and_says_the_update(tmp_path: Path) -> None:
+    lines = ran(tmp_path, loss='raise KeyError("labels")')
+    frames = [re.sub(r".*/", "", line) for line in lines if line.startswith("  File")]
+    assert [frame.split('"')[0] for frame in frames] == ["mine.py", "trainer.py", "mine.py"]
+    assert lines[-2] == "KeyError: 'labels'"
+    assert re.fullmatch(r"In update 1, at .*mine\.py:16 in loss\. \(EVENSTEP_FULL_TRACEBACK=1 shows .*\)", lines[-1])
+
+
+def test_an_error_inside_torch_still_ends_with_ones_own_line(tmp_path: Path) -> None:
+    lines = ran(tmp_path, forward="0")
+    assert lines[-2].startswith("RuntimeError: mat1 and mat2 shapes cannot be multiplied")
+    assert re.search(r"In update 1, at .*mine\.py:12 in forward", lines[-1])
+    assert len(lines) < 30
+    assert not [line for line in lines if "evenstep/train/" in line and "trainer.py" not in line]
+
+
+def test_all_frames_are_shown_when_asked_for(tmp_path: Path) -> None:
+    lines = ran(tmp_path, loss='raise KeyError("labels")', EVENSTEP_FULL_TRACEBACK="1")
+    assert any("evenstep/train/passage.py" in line for line in lines)
+
+
+def test_an_error_of_evensteps_own_shows_the_call_alone_and_what_caused_it(tmp_path: Path) -> None:
+    lines = ran(tmp_path, loss="return output.mean().item()")
+    assert [re.sub(r'.*/([^/]*)".*', r"\1", line) for line in lines if line.startswith("  File")] == [
+        "mine.py",
+        "trainer.py",
+    ]
+    assert "evenstep.errors.TaskError: `Line.loss` must give" in lines[-1]

@@ -1,0 +1,160 @@
+"""Usual mistakes of who writes hooks, tasks and scripts: each is answered by a sentence that says what to do."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from evenstep import Ema, Hook, Loss, MapData, Mixture, Task, Trainer
+from evenstep.errors import ArgumentError, CheckpointError, TaskError
+
+
+class Square(Task):
+    def loss(self, output: Any, batch: Any) -> Any:
+        return ((output.squeeze(-1) - batch[1]) ** 2).sum()
+
+
+def points() -> list[tuple[Tensor, Tensor]]:
+    return [(torch.full((4,), n / 8), torch.tensor(n % 3 / 2)) for n in range(16)]
+
+
+def trainer(model: nn.Module | None = None, **more: Any) -> Trainer:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1) if model is None else model
+    arguments: dict[str, Any] = {
+        "model": model,
+        "task": Square(),
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.01),
+        "data": MapData(points(), global_batch_size=8, micro_batch_size=4),
+        "updates": 3,
+        "device": "cpu",
+        "writers": (),
+    }
+    return Trainer(**arguments | more)
+
+
+def weights_of(one: Trainer) -> list[float]:
+    one.train()
+    return one.model.weight.flatten().tolist()
+
+
+def test_training_inside_no_grad_is_training() -> None:
+    with torch.no_grad():
+        inside = weights_of(trainer())
+    assert inside == weights_of(trainer())
+
+
+def test_training_inside_inference_mode_is_refused() -> None:
+    one = trainer()
+    with torch.inference_mode(), pytest.raises(ArgumentError, match="inference_mode"):
+        one.train()
+    one.train()
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (lambda: nn.LazyLinear(1), "Call the model once"),
+        (lambda: nn.Linear(4, 1, device="meta"), "meta device"),
+    ],
+)
+def test_a_model_without_numbers_is_refused_with_what_to_do(model: Any, says: str) -> None:
+    with pytest.raises(TaskError, match=says):
+        trainer(model())
+
+
+def test_a_model_made_in_inference_mode_is_refused() -> None:
+    with torch.inference_mode():
+        model = nn.Linear(4, 1)
+    with pytest.raises(TaskError, match="inference_mode"):
+        trainer(model)
+
+
+def test_a_lazy_model_trains_when_it_was_called_once_as_the_error_says() -> None:
+    model = nn.LazyLinear(1)
+    with torch.no_grad():
+        model(torch.zeros(1, 4))
+    trainer(model).train()
+
+
+class Calls(Hook):
+    """Calls a method of the trainer when an event comes."""
+
+    def __init__(self, event: str, method: str, *args: Any) -> None:
+        setattr(self, event, lambda event: getattr(self.trainer, method)(*args))
+
+
+@pytest.mark.parametrize("method", ["evaluate", "save"])
+@pytest.mark.parametrize("event", ["before_forward", "before_microbatch", "after_backward"])
+def test_what_must_wait_for_the_end_of_an_update_is_refused_in_its_midst(
+    event: str, method: str, tmp_path: Any
+) -> None:
+    sets = {"valid": MapData(points(), global_batch_size=8)}
+    one = trainer(hooks=[Calls(event, method)], evaluations=sets, folder=tmp_path / "run")
+    with pytest.raises(ArgumentError, match=f"`{method}` was called in the midst of update 1.*`ask_{method}`"):
+        one.train()
+
+
+def test_it_may_be_called_between_two_updates() -> None:
+    sets = {"valid": MapData(points(), global_batch_size=8)}
+    with_calls = trainer(hooks=[Calls("after_update", "evaluate")], evaluations=sets)
+    assert weights_of(with_calls) == weights_of(trainer())
+
+
+def test_an_evaluation_within_an_evaluation_is_refused() -> None:
+    sets = {"valid": MapData(points(), global_batch_size=8)}
+    one = trainer(hooks=[Calls("before_forward", "evaluate")], evaluations=sets)
+    with pytest.raises(ArgumentError, match="in the midst of an evaluation"):
+        one.evaluate()
+
+
+def test_training_from_within_training_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="while it is training already"):
+        trainer(hooks=[Calls("after_update", "train")]).train()
+
+
+def test_a_state_that_is_none_of_a_trainers_is_refused_by_what_it_lacks() -> None:
+    one = trainer()
+    with pytest.raises(CheckpointError, match="has no `model`"):
+        one.load_state_dict(dict(one.model.state_dict()))
+
+
+def test_metrics_without_names_are_refused() -> None:
+    class Listed(Square):
+        def loss(self, output: Any, batch: Any) -> Any:
+            return Loss(super().loss(output, batch), metrics=[("accuracy", 0.5)])  # type: ignore[arg-type]
+
+    with pytest.raises(TaskError, match="must be pairs by name"):
+        trainer(task=Listed()).train()
+
+
+def test_a_loss_that_goes_back_by_itself_is_told_not_to() -> None:
+    class Eager(Square):
+        def loss(self, output: Any, batch: Any) -> Any:
+            loss = super().loss(output, batch)
+            if torch.is_grad_enabled():
+                loss.backward()
+            return loss
+
+    with pytest.raises(RuntimeError) as caught:
+        trainer(task=Eager()).train()
+    assert any("must not call `backward`" in note for note in caught.value.__notes__)
+
+
+def test_a_mixture_of_a_list_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="by its name"):
+        Mixture([MapData(points(), global_batch_size=8)])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("clip_norm", ["1", True, float("nan"), 0])
+def test_a_clip_norm_that_is_no_number_above_0_is_refused(clip_norm: Any) -> None:
+    with pytest.raises(ArgumentError, match="`clip_norm` must be a finite number above 0"):
+        trainer(clip_norm=clip_norm)
+
+
+def test_an_average_is_of_one_trainer() -> None:
+    ema = Ema(decay=0.9)
+    trainer(ema=ema)
+    with pytest.raises(ArgumentError, match="an average of its own"):
+        trainer(ema=ema)
