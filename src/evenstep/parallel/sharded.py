@@ -10,7 +10,7 @@ gradients are reduced is the variants' (`fsdp`, `ordered_fsdp`); nothing of FSDP
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
