@@ -7,6 +7,7 @@ Both at once is an error, since one would undo the other.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, final
 
 from torch import Tensor
@@ -79,7 +80,7 @@ class LearningRates:
             hash(tuple([lr for group in self._optimizer.param_groups if type(lr := group.get("lr")) is float])) % 2**32
         )
 
-    def __call__(self, update: int) -> list[float | Tensor]:
+    def __call__(self, update: int) -> Sequence[float | Tensor]:
         """Set every group's learning rate for `update`; gives the rates by group, as many as there are `names`.
 
         Raises:

@@ -10,7 +10,7 @@ gradients are reduced is the variants' (`fsdp`, `ordered_fsdp`); nothing of FSDP
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -294,7 +294,7 @@ class Sharded(Strategy):
         self._watch()
 
     def share(self, parameters: Sequence[nn.Parameter]) -> None:
-        check_shardable(self._module, [part for part in self._parts() if part is not self._module])
+        check_shardable(self._module, [cast("nn.Module", part) for part in self._parts() if part is not self._module])
         for part in self._parts():
             choose_formats(part)
         for shard in self._shards:  # as FSDP2 would when it next gathers it

@@ -9,7 +9,7 @@ objects only, at no values.
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import Any, final
+from typing import Any, cast, final
 from zlib import crc32
 
 from torch import nn
@@ -167,6 +167,6 @@ class Trained:
 
 def _places(model: nn.Module) -> list[tuple[dict[str, Any], list[int]]]:
     """Where the model's modules and parameters stand, each with what stands there now."""
-    modules: list[Any] = list(model.modules())  # torch has no public way to what stands where, only to copies of it
-    held = chain.from_iterable((one._modules, one._parameters) for one in modules)
+    everything = (cast("Any", one) for one in model.modules())  # torch has no public way to where they stand
+    held = chain.from_iterable((one._modules, one._parameters) for one in everything)
     return [(some, list(map(id, some.values()))) for some in held]

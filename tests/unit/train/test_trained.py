@@ -1,0 +1,129 @@
+"""Which parameters are trained is followed: what of it a checkpoint keeps, and in stages of a pipeline."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from evenstep import Hook, MapData, Task, Trainer
+from evenstep.parallel import Mesh, Ordered
+from evenstep.pipeline import Layers, Staged
+from evenstep.train.trained import Trained
+
+OnRanks = Callable[..., list[Any]]
+
+
+class Square(Task):
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        return ((output.squeeze(-1) - batch[1]) ** 2).sum()
+
+
+def layers() -> Layers:
+    """Five linear layers, of which the second and the fourth are frozen."""
+
+    def filled(place: int) -> nn.Module:
+        linear = nn.Linear(3, 1 if place == 4 else 3)
+        generator = torch.Generator().manual_seed(place)
+        with torch.no_grad():
+            for parameter in linear.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator))
+        return linear.requires_grad_(place not in (1, 3))
+
+    return Layers.of([lambda place=place: filled(place) for place in range(5)])
+
+
+class Unfreeze(Hook):
+    """Trains everything from the third update on; first_rank_only or not, it runs on all ranks."""
+
+    def after_update(self, event: Any) -> None:
+        if event.update == 2:
+            self.trainer.model.requires_grad_(True)
+
+
+def built(model: nn.Module, strategy: Any, **more: Any) -> Trainer:
+    points = [(torch.tensor([n / 8, 1.0, -n / 4]), torch.tensor(float(n % 3))) for n in range(8)]
+    return Trainer(
+        model=model,
+        task=Square(),
+        optimizer=torch.optim.AdamW(model.parameters(), lr=0.01, foreach=True),
+        data=MapData(points, global_batch_size=8, micro_batch_size=2),
+        device="cpu",
+        strategy=strategy,
+        clip_norm=0.5,
+        **{"updates": 5, "hooks": [Unfreeze()], **more},
+    )
+
+
+def test_stages_unfreeze_as_one_process_does_and_keep_what_is_frozen(on_ranks: OnRanks) -> None:
+    def act(group: Any) -> Any:
+        mesh = Mesh.of(group, pipeline=2)
+        trainer = built(Staged(layers(), mesh=mesh), Ordered(mesh.data))
+        trainer.train()
+        return trainer.state_dict()
+
+    one = built(Staged(layers()), Ordered())
+    one.train()
+    alone, together = one.state_dict(), on_ranks(2, act)[0]
+    assert all(torch.equal(value, together["model"][name]) for name, value in alone["model"].items())
+    changed = {"now": True, "built": False}
+    assert together["trained"] == alone["trained"]
+    assert set(alone["trained"]) == {"1.weight", "1.bias", "3.weight", "3.bias"}
+    assert all(one == changed for one in alone["trained"].values())
+
+
+def test_a_checkpoint_of_stages_unfreezes_one_process(on_ranks: OnRanks) -> None:
+    def act(group: Any) -> Any:
+        mesh = Mesh.of(group, pipeline=2)
+        trainer = built(Staged(layers(), mesh=mesh), Ordered(mesh.data), updates=3)
+        trainer.train()
+        return trainer.state_dict()
+
+    state = on_ranks(2, act)[0]
+    undisturbed, resumed = built(Staged(layers()), Ordered()), built(Staged(layers()), Ordered())
+    undisturbed.train()
+    resumed.load_state_dict(state)
+    resumed.train()
+    for name, value in undisturbed.state_dict()["model"].items():
+        assert torch.equal(value, resumed.state_dict()["model"][name]), name
+
+
+def followed(model: nn.Module, **more: Any) -> Trained:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    names = [[name for name, _ in model.named_parameters()]]
+    given: dict[str, Any] = {"share": lambda those: None, "check": lambda those: None}
+    return Trained(model, optimizer, names, **{**given, **more})
+
+
+def test_strategies_hear_of_what_is_trained_only_when_that_changes() -> None:
+    model, heard = nn.Linear(2, 2), list[int]()
+    trained = followed(model, share=lambda those: heard.append(len(those)))
+    for frozen in (False, True, True, False):
+        model.bias.requires_grad_(not frozen)
+        trained.follow()
+    assert heard == [2, 1, 2]
+
+
+def test_a_gradient_of_before_does_not_outlive_a_freezing() -> None:
+    model = nn.Linear(2, 2)
+    trained = followed(model)
+    model(torch.ones(1, 2)).sum().backward()
+    model.bias.requires_grad_(False)
+    trained.follow()
+    assert model.bias.grad is None
+
+
+def test_ranks_that_train_the_same_have_a_number_in_common() -> None:
+    first, second, third = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)
+    third.bias.requires_grad_(False)
+    assert followed(first).stamp == followed(second).stamp != followed(third).stamp
+
+
+def test_a_checkpoint_says_only_what_was_frozen_or_unfrozen_since() -> None:
+    model = nn.Linear(2, 2)
+    trained = followed(model)
+    assert trained.state_dict() == {}
+    model.bias.requires_grad_(False)
+    assert trained.state_dict() == {"bias": {"now": False, "built": True}}
+    trained.load_state_dict({})  # of before that
+    assert model.bias.requires_grad
