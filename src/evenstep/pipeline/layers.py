@@ -134,8 +134,9 @@ def is_chain(model: object) -> bool:
 
 
 def _opened(sequence: nn.Sequential, prefix: str) -> Iterator[Layer]:
-    for name, child in sequence._modules.items():  # `named_children` leaves out a module that stands there again
-        assert child is not None
+    # `named_children` leaves out a module that stands there again, such as one activation in several places
+    children: dict[str, nn.Module] = cast("Any", sequence)._modules
+    for name, child in children.items():
         if type(child) is nn.Sequential and len(child) and not _is_called_specially(child):
             yield from _opened(child, f"{prefix}{name}.")
         else:
@@ -144,7 +145,8 @@ def _opened(sequence: nn.Sequential, prefix: str) -> Iterator[Layer]:
 
 def _is_called_specially(module: nn.Module) -> bool:
     """Whether calling it is more than calling its children: it has hooks, or was compiled in place."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._compiled_call_impl)
+    called: Any = module
+    return bool(called._forward_hooks or called._forward_pre_hooks or called._compiled_call_impl)
 
 
 def call(module: Callable[..., Any], outputs: Sequence[Any], inputs: Any, wanted: bool | tuple[str, ...]) -> Any:
