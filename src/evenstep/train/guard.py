@@ -32,6 +32,7 @@ from evenstep.train.untouched import untouched
 from evenstep.train.weigh import Weights, weight_of
 
 TRIES = 8  # global batches in which a task's micro-batches are looked at, where none of them can be halved
+REPEATS = 6  # of a suspect whole, to see how far random numbers move it: with 2 they seem not to, once in 40 times
 WHILE_LOOKING = (
     "It was raised while the loss of a micro-batch was compared with those of its halves, as `Task.split` cuts it; "
     "`Trainer(check_loss=False)`, in a run file `train.check_loss = false`, leaves that out."
@@ -176,12 +177,12 @@ class Guard:
                 theirs = parts_of(task, part)
                 useful = len(theirs) > 1 and all(self._weight(task, one) > 0 for one in theirs)
                 deeper.append(theirs if useful else [])
-            pieces = [trial.whole, trial.whole, *(one for theirs in deeper for one in theirs)]
+            pieces = [*[trial.whole] * REPEATS, *(one for theirs in deeper for one in theirs)]
         heard = self._run(name, trial, pieces, "check again")
         if not heard.is_whole:
             return None
         losses = iter([one.loss for one in heard.given if one is not None])
-        return Again(whole=[next(losses), next(losses)], parts=[[next(losses) for _ in theirs] for theirs in deeper])
+        return Again(whole=[next(losses) for _ in range(REPEATS)], parts=[[next(losses) for _ in theirs] for theirs in deeper])
 
     def _judged(
         self, task: Task, trial: Trial | None, given: Sequence[Given], again: Again | None, *, narrow: bool
