@@ -182,7 +182,9 @@ class Guard:
         if not heard.is_whole:
             return None
         losses = iter([one.loss for one in heard.given if one is not None])
-        return Again(whole=[next(losses) for _ in range(REPEATS)], parts=[[next(losses) for _ in theirs] for theirs in deeper])
+        return Again(
+            whole=[next(losses) for _ in range(REPEATS)], parts=[[next(losses) for _ in theirs] for theirs in deeper]
+        )
 
     def _judged(
         self, task: Task, trial: Trial | None, given: Sequence[Given], again: Again | None, *, narrow: bool
