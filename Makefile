@@ -5,12 +5,13 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEV_READY := $(VENV)/.ready-dev
 
-.PHONY: help train test test-all check prove faults bench docs clean
+.PHONY: help train test test-all check streams prove faults bench docs clean
 
 help:
 	@echo "make train      train the demo, a byte-level GPT, to its end (about 3 minutes on 2 cores)"
 	@echo "make test       all tests but the slow ones;  make test-all: all"
 	@echo "make check      ruff, pyright, and the direction of imports"
+	@echo "make streams    streams of torchdata and datasets, left and taken up (installs 300 MB)"
 	@echo "make prove      the promise, one row per way of cutting or stopping a run (ROWS=pattern for some)"
 	@echo "make faults     inject every fault of the battery, one line each (FAULTS=pattern for some)"
 	@echo "make docs       the documentation as a site, in build/site"
@@ -40,6 +41,10 @@ check: $(DEV_READY)
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 	$(BIN)/pytest tests/unit/test_imports.py
+
+streams: $(DEV_READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[streams]'
+	$(BIN)/pytest -n 2 tests/usage/test_streams.py
 
 prove: $(DEV_READY)
 	$(BIN)/python proofs/prove.py --rows '$(ROWS)'

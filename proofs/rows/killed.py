@@ -88,6 +88,7 @@ def main(folder: str, workers: int, kill_at: tuple[int, int] | None) -> None:
         evaluations={"valid": evenstep.MapData(Points(), global_batch_size=32, shuffle=False)},
         hooks=[Evaluate(every_updates=3), Save(every_updates=4), None if kill_at is None else KillAt(*kill_at)],
         folder=folder,
+        writers=(),
     )
     trainer.resume("auto")
     trainer.train()

@@ -124,6 +124,7 @@ def main(
         evaluations={"valid": evenstep.MapData(sentences(13), global_batch_size=8, micro_batch_size=2, shuffle=False)},
         hooks=[Evaluate(every_updates=7)],
         folder=folder,
+        writers=(),
     )
     trainer.resume("auto")
     trainer.train()

@@ -112,7 +112,7 @@ def main(folder: Path, strategy: str, updates: int, reduction: str) -> None:
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     group = Processes(torch.device("cpu"), timeout_s=60) if several else Group()
     trained = model()
-    trainer = trainer_of(trained, STRATEGIES[strategy](group), updates, reduction, folder=folder)
+    trainer = trainer_of(trained, STRATEGIES[strategy](group), updates, reduction, folder=folder, writers=())
     trainer.resume("auto")
     trainer.train()
     state = trainer.state_dict()

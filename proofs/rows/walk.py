@@ -190,6 +190,7 @@ class Walk:
             on_non_finite=evenstep.Skip(),
             # A save of shards is planned from what all ranks say of theirs, which nobody can say for them.
             folder=None if isinstance(strategy, Sharded) else folder,
+            writers=(),
             asynchronous_saves=False,  # how often a rank asks whether its thread is done would differ
         )
 

@@ -12,9 +12,15 @@ import sys
 
 from evenstep.errors import EvenstepError
 
-# in lower case; what is on the left of the words is mostly the name of a device or of a call
+# in lower case; of "out of memory" by itself anybody may speak, for whom cutting is no answer
 WORDS = (
-    "out of memory",  # "CUDA error: out of memory", "HIP out of memory", "MPS backend out of memory", XPU
+    "cuda error: out of memory",
+    "cuda driver error: out of memory",
+    "hip error: out of memory",
+    "triton error [cuda]: out of memory",
+    "triton error [hip]: out of memory",
+    "mps backend out of memory",
+    "out of memory. tried to allocate",  # of the caching allocators, whichever device's, also where it was wrapped
     "defaultcpuallocator: ",  # "can't allocate memory: you tried to allocate ..."
     "cudaerrormemoryallocation",
     "hiperroroutofmemory",

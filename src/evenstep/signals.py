@@ -45,15 +45,15 @@ def ending() -> Generator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-@final
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C came while the trainer trained: the update was finished and, where there is a folder, saved.
+def interrupted(said: str) -> KeyboardInterrupt:
+    """The error of a Ctrl-C that was answered in peace, of which a notebook shows the text alone.
 
-    A notebook shows its text alone, since its traceback would only lead to where training waited for the signal.
+    It is of no class of its own: of others than `KeyboardInterrupt` Python does not know that they end a program by a
+    signal, as shells and parents expect.
     """
-
-    def _render_traceback_(self) -> list[str]:
-        return [f"{type(self).__name__}: {self}"]
+    error = KeyboardInterrupt(said)
+    vars(error)["_render_traceback_"] = lambda: [f"KeyboardInterrupt: {said}"]  # IPython asks for it
+    return error
 
 
 @final

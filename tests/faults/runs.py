@@ -102,7 +102,7 @@ def train(
         clip_norm=clip_norm,
         folder=folder,
         log_every_updates=1,
-        **more,
+        **({"writers": ()} | more),
     )
 
     def transfer(batch: Any) -> Any:

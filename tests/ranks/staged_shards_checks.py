@@ -77,6 +77,7 @@ def trainer(strategy: type[Strategy] | Any, *, mesh: Mesh | None = None, **more:
         "updates": UPDATES,
         "clip_norm": 0.5,
         "ema": Ema(decay=0.9),
+        "writers": (),
     }
     return Trainer(
         model=model,

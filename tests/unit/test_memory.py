@@ -32,13 +32,14 @@ OUT_OF_MEMORY = {
         "allocate 80000000000000 bytes. Error code 12 (Cannot allocate memory)"
     ),
     "Python": MemoryError(),
-    "a compiled graph": RuntimeError("CUDA out of memory: while running a compiled graph"),
+    "Triton": RuntimeError("Triton Error [CUDA]: out of memory"),
 }
 OTHER = {
     "a wrong shape": RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"),
     "a kernel's fault, which stays with the context": torch.AcceleratorError("CUDA error: an illegal memory access"),
     "cuBLAS, of another kind": RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`"),
     "cuDNN, of another kind": RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR"),
+    "somebody who speaks of it": RuntimeError("the queue of the tokenizer is out of memory slots"),
     "no RuntimeError": ValueError("out of memory"),
     "evenstep's own, when nothing helps": OutOfMemoryError("rank 0 ran out of memory, and it can't be cut any finer"),
     "a collective, of which peers may have a part": torch.distributed.DistBackendError(

@@ -3,7 +3,10 @@
 import re
 from pathlib import Path
 
+import pytest
+
 import evenstep
+from evenstep.errors import TaskError
 
 ROOT = Path(__file__).parents[2]
 
@@ -66,3 +69,22 @@ def test_errors_are_one_tree() -> None:
     assert all(issubclass(getattr(errors, name), errors.EvenstepError) for name in errors.__all__)
     drawn = re.findall(r"[├└]── (\w+)", errors.__doc__ or "")
     assert set(drawn) | {"EvenstepError"} == set(errors.__all__)
+
+
+def test_the_readme_shows_what_is_said_of_a_loss_that_is_a_mean() -> None:
+    readme = (ROOT / "README.md").read_text()
+    snippet = re.findall(r"```python\n(.*?)```", readme, flags=re.DOTALL)[0]
+    habit = re.sub(
+        r"( +)right = .*?(?=\n\n)",
+        r"\1return torch.nn.functional.cross_entropy(output, labels)",
+        snippet,
+        flags=re.DOTALL,
+    )
+    assert habit != snippet
+    with pytest.raises(TaskError) as raised:
+        exec(compile(habit, "README.md", "exec"), {})
+    shown = re.findall(r"```\n(the loss of .*?)```", readme, flags=re.DOTALL)[0]
+    number = r"\b\d+\.\d+"
+    assert re.sub(number, "…", str(raised.value)) == re.sub(number, "…", " ".join(shown.split()))
+    mean, total = map(float, re.findall(number, shown))
+    assert total == pytest.approx(2 * mean, rel=1e-3)

@@ -5,8 +5,7 @@
     said        not exact, and one line of the run says so at its start
 
 `make test` runs the rows that are not `slow`: they need neither `datasets` nor torchdata, but the stand-ins of
-`streams_programs`, which keep the same states. All rows: `pip install 'evenstep[streams]'`, then
-`pytest tests/usage/test_streams.py`.
+`streams_programs`, which keep the same states. `make streams` runs all rows with the libraries themselves.
 """
 
 from dataclasses import dataclass

@@ -4,6 +4,7 @@
 shuffle buffer keeps, `forgets_generator` that of a stateful loader whose generator draws more than its state says.
 """
 
+import multiprocessing
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -212,6 +213,7 @@ def generator(rank: int, ranks: int) -> Data:
 def _loader(dataset: Any, rank: int, ranks: int, **options: Any) -> Data:
     from torchdata.stateful_dataloader import StatefulDataLoader
 
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # it may have workers
     torch.manual_seed(1000 + rank)  # from which a loader draws the seed of its order
     loader = StatefulDataLoader(dataset, batch_size=2, **options)
     return evenstep.StreamData(loader, batched=True, num_microbatches=2)
@@ -341,7 +343,7 @@ def train(folder: str, stream: str, strategy: str, what: str, leaving: dict[str,
     group = group_of_ranks(timeout_s=20)
     rank, ranks = (0, 1) if group is None else (group.rank, group.ranks)
     torch.manual_seed(0)
-    model = nn.Linear(4, 4)
+    model, data = nn.Linear(4, 4), globals()[stream](rank, ranks)
     task = Square(fails_at=5 if what == "fails" else 0, spoils_at=5 if what in ("skips", "rewinds") else 0)
     watch = Watch(task, leaving.get("stop_at", 0))
     trainer = evenstep.Trainer(
@@ -352,7 +354,7 @@ def train(folder: str, stream: str, strategy: str, what: str, leaving: dict[str,
         strategy=strategy_named(strategy, group),
         folder=folder,
         hooks=[watch],
-        data=globals()[stream](rank, ranks),
+        data=data,
         updates=10,
         on_non_finite=Rewind() if what == "rewinds" else Skip(limit=3),
     )
@@ -372,4 +374,7 @@ def train(folder: str, stream: str, strategy: str, what: str, leaving: dict[str,
         result["model"] = digest(trainer.state_dict()["model"])
     if group is not None and not error:
         group.close()
+    loader = getattr(data, "_stream", None)
+    if hasattr(loader, "_iterator"):
+        loader._iterator = None  # or its workers would outlive this process
     return result

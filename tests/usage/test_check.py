@@ -89,6 +89,16 @@ def test_a_folder_that_is_used_is_refused_alike(run: Command) -> None:
     assert checked[2] == trained[2]
 
 
+@pytest.mark.parametrize("name", ["check", "train"])
+def test_a_folder_that_is_used_is_refused_before_any_rank_is_started(name: str, run: Command, recipe: Path) -> None:
+    (recipe / "runs" / "tiny").mkdir(parents=True)
+    (recipe / "runs" / "tiny" / "config.toml").write_text("")
+    code, out, err = run(name, "run.toml", "--launch.ranks", "2")
+    assert code == 1
+    assert "exists already, and nothing in it was touched" in err
+    assert "ranks " not in out
+
+
 def test_a_checkpoint_that_does_not_fit_is_refused_alike(run: Command) -> None:
     assert run("train", "run.toml")[0] == 0
     again = ["run.toml", "--resume", "auto", "--seed", "7"]
@@ -134,6 +144,7 @@ def test_what_check_passes_trains(name: str, run: Command, recipe: Path) -> None
 CUTS = {
     "a sum": ([], "two cuts    the same gradient with micro-batches cut in two, up to rounding"),
     "dropout": (["--model.args.dropout", "0.5"], ", as Dropout see other micro-batches then"),
+    "a weight that is no sum": (["--task.target", "parts.py:Constant"], "not compared: a micro-batch of weight 1"),
     "a loss of the batch": (
         ["--task.target", "parts.py:OfTheBatch"],
         "training would depend on the micro-batch size; look at `loss`, `weight` and `split` of the task",

@@ -37,11 +37,11 @@ def test_a_plain_model_with_dropout_is_one_run_under_pipeline_2_also_when_it_is_
 
 def test_buffers_that_the_output_depends_on_are_the_same_on_all_ranks_and_after_a_resume(tmp_path: Path) -> None:
     """Micro-batches of 2 in a global batch of 6: the ranks have 2 and 1."""
-    ways: list[tuple[str, dict[str, Any]]] = []
-    for model in ("spectral", "normed", "replacing"):
-        folder = str(tmp_path / model)
-        for more in ({}, {"folder": folder, "until": 3}, {"folder": folder}):
-            ways.append((model, {"batch": 6, "ema": True, **more}))
+    ways: list[tuple[str, dict[str, Any]]] = [
+        (model, {"batch": 6, "ema": True, **more})
+        for model in ("spectral", "normed", "replacing")
+        for more in ({}, {"folder": str(tmp_path / model), "until": 3}, {"folder": str(tmp_path / model)})
+    ]
     first, second = on(2, *ways)
     for place in range(0, len(ways), 3):
         straight, _, resumed = first[place : place + 3]

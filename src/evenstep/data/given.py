@@ -5,7 +5,7 @@ its workers. What evenstep would do otherwise than the loader is refused, with t
 sample.
 """
 
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
@@ -55,7 +55,7 @@ def _described(given: object, argument: str) -> tuple[str, str]:
         return f"a dataset ({kind})", f"`{argument}=MapData(dataset, global_batch_size=32)`"
     if hasattr(given, "__iter__"):
         return f"something to iterate ({kind})", f"`{argument}=StreamData(stream, global_batch_size=32)`"
-    return f"{'' if given is None else 'a '}{kind}", f"`{argument}=MapData(dataset, global_batch_size=32)`"
+    return "None" if given is None else f"a {kind}", f"`{argument}=MapData(dataset, global_batch_size=32)`"
 
 
 def _of_loader(loader: "DataLoader[Any]", argument: str) -> MapData:
@@ -84,7 +84,7 @@ def _of_loader(loader: "DataLoader[Any]", argument: str) -> MapData:
         shuffle=shuffle,
         collate=loader.collate_fn,
         num_workers=loader.num_workers,
-        **({"timeout_s": float(loader.timeout)} if loader.timeout > 0 else {}),
+        timeout_s=float(loader.timeout) or 300.0,  # a loader's 0 is for ever
     )
 
 
@@ -103,9 +103,8 @@ def _shuffles(loader: "DataLoader[Any]", argument: str) -> bool:
             "leave the sampler out, and make `batch_size` the batch of all ranks together",
         )
     what = f"takes its samples by a {kind}"
-    _refuse(argument, what, f"give the dataset in an order of evenstep's, `MapData(dataset, …)`, {_OWN_ORDER}")
-    raise AssertionError("refused")
+    return _refuse(argument, what, f"give the dataset in an order of evenstep's, `MapData(dataset, …)`, {_OWN_ORDER}")
 
 
-def _refuse(argument: str, what: str, advice: str) -> None:
+def _refuse(argument: str, what: str, advice: str) -> NoReturn:
     raise ArgumentError(f"`{argument}` is a DataLoader that {what}, which can't be taken over; {advice}.")

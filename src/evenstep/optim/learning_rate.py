@@ -91,7 +91,7 @@ class LearningRates:
             rates = [group["lr"] for group in groups] if self.names else []
             return [rate.detach().clone() if isinstance(rate, Tensor) else rate for rate in rates]
         factor = self._schedule(update, self._updates)
-        rates = [base * factor for base in self._bases]
+        rates: list[float | Tensor] = [base * factor for base in self._bases]
         for number, (group, rate) in enumerate(zip(groups, rates, strict=True)):
             if self._set and self._set[number] != _as_set(group["lr"]):
                 self._refuse(number, update)

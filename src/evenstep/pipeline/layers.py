@@ -5,6 +5,7 @@ task's inputs. The layers' names begin the names of their parameters, so a check
 cut. It builds nothing: a layer may be a module, or a function that builds it only where it is needed.
 """
 
+from collections import UserDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from inspect import ismethod
@@ -134,8 +135,9 @@ def is_chain(model: object) -> bool:
 
 
 def _opened(sequence: nn.Sequential, prefix: str) -> Iterator[Layer]:
-    for name, child in sequence._modules.items():  # `named_children` leaves out a module that stands there again
-        assert child is not None
+    # `named_children` leaves out a module that stands there again, such as one activation in several places
+    children: dict[str, nn.Module] = cast("Any", sequence)._modules
+    for name, child in children.items():
         if type(child) is nn.Sequential and len(child) and not _is_called_specially(child):
             yield from _opened(child, f"{prefix}{name}.")
         else:
@@ -144,7 +146,8 @@ def _opened(sequence: nn.Sequential, prefix: str) -> Iterator[Layer]:
 
 def _is_called_specially(module: nn.Module) -> bool:
     """Whether calling it is more than calling its children: it has hooks, or was compiled in place."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._compiled_call_impl)
+    called: Any = module
+    return bool(called._forward_hooks or called._forward_pre_hooks or called._compiled_call_impl)
 
 
 def call(module: Callable[..., Any], outputs: Sequence[Any], inputs: Any, wanted: bool | tuple[str, ...]) -> Any:
@@ -156,7 +159,7 @@ def call(module: Callable[..., Any], outputs: Sequence[Any], inputs: Any, wanted
     if not wanted:
         return module(*outputs)
     if isinstance(wanted, tuple):
-        if not isinstance(inputs, dict):
+        if not isinstance(inputs, dict | UserDict):
             raise ArgumentError(
                 f"a layer asks for the inputs {', '.join(wanted)}, so the task's `inputs` must give a dict, but gave "
                 f"a {type(inputs).__name__}."
@@ -164,6 +167,6 @@ def call(module: Callable[..., Any], outputs: Sequence[Any], inputs: Any, wanted
         return module(*outputs, **{name: inputs[name] for name in wanted})
     if type(inputs) is tuple:
         return module(*outputs, *cast("tuple[Any, ...]", inputs))
-    if isinstance(inputs, dict):
+    if isinstance(inputs, dict | UserDict):
         return module(*outputs, **cast("dict[str, Any]", inputs))
     return module(*outputs, inputs)

@@ -84,9 +84,10 @@ def register(root: nn.Module, name: str, module: nn.Module) -> None:
     ['blocks.0.weight', 'blocks.0.bias']
     """
     *above, last = name.split(".")
+    parts: dict[str, Any] = cast("Any", root)._modules
     # past `add_module`, which refuses what is also an attribute of `root`, such as "layers" or "last"
     for part in above:
-        root = cast("nn.Module", root._modules.setdefault(part, nn.Module()))
-    if last in root._modules:
+        parts = parts.setdefault(part, nn.Module())._modules
+    if last in parts:
         raise ArgumentError(f"a layer can't be called '{name}', since a module has '{last}' already; rename it.")
-    root._modules[last] = original(module)
+    parts[last] = original(module)

@@ -4,6 +4,7 @@ Reading never fails on a file: one that is missing, cut off or of another kind b
 it looks on the page is not decided here.
 """
 
+import csv
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import cast
 from evenstep.errors import ArgumentError
 
 CONFIG, METRICS, STATUS = "config.toml", "metrics.jsonl", "status.json"
+METRICS_TABLE = "metrics.csv"  # read where there is no other
 ENVIRONMENT, INCIDENTS = "environment.json", "incidents.jsonl"
 
 _MAX_COUNT = 2**53  # the script of the page counts in floats
@@ -85,7 +87,8 @@ def read_run(folder: Path) -> Run:
             f"that `evenstep train` printed."
         )
     run = Run(folder=folder)
-    run.config = _text(run, CONFIG) or ""
+    if (folder / CONFIG).exists() or not (folder / STATUS).exists():  # a run from a script has none
+        run.config = _text(run, CONFIG) or ""
     run.status = _object(run, STATUS, "what became of the run is not known")
     if (folder / ENVIRONMENT).exists():
         run.environment = _object(run, ENVIRONMENT, "it is left out")
@@ -142,11 +145,15 @@ def _parse(text: str) -> dict[str, object] | None:
 
 def _read_metrics(run: Run) -> None:
     metrics: dict[str, dict[int, float]] = {}
-    for update, content in _lines(run, METRICS):
-        for name, value in content.items():
-            found = None if name == "update" else number(value)
-            if found is not None:
-                metrics.setdefault(name, {})[update] = found
+    if (run.folder / METRICS).exists() or not (run.folder / METRICS_TABLE).exists():
+        for update, content in _lines(run, METRICS):
+            for name, value in content.items():
+                found = None if name == "update" else number(value)
+                if found is not None:
+                    metrics.setdefault(name, {})[update] = found
+    else:
+        for update, name, value in _rows(run, METRICS_TABLE):
+            metrics.setdefault(name, {})[update] = value
     # late values, and those that a resumed run repeats, come out of order
     run.metrics = {name: dict(sorted(values.items())) for name, values in metrics.items()}
 
@@ -170,6 +177,22 @@ def _lines(run: Run, name: str) -> Iterator[tuple[int, dict[str, object]]]:
     if bad:
         which = f"Line {bad[0]}" if len(bad) == 1 else f"Line {bad[0]} and {len(bad) - 1} others"
         run.problems.append(f"{which} of `{name}` cannot be read as a JSON object with an update: passed over.")
+
+
+def _rows(run: Run, name: str) -> Iterator[tuple[int, str, float]]:
+    """The rows of a table (update, name, value, weight)."""
+    try:
+        with (run.folder / name).open(encoding="utf-8", errors="replace", newline="") as file:
+            for position, row in enumerate(csv.reader(file), start=1):
+                try:
+                    update, metric, value = int(row[0]), row[1], float(row[2])
+                except (ValueError, IndexError):
+                    if position > 1:  # the heading
+                        run.problems.append(f"Line {position} of `{name}` cannot be read: passed over.")
+                else:
+                    yield update, metric, value
+    except (OSError, csv.Error) as error:
+        run.problems.append(f"`{name}` cannot be read: {error}.")
 
 
 def _incident(update: int, content: Mapping[str, object]) -> IncidentLine:

@@ -6,6 +6,7 @@ update; whether they can at all shows here.
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -46,7 +47,7 @@ def check_counts(
     settle_every_updates: int | None,
     keep_checkpoints: int | None,
     keep_every_updates: int | None,
-    clip_norm: float | None,
+    clip_norm: Any,
 ) -> None:
     """Raise ArgumentError for a number out of its range, or a run without an end."""
     if (updates is None) == (epochs is None):
@@ -198,7 +199,7 @@ def check_trains(optimizer: Optimizer, model: nn.Module) -> None:
         raise TaskError("the optimizer has nothing to train: none of its parameters has `requires_grad`.")
 
 
-def check_launched(strategy: Strategy | None, model: nn.Module, environ: Mapping[str, str]) -> None:
+def check_launched(strategy: Strategy | str | None, model: nn.Module, environ: Mapping[str, str]) -> None:
     """Raise ArgumentError where this process was started as one of several, but has not been told to train with them.
 
     Args:

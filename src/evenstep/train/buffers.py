@@ -8,7 +8,7 @@ decide what statistics mean under accumulation.
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -47,21 +47,20 @@ class Buffers:
         self._buffers: list[Tensor] = []
         self._silent: list[bool] = []
         for prefix, module in model.named_modules():
-            for name, buffer in module._buffers.items():
+            registry: dict[str, Tensor | None] = cast("Any", module)._buffers
+            for name, buffer in registry.items():
                 if buffer is not None:
                     self._add(module, name, f"{prefix}.{name}" if prefix else name, buffer, id(buffer) in silent)
         self._kept = [buffer.detach().clone() for buffer in self._buffers]
         self._versions = [buffer._version for buffer in self._buffers]
 
-    def _add(self, module: nn.Module, name: str, full: str, buffer: Tensor, silent: bool) -> None:
+    def _add(self, module: Any, name: str, full: str, buffer: Tensor, silent: bool) -> None:
         if id(buffer) not in self._numbers:
             self._numbers[id(buffer)] = len(self._buffers)
             self._buffers.append(buffer)
             self._silent.append(silent)
-        number = self._numbers[id(buffer)]
-        self._places.append(
-            _Place(module._buffers, name, plain(full), number, name in module._non_persistent_buffers_set)
-        )
+        number, temporary = self._numbers[id(buffer)], name in module._non_persistent_buffers_set
+        self._places.append(_Place(module._buffers, name, plain(full), number, temporary))
 
     def _changed(self) -> list[int]:
         return [i for i, buffer in enumerate(self._buffers) if self._silent[i] or buffer._version != self._versions[i]]

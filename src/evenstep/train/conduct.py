@@ -12,7 +12,7 @@ from pathlib import Path
 
 from evenstep.events import Incident
 from evenstep.parallel import Group
-from evenstep.signals import REQUEUE, Interrupted, stopping
+from evenstep.signals import REQUEUE, interrupted, stopping
 from evenstep.train.loop import Loop
 from evenstep.train.result import Result
 from evenstep.train.saving import Saving
@@ -42,7 +42,7 @@ def conduct(
         report: told of a page that could not be written.
 
     Raises:
-        Interrupted: Ctrl-C came on some rank.
+        KeyboardInterrupt: Ctrl-C came on some rank.
         SystemExit: another signal did, with exit code 75.
     """
     try:
@@ -73,7 +73,7 @@ def end_program(number: signal.Signals | None, *, group: Group, update: int, sav
         saved: the checkpoint of that; None where the run keeps none.
 
     Raises:
-        Interrupted: it was Ctrl-C.
+        KeyboardInterrupt: it was Ctrl-C.
         SystemExit: it was another one, with exit code 75.
     """
     numbers = [each for each in group.gather(number) if each is not None]  # one rank's is enough
@@ -82,10 +82,10 @@ def end_program(number: signal.Signals | None, *, group: Group, update: int, sav
     first = numbers[0]
     by = "Ctrl-C" if first == signal.SIGINT else first.name
     where = f"saved in {saved}" if saved is not None else "with nothing saved, as the trainer keeps no checkpoints"
-    later = "`train()` goes on from there" + ("; in a new process, after `resume()`." if saved is not None else ".")
+    later = "`train()` goes on from there" + (", in a new process after `resume()`." if saved is not None else ".")
     said = f"stopped by {by} after update {update}, {where}; {later}"
     if first not in REQUEUE:
-        raise Interrupted(said)
+        raise interrupted(said)
     if group.rank == 0:
         print(f"evenstep: {said}", file=sys.stderr, flush=True)
     raise SystemExit(EXIT_REQUEUE)

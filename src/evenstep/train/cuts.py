@@ -12,7 +12,15 @@ from typing import Any, final
 
 from evenstep.data import Microbatch
 from evenstep.errors import TaskError
-from evenstep.train.split import half_of_samples, halves, num_elements, num_samples, why_whole
+from evenstep.train.split import (
+    cuttable_samples,
+    half_of_samples,
+    num_elements,
+    num_samples,
+    samples_like,
+    samples_of,
+    why_whole,
+)
 from evenstep.train.task import Task
 from evenstep.train.weigh import weight_of
 
@@ -26,11 +34,14 @@ class Piece:
         data: a micro-batch, or a part of one.
         path: which part: () is the whole, (0,) its first half, (0, 1) the second half of that.
         num_samples: that it holds, where that is known.
+        of: what it was cut from by the engine: the batch, in how many samples, the first of this piece, and the end.
+            What is a list of samples is surer of the whole than of a few of them.
     """
 
     data: Any
     path: tuple[int, ...] = ()
     num_samples: int | None = None
+    of: tuple[Any, int, int, int] | None = None
 
 
 @final
@@ -99,24 +110,32 @@ class Cuts:
 def parts_of(task: Task, piece: Piece) -> list[Piece]:
     """A piece in two, or as itself, where it can't be cut."""
     if splits_itself(task):
-        return [Piece(part, (*piece.path, number)) for number, part in enumerate(task.split(piece.data))]
-    parts = halves(piece.data, piece.num_samples)
-    if len(parts) < 2:
+        whole, parts = piece.num_samples, task.split(piece.data)
+        told = [None if whole is None else samples_like(part, piece.data, whole) for part in parts]
+        return [Piece(part, (*piece.path, number), told[number]) for number, part in enumerate(parts)]
+    of = piece.of
+    if of is None:
+        count = cuttable_samples(piece.data, piece.num_samples)
+        of = piece.data, count, 0, count
+    batch, count, first, end = of
+    if end - first < 2:
         return [piece]
-    whole = piece.num_samples
-    first = None if whole is None else half_of_samples(whole)
-    counts = (first, None if whole is None or first is None else whole - first)
-    return [Piece(part, (*piece.path, number), counts[number]) for number, part in enumerate(parts)]
+    middle, parts = first + half_of_samples(end - first), list[Piece]()
+    for number, (begin, stop) in enumerate(((first, middle), (middle, end))):
+        data, size = samples_of(batch, begin, stop, count), stop - begin
+        known = None if piece.num_samples is None else size
+        parts.append(Piece(data, (*piece.path, number), known, (batch, count, begin, stop)))
+    return parts
 
 
 def splits_itself(task: Task) -> bool:
     """Whether a task has a way of its own to cut its batches."""
-    return type(task).split is not Task.split
+    return getattr(task.split, "__func__", None) is not Task.split
 
 
 def reason_not_cut(task: Task, piece: Piece) -> str:
     """Why the engine does not cut a piece; "" where it does, where it is one sample, or where the task says how."""
-    return "" if splits_itself(task) else why_whole(piece.data, piece.num_samples)
+    return "" if splits_itself(task) or piece.of is not None else why_whole(piece.data, piece.num_samples)
 
 
 def part_of(microbatch: Microbatch, piece: Piece) -> Microbatch:

@@ -98,7 +98,7 @@ def evaluations_of(given: object) -> dict[str, Data]:
     if given is None:
         return {}
     if isinstance(given, Data | DataLoader):
-        return {"valid": data_of(cast("object", given), "evaluations")}
+        return {"valid": data_of(given, "evaluations")}
     if not isinstance(given, Mapping):
         raise ArgumentError(
             f"`evaluations` must be data by name, but is {_said(given)}; write "
@@ -139,7 +139,7 @@ def lr_schedule_of(given: object) -> LrSchedule | None:
         table = dict(cast("Mapping[str, object]", given))
         kind = table.pop("kind", "constant")
         return _made("lr_schedule", kind if isinstance(kind, str) else repr(kind), table)
-    what = _said(cast("object", given))
+    what = _said(given)
     if isinstance(given, LRScheduler):
         what = f"a torch scheduler ({type(given).__name__}), which counts its own steps and would not resume exactly"
     raise ArgumentError(

@@ -51,11 +51,12 @@ def may_draw(module: nn.Module) -> bool:
     >>> may_draw(nn.Sequential(nn.Linear(1, 1), nn.ReLU())), may_draw(nn.Sequential(nn.Linear(1, 1), nn.Dropout()))
     (False, True)
     """
+    parts: list[Any] = [*module.modules()]
     return any(
         type(part).__module__ not in _QUIET
         or isinstance(part, _LOUD)
         or bool(part._forward_hooks or part._forward_pre_hooks)
-        for part in module.modules()
+        for part in parts
     )
 
 
@@ -162,12 +163,10 @@ def _is_needed(parameter: Any) -> bool:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    return module._compiled_call_impl is not None
+    return cast("Any", module)._compiled_call_impl is not None
 
 
 def _drops(model: nn.Module) -> bool:
-    return any(
-        (isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0)
-        or (isinstance(getattr(part, "dropout", None), float) and part.dropout > 0)
-        for part in model.modules()
-    )
+    """Whether something in the model says that it drops, as torch's layers and many others do by `p` or `dropout`."""
+    rates = [getattr(part, "p" if "Dropout" in type(part).__name__ else "dropout", 0) for part in model.modules()]
+    return any(isinstance(rate, float) and rate > 0 for rate in rates)

@@ -103,7 +103,7 @@ def norm_note(names: Sequence[str]) -> str:
 
 def batch_norms(model: nn.Module, *, always: bool = False) -> list[str]:
     """The names of layers that normalise by the statistics of a micro-batch: while training, or `always`."""
-    kinds = nn.modules.batchnorm._BatchNorm
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
     norms = [(name, one) for name, one in model.named_modules() if isinstance(one, kinds)]
     return [name for name, one in norms if (one.running_mean is None if always else one.training)]
 

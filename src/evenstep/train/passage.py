@@ -166,7 +166,7 @@ class Passage:
         """The loss of a micro-batch, or of its last piece after the others went forward and backward."""
         one = self._microbatches[microbatch]
         if self._cuts.limit is None:
-            return self._forward(stage, one, Piece(one.data))
+            return self._forward(stage, one, Piece(one.data, (), one.known_samples))
         *early, last = self._cuts.pieces(self._way.tasks[one.task], one.data, one.known_samples)
         for piece in early:
             loss = self._forward(stage, one, piece)
@@ -395,12 +395,12 @@ def _fault(task: Task, loss: Loss, microbatch: int) -> str:
     if not isinstance(total, Tensor):
         return (
             f"a 0-dim tensor, or a `Loss` of one, but gave {type(total).__name__} {here}; return the loss summed "
-            f"over the batch's units."
+            f"over the batch's units{_instead_of(total)}."
         )
     if total.ndim or not total.is_floating_point():
         return (
             f"one floating-point number, but gave a tensor of shape {list(total.shape)} and {total.dtype} {here}; "
-            f'sum it, for instance with reduction="sum".'
+            f'sum it, for instance with reduction="sum", or `.sum()` of one loss per sample.'
         )
     if torch.is_grad_enabled() and not total.requires_grad:
         return (
@@ -408,3 +408,17 @@ def _fault(task: Task, loss: Loss, microbatch: int) -> str:
             f"from the model's output, without `detach` or `no_grad`, and leave a parameter `requires_grad`."
         )
     return weight
+
+
+def _instead_of(given: object) -> str:
+    """What to return for what people are used to return elsewhere."""
+    if isinstance(given, Mapping) and "loss" in given:
+        return (
+            ": the entry 'loss' by itself, and what is to be logged as `Loss(sum, metrics={name: (sum, weight)})`; "
+            "where it is a mean, as that of models of `transformers`, `Loss.of_mean(mean, count)`"
+        )
+    if isinstance(given, tuple | list):
+        return ": the loss by itself, and what else is to be logged as `Loss(sum, metrics={name: (sum, weight)})`"
+    if isinstance(given, float | int):
+        return ", as the tensor that it is before `.item()`: a number has no gradient"
+    return ""

@@ -58,6 +58,18 @@ def num_samples(batch: Any, known: int | None = None) -> int | None:
     return known if not lengths or known in lengths or known in _sequence_lengths(batch) else None
 
 
+def samples_like(part: Any, whole: Any, count: int) -> int | None:
+    """How many samples a part holds, of a whole that holds `count`: what has so many rows there tells; None if unsure.
+
+    >>> import torch
+    >>> samples_like({"x": torch.zeros(6, 3), "y": torch.zeros(3)}, {"x": torch.zeros(6, 8), "y": torch.zeros(8)}, 8)
+    3
+    """
+    places = {path for path, length in _evidence(whole, "") if length == count}
+    found = {length for path, length in _evidence(part, "") if path in places}
+    return found.pop() if len(found) == 1 else None
+
+
 def contents(batch: Any) -> str:
     """What the tensors of `batch` are, for messages.
 
@@ -98,16 +110,27 @@ def halves(batch: Any, known: int | None = None) -> list[Any]:
     >>> len(halves(torch.zeros(1, 7)))
     1
     """
-    count = _count(batch, known)
-    if count is None or count < 2 or _obstacle(batch, count, ""):
+    count = cuttable_samples(batch, known)
+    if count < 2:
         return [batch]
     middle = half_of_samples(count)
-    return [_part(batch, slice(0, middle), count), _part(batch, slice(middle, count), count)]
+    return [samples_of(batch, 0, middle, count), samples_of(batch, middle, count, count)]
+
+
+def cuttable_samples(batch: Any, known: int | None = None) -> int:
+    """In how many samples `batch` can be cut; 1 where it can't be."""
+    count = _count(batch, known)
+    return 1 if count is None or _obstacle(batch, count, "") else max(count, 1)
 
 
 def half_of_samples(count: int) -> int:
     """How many samples of `count` the first half has."""
     return (count + 1) // 2
+
+
+def samples_of(batch: Any, first: int, end: int, count: int) -> Any:
+    """Samples `first` to `end` of a batch that can be cut in `count`."""
+    return _part(batch, slice(first, end), count)
 
 
 def why_whole(batch: Any, known: int | None = None) -> str:
@@ -213,12 +236,25 @@ def _sequence_lengths(item: Any) -> set[int]:
     return own.union(*(_sequence_lengths(part) for _, part in _named_parts(item, "")))
 
 
+def _evidence(item: Any, path: str) -> Iterator[tuple[str, int]]:
+    """The lengths of all that has some, with their paths: tensors, sequences, tensors of objects."""
+    length = len(item) if _is_sequence(item) and not isinstance(item, PackedSequence) else _rows(item)
+    if length is not None:
+        yield path, length
+    parts = _named_parts(item, path) if _is_container(item) else []
+    if not parts and not isinstance(item, (*_PLAIN, Tensor, np.ndarray, PackedSequence)):
+        parts = [(f"{path}.{name}", one) for name, one in getattr(item, "__dict__", {}).items()]
+        parts = [(name, one) for name, one in parts if _rows(one) is not None]
+    for name, part in parts:
+        yield from _evidence(part, name)
+
+
 def _ragged(item: Any) -> bool:
     """Whether a batch holds what looks like a list of samples of unequal shapes."""
     if not _is_container(item) or isinstance(item, PackedSequence):
         return False
     parts = [part for _, part in _named_parts(item, "")]
-    if _is_sequence(item) and len(parts) > 1 and _alike(parts):
+    if _is_sequence(item) and len(parts) > 1 and isinstance(parts[0], Tensor) and _alike(parts):
         tensors = cast("list[Tensor]", parts)
         shapes = {tuple(one.shape[1:]) for one in tensors if not one.is_nested}
         return len(shapes) > 1 and (len(tensors) > 2 or tensors[0].ndim > 2)
@@ -226,8 +262,15 @@ def _ragged(item: Any) -> bool:
 
 
 def _alike(parts: list[Any]) -> bool:
-    """Whether all are tensors of one format and as many dims."""
-    return all(isinstance(part, Tensor) for part in parts) and len({(part.dtype, part.ndim) for part in parts}) == 1
+    """Whether all are tensors of one format and as many dims, or are made of such tensors in one way."""
+    return len({_signature(part) for part in parts}) == 1
+
+
+def _signature(item: Any) -> tuple[Any, ...]:
+    if isinstance(item, Tensor | np.ndarray):
+        return item.dtype, item.ndim
+    parts = _named_parts(item, "") if _is_container(item) else []
+    return type(item), *((name, _signature(part)) for name, part in parts)
 
 
 def _is_sequence(item: Any) -> bool:
@@ -260,7 +303,7 @@ def _obstacle(item: Any, count: int, path: str) -> str:
         numbers = isinstance(item, tuple) and all(isinstance(part, int | float) for part in cast("Any", item))
         return f"{name} may be {count} samples or one value of all" if numbers and count < 4 else ""
     if _is_sequence(item) and len(item) == count and _alike(list(item)):
-        return f"{name} is a {type(item).__name__} of {count} tensors, which may be the samples or their columns"
+        return f"{name} is a {type(item).__name__} of {count}, which may be the samples or their columns"
     if _is_container(item):
         return next(filter(None, (_obstacle(part, count, place) for place, part in _named_parts(item, path))), "")
     if item is None or isinstance(item, (*_PLAIN, Tensor, np.ndarray)):

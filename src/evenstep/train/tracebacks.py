@@ -19,7 +19,7 @@ def shorten(error: BaseException, where: str) -> None:
     """Leave out what is not the user's to read, of `error` and of what has caused it.
 
     Args:
-        error: caught in the frame that its traceback begins with, which stays.
+        error: caught in the frame that its traceback begins with, and about to leave that.
         where: when it happened, such as "in update 3"; "" for nothing to say.
     """
     if os.environ.get(FULL, "0") not in ("", "0"):
@@ -28,16 +28,12 @@ def shorten(error: BaseException, where: str) -> None:
     if place and not isinstance(error, EvenstepError | KeyboardInterrupt):
         at = f"{where[:1].upper()}{where[1:]}, at" if where else "At"
         error.add_note(f"{at} {place}. ({FULL}=1 shows evenstep's own lines too.)")
-    begin = error.__traceback__
-    _shorten(error)
-    if begin is not None and (error.__traceback__ is None or error.__traceback__.tb_frame is not begin.tb_frame):
-        error.__traceback__ = TracebackType(error.__traceback__, begin.tb_frame, begin.tb_lasti, begin.tb_lineno)
-    seen = {id(error)}
-    earlier = error.__cause__ or error.__context__
-    while earlier is not None and id(earlier) not in seen:
-        seen.add(id(earlier))
-        _shorten(earlier)
-        earlier = earlier.__cause__ or earlier.__context__
+    seen: set[int] = set()
+    one: BaseException | None = error
+    while one is not None and id(one) not in seen:
+        seen.add(id(one))
+        _shorten(one)
+        one = one.__cause__ or one.__context__
 
 
 def _shorten(error: BaseException) -> None:

@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from evenstep.checkpoint import read_checkpoint
-from evenstep.data import Data
+from evenstep.data import Data, data_of
 from evenstep.errors import ArgumentError
 from evenstep.events import Bus, Hook, Incident, IncidentFiles, Storage, TrainBegin, TrainEnd, Writer, Writers
 from evenstep.optim.ema import Ema
@@ -114,8 +114,7 @@ class Trainer(Surface):
     >>> class Line(Task):
     ...     loss = lambda self, output, batch: ((output - batch[1]) ** 2).sum()
     >>> from evenstep.data import MapData
-    >>> pairs = [(torch.tensor([float(x)]), torch.tensor([2.0 * x])) for x in range(8)]
-    >>> model = nn.Linear(1, 1)
+    >>> model, pairs = nn.Linear(1, 1), [(torch.tensor([float(x)]), torch.tensor([2.0 * x])) for x in range(8)]
     >>> trainer = Trainer(model=model, task=Line(), optimizer=torch.optim.SGD(model.parameters(), lr=0.02),
     ...                   data=MapData(pairs, global_batch_size=4), updates=200, device="cpu")
     >>> trainer.train().reason, round(model.weight.item(), 1)
@@ -164,7 +163,7 @@ class Trainer(Surface):
         check_launched(strategy, model, os.environ)
         check_model(model)
         check_trains(optimizer, model)
-        batches, sets = given.data_of(data, "data"), given.evaluations_of(evaluations)
+        batches, sets = data_of(data, "data"), given.evaluations_of(evaluations)
         formats, schedule = given.precision_of(precision), given.lr_schedule_of(lr_schedule)
         policy = given.policy_of("on_non_finite", on_non_finite) or Stop()
         sharing = given.strategy_of(strategy, device)
@@ -301,7 +300,7 @@ class Trainer(Surface):
 
         Raises:
             EvenstepError: what went wrong, said for the person who must act. Nothing is evaluated or saved then.
-            Interrupted: a `KeyboardInterrupt`, after Ctrl-C, when all is saved.
+            KeyboardInterrupt: after Ctrl-C, when all is saved.
         """
         if self._is_training:
             raise ArgumentError(
@@ -435,7 +434,7 @@ class Trainer(Surface):
             collect: whether this rank gets them, one per micro-batch; by default the first rank does.
         """
         self._check_idle("predict", "call it in `after_update`, `after_evaluate`, or when training has ended")
-        batches = given.data_of(data, "data")
+        batches = data_of(data, "data")
         self._loop.settle()
         self._is_evaluating = True
         try:

@@ -134,3 +134,20 @@ def test_other_values_are_no_numbers(value: object):
 
 def test_a_number_too_large_is_infinite():
     assert (number(10**400), number(-(10**400))) == (math.inf, -math.inf)
+
+
+def test_values_are_read_from_the_table_where_there_are_no_lines(tmp_path: Path):
+    (tmp_path / "status.json").write_text("{}")
+    table = "update,name,value,weight\n1,train/loss,2.5,8.0\n2,train/loss,nan,8.0\n2,valid/loss,inf,1.0\n3,x\n"
+    (tmp_path / "metrics.csv").write_text(table)
+    run = read_run(tmp_path)
+    assert run.metrics["train/loss"][1] == 2.5
+    assert math.isnan(run.metrics["train/loss"][2])
+    assert run.metrics["valid/loss"] == {2: math.inf}
+    assert run.problems == ["Line 5 of `metrics.csv` cannot be read: passed over."]
+
+
+def test_a_run_from_a_script_has_no_configuration_to_miss(tmp_path: Path):
+    (tmp_path / "status.json").write_text("{}")
+    write_lines(tmp_path / "metrics.jsonl", {"update": 1, "x": 1})
+    assert read_run(tmp_path).problems == []

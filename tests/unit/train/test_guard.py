@@ -1,0 +1,266 @@
+"""The guard of normalisation: what it says, what it lets pass, and that it leaves nothing behind."""
+
+import logging
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from evenstep import Hook, Loss, MapData, Mixture, Task, Trainer
+from evenstep.errors import TaskError
+from evenstep.precision import Bf16Mixed, Fp16Mixed
+
+SAMPLES = [(torch.randn(6, generator=torch.Generator().manual_seed(n)), torch.tensor(n % 3)) for n in range(24)]
+
+
+class Sums(Task):
+    def loss(self, output: Any, batch: Any) -> Any:
+        return F.cross_entropy(output, batch[1], reduction="sum")
+
+
+class Means(Task):
+    def loss(self, output: Any, batch: Any) -> Any:
+        return F.cross_entropy(output, batch[1])
+
+
+def trainer_of(task: Any = None, model: nn.Module | None = None, *, micro: int | None = 4, **more: Any) -> Trainer:
+    torch.manual_seed(0)
+    model = model or nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    more.setdefault("data", MapData(SAMPLES, global_batch_size=8, micro_batch_size=micro))
+    more.setdefault("updates", 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return Trainer(model=model, task=task or Sums(), optimizer=optimizer, device="cpu", **more)
+
+
+def refused(*args: Any, **more: Any) -> str:
+    with pytest.raises(TaskError) as raised:
+        trainer_of(*args, **more).train()
+    return str(raised.value)
+
+
+def said(caplog: pytest.LogCaptureFixture, *args: Any, **more: Any) -> list[str]:
+    with caplog.at_level(logging.WARNING, "evenstep"):
+        trainer_of(*args, **more).train()
+    return caplog.messages
+
+
+def test_a_loss_that_is_a_mean_is_refused_with_both_numbers_and_the_line_to_change() -> None:
+    text = refused(Means())
+    numbers = re.search(
+        r"micro-batch 0 \(4 samples\) is ([\d.]+), but the losses of its two halves .* ([\d.]+): ", text
+    )
+    assert numbers and float(numbers[2]) == pytest.approx(2 * float(numbers[1]), rel=0.2)
+    assert "`Means.loss` gives a mean" in text
+    assert 'Return `F.cross_entropy(..., reduction="sum")`, or `Loss.of_mean(mean, count)`' in text
+
+
+@pytest.mark.parametrize("advice", ["sum", "of_mean", "meant"])
+def test_the_advice_for_a_mean_helps(advice: str) -> None:
+    class OfMean(Means):
+        def loss(self, output: Any, batch: Any) -> Any:
+            return Loss.of_mean(super().loss(output, batch), len(batch[1]))
+
+    task = {"sum": Sums, "of_mean": OfMean, "meant": Means}[advice]()
+    trainer = trainer_of(task, check_loss=advice != "meant")
+    assert trainer.train().update == 2
+
+
+def test_an_evaluation_refuses_a_mean_as_well() -> None:
+    data = MapData(SAMPLES, global_batch_size=8, micro_batch_size=4, shuffle=False)
+    with pytest.raises(TaskError, match="gives a mean"):
+        trainer_of(Means(), evaluations={"valid": data}).evaluate()
+
+
+def test_one_of_several_tasks_is_refused_by_name() -> None:
+    data = Mixture({name: MapData(SAMPLES, global_batch_size=8, micro_batch_size=4) for name in ("good", "bad")})
+    assert refused({"good": Sums(), "bad": Means()}, data=data).startswith(
+        "task `bad`: the loss of micro-batch 2 (4 sam"
+    )
+
+
+def test_a_mean_over_tokens_is_refused_whatever_the_weight_counts() -> None:
+    class Tokens(Task):
+        def loss(self, output: Any, batch: Any) -> Any:
+            kept = batch[0] > 0
+            return (output.sum(1, keepdim=True) - batch[0]).square()[kept].mean()
+
+    assert "`Tokens.loss` gives a mean" in refused(Tokens(), micro=8)
+
+
+@pytest.mark.parametrize("precision", [Bf16Mixed, Fp16Mixed])
+def test_rounding_of_16_bits_is_no_fault_and_hides_none(precision: Any) -> None:
+    assert trainer_of(precision=precision()).train().update == 2
+    assert "gives a mean" in refused(Means(), precision=precision())
+
+
+def test_a_sum_whose_terms_cancel_is_no_fault() -> None:
+    class Policy(Task):  # the ratio is 1 at first, and advantages add up to nothing
+        def loss(self, output: Any, batch: Any) -> Any:
+            chosen = output.log_softmax(-1)[:, 0]
+            advantage = torch.tensor([1.0, -1.0]).repeat(len(chosen))[: len(chosen)]
+            return -(advantage * (chosen - chosen.detach()).exp()).sum()
+
+    assert trainer_of(Policy()).train().update == 2
+
+
+class Drops(nn.Sequential):
+    """A model that ignores `eval()`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.dropout(super().forward(input), 0.5)
+
+
+@pytest.mark.parametrize("micro", [2, 4, 8])
+def test_a_model_that_draws_random_numbers_in_evaluation_is_no_fault(micro: int) -> None:
+    assert trainer_of(model=Drops(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), micro=micro).train().update == 2
+
+
+def test_losses_of_none_and_batches_of_weight_0_and_single_samples_are_no_fault() -> None:
+    class Silent(Sums):
+        def weight(self, batch: Any) -> float:
+            return float((batch[1] > 0).sum())
+
+        def loss(self, output: Any, batch: Any) -> Any:
+            kept = batch[1] > 0
+            return Loss(F.cross_entropy(output[kept], batch[1][kept], reduction="sum") if kept.any() else None)
+
+    for micro in (1, 2, 3):
+        assert trainer_of(Silent(), micro=micro).train().update == 2
+
+
+def test_a_micro_batch_of_one_sample_is_left_for_the_next_that_can_be_halved() -> None:
+    data = MapData(SAMPLES, global_batch_tokens=12, micro_batch_tokens=6, lengths=[6, 6] + [3] * 22, shuffle=False)
+    assert "micro-batch 0 (2 samples)" in refused(Means(), data=data, updates=4)
+
+
+def test_batch_norm_is_said_once_and_only_where_batches_are_cut(caplog: pytest.LogCaptureFixture) -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+
+    (text,) = said(caplog, model=model())
+    assert text.startswith("`1` normalises each micro-batch by its own statistics (BatchNorm)")
+    caplog.clear()
+    assert said(caplog, model=model(), micro=8) == []
+    assert said(caplog, model=model(), norm_statistics="frozen") == []
+
+
+def test_batch_norm_without_running_statistics_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
+    norm = nn.BatchNorm1d(8, track_running_stats=False)
+    assert any(
+        "BatchNorm" in text for text in said(caplog, model=nn.Sequential(nn.Linear(6, 8), norm, nn.Linear(8, 3)))
+    )
+
+
+def test_a_metric_given_as_a_mean_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    class Right(Sums):
+        def loss(self, output: Any, batch: Any) -> Any:
+            nats = F.cross_entropy(output, batch[1], reduction="none")
+            return Loss(
+                nats.sum(), metrics={"nats": (nats.mean(), 1), "heat": (2.0, 1), "all": (nats.sum(), len(nats))}
+            )
+
+    (text,) = said(caplog, Right())
+    assert "gives the metric `nats` as (mean, 1)" in text
+
+
+class Leaves(nn.Module):
+    """A model whose forward leaves traces of all kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm, self.drop = nn.Linear(6, 3), nn.BatchNorm1d(3), nn.Dropout(0.3)
+        self.register_buffer("calls", torch.zeros(()))
+        self.seen, self.history, self.generator = 0, [], torch.Generator().manual_seed(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.seen += 1
+        self.history.append(len(x))
+        noise = torch.randn(x.shape, generator=self.generator) + random.random() + np.random.rand()
+        return self.drop(self.norm(self.linear(x + 0.01 * noise))) + 0.001 * self.seen
+
+
+class Counts(Sums):
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def loss(self, output: Any, batch: Any) -> Any:
+        self.calls += 1
+        batch[1].add_(0)
+        return super().loss(output, batch) * (1 + 0.01 * self.calls)
+
+
+def test_the_guard_leaves_no_trace(tmp_path: Path) -> None:
+    def run(*, check_loss: bool) -> Any:
+        heard: list[str] = []
+
+        class Hears(Hook):
+            def before_microbatch(self, event: Any) -> None:
+                heard.append(f"{event.update} {event.microbatch}")
+
+            def before_forward(self, event: Any) -> None:
+                heard.append("forward")
+
+            def on_incident(self, event: Any) -> None:
+                heard.append(event.kind)
+
+        random.seed(0)
+        np.random.seed(0)
+        torch.manual_seed(0)
+        model, task = Leaves(), Counts()
+        trainer = trainer_of(task, model, hooks=[Hears()], check_loss=check_loss, updates=4)
+        trainer.train()
+        records = [record[:3] for name in trainer.storage.names() for record in trainer.storage.history(name)]
+        records = [record for record in records if "perf" not in record[1]]
+        return model.state_dict(), (model.seen, model.history, task.calls, heard, records)
+
+    state, traces = run(check_loss=True)
+    wanted, wanted_traces = run(check_loss=False)
+    assert traces == wanted_traces
+    assert all(torch.equal(value, wanted[name]) for name, value in state.items())
+
+
+class Small(nn.Module):
+    """A device on which a forward without gradients of more than so many samples does not fit either."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.linear, self.room = nn.Linear(6, 3), room
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) > self.room:
+            raise torch.OutOfMemoryError("injected")
+        return self.linear(x)
+
+
+def test_the_guard_goes_by_what_fits_into_memory_and_never_ends_a_run_for_lack_of_it() -> None:
+    assert "a part of micro-batch 0 (4 samples)" in refused(Means(), Small(4), micro=8)
+    assert trainer_of(model=Small(4), micro=8).train().update == 2
+    assert trainer_of(Means(), Small(1), micro=8).train().update == 2  # single samples have no halves
+
+
+def test_a_batch_that_is_changed_in_place_is_whole_for_the_update() -> None:
+    class Pops(Sums):
+        def inputs(self, batch: Any) -> Any:
+            return (batch["x"].mul_(2),)
+
+        def loss(self, output: Any, batch: Any) -> Any:
+            return F.cross_entropy(output, batch.pop("y"), reduction="sum")
+
+    data = MapData([dict(zip("xy", one, strict=True)) for one in SAMPLES], global_batch_size=8, micro_batch_size=4)
+    assert trainer_of(Pops(), data=data).train().update == 2
+
+
+def test_what_a_task_raises_is_raised_by_the_update() -> None:
+    class Breaks(Sums):
+        def loss(self, output: Any, batch: Any) -> Any:
+            raise KeyError("labels")
+
+    with pytest.raises(KeyError, match="labels"):
+        trainer_of(Breaks()).train()

@@ -1,0 +1,150 @@
+"""Every kind of batch with every kind of loss, in every cut: the gradient of one batch in float64, or the question."""
+
+import logging
+import re
+from typing import Any
+
+import batches
+import pytest
+import torch
+from batches import BATCHES, GLOBAL, LOSSES, MICRO, Kind, LossKind
+from batches_programs import Classify, reference, trained, trainer_of
+
+import evenstep
+from evenstep.errors import EvenstepError, OutOfMemoryError, TaskError
+from evenstep.train.split import halves, num_samples
+
+WORKING = [kind for kind in BATCHES if kind.outcome == "works"]
+GOOD = [loss.name for loss in LOSSES if loss.outcome == "works"]
+TUPLE = BATCHES[0]
+pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype")
+
+
+def named(row: Kind | LossKind) -> str:
+    return row.name
+
+
+@pytest.mark.parametrize("kind", WORKING, ids=named)
+def test_a_batch_of_every_kind_has_the_right_weight_and_halves(kind: Kind) -> None:
+    batch = kind.collate(batches.samples_of(7))
+    assert num_samples(batch, 7) == 7
+    parts = halves(batch, 7)
+    if not kind.cut:
+        assert len(parts) == 1
+        return
+    x, y = kind.read(batch)
+    read = [kind.read(part) for part in parts]
+    assert [len(theirs) for theirs, _ in read] == [4, 3]
+    assert torch.allclose(torch.cat([theirs for theirs, _ in read]), x, rtol=1e-14)
+    assert torch.equal(torch.cat([theirs for _, theirs in read]), y)
+
+
+@pytest.mark.parametrize("kind", WORKING, ids=named)
+@pytest.mark.parametrize(("micro", "loss"), [(None, "sum"), (5, "sum"), (MICRO, "late weight"), (1, "Loss.of_mean")])
+def test_every_kind_of_batch_trains_as_one_batch_of_plain_pytorch(kind: Kind, micro: int | None, loss: str) -> None:
+    samples = batches.samples_of()
+    assert torch.allclose(trained(kind, samples, micro=micro, loss=loss), reference(kind, samples), rtol=1e-12)
+
+
+@pytest.mark.parametrize("loss", GOOD)
+def test_every_good_loss_trains_as_one_batch_of_plain_pytorch(loss: str) -> None:
+    samples = batches.samples_of()
+    assert torch.allclose(trained(TUPLE, samples, micro=MICRO, loss=loss), reference(TUPLE, samples), rtol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", WORKING, ids=named)
+@pytest.mark.parametrize("loss", GOOD)
+@pytest.mark.parametrize("micro", [None, 7, MICRO, 1])
+def test_every_batch_with_every_good_loss_in_every_cut(kind: Kind, loss: str, micro: int | None) -> None:
+    samples = batches.samples_of()
+    wanted = reference(kind, samples)
+    assert torch.allclose(trained(kind, samples, micro=micro, loss=loss), wanted, rtol=1e-12)
+    if kind.cut and micro is None:
+        assert torch.allclose(trained(kind, samples, loss=loss, room=2), wanted, rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in WORKING if kind.cut], ids=named)
+@pytest.mark.parametrize("room", [1, pytest.param(5, marks=pytest.mark.slow)])
+def test_a_batch_that_does_not_fit_is_cut_and_the_gradient_is_the_same(kind: Kind, room: int) -> None:
+    samples = batches.samples_of()
+    assert torch.allclose(trained(kind, samples, room=room), reference(kind, samples), rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in WORKING if not kind.cut], ids=named)
+def test_a_batch_that_can_not_be_cut_is_said_at_once_and_stops_with_advice_for_lack_of_memory(
+    kind: Kind, caplog: pytest.LogCaptureFixture
+) -> None:
+    samples = batches.samples_of()
+    with caplog.at_level(logging.WARNING, "evenstep"):
+        trained(kind, samples, micro=MICRO)
+    (said,) = caplog.messages
+    assert re.search(kind.asks, said) and said.endswith("say how it is cut in `Classify.split`.")
+    with pytest.raises(OutOfMemoryError, match=rf"{kind.asks}; say how in `Classify\.split`\."):
+        trained(kind, samples, micro=MICRO, room=2)
+
+
+def test_the_advice_to_say_how_a_batch_is_cut_helps() -> None:
+    kind = next(kind for kind in BATCHES if kind.name == "features first")
+
+    class Splits(Classify):
+        def split(self, batch: Any) -> list[Any]:
+            middle = batch["x"].shape[1] // 2
+            if not middle:
+                return [batch]
+            parts = (slice(None, middle), slice(middle, None))
+            return [{"x": batch["x"][:, part], "y": batch["y"][part]} for part in parts]
+
+    samples = batches.samples_of()
+    assert torch.allclose(trained(kind, samples, room=2, task=Splits(kind)), reference(kind, samples), rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in BATCHES if kind.outcome == "asks"], ids=named)
+def test_a_batch_whose_samples_can_not_be_counted_asks_for_a_weight(kind: Kind) -> None:
+    with pytest.raises(TaskError, match=kind.asks):
+        trained(kind, batches.samples_of(), micro=MICRO)
+
+
+@pytest.mark.parametrize("loss", [loss for loss in LOSSES if loss.outcome == "asks"], ids=named)
+@pytest.mark.parametrize("kind", [TUPLE, BATCHES[10]], ids=named)
+def test_a_loss_that_is_none_asks_for_the_change_to_make(loss: LossKind, kind: Kind) -> None:
+    trainer = trainer_of(kind, batches.samples_of(), loss=loss.name, micro=MICRO)
+    with pytest.raises(EvenstepError, match=loss.asks):
+        trainer.train()
+    assert trainer.progress.update == 0
+
+
+def test_a_features_first_batch_as_wide_as_long_is_not_cut_along_its_features() -> None:
+    kind = next(kind for kind in BATCHES if kind.name == "features first")
+    samples = batches.samples_of()
+    assert batches.FEATURES == 5
+    with pytest.raises(OutOfMemoryError, match="its first part raised RuntimeError"):
+        trained(kind, samples[:10], micro=5, room=4)
+
+
+def test_a_mapping_of_transformers_is_keyword_arguments_of_the_model() -> None:
+    class Words(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(batches.FEATURES, batches.CLASSES).double()
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"loss": torch.nn.functional.cross_entropy(self.linear(x), y)}
+
+    class Model(evenstep.Task):
+        def loss(self, output: Any, batch: Any) -> Any:
+            return evenstep.Loss.of_mean(output["loss"], len(batch["y"]))
+
+    kind = next(kind for kind in BATCHES if kind.name == "BatchEncoding-like mapping")
+    model = Words()
+    data = evenstep.MapData(batches.samples_of(), global_batch_size=8, micro_batch_size=4, collate=kind.collate)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = evenstep.Trainer(model=model, task=Model(), optimizer=optimizer, data=data, updates=2, device="cpu")
+    assert trainer.train().update == 2
+
+
+def test_rows_are_unique_and_say_what_they_do() -> None:
+    for table in (BATCHES, LOSSES):
+        assert len({row.name for row in table}) == len(table)
+        assert all(row.outcome == "works" or row.asks for row in table)
+    assert GLOBAL % MICRO == 0
