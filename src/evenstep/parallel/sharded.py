@@ -295,6 +295,7 @@ class Sharded(Strategy):
 
     def share(self, parameters: Sequence[nn.Parameter]) -> None:
         check_shardable(self._module, [cast("nn.Module", part) for part in self._parts() if part is not self._module])
+        self._spoken.forget()
         for part in self._parts():
             choose_formats(part)
         for shard in self._shards:  # as FSDP2 would when it next gathers it

@@ -126,6 +126,11 @@ class Spoken:
         self._kind = kind
         self._whole()
 
+    def forget(self) -> None:
+        """Other parameters are trained from now on, so passes go otherwise: all ranks learn their words anew."""
+        self._scripts.clear()
+        self._script = _Script(open=False, ended=True)
+
     def begin(self) -> None:
         """A pass begins, with its forward."""
         self.finish()
