@@ -24,7 +24,7 @@ def check_shardable(module: nn.Module, units: Sequence[nn.Module]) -> None:
         units: of it that are gathered one by one; what is left over is gathered with the module.
 
     Raises:
-        ArgumentError: a parameter that is not contiguous, or one of another number format than others of its unit.
+        ArgumentError: a parameter that is not contiguous, one without elements, or one of another number format than others of its unit.
     """
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     taken: set[int] = set()
@@ -36,6 +36,11 @@ def check_shardable(module: nn.Module, units: Sequence[nn.Module]) -> None:
                 raise ArgumentError(
                     f"parameter '{names[id(parameter)]}' must be contiguous to be cut into shards, but has the strides "
                     f"{parameter.stride()}; make it from `tensor.contiguous()`, or {_INSTEAD}."
+                )
+            if not parameter.numel() and parameter.requires_grad:
+                raise ArgumentError(
+                    f"parameter '{names[id(parameter)]}' has no elements, of which nothing can be cut into shards; "
+                    f"leave it out, freeze it, or {_INSTEAD}."
                 )
         formats = {parameter.dtype: names[id(parameter)] for parameter in together if parameter.requires_grad}
         if len(formats) > 1:
@@ -64,7 +69,8 @@ def explained(error: Exception, parameters: Mapping[str, Tensor]) -> Exception:
     if "storage of size 0" in said:
         return TaskError(
             f"a backward needs parameters that are in shards again: with `fsdp` a gradient can't be differentiated "
-            f"once more (`create_graph=True`), nor a graph be walked a second time. Here {_INSTEAD}."
+            f"once more (`create_graph=True`), a graph be walked a second time, or an item's output that is a view be "
+            f"changed in place. Do without (`x = x + 1` instead of `x += 1`), or {_INSTEAD}."
         )
     return error
 
