@@ -24,7 +24,7 @@ def check_shardable(module: nn.Module, units: Sequence[nn.Module]) -> None:
         units: of it that are gathered one by one; what is left over is gathered with the module.
 
     Raises:
-        ArgumentError: a parameter that is not contiguous, one without elements, or one of another number format than others of its unit.
+        ArgumentError: a parameter that is not contiguous, has no elements, or has another format than its unit.
     """
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     taken: set[int] = set()
