@@ -57,7 +57,6 @@ KINDS = [
     Kind(name="frozen items", net="Frozen"),
     Kind(name="frozen items with trained adapters (LoRA)", net="Lora"),
     Kind(name="items without parameters", net="Bare"),
-    Kind(name="items with parameters without elements", net="Empty"),
     Kind(name="ParameterList and ParameterDict", net="ParameterLists"),
     Kind(name="parameters of the model itself", net="RootParameters"),
     Kind(name="items that give dicts, tuples and None", net="Structures"),
@@ -69,7 +68,6 @@ KINDS = [
     Kind(name="items whose outputs the loss does not need", net="Unneeded"),
     Kind(name="a head that no batch uses, in a list", net="UnusedHead", note=_APART),
     Kind(name="a U-Net", net="UNet"),
-    Kind(name="an item's output, a view, changed in place", net="InPlace"),
     Kind(
         name="items in another order from some update on",
         net="Shuffled",
@@ -90,5 +88,13 @@ KINDS = [
         name="parameters that are not contiguous",
         net="Transposed",
         refused="parameter 'blocks.0.weight' must be contiguous",
+    ),
+    Kind(
+        name="an item's output, a view, changed in place", net="InPlace", refused="that is a view be changed in place"
+    ),
+    Kind(
+        name="trained parameters without elements",
+        net="Empty",
+        refused="parameter 'blocks.1.extra' has no elements",
     ),
 ]

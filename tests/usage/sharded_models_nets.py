@@ -489,20 +489,6 @@ class UNet(Net):
         return x
 
 
-class Halting(Net):
-    """Calls its items as often as the batch asks for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = linears(2)
-
-    def features(self, x: Tensor, number: int) -> Tensor:
-        for _ in range(1 + number // 2 % 3):
-            for block in self.blocks:
-                x = x + torch.tanh(block(x))
-        return x
-
-
 class Forces(Net):
     """Gives minus the gradient of an energy with respect to its input."""
 
@@ -580,15 +566,6 @@ class Empty(Net):
 
     def features(self, x: Tensor, number: int) -> Tensor:
         return self.blocks[1](self.blocks[0](x))
-
-
-class AllEmpty(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList([nn.Linear(WIDTH, WIDTH), nn.ParameterList([torch.empty(0)])])
-
-    def features(self, x: Tensor, number: int) -> Tensor:
-        return self.blocks[0](x)
 
 
 class Transposed(Net):
