@@ -7,7 +7,8 @@ change to make: else its gradients would be those of another loss for every cut.
 trace, and it never ends a run for lack of memory. How the numbers are told apart is in `additive`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
@@ -113,11 +114,13 @@ class Guard:
         names = dict.fromkeys(part.task for part in batch.parts) or {"": None}
         norms = batch_norms(self.model) if batch.num_microbatches > 1 and self.model.training else []
         for name in [name for name in names if name in self.pending and name in self.way.tasks]:
-            with untouched([self.model, *self.way.tasks.values()]), evaluating(self.model, self.way.device):
+            owners = [self.model, *self.way.tasks.values()]
+            with untouched(owners), evaluating(self.model, self.way.device), _as_in_training():
                 notes = self._look(name, [one for one in batch.microbatches if one.task == name])
             for note in [*notes, *([norm_note(norms)] if norms and name not in self.pending else [])]:
-                if note not in self._said:
-                    self._said.add(note)
+                about = note.partition(":")[0]
+                if about not in self._said:
+                    self._said.add(about)
                     self.say(note)
         return perf_counter() - began
 
@@ -318,6 +321,17 @@ def _numbers(metrics: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
         except (TypeError, ValueError, RuntimeError):
             continue
     return found
+
+
+@contextmanager
+def _as_in_training() -> Generator[None]:
+    """Leave out torch's own shortcut for attention in evaluation mode: its outputs are as long as a part needs."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
 
 
 def _whole_and_parts(trial: Trial | None) -> list[Piece]:
