@@ -52,6 +52,7 @@ class Precise:
 
 
 WIDE = Precise(relative=1e-3, per_unit=1e-6)
+FAST = Precise(relative=1e-2, per_unit=1e-4)  # kernels of an accelerator, which may differ with the size of a batch
 NARROW = Precise(relative=5e-2, per_unit=1e-2)  # some of it is computed in 16 bits
 
 

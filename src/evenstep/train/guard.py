@@ -7,7 +7,8 @@ change to make: else its gradients would be those of another loss for every cut.
 trace, and it never ends a run for lack of memory. How the numbers are told apart is in `additive`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
@@ -20,7 +21,7 @@ from evenstep.data import GlobalBatch, Microbatch
 from evenstep.errors import TaskError
 from evenstep.memory import give_back, is_out_of_memory
 from evenstep.parallel import Spoiled
-from evenstep.train.additive import NARROW, WIDE, Again, Given, adds_up, kind_of, means_among
+from evenstep.train.additive import FAST, NARROW, WIDE, Again, Given, Precise, adds_up, kind_of, means_among
 from evenstep.train.cuts import Cuts, Piece, half_of, part_of, parts_of, reason_not_cut
 from evenstep.train.evaluate import evaluating
 from evenstep.train.execution import Execution
@@ -37,7 +38,7 @@ WHILE_LOOKING = (
     "It was raised while the loss of a micro-batch was compared with those of its halves, as `Task.split` cuts it; "
     "`Trainer(check_loss=False)`, in a run file `train.check_loss = false`, leaves that out."
 )
-_16_BITS = (torch.float16, torch.bfloat16)
+_16_BITS = frozenset({torch.float16, torch.bfloat16})
 
 
 class Trial(NamedTuple):
@@ -114,11 +115,13 @@ class Guard:
         names = dict.fromkeys(part.task for part in batch.parts) or {"": None}
         norms = batch_norms(self.model) if batch.num_microbatches > 1 and self.model.training else []
         for name in [name for name in names if name in self.pending and name in self.way.tasks]:
-            with untouched([self.model, *self.way.tasks.values()]), evaluating(self.model, self.way.device):
+            owners = [self.model, *self.way.tasks.values()]
+            with untouched(owners), evaluating(self.model, self.way.device), _as_in_training():
                 notes = self._look(name, [one for one in batch.microbatches if one.task == name])
             for note in [*notes, *([norm_note(norms)] if norms and name not in self.pending else [])]:
-                if note not in self._said:
-                    self._said.add(note)
+                about = note.partition(":")[0]
+                if about not in self._said:
+                    self._said.add(about)
                     self.say(note)
         return perf_counter() - began
 
@@ -136,9 +139,10 @@ class Guard:
                 trial = _smaller(task, trial) if heard.no_memory else trial
                 heard = self._run(name, trial, _whole_and_parts(trial), "check")
         given = [one for one in heard.given if one is not None] if heard.is_whole else []
-        suspect = bool(given) and not adds_up(given[0], given[1:], NARROW if heard.narrow else WIDE)
-        again = self._again(name, trial if suspect else None, len(given) - 1) if any(gather(suspect)) else None
-        fault, note = self._judged(task, trial, given, again if suspect else None, narrow=heard.narrow)
+        precise = self._precise(narrow=heard.narrow)
+        suspect = bool(given) and not adds_up(given[0], given[1:], precise)
+        again = self._again(name, trial if suspect else None) if any(gather(suspect)) else None
+        fault, note = self._judged(task, trial, given, again if suspect else None, precise)
         if heard.error and heard.done:
             uncut = f"its first part raised {heard.error}"
             self.cuts.uncut.append((task, uncut))
@@ -168,7 +172,15 @@ class Guard:
     def _weight(self, task: Task, piece: Piece) -> float:
         return 1.0 if task.late_weight else weight_of(task, piece.data, "a part of a micro-batch", piece.num_samples)
 
-    def _again(self, name: str, trial: Trial | None, num_parts: int) -> Again | None:
+    def _precise(self, *, narrow: bool) -> Precise:
+        """How exactly losses can be compared, of which some are `narrow`."""
+        gathers = getattr(self.execution.strategy, "options", {}).get("gather_dtype")
+        formats = {parameter.dtype for parameter in self.model.parameters()}
+        if narrow or gathers or self.way.precision.name != "32-true" or not formats.isdisjoint(_16_BITS):
+            return NARROW
+        return WIDE if self.way.device.type == "cpu" and torch.get_float32_matmul_precision() == "highest" else FAST
+
+    def _again(self, name: str, trial: Trial | None) -> Again | None:
         """Look a second time, with other random numbers, at a whole and at the parts of its parts."""
         task, deeper = self.way.tasks[name], list[list[Piece]]()
         pieces: list[Piece] = []
@@ -187,14 +199,14 @@ class Guard:
         )
 
     def _judged(
-        self, task: Task, trial: Trial | None, given: Sequence[Given], again: Again | None, *, narrow: bool
+        self, task: Task, trial: Trial | None, given: Sequence[Given], again: Again | None, precise: Precise
     ) -> tuple[str, str]:
         """What is wrong, and what else is to be said."""
         if trial is None or not given:
             return "", ""
         whole, parts, where = given[0], given[1:], _described(trial)
         if again is not None:
-            kind, size = kind_of(whole, parts, again, NARROW if narrow else WIDE)
+            kind, size = kind_of(whole, parts, again, precise)
             norms = batch_norms(self.model, always=True)
             if kind == "whole" and norms:
                 return "", norm_note(norms)
@@ -312,6 +324,17 @@ def _numbers(metrics: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
         except (TypeError, ValueError, RuntimeError):
             continue
     return found
+
+
+@contextmanager
+def _as_in_training() -> Generator[None]:
+    """Leave out torch's own shortcut for attention in evaluation mode: its outputs are as long as a part needs."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
 
 
 def _whole_and_parts(trial: Trial | None) -> list[Piece]:

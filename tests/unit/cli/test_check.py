@@ -33,3 +33,12 @@ def test_what_would_go_wrong_is_found(evenstep: Run, recipe: Path, settings: lis
     assert done.code == code
     assert says in done.err
     assert not (recipe / "runs").exists()
+
+
+def test_a_loss_that_is_a_mean_is_found_unless_it_is_meant(evenstep: Run, recipe: Path) -> None:
+    text = "from parts import Regress\n\nclass Mean(Regress):\n    def loss(self, output, batch):\n"
+    (recipe / "mean.py").write_text(f"{text}        return super().loss(output, batch) / len(output)\n")
+    done = evenstep("check", "run.toml", "--task.target", "mean.py:Mean")
+    assert done.code == 1
+    assert "the loss of micro-batch 0 (3 samples) is" in done.err and "`Mean.loss` gives a mean" in done.err
+    assert evenstep("check", "run.toml", "--task.target", "mean.py:Mean", "--train.check_loss", "false").code == 0

@@ -264,3 +264,41 @@ def test_what_a_task_raises_is_raised_by_the_update() -> None:
 
     with pytest.raises(KeyError, match="labels"):
         trainer_of(Breaks()).train()
+
+
+@pytest.mark.parametrize("precision", [None, Bf16Mixed()])
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_the_attention_of_torch_is_compared_as_it_trains(
+    reduction: str, precision: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its shortcut for evaluation gives outputs that are shorter than the inputs, and fails under autocast."""
+    words = [torch.arange(1, 2 + n % 7) for n in range(16)]
+
+    def padded(samples: Any) -> Any:
+        return {"words": nn.utils.rnn.pad_sequence(samples, batch_first=True)}
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layer = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
+            self.embed, self.encode, self.head = nn.Embedding(9, 8), nn.TransformerEncoder(layer, 1), nn.Linear(8, 9)
+
+        def forward(self, words: Tensor) -> Tensor:
+            return self.head(self.encode(self.embed(words), src_key_padding_mask=words == 0))
+
+    class Words(Task):
+        def weight(self, batch: Any) -> Any:
+            return (batch["words"] != 0).sum()
+
+        def loss(self, output: Any, batch: Any) -> Any:
+            logits = output.flatten(0, 1).float()
+            return F.cross_entropy(logits, batch["words"].flatten(), ignore_index=0, reduction=reduction)
+
+    data = MapData(words, global_batch_size=16, micro_batch_size=8, collate=padded, shuffle=False)
+    trainer = trainer_of(Words(), Model(), data=data, precision=precision, updates=1)
+    if reduction == "mean":
+        with pytest.raises(TaskError, match="gives a mean"):
+            trainer.train()
+    else:
+        assert trainer.train().update == 1
+    assert caplog.messages == []
