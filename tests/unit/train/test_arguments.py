@@ -10,7 +10,7 @@ from evenstep import MapData, Task, Trainer
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.parallel import Mesh, Ordered, Single
 from evenstep.pipeline import Staged
-from evenstep.train.arguments import check_model, check_optimizer, check_unwrapped
+from evenstep.train.arguments import check_model, check_trains, check_unwrapped
 
 LAUNCHED = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
 IN_SLURM = {
@@ -110,7 +110,7 @@ def test_where_no_rank_of_a_pipeline_has_anything_to_train_all_are_told(on_ranks
     def act(group: Any) -> None:
         mesh = Mesh.of(group, pipeline=2)
         model = Staged([nn.Linear(4, 4).requires_grad_(False), nn.Tanh()], mesh=mesh)
-        for check in (check_model, lambda model: check_optimizer(torch.optim.SGD([{"params": []}], lr=1.0), model)):
+        for check in (check_model, lambda model: check_trains(torch.optim.SGD([{"params": []}], lr=1.0), model)):
             with pytest.raises(TaskError, match="nothing to train"):
                 check(model)
 
