@@ -92,9 +92,9 @@ def same(ended: Ended, wanted: Tensor, bound: float) -> None:
     assert difference <= bound, f"the parameters differ by {difference:g}, which must be at most {bound:g}"
 
 
-def failed(ended: Ended | Exception, kind: type[Exception], words: str) -> Exception:
+def failed(ended: Ended | Exception, kind: type[Exception] | tuple[type[Exception], ...], words: str) -> Exception:
     assert isinstance(ended, Ended), ended
-    assert isinstance(ended.error, kind), f"must end with {kind.__name__}, but with {ended.error!r}"
+    assert isinstance(ended.error, kind), f"must end with {kind}, but with {ended.error!r}"
     assert words in str(ended.error), f"`{words}` must stand in: {ended.error}"
     return ended.error
 
@@ -333,6 +333,35 @@ def nan_in_16_mixed_stops() -> None:
         again = good(train(precision=evenstep.Fp16Mixed(initial=1.0), folder=Path(folder), resume=True))
         assert again.trainer.state_dict()["precision"]["scale"] == SCALE
         same(again, good(train(precision=evenstep.Fp16Mixed(initial=SCALE))).parameters, EXACT)
+
+
+class PoisonBackward(evenstep.Hook):
+    """Makes what a module's backward gives NaN, at one update."""
+
+    def __init__(self, update: int) -> None:
+        self.at, self.handles = update, []
+
+    def before_update(self, event: UpdateBegin) -> None:
+        if event.update == self.at:
+            module = self.trainer.model.get_submodule("norm")
+            poisoned = lambda module, inputs, outputs: tuple(one * float("nan") for one in inputs)  # noqa: E731
+            self.handles = [module.register_full_backward_hook(poisoned)]
+
+    def after_update(self, event: UpdateEnd) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+
+@case("NaN made in the backward on rank 1 of 2: both name the module")
+def nan_in_backward() -> None:
+    def act(group: Any) -> Ended:
+        return train(group, hooks=[PoisonBackward(4)] if group.rank else [], strategy="ddp")
+
+    ends = on_ranks(2, act)
+    assert any(isinstance(ended.error, NonFiniteError) for ended in ends)
+    for ended in ends:  # the one that is slower may hear it of the other
+        failed(ended, (NonFiniteError, LostRankError), "the backward of module `norm` (Identity)")
+        assert ended.update == 3
 
 
 @case("NaN in a sample: stop names the update and its micro-batch")

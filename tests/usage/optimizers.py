@@ -169,7 +169,7 @@ FUSED = (O.Adagrad, O.Adam, O.AdamW, O.SGD)
 
 TORCH = [
     *(torch_case(kind, fast=kind in (O.Adagrad, O.NAdam)) for kind in ELEMENTWISE),
-    *(torch_case(kind, fast=kind is O.Rprop) for kind in (O.Adafactor, O.Muon, O.Rprop)),
+    *(torch_case(kind) for kind in (O.Adafactor, O.Muon, O.Rprop)),
     *(torch_case(kind, foreach=flag) for kind in (*ELEMENTWISE, O.Adafactor, O.Rprop) for flag in (True, False)),
     *(torch_case(kind, maximize=True) for kind in (*MAXIMIZING, O.Adafactor)),
     *(torch_case(kind, fused=True, fast=kind is O.SGD) for kind in FUSED),
@@ -195,7 +195,7 @@ TORCH = [
         for kind in CAPTURABLE
     ),
     Case(name="Adam(differentiable=True)", build=of(O.Adam, differentiable=True), refused="differentiable=True"),
-    Case(name="AdamW of named parameters", build=lambda model: O.AdamW(model.named_parameters(), lr=0.02), fast=True),
+    Case(name="AdamW of named parameters", build=lambda model: O.AdamW(model.named_parameters(), lr=0.02)),
     Case(name="LBFGS", build=lambda model: O.LBFGS(model.parameters()), refused="evaluates the loss several times"),
     Case(name="SparseAdam", build=of(O.SparseAdam), sparse=True, by_elements="no kernels of it for shards"),
 ]

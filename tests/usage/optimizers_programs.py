@@ -17,7 +17,7 @@ from evenstep.optim.schedules import InverseSqrt
 from evenstep.parallel import Group, Mesh, Single
 from evenstep.pipeline import Layers, Staged
 
-UPDATES, STOP = 5, 2
+UPDATES, STOP = 4, 2
 
 
 class Square(Task):

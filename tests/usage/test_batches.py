@@ -10,6 +10,7 @@ import torch
 from batches import BATCHES, GLOBAL, LOSSES, MICRO, Kind, LossKind
 from batches_programs import Classify, reference, trained, trainer_of
 
+import evenstep
 from evenstep.errors import EvenstepError, OutOfMemoryError, TaskError
 from evenstep.train.split import halves, num_samples
 
@@ -59,8 +60,8 @@ def test_every_batch_with_every_good_loss_in_every_cut(kind: Kind, loss: str, mi
     samples = batches.samples_of()
     wanted = reference(kind, samples)
     assert torch.allclose(trained(kind, samples, micro=micro, loss=loss), wanted, rtol=1e-12)
-    if kind.cut:
-        assert torch.allclose(trained(kind, samples, micro=micro, loss=loss, room=2), wanted, rtol=1e-12)
+    if kind.cut and micro is None:
+        assert torch.allclose(trained(kind, samples, loss=loss, room=2), wanted, rtol=1e-12)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in WORKING if kind.cut], ids=named)
@@ -119,6 +120,27 @@ def test_a_features_first_batch_as_wide_as_long_is_not_cut_along_its_features() 
     assert batches.FEATURES == 5
     with pytest.raises(OutOfMemoryError, match="its first part raised RuntimeError"):
         trained(kind, samples[:10], micro=5, room=4)
+
+
+def test_a_mapping_of_transformers_is_keyword_arguments_of_the_model() -> None:
+    class Words(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(batches.FEATURES, batches.CLASSES).double()
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"loss": torch.nn.functional.cross_entropy(self.linear(x), y)}
+
+    class Model(evenstep.Task):
+        def loss(self, output: Any, batch: Any) -> Any:
+            return evenstep.Loss.of_mean(output["loss"], len(batch["y"]))
+
+    kind = next(kind for kind in BATCHES if kind.name == "BatchEncoding-like mapping")
+    model = Words()
+    data = evenstep.MapData(batches.samples_of(), global_batch_size=8, micro_batch_size=4, collate=kind.collate)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = evenstep.Trainer(model=model, task=Model(), optimizer=optimizer, data=data, updates=2, device="cpu")
+    assert trainer.train().update == 2
 
 
 def test_rows_are_unique_and_say_what_they_do() -> None:

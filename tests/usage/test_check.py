@@ -89,6 +89,16 @@ def test_a_folder_that_is_used_is_refused_alike(run: Command) -> None:
     assert checked[2] == trained[2]
 
 
+@pytest.mark.parametrize("name", ["check", "train"])
+def test_a_folder_that_is_used_is_refused_before_any_rank_is_started(name: str, run: Command, recipe: Path) -> None:
+    (recipe / "runs" / "tiny").mkdir(parents=True)
+    (recipe / "runs" / "tiny" / "config.toml").write_text("")
+    code, out, err = run(name, "run.toml", "--launch.ranks", "2")
+    assert code == 1
+    assert "exists already, and nothing in it was touched" in err
+    assert "ranks " not in out
+
+
 def test_a_checkpoint_that_does_not_fit_is_refused_alike(run: Command) -> None:
     assert run("train", "run.toml")[0] == 0
     again = ["run.toml", "--resume", "auto", "--seed", "7"]

@@ -48,6 +48,8 @@ def run(path: str, settings: list[str]) -> int:
         folder = Path(config.runs) / config.name
         ranks = ranks_to_try(config)
         unmet = "" if is_rank() else _unmet(config, ranks)
+        if not is_rank():
+            where_to_begin(config.resume, folder)  # refused before any rank is started
         if not unmet:
             code = start_ranks(config, ["check", path, *settings], ranks=ranks, restarts=False)
             if code is not None:

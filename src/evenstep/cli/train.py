@@ -25,6 +25,8 @@ def run(path: str, settings: list[str]) -> int:
             again = ["--launch.slurm", "none", *(["--resume", "auto"] if config.resume == "never" else [])]
             logs = Path(config.runs) / f"{config.name}-slurm"
             return submit(config.launch.slurm, ["train", path, *settings, *again], name=config.name, folder=logs)
+        if not is_rank():
+            where_to_begin(config.resume, folder)  # refused before any rank is started
         code = start_ranks(config, ["train", path, *settings])
         if code is not None:
             return code

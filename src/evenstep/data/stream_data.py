@@ -155,6 +155,7 @@ class StreamData(Data):
         self._states: dict[Position, dict[str, object]] = {}  # of the last positions, the newest last
         self._loaded = False  # whether the newest has yet to be put into the stream
         self._was_told = False  # that this rank's stream is shorter
+        self._was_compared = False  # with those of other ranks
 
     @property
     def resumable(self) -> bool:
@@ -299,6 +300,8 @@ class StreamData(Data):
             num_samples, goes_on = part.others.taken(num_samples, more=more)
             cursor.position = following = position.after(ends_epoch=not goes_on)
             faults = self._ran_out(cursor, part, following) if goes_on and not more else ()
+            if not self._was_compared:
+                faults += self._compared(items, part)
             self._keep(cursor, position)
             yield GlobalBatch(
                 position=position,
@@ -336,6 +339,21 @@ class StreamData(Data):
                 message=(
                     f"the stream of rank {part.stream_of} ended after {following.batch} global batches of epoch "
                     f"{following.epoch}, before those of other ranks: until they end, it takes part without samples."
+                )
+            ),
+        )
+
+    def _compared(self, items: list[object], part: _Share) -> tuple[DataFault, ...]:
+        """Say that all ranks read the same, which is seldom meant, at their first global batch."""
+        self._was_compared = True
+        if not part.others.read_the_same(items):
+            return ()
+        return (
+            DataFault(
+                message=(
+                    "all ranks have read the same first items from their streams, so every sample would count once for "
+                    "each rank; give each rank another part of the data, or pass `shared=True` to have one stream "
+                    "dealt over all."
                 )
             ),
         )

@@ -5,9 +5,12 @@ then, so nothing is dropped, repeated or waited for. Ranks agree by one small su
 known here.
 """
 
+import math
+import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, final
+from zlib import crc32
 
 from evenstep.errors import DataError
 
@@ -44,6 +47,10 @@ class Ranks(ABC):
         Raises:
             DataError: streams that must be alike are not.
         """
+
+    def read_the_same(self, items: object) -> bool:
+        """Whether all ranks, which should each have others, have read the same items."""
+        return False
 
 
 @final
@@ -105,6 +112,14 @@ class Together(Ranks):
     def taken(self, num_samples: int, *, more: bool) -> tuple[int, bool]:
         everybodys, having_more = self._total([float(num_samples), float(more)])
         return int(everybodys), having_more > 0
+
+    def read_the_same(self, items: object) -> bool:
+        try:
+            mine = float(crc32(pickle.dumps(items)) % 2**20)  # whose square is exact
+        except Exception:  # noqa: BLE001 - what can't be pickled can't be compared
+            mine = math.nan
+        everybodys, squares = self._total([mine, mine**2])
+        return squares * self._ranks == everybodys**2
 
 
 @final

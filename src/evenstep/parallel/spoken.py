@@ -244,7 +244,7 @@ class Spoken:
         Raises:
             TaskError: they come to words that can't be brought into one order.
         """
-        wishes = self.group.gather(Wish(word, frozenset(self._running)))
+        wishes = self._wishes(word)
         wanted = {wish.word for wish in wishes if wish.word is not None}
         script = self._script
         if not wanted:
@@ -260,6 +260,24 @@ class Spoken:
             raise TaskError(f"the ranks go on with gradients of different parts of the model: {said}. {_ADVICE}")
         script.words.append(min(possible, key=_forwards if self._phase == "forward" else _backwards))
         return True
+
+    def _wishes(self, word: Word | None) -> list[Wish]:
+        """What all ranks come to next, by rank."""
+        width = 1 + len(self._parts)
+        here = [0.0] * (width * self.group.ranks)
+        begin = width * self.group.rank
+        here[begin] = 0.0 if word is None else float(1 + 2 * word.part + word.reduces)
+        for part in self._running:
+            here[begin + 1 + part] = 1.0
+        said = self.group.sum_floats(here)  # one message, where gathering values takes two
+        rows = [said[place : place + width] for place in range(0, len(said), width)]
+        return [
+            Wish(
+                Word(int(code - 1) % 2 == 1, int(code - 1) // 2) if code else None,
+                frozenset(part for part, runs in enumerate(running) if runs),
+            )
+            for code, *running in rows
+        ]
 
     def _all_come(self, script: _Script) -> bool:
         """Whether no part is left out of passes that may come in a later one."""

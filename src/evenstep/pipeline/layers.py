@@ -5,6 +5,7 @@ task's inputs. The layers' names begin the names of their parameters, so a check
 cut. It builds nothing: a layer may be a module, or a function that builds it only where it is needed.
 """
 
+from collections import UserDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from inspect import ismethod
@@ -158,7 +159,7 @@ def call(module: Callable[..., Any], outputs: Sequence[Any], inputs: Any, wanted
     if not wanted:
         return module(*outputs)
     if isinstance(wanted, tuple):
-        if not isinstance(inputs, dict):
+        if not isinstance(inputs, dict | UserDict):
             raise ArgumentError(
                 f"a layer asks for the inputs {', '.join(wanted)}, so the task's `inputs` must give a dict, but gave "
                 f"a {type(inputs).__name__}."
@@ -166,6 +167,6 @@ def call(module: Callable[..., Any], outputs: Sequence[Any], inputs: Any, wanted
         return module(*outputs, **{name: inputs[name] for name in wanted})
     if type(inputs) is tuple:
         return module(*outputs, *cast("tuple[Any, ...]", inputs))
-    if isinstance(inputs, dict):
+    if isinstance(inputs, dict | UserDict):
         return module(*outputs, **cast("dict[str, Any]", inputs))
     return module(*outputs, inputs)

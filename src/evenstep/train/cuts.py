@@ -130,7 +130,7 @@ def parts_of(task: Task, piece: Piece) -> list[Piece]:
 
 def splits_itself(task: Task) -> bool:
     """Whether a task has a way of its own to cut its batches."""
-    return type(task).split is not Task.split
+    return getattr(task.split, "__func__", None) is not Task.split
 
 
 def reason_not_cut(task: Task, piece: Piece) -> str:

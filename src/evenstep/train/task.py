@@ -115,8 +115,8 @@ class Task(ABC):
         return batch
 
     def inputs(self, batch: Any) -> Any:
-        """What the model is called with: a tuple is its positional, a dict its keyword arguments, all else its
-        only argument. By default the first item of a list or tuple, else the batch itself.
+        """What the model is called with: a tuple is its positional, a dict or `UserDict` its keyword arguments, all
+        else its only argument. By default the first item of a list or tuple, else the batch itself.
         """
         return batch[0] if isinstance(batch, tuple | list) else batch
 

@@ -184,8 +184,8 @@ def weight_of(task: Task, data: object, what: str, num_samples: int | None = Non
     Raises:
         TaskError: it is negative, not finite, or not a number.
     """
-    asked = type(task).weight is not Task.weight
-    given = task.weight(data) if asked else default_weight(task, data, num_samples)
+    by_default = getattr(task.weight, "__func__", None) is Task.weight
+    given = default_weight(task, data, num_samples) if by_default else task.weight(data)
     try:
         weight = float(given)
     except (TypeError, ValueError, RuntimeError) as error:

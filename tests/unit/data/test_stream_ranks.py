@@ -145,3 +145,10 @@ def test_shared_streams_that_differ_are_refused_on_all_ranks_instead_of_waiting(
 
     told = together([data(4), data(6)], 9)
     assert all("all 2 ranks must read the same stream" in str(one) for one in told)
+
+
+def test_that_ranks_read_the_same_items_from_streams_that_should_differ_is_said_once() -> None:
+    for rank in together([stream(0, 8), stream(0, 8)], 6):
+        said = [fault.message for batch in rank for fault in batch.faults]
+        assert len(said) == 1 and "have read the same first items" in said[0] and "`shared=True`" in said[0]
+    assert not any(batch.faults for rank in together([stream(0, 8), stream(100, 8)], 6) for batch in rank)

@@ -1,13 +1,14 @@
 """The small parts of an update: weighing, moving, guarding, diagnosing."""
 
 import math
-from collections import OrderedDict, namedtuple
-from dataclasses import dataclass
+from collections import OrderedDict, defaultdict, namedtuple
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_sequence
 
 from evenstep.data import GlobalBatch, Microbatch, Position
 from evenstep.errors import ReplicaError, TaskError
@@ -210,3 +211,45 @@ def test_generators_are_left_as_they_were() -> None:
         seed_generators(CPU, key(1, 2, 3))
         torch.rand(5)
     assert torch.equal(torch.rand(2), wanted)
+
+
+def test_lists_and_features_first_and_packed_batches_have_as_many_samples_as_the_loader_made() -> None:
+    features_first = {"x": torch.zeros(6, 8), "y": torch.zeros(8)}
+    images = [torch.zeros(3, 4, 4) for _ in range(8)]
+    packed = pack_sequence([torch.zeros(2 + n, 3) for n in range(8)], enforce_sorted=False)
+    for data in (features_first, images, packed, object()):
+        batch = batch_of(data)
+        batch.microbatches[0].num_samples = 8
+        assert weigh({"": Plain()}, batch, Group()).total == 8
+
+
+def test_what_the_loader_was_not_told_is_asked_for() -> None:
+    batch = batch_of({"x": torch.zeros(6, 8), "y": torch.zeros(8)})
+    batch.microbatches[0].counted = False
+    with pytest.raises(TaskError, match=r"`x` \[6, 8\], `y` \[8\]; override `weight`"):
+        weigh({"": Plain()}, batch, Group())
+
+
+def test_the_loss_of_a_mean_is_its_sum_in_float32_and_0_of_nothing() -> None:
+    assert Loss.of_mean(torch.tensor(0.5, dtype=torch.bfloat16), 1001).sum.item() == 500.5
+    mean = torch.tensor(float("nan"), requires_grad=True)
+    nothing = Loss.of_mean(mean, torch.tensor(0))
+    assert nothing.sum.item() == 0 and nothing.weight is None and int(nothing.count) == 0
+
+
+def test_a_packed_sequence_moves_as_a_whole() -> None:
+    packed = pack_sequence([torch.zeros(2, 3), torch.zeros(1, 3)])
+    moved = build_transfer(META)({"x": packed})["x"]
+    assert (moved.data.device, moved.batch_sizes.device.type) == (META, "cpu")
+
+
+@dataclass
+class Counted:
+    x: torch.Tensor
+    seen: int = field(default=0, init=False)
+
+
+def test_containers_that_can_not_be_made_anew_move_as_well() -> None:
+    moved = build_transfer(META)({"record": Counted(torch.zeros(1)), "lists": defaultdict(list, x=torch.zeros(1))})
+    assert moved["record"].x.device == META and moved["lists"]["x"].device == META
+    assert moved["lists"]["new"] == []
