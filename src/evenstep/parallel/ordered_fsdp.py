@@ -67,7 +67,10 @@ class OrderedFsdp(Sharded):
             having = [parameter for parameter in self._parameters if parameter.grad is not None]
             total = {self._order[id(one)]: self.whole(cast("Tensor", one.grad)) for one in having}
         self._reduced = 0
-        each = norms([total[place] for place in sorted(total)])  # as one process orders them
+        # as one process orders them: like the gradients that were given
+        order = {id(gradient): number for number, gradient in enumerate(gradients)}
+        of_place = {place: getattr(one.grad, "_local_tensor", one.grad) for place, one in enumerate(self._parameters)}
+        each = norms([total[place] for place in sorted(total, key=lambda place: order.get(id(of_place[place]), place))])
         return each.dot(each)
 
     def facing(self, gradient: Tensor) -> Tensor:
