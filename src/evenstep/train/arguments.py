@@ -199,7 +199,7 @@ def check_trains(optimizer: Optimizer, model: nn.Module) -> None:
         raise TaskError("the optimizer has nothing to train: none of its parameters has `requires_grad`.")
 
 
-def check_launched(strategy: Strategy | None, model: nn.Module, environ: Mapping[str, str]) -> None:
+def check_launched(strategy: Strategy | str | None, model: nn.Module, environ: Mapping[str, str]) -> None:
     """Raise ArgumentError where this process was started as one of several, but has not been told to train with them.
 
     Args:
