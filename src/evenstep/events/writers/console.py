@@ -114,7 +114,7 @@ class ConsoleWriter(Writer):
         values = self._values()
         self._window.clear()
         self._line_at = perf_counter()
-        values.append(f"{self._rate:.3g} updates/s")
+        values.append(f"{self._rate:.3g} updates/s" if self._live is None else f"{self._rate:.3g}/s")  # 80 columns
         done = self._written - self._first
         if self._updates is not None and done and self._live is None:  # which says it itself
             left_s = (self._updates - update) * (perf_counter() - self._first_at) / done

@@ -121,7 +121,7 @@ def test_a_terminal_gets_a_live_line_and_what_is_said_at_logs_stays_above_it(clo
     writer.write([Record(2, "valid/loss", 2.0, 8.0)])
     writer.close()
     text = terminal.getvalue()
-    assert "update 2/100  loss 1.5  2 updates/s\n" in text
+    assert "update 2/100  loss 1.5  2/s\n" in text
     assert "update 2/100  valid/loss 2\n" in text
     assert "\x1b[?25h" in text  # the cursor is given back
 
@@ -196,7 +196,7 @@ def test_a_notebook_gets_a_live_line_in_its_cell(
     writer.write(losses([1, 2]))
     writer.close()
     assert shown == ["update 0/4  loss -  0/s", "update 2/4  loss 1.5  0.5/s  0:04 left"]
-    assert capsys.readouterr().out == "update 2/4  loss 1.5  0.5 updates/s\n"
+    assert capsys.readouterr().out == "update 2/4  loss 1.5  0.5/s\n"
 
 
 def test_the_pace_of_long_updates_counts_down_between_them_and_forgets_what_is_long_ago() -> None:
