@@ -73,7 +73,7 @@ every_file = pytest.mark.parametrize("kind", FILES, ids=[kind.__name__ for kind 
 
 
 def test_the_battery_sees_every_exported_writer() -> None:
-    assert {kind.__name__ for kind in WRITERS} | {"Writer", "Writers"} == set(writers.__all__)
+    assert {kind.__name__ for kind in WRITERS} | {"WRITERS", "Writer", "Writers"} == set(writers.__all__)
     assert all(getattr(events, kind.__name__) is kind for kind in WRITERS)
     assert {kind.__name__ for kind in FILES} == set(READERS)
 

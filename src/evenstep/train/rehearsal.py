@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPriva
 
 from evenstep.data import GlobalBatch
 from evenstep.errors import TaskError
-from evenstep.train.cuts import Cuts, Piece, check_weights
+from evenstep.train.cuts import Cuts, check_weights, parts_of, whole_of
 from evenstep.train.diagnose import gradient_norms
 from evenstep.train.loop import Loop
 from evenstep.train.randomness import undisturbed
@@ -119,10 +119,10 @@ def _halved(loop: Loop, batch: GlobalBatch, tasks: Mapping[str, Task]) -> tuple[
     """The limit at which some rank's largest micro-batch is cut in two, None if none can be; or why they must not."""
     finer, odd = Cuts(), ""
     for microbatch in batch.microbatches:
-        task, piece = tasks[microbatch.task], Piece(microbatch.data)
+        task, piece = tasks[microbatch.task], whole_of(microbatch)
         try:
             if finer.finer(task, piece):
-                check_weights(task, piece.data, [Piece(part) for part in task.split(piece.data)])
+                check_weights(task, piece, parts_of(task, piece))
         except TaskError as error:  # only a micro-batch that is out of memory must be cut: no fault of the run yet
             odd = f"not compared: {error}"
     everybody = loop.execution.group.gather((finer.limit, odd))

@@ -261,7 +261,7 @@ class Update:
         way = self._way
         group, tolerant = self._execution.strategy.group, way.poison is not None
         stamp = self.trained.stamp ^ self.learning_rates.stamp
-        return weigh(way.tasks, batch, group, tolerant=tolerant, stamp=float(stamp))
+        return weigh(way.tasks, batch, group, tolerant=tolerant, stamp=1.0 + stamp)
 
     def resume(self) -> None:
         """Apply updates again after the loop has answered an abort."""

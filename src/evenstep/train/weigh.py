@@ -61,7 +61,7 @@ class Weights:
 
 
 def weigh(
-    tasks: Mapping[str, Task], batch: GlobalBatch, group: Group, *, tolerant: bool = False, stamp: float = 0.0
+    tasks: Mapping[str, Task], batch: GlobalBatch, group: Group, *, tolerant: bool = False, stamp: float = 1.0
 ) -> Weights:
     """Count the weights of one update.
 
@@ -72,7 +72,7 @@ def weigh(
         batch: of the update.
         group: the ranks.
         tolerant: whether what `weight` raises is kept, so that the ranks can agree on it later.
-        stamp: of what this rank trains, which must be the same on all.
+        stamp: of what this rank trains, above 0, which must be the same on all.
 
     Raises:
         ReplicaError: another rank trains otherwise.
@@ -101,7 +101,7 @@ def weigh(
     for fault in batch.faults:
         mine[-2] += fault.num_skipped
     everybody = group.sum_floats(mine)
-    if everybody[-1] != group.ranks * stamp:
+    if everybody[-1] not in (group.ranks * stamp, stamp):  # the latter where others are only acted (`parallel.fake`)
         raise ReplicaError(
             f"rank {group.rank} is about to train other parameters, or at another learning rate, than another rank: "
             f"`requires_grad` or the optimizer's `lr` was changed on some ranks only. Change it on all of them at the "
