@@ -94,8 +94,9 @@ def _check(opened: Run, folder: Path, source: str, group: Group, unmet: str) -> 
             config=json.loads(json.dumps(opened.resolved(), default=str)),
         )
         says = trainer.is_first_rank
+        described = describe(parts, trainer)  # by all ranks together
         if says:
-            print("\n".join([*([f"ranks       {unmet}"] if unmet else []), *describe(parts, trainer)]), flush=True)
+            print("\n".join([*([f"ranks       {unmet}"] if unmet else []), *described]), flush=True)
         build_writers(opened.config)
         hooks = Bus(build_hooks(opened.config, parts.hooks), trainer)
         _begin(trainer, source, folder)
