@@ -4,7 +4,6 @@
 shuffle buffer keeps, `forgets_generator` that of a stateful loader whose generator draws more than its state says.
 """
 
-import multiprocessing
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -213,7 +212,6 @@ def generator(rank: int, ranks: int) -> Data:
 def _loader(dataset: Any, rank: int, ranks: int, **options: Any) -> Data:
     from torchdata.stateful_dataloader import StatefulDataLoader
 
-    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # it may have workers
     torch.manual_seed(1000 + rank)  # from which a loader draws the seed of its order
     loader = StatefulDataLoader(dataset, batch_size=2, **options)
     return evenstep.StreamData(loader, batched=True, num_microbatches=2)
@@ -231,20 +229,8 @@ def loader_of_map_shuffled(rank: int, ranks: int) -> Data:
     return _loader(_table(), rank, ranks, shuffle=True)
 
 
-def loader_of_map_2_workers(rank: int, ranks: int) -> Data:
-    return _loader(_table(), rank, ranks, num_workers=2)
-
-
-def loader_of_map_shuffled_2_workers(rank: int, ranks: int) -> Data:
-    return _loader(_table(), rank, ranks, shuffle=True, num_workers=2)
-
-
 def loader_of_iterable(rank: int, ranks: int) -> Data:
     return _loader(PlainDataset(), rank, ranks)
-
-
-def loader_of_iterable_2_workers(rank: int, ranks: int) -> Data:
-    return _loader(PlainDataset(), rank, ranks, num_workers=2)
 
 
 def loader_with_a_generator(rank: int, ranks: int) -> Data:
@@ -374,7 +360,4 @@ def train(folder: str, stream: str, strategy: str, what: str, leaving: dict[str,
         result["model"] = digest(trainer.state_dict()["model"])
     if group is not None and not error:
         group.close()
-    loader = getattr(data, "_stream", None)
-    if hasattr(loader, "_iterator"):
-        loader._iterator = None  # or its workers would outlive this process
     return result
