@@ -59,7 +59,12 @@ def train(model: nn.Module, feed: Feed, work: Work, strategy: Strategy | None = 
             model=model,
             task=Classify(),
             optimizer=work.optimizer(model),
-            data=StreamData(Stream(feed), batched=True, num_microbatches=work.num_microbatches * ranks),
+            data=StreamData(
+                Stream(feed),
+                batched=True,
+                num_microbatches=work.num_microbatches * ranks,
+                exact_resume=False,  # else the stream is tried first, and a feed has one pass
+            ),
             updates=feed.num_batches // work.num_microbatches,
             device="cpu",
             strategy=strategy,
