@@ -40,7 +40,7 @@ def test_a_walk_with_an_update_says_little_more_than_its_gradients() -> None:
     counts = walk.bytes_per_update(MESH(511).said)
     gradients = 4 * (8 * 96 + 96 + 96 * 96 + 96)
     assert counts["sum"] == gradients
-    assert sum(counts.values()) - gradients == 8 * (91 + 1 + 5 + 4)  # weights, what is trained, gradients, what was asked
+    assert sum(counts.values()) - gradients == 8 * (91 + 1 + 5 + 4)  # weights, what is trained, which gradients, asks
 
 
 class Forgetful(Ddp):  # which is final, but a mistake must be made somewhere
