@@ -19,6 +19,15 @@ AREAS = (
             works("NCCL"),
             works("a real SLURM cluster"),
             refused(
+                "several processes started, and no `strategy` given; models that torch shares already",
+                "unit/train/test_arguments.py::test_two_processes_without_a_strategy_are_refused_when_built",
+                "unit/train/test_arguments.py::test_a_model_that_torch_shares_already_is_refused_by_name",
+            ),
+            refused(
+                "other optimizer options, schedules or averages on some ranks",
+                "usage/test_surface.py::test_another_rate_on_each_rank_is_found_before_the_first_update",
+            ),
+            refused(
                 '`parallel.strategy = "single"` on several ranks',
                 "ranks/test_launch.py::test_a_strategy_for_one_process_is_refused_on_several",
             ),
@@ -151,6 +160,10 @@ AREAS = (
                 "faults: out of memory: evaluation",
             ),
             works('`micro_batch_size = "auto"`', "faults: micro-batch size auto"),
+            works(
+                "recognised in the words of CUDA, cuBLAS, cuDNN, HIP, MPS, XPU, numpy and the CPU's allocator",
+                "unit/test_memory.py::test_out_of_memory_that_is_not_torch_s_class_is_recognised",
+            ),
             works("on an accelerator"),
             limit(
                 "the same gradient up to rounding; parts draw their own dropout",
@@ -197,6 +210,16 @@ AREAS = (
                 "prove: resume ",
                 "prove: ranks ordered, resumed on",
                 "prove: pipeline resumed on",
+            ),
+            works(
+                "other hooks, early stopping, best checkpoints or average: begin afresh or are given up, which is said",
+                "usage/test_resume.py::"
+                "test_hooks_with_state_may_be_added_dropped_and_changed_when_a_run_goes_on_and_it_is_said",
+            ),
+            works(
+                "an edited recipe: `--recipe current`",
+                "unit/cli/test_resume.py::"
+                "test_the_advice_of_a_failed_run_works_when_the_recipe_is_mended_where_it_was_written",
             ),
             works("killed at any micro-batch", "prove: resume killed"),
             works("rewind in place, from the run's own checkpoints", "prove: faults rewind"),

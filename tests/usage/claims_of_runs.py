@@ -4,6 +4,192 @@ from claims import Area, limit, refused, works
 
 AREAS = (
     Area(
+        "The loss",
+        (
+            works(
+                "compared with the sum over halves: before the first update, in evaluations, by `evenstep check`",
+                "unit/train/test_guard.py::"
+                "test_a_loss_that_is_a_mean_is_refused_with_both_numbers_and_the_line_to_change",
+                "unit/train/test_guard.py::test_the_advice_for_a_mean_helps",
+            ),
+            works(
+                "no trace is left by that, and no run ends by it for lack of memory",
+                "unit/train/test_guard.py::test_the_guard_leaves_no_trace",
+                "usage/test_guard_on_ranks.py::test_a_run_that_passes_has_the_bits_of_one_without_the_guard",
+            ),
+            limit(
+                "BatchNorm in training mode is said once; other layers that look at the whole batch are not found",
+                "unit/train/test_guard.py::test_batch_norm_is_said_once_and_only_where_batches_are_cut",
+            ),
+            limit(
+                "micro-batches of a single sample can't be halved, so nothing is compared",
+                "unit/train/test_guard.py::test_a_micro_batch_of_one_sample_is_left_for_the_next_that_can_be_halved",
+            ),
+        ),
+    ),
+    Area(
+        "Optimizers",
+        (
+            works(
+                "all of `torch.optim` but LBFGS, several at once, and any with its interface: see optimizers.md",
+                "prove: optimizers",
+                "usage/test_optimizers.py::test_the_documentation_shows_the_table",
+            ),
+            works(
+                "resumed with the same bits in every format",
+                "unit/train/test_optimizer_state.py::"
+                "test_a_resumed_run_of_nadam_and_all_others_has_the_same_bits_in_every_format",
+            ),
+            works(
+                "optimizers with `train()` and `eval()`",
+                "unit/train/test_optimizers.py::"
+                "test_an_optimizer_with_modes_is_put_in_training_mode_and_evaluates_its_other_parameters",
+            ),
+            refused(
+                "on `fsdp`: what is not known to step each element by itself",
+                "unit/train/test_optimizers.py::"
+                "test_fsdp_with_optimizers_that_look_at_whole_tensors_is_refused_when_built",
+            ),
+            refused(
+                "on `zero1` and in stages: what may look at all parameters",
+                "unit/train/test_optimizers.py::"
+                "test_zero1_with_optimizers_that_may_look_at_all_parameters_is_refused_when_built",
+            ),
+            refused(
+                "tensors kept where no `state_dict` gives them, in a run that saves",
+                "unit/train/test_optimizers.py::"
+                "test_an_optimizer_whose_inner_state_would_be_lost_on_resume_is_refused_by_name",
+            ),
+        ),
+    ),
+    Area(
+        "Parameters",
+        (
+            works(
+                "freezing and unfreezing in mid-run, with every strategy and in stages, resumed in the midst",
+                "usage/test_surface.py::test_gradual_unfreezing_trains_as_a_plain_loop_does",
+                "usage/test_surface.py::test_a_run_in_the_midst_of_unfreezing_is_gone_on_with_exactly",
+            ),
+            works(
+                "parameters outside the optimizer stay as they are, and are named once",
+                "usage/test_surface.py::test_parameters_that_are_not_in_the_optimizer_stay_as_they_are_and_are_named",
+            ),
+            works(
+                "complex, float32 beside float64, empty; with `fsdp` only formats in list items of their own",
+                "usage/test_surface.py::"
+                "test_complex_mixed_and_empty_parameters_train_as_one_process_does_or_are_refused_by_name",
+            ),
+            works(
+                "trained bfloat16 with `Full(bfloat16_parameters=True)`; frozen 16-bit parameters",
+                "usage/test_surface.py::test_bfloat16_parameters_are_trained_where_that_is_said_to_be_meant",
+            ),
+            refused(
+                "trained float16, and bfloat16 that is not said to be meant",
+                "usage/test_surface.py::test_16_bit_parameters_without_masters_are_refused_by_name",
+            ),
+            refused(
+                "parameters that tensor parallelism has cut",
+                "usage/test_surface.py::test_parameters_that_tensor_parallelism_has_cut_are_refused_by_name",
+            ),
+            refused(
+                "modules, parameters and groups that change in mid-run",
+                "usage/test_surface.py::test_a_model_or_optimizer_that_is_changed_in_mid_run_is_refused_by_name",
+                "usage/test_surface.py::test_a_parameter_group_that_is_added_in_mid_run_is_refused",
+            ),
+        ),
+    ),
+    Area(
+        "Learning rates",
+        (
+            works(
+                "set by hooks and torch's schedulers where `lr_schedule` is None, and saved",
+                "usage/test_surface.py::"
+                "test_a_rate_that_torchs_own_scheduler_sets_is_the_one_that_updates_are_made_with",
+                "usage/test_surface.py::test_a_rate_that_a_hook_sets_stays_and_is_resumed",
+            ),
+            refused(
+                "a rate set by somebody else beside an `lr_schedule`",
+                "usage/test_surface.py::test_a_rate_that_a_hook_sets_beside_an_lr_schedule_is_refused",
+            ),
+        ),
+    ),
+    Area(
+        "Buffers",
+        (
+            works(
+                "equal on all ranks after each update: statistics as their mean, with `momentum=None` over all "
+                "micro-batches, counters summed",
+                "unit/parallel/test_buffers.py::"
+                "test_batch_norm_with_momentum_none_averages_all_micro_batches_of_all_ranks",
+            ),
+            limit(
+                "others that forwards move are taken from the first rank that moved them, and named once",
+                "unit/parallel/test_buffers.py::test_buffers_that_move_are_said_once_by_name_and_static_ones_are_not",
+            ),
+        ),
+    ),
+    Area(
+        "Randomness",
+        (
+            works(
+                "torch's, numpy's and Python's generators are keyed by seed, update and micro-batch",
+                "unit/train/test_randomness.py::test_numpys_and_pythons_generators_are_keyed_for_forwards",
+            ),
+            works(
+                "by layer where layers are known: a plain model is the same run whole and in stages, dropout included",
+                "unit/train/test_randomness.py::test_a_plain_model_with_dropout_is_the_same_run_whole_and_in_stages",
+            ),
+            limit(
+                "where layers can't be known (compiled as a whole), dropout is keyed by micro-batch, which is said",
+                "unit/train/test_randomness.py::"
+                "test_dropout_of_a_model_that_is_compiled_as_a_whole_is_said_to_be_keyed_otherwise",
+            ),
+        ),
+    ),
+    Area(
+        "Compiled models",
+        (
+            works(
+                "whole or in parts: names in checkpoints have no prefixes",
+                "unit/test_names.py::"
+                "test_parts_of_a_model_that_are_compiled_or_checkpointed_one_by_one_have_plain_names_everywhere",
+            ),
+        ),
+    ),
+    Area(
+        "The library",
+        (
+            works(
+                "`Trainer(folder=…)` alone keeps metrics, checkpoints and the report",
+                "usage/test_library.py::test_a_folder_alone_keeps_metrics_checkpoints_and_the_report",
+            ),
+            works(
+                "Ctrl-C and SIGTERM save and end the program",
+                "usage/test_library.py::test_ctrl_c_in_a_script_with_a_folder_saves_and_ends_the_script_in_a_few_lines",
+                "usage/test_library.py::test_sigterm_saves_and_ends_the_script_with_the_exit_code_of_the_command_line",
+            ),
+            works(
+                "names of run files for formats, schedules, strategies, writers and policies; a `DataLoader` as data",
+                "usage/test_library.py::test_a_name_and_a_loader_train_as_the_objects_they_stand_for",
+            ),
+            works(
+                "a live line in a terminal at 80 columns, and in a notebook (tested with a stand-in)",
+                "unit/events/writers/test_console.py::test_bar_update_loss_rate_and_time_left_are_seen_at_80_columns",
+                "unit/events/writers/test_console.py::test_a_notebook_gets_a_live_line_in_its_cell",
+            ),
+            refused(
+                "a folder in which another run has trained",
+                "usage/test_library.py::test_a_folder_of_another_run_is_refused_and_nothing_in_it_is_touched",
+            ),
+            refused(
+                "usual mistakes with each argument, and in hooks, tasks and scripts",
+                "usage/test_library.py::"
+                "test_a_usual_mistake_with_an_argument_is_one_clear_line_when_the_trainer_is_built",
+                "usage/test_mistakes.py::test_what_must_wait_for_the_end_of_an_update_is_refused_in_its_midst",
+            ),
+        ),
+    ),
+    Area(
         "Accumulation and weights",
         (
             works("any cut of the global batch, unequal weights, micro-batches of weight 0", "prove: cut "),
@@ -46,6 +232,10 @@ AREAS = (
     Area(
         "Data",
         (
+            works(
+                "10⁸ samples and more by count: the order is computed a stretch at a time",
+                "unit/data/test_map_data.py::test_starting_on_100_million_samples_computes_no_order_of_100_million",
+            ),
             works(
                 "map-style datasets, by count or by token budget",
                 "unit/data/test_map_data.py::test_every_cut_sees_every_sample_of_an_epoch_once_and_the_same_ones_per_update",

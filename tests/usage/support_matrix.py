@@ -13,13 +13,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import claims_of_batteries
 import claims_of_ranks
 import claims_of_runs
 from claims import Area, Claim, Kind
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "support-matrix.md"
-AREAS: tuple[Area, ...] = (*claims_of_runs.AREAS, *claims_of_ranks.AREAS)
+AREAS: tuple[Area, ...] = (*claims_of_runs.AREAS, *claims_of_ranks.AREAS, *claims_of_batteries.AREAS)
 _BEGIN = """# What is supported
 
 Made by `python tests/usage/support_matrix.py` from the tables that the tests use; what shows a claim stands beside it:
@@ -36,7 +37,8 @@ _END = """
   any strategy, and for a model in stages any cut, layout and pipeline schedule (an output that more than two later
   layers take: for the same cut, or for any with `parallel.relay_skips`). On a CPU, torch's fused optimizers round the
   last elements of a tensor differently from the others, so runs whose reduction is ordered use the unfused ones there
-  unless the run file says `fused`.
+  unless the run file says `fused`. A model whose layers are known has the same bits whole and in stages, dropout
+  included; gradients of tied parameters are still summed in another order.
 - *Equal up to rounding*: another cut, or `reduction = "fast"` on another number of ranks. Floating-point addition is
   not associative, so another order of summation moves the last bits; in float64 the difference after 24 updates is
   below 1e-12 (`make prove`). Dropout is keyed by micro-batch number, so another cut draws other masks: the run is then
