@@ -31,10 +31,10 @@ train: $(READY)
 	$(BIN)/evenstep demo --resume auto $(ARGS)
 
 test: $(DEV_READY)
-	$(BIN)/pytest -m 'not slow' -n 2 --doctest-modules src tests
+	$(BIN)/pytest -m 'not slow' -n 2 --dist worksteal --doctest-modules src tests
 
 test-all: $(DEV_READY)
-	$(BIN)/pytest -n 2 --doctest-modules src tests
+	$(BIN)/pytest -n 2 --dist worksteal --doctest-modules src tests
 
 check: $(DEV_READY)
 	$(BIN)/ruff format --check .

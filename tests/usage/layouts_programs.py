@@ -225,7 +225,6 @@ def train(
         strategy=strategy_named(strategy, data) if data is not None or "ordered" not in strategy else Ordered(),
         data=evenstep.MapData(points(), global_batch_size=batch, micro_batch_size=2),
         clip_norm=0.5,
-        check_loss=False,  # some of these models draw in evaluation mode too
         ema=evenstep.Ema(decay=0.9) if ema else None,
         evaluations={"valid": evenstep.MapData(points(6), global_batch_size=4, micro_batch_size=2, shuffle=False)},
         hooks=[heard, Watched(until)],

@@ -125,6 +125,12 @@ class Guard:
                     self.say(note)
         return perf_counter() - began
 
+    def agree(self) -> None:
+        """Look no more at what any rank has looked at: ranks that have come know nothing; all call it together."""
+        everybody = self.execution.group.gather((self.pending, self._tries))
+        self.pending.intersection_update(*(pending for pending, _ in everybody))
+        self._tries = {name: max(tries.get(name, 0) for _, tries in everybody) for name in self.pending}
+
     def _look(self, name: str, microbatches: Sequence[Microbatch]) -> list[str]:
         """Look at one task; gives what is to be said."""
         task, gather = self.way.tasks[name], self.execution.group.gather

@@ -117,6 +117,7 @@ class Lasting(Course):
             if mine != everybody[source]:
                 self._take(state)
         self._same_ends()
+        loop.guard.agree()
         self.agree()
         self._tell(told[source][1], most)
         if most:

@@ -57,7 +57,6 @@ def trained(
         "device": "cpu",
         "strategy": Ordered(),
         "clip_norm": 0.5,
-        "check_loss": False,  # some of these models draw in evaluation mode too
         "evaluations": {"valid": MapData(points(6), global_batch_size=4, micro_batch_size=2, shuffle=False)},
     }
     trainer = Trainer(model=model, task=task or Square(), hooks=hooks, **(given | more))
