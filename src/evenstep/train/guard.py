@@ -26,6 +26,7 @@ from evenstep.train.cuts import Cuts, Piece, half_of, part_of, parts_of, reason_
 from evenstep.train.evaluate import evaluating
 from evenstep.train.execution import Execution
 from evenstep.train.loss_faults import batch_norms, loss_fault, metric_note, norm_note, uncut_note, weight_fault
+from evenstep.train.onlooker import Onlooker
 from evenstep.train.passage import Passage, Way
 from evenstep.train.split import copied, num_samples, tensors_in
 from evenstep.train.task import Loss, Task
@@ -279,30 +280,17 @@ class Guard:
 
 
 @final
-class _Listening(Task):
-    """Another task; what its loss gives is kept, and the loss is 0."""
+class _Listening(Onlooker):
+    """Another task; what its loss gives is kept."""
 
     def __init__(self, task: Task) -> None:
-        self._task = task
+        super().__init__(task)
         self.heard: list[Any] = []
         self.narrow = False
 
-    def transform(self, batch: Any) -> Any:
-        return self._task.transform(batch)
-
-    def inputs(self, batch: Any) -> Any:
-        return self._task.inputs(batch)
-
-    def inverse(self, output: Any, batch: Any) -> Any:
-        return self._task.inverse(output, batch)
-
-    def split(self, batch: Any) -> list[Any]:
-        return self._task.split(batch)
-
-    def loss(self, output: Any, batch: Any) -> Tensor:
+    def look(self, output: Any, batch: Any) -> None:
         self.narrow = self.narrow or any(one.dtype in _16_BITS for one in tensors_in(output))
         self.heard.append(self._task.loss(output, batch))
-        return torch.zeros(())
 
 
 def _given(task: Task, loss: Any, weight: float) -> Given | None:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias, cast, final
 
-import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
@@ -22,6 +21,7 @@ from evenstep.pipeline.wire import Address, Wire
 from evenstep.train.cuts import Cuts, half_of
 from evenstep.train.evaluate import evaluating
 from evenstep.train.execution import Execution
+from evenstep.train.onlooker import Onlooker
 from evenstep.train.passage import Passage, Way
 from evenstep.train.task import Task
 from evenstep.train.weigh import Weights, task_of
@@ -146,26 +146,16 @@ def _unseen(way: Way, microbatch: Microbatch) -> Passage:
 
 
 @final
-class _Keeping(Task):
-    """Another task, but what it keeps of the outputs is kept, and the loss is 0."""
+class _Keeping(Onlooker):
+    """Another task; what it keeps of the outputs is kept."""
 
     def __init__(self, task: Task) -> None:
-        self._task = task
+        super().__init__(task)
         self.kept: list[Any] = []
 
-    def transform(self, batch: Any) -> Any:
-        return self._task.transform(batch)
-
-    def inputs(self, batch: Any) -> Any:
-        return self._task.inputs(batch)
-
-    def inverse(self, output: Any, batch: Any) -> Any:
-        return self._task.inverse(output, batch)
-
-    def loss(self, output: Any, batch: Any) -> Tensor:
+    def look(self, output: Any, batch: Any) -> None:
         # a copy, since a view would keep all that it is a part of
         self.kept.append(pytree.tree_map(_copied, self._task.predict(output, batch)))
-        return torch.zeros(())
 
 
 def _copied(leaf: Any) -> Any:
