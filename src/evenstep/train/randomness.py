@@ -87,8 +87,7 @@ class Randomness:
         looks = not self._drawn and number >= self._next_look.get(kind, 1)
         if looks:
             self._next_look[kind] = number * 2 if number < LOOKS else number + LOOKS
-        # other threads may draw as well, so that looking would tell nothing
-        self._seeds_all = looks or bool(self._drawn) or threading.current_thread() is not threading.main_thread()
+        self._seeds_all = looks or bool(self._drawn)
         self._is_first = number == 1
 
     def end_passage(self) -> None:
@@ -122,7 +121,7 @@ class Randomness:
         self._look()
         random.seed(number)
         np.random.seed(number >> 31)  # from other bits: all three are Mersenne twisters
-        if not self._drawn and threading.current_thread() is threading.main_thread():
+        if not self._drawn:
             self._fresh = random.getstate(), np.random.get_state()
 
     def _look(self) -> None:
@@ -135,7 +134,8 @@ class Randomness:
         now: Any = np.random.get_state()
         if now[2:] != numpy_state[2:] or not np.array_equal(now[1], numpy_state[1]):
             self._drawn.add("`numpy.random`")
-        if self._drawn and not self._is_first:
+        # beside other threads, which may have drawn as well, it is keyed from now on, but nobody is named
+        if self._drawn and not self._is_first and threading.current_thread() is threading.main_thread():
             self.found = " and ".join(sorted(self._drawn))
 
 

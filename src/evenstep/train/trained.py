@@ -9,6 +9,7 @@ objects only, at no values.
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
+from operator import is_
 from typing import Any, cast, final
 from zlib import crc32
 
@@ -58,7 +59,7 @@ class Trained:
         self._parameters = list(self._by_name.values())
         self._held = frozenset(chain.from_iterable(names))
         self._share, self._check = share, check
-        self._groups = self._ids_of_groups()
+        self._groups = [list(group["params"]) for group in optimizer.param_groups]
         self._places = _places(model)
         self._built = self._flags = [one.requires_grad for one in self._parameters]
         self.outside = [one for name, one in self._by_name.items() if one.requires_grad and name not in self._held]
@@ -77,9 +78,11 @@ class Trained:
             ArgumentError: model or optimizer have become others than the trainer was built with.
             TaskError: nothing is left to train.
         """
-        if any(list(map(id, held.values())) != ids for held, ids in self._places):
-            self._check_places()
-        if self._ids_of_groups() != self._groups:
+        for held, kept in self._places:
+            if len(held) != len(kept) or not all(map(is_, held.values(), kept)):
+                self._check_places()
+                break
+        if self._groups_changed():
             self._refuse_groups()
         flags = [one.requires_grad for one in self._parameters]
         if flags != self._flags:
@@ -152,12 +155,16 @@ class Trained:
             )
         self._places = _places(self._model)
 
-    def _ids_of_groups(self) -> list[list[int]]:
-        return [list(map(id, group["params"])) for group in self._optimizer.param_groups]
+    def _groups_changed(self) -> bool:
+        groups = self._optimizer.param_groups
+        return len(groups) != len(self._groups) or not all(
+            len(group["params"]) == len(kept) and all(map(is_, group["params"], kept))
+            for group, kept in zip(groups, self._groups, strict=True)
+        )
 
     def _refuse_groups(self) -> None:
-        now, before = self._ids_of_groups(), self._groups
-        counts = f"{[len(group) for group in before]} parameters and now has {[len(group) for group in now]}"
+        now, before = [len(group["params"]) for group in self._optimizer.param_groups], self._groups
+        counts = f"{[len(group) for group in before]} parameters and now has {now}"
         raise ArgumentError(
             f"the optimizer's groups have been changed since the trainer was built: it had {len(before)} of {counts}. "
             f"A checkpoint of it could not be resumed. Give the optimizer all groups before the trainer is built: "
@@ -165,8 +172,8 @@ class Trained:
         )
 
 
-def _places(model: nn.Module) -> list[tuple[dict[str, Any], list[int]]]:
+def _places(model: nn.Module) -> list[tuple[dict[str, Any], list[Any]]]:
     """Where the model's modules and parameters stand, each with what stands there now."""
     everything = (cast("Any", one) for one in model.modules())  # torch has no public way to where they stand
     held = chain.from_iterable((one._modules, one._parameters) for one in everything)
-    return [(some, list(map(id, some.values()))) for some in held]
+    return [(some, list(some.values())) for some in held]

@@ -260,8 +260,8 @@ class Update:
     def _weigh(self, batch: GlobalBatch) -> Weights:
         way = self._way
         group, tolerant = self._execution.strategy.group, way.poison is not None
-        stamp = self.trained.stamp ^ self.learning_rates.stamp
-        return weigh(way.tasks, batch, group, tolerant=tolerant, stamp=1.0 + stamp)
+        stamp = 1.0 if group.ranks == 1 else 1.0 + (self.trained.stamp ^ self.learning_rates.stamp)
+        return weigh(way.tasks, batch, group, tolerant=tolerant, stamp=stamp)
 
     def resume(self) -> None:
         """Apply updates again after the loop has answered an abort."""
