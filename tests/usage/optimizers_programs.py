@@ -67,6 +67,7 @@ def build(case: Case, layout: Layout, world: Group | None, **more: Any) -> Train
         strategy=strategy,
         lr_schedule=InverseSqrt(warmup_updates=2),
         asynchronous_saves=False,
+        writers=(),
         **more,
     )
 
