@@ -64,8 +64,8 @@ def check_agreement(
 def options_of(group: Mapping[str, Any]) -> dict[str, object]:
     """The options of a parameter group as plain values, such as its learning rate; not whose they are.
 
-    >>> options_of({"params": [], "param_names": ["0.weight"], "lr": torch.tensor(0.5), "betas": (0.9, 0.99), "rule": len})
-    {'lr': 0.5, 'betas': (0.9, 0.99), 'rule': 'builtin_function_or_method'}
+    >>> options_of({"params": [], "param_names": ["0.weight"], "lr": torch.tensor(0.5), "rule": len})
+    {'lr': 0.5, 'rule': 'builtin_function_or_method'}
     """
     return {name: _plain(value) for name, value in group.items() if name not in ("params", "param_names")}
 
