@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from evenstep.extras.planning.simulate import Costs, simulate
 from evenstep.parallel import Mesh, PerStage, Processes, Single
 from evenstep.pipeline import SCHEDULES, Staged, Stages
 from evenstep.pipeline.deferred import Deferral
-from evenstep.pipeline.simulate import Costs, simulate
 from harness.row import Row
 from pipelines.passage import Passage
 

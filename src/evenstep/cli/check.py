@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from evenstep.build import (
+from evenstep.builders import (
     build_hooks,
     build_mesh,
     build_parts,

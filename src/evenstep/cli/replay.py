@@ -11,7 +11,7 @@ from typing import Any, cast, final
 
 import torch
 
-from evenstep.build import build_parts
+from evenstep.builders import build_parts
 from evenstep.checkpoint import find_failure, read_checkpoint, step_name
 from evenstep.cli.exits import EXIT_DONE, EXIT_ERROR
 from evenstep.cli.folder import find_config

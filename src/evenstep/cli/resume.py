@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from evenstep.build import joined
+from evenstep.builders import joined
 from evenstep.cli.folder import RECIPE, edited_since, find_config, origin_of_recipe
 from evenstep.cli.launch import is_rank
 from evenstep.cli.slurm import submit

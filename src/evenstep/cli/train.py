@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from evenstep.build import joined
+from evenstep.builders import joined
 from evenstep.cli.folder import check_free, where_to_begin
 from evenstep.cli.launch import is_rank
 from evenstep.cli.slurm import submit

@@ -14,7 +14,7 @@ from typing import Literal
 
 import torch
 
-from evenstep.build import build_hooks, build_mesh, build_parts, build_strategy, build_writers
+from evenstep.builders import build_hooks, build_mesh, build_parts, build_strategy, build_writers
 from evenstep.checkpoint import LOCK, complete_checkpoints
 from evenstep.cli.exits import EXIT_DONE, EXIT_INTERRUPTED, EXIT_REQUEUE
 from evenstep.cli.folder import RECIPE, origin_of_recipe, publish
@@ -22,8 +22,8 @@ from evenstep.cli.screen import Screen
 from evenstep.cli.summary import describe
 from evenstep.config.load import Run
 from evenstep.events import Hook, Watchdog
+from evenstep.extras.report.page import REPORT
 from evenstep.parallel import Group
-from evenstep.report.page import REPORT
 from evenstep.signals import REQUEUE, stopping
 from evenstep.train import Trainer
 

@@ -27,6 +27,7 @@ from evenstep.events import (
     Writer,
     is_watched,
 )
+from evenstep.plugins import REPORT, load
 
 SAVE_EVERY_MINUTES = 15.0
 
@@ -91,12 +92,9 @@ def _several(argument: str, given: object, kinds: tuple[type, ...], write: str) 
 
 def write_page(folder: Path, update: int, report: Callable[[Incident], None]) -> None:
     """Write the report of the run in `folder`; that it could not be written is an incident, not the end of the run."""
-    # what no run needs to train is imported when it is needed
-    from evenstep.report import write_report
-
     if not (folder / "status.json").exists():
         return  # it never began
     try:
-        write_report(folder)
+        load(REPORT)(folder)
     except Exception as error:  # noqa: BLE001 - not lost: it is an incident
         report(Incident(kind="report", update=update, message=str(error), traceback=traceback.format_exc()))

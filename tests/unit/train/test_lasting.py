@@ -90,7 +90,7 @@ def test_ranks_that_hold_parts_of_the_state_cannot_be_lost() -> None:
 def test_a_run_file_whose_ranks_were_started_together_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from evenstep.build import joined
+    from evenstep.builders import joined
     from evenstep.config.schema import Config
     from evenstep.errors import ConfigError
 
