@@ -51,6 +51,10 @@ class Group:
         """The element-wise sum over all ranks, in float64."""
         return list(values)
 
+    def sum_of_same(self, value: float) -> float:
+        """What `sum_floats` gives of a number that all ranks say alike."""
+        return self.ranks * value
+
     def gather(self, value: T) -> list[T]:
         """Everybody's value, by rank. Values are pickled between the processes of one job; never from a file."""
         return [value]
