@@ -80,7 +80,7 @@ class Separately:
         pairs = [(i, j) for i in range(count) for j in range(i + 1)]
         dots: dict[tuple[int, int], list[Tensor]] = {pair: [] for pair in pairs}
         for column in columns:
-            faced = [None if one is None else strategy.facing(one).flatten().to(dtype) for one in column]
+            faced = [None if one is None else _real(strategy.facing(one)).flatten().to(dtype) for one in column]
             for i, j in pairs:
                 one, other = faced[i], faced[j]
                 if one is not None and other is not None:
@@ -121,6 +121,11 @@ class Added:
         for parameter, gradient in zip(self.parameters.values(), total, strict=True):
             parameter.grad = gradient
         return whole
+
+
+def _real(gradient: Tensor) -> Tensor:
+    """Itself, or the real and imaginary parts of a complex one, of which inner products are real as well."""
+    return torch.view_as_real(gradient) if gradient.is_complex() else gradient
 
 
 def build_gather(
