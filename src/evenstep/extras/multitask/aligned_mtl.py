@@ -15,9 +15,8 @@ from collections.abc import Sequence
 from typing import final
 
 import torch
-from torch import Tensor
-
 from evenstep.train.combine.combine import Combine, Shares
+from torch import Tensor
 
 _RANK_TOLERANCE = 1e-12  # relative to the largest eigenvalue: what is below is rounding of a zero
 

@@ -17,10 +17,10 @@ from fnmatch import fnmatchcase
 from typing import final
 
 import torch
+from evenstep.train.combine.combine import Combine, Shares
 from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError
-from evenstep.train.combine.combine import Combine, Shares
 
 _SMALLEST = 1e-3
 

@@ -11,10 +11,10 @@ Reference: Yu et al., "Gradient surgery for multi-task learning", NeurIPS 2020, 
 from collections.abc import Sequence
 from typing import final
 
+from evenstep.train.combine.combine import Combine, Shares
 from torch import Tensor
 
 from evenstep.keys import key
-from evenstep.train.combine.combine import Combine, Shares
 
 
 @final
