@@ -80,7 +80,7 @@ AREAS = (
                 "test_complex_mixed_and_empty_parameters_train_as_one_process_does_or_are_refused_by_name",
             ),
             works(
-                "trained bfloat16 with `Full(bfloat16_parameters=True)`; frozen 16-bit parameters",
+                "trained bfloat16 with `FullPrecision(bfloat16_parameters=True)`; frozen 16-bit parameters",
                 "usage/test_surface.py::test_bfloat16_parameters_are_trained_where_that_is_said_to_be_meant",
             ),
             refused(

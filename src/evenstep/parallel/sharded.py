@@ -233,6 +233,8 @@ class Sharded(Strategy):
         return explained(error, dict(self._module.named_parameters(remove_duplicate=False)))
 
     def facing(self, gradient: Tensor) -> Tensor:
+        if not hasattr(gradient, "_local_tensor") and self.rank:  # which every rank has whole
+            return torch.zeros_like(gradient)
         return getattr(gradient, "_local_tensor", gradient)
 
     def over_shards(self, products: Tensor) -> None:

@@ -116,10 +116,9 @@ class FsdpStage(ShardedStage):
         each = norms([_local(gradient) for gradient in gradients]).square()
         if self.rank >= self._shard_ranks:  # another copy of the same shards
             each.zero_()
-        elif self.rank:  # which every rank has whole
-            numbers = {id(number.grad) for number in self._numbers}
+        elif self.rank:
             for place, gradient in enumerate(gradients):
-                if id(gradient) in numbers:
+                if not hasattr(gradient, "_local_tensor"):  # which every rank has whole
                     each[place] = 0.0
         self.group.sum(each)()
         return each.sqrt()

@@ -20,7 +20,7 @@ from evenstep.optim.ema import Ema
 from evenstep.optim.schedules import LR_SCHEDULES, LrSchedule
 from evenstep.parallel import Strategy, device_of_rank, launched_group, strategy_named
 from evenstep.plugins import COMBINES, load
-from evenstep.precision import PRECISIONS, Full, Precision
+from evenstep.precision import PRECISIONS, FullPrecision, Precision
 from evenstep.train.arguments import check_counts
 from evenstep.train.coefficients import Coefficients
 from evenstep.train.combine import Combine
@@ -119,7 +119,7 @@ def precision_of(given: object) -> Precision:
     'bf16-mixed'
     """
     if given is None:
-        return Full()
+        return FullPrecision()
     if isinstance(given, str):
         return choose("precision", given, PRECISIONS)()
     _check("precision", given, Precision, f"one of {_quoted(PRECISIONS)}")

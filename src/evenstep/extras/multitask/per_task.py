@@ -77,7 +77,7 @@ class PerTaskGradients:
         pairs = [(i, j) for i in range(count) for j in range(i + 1)]
         dots: dict[tuple[int, int], list[Tensor]] = {pair: [] for pair in pairs}
         for column in columns:
-            faced = [None if one is None else strategy.facing(one).flatten().to(dtype) for one in column]
+            faced = [None if one is None else _real(strategy.facing(one)).flatten().to(dtype) for one in column]
             for i, j in pairs:
                 one, other = faced[i], faced[j]
                 if one is not None and other is not None:
@@ -88,3 +88,8 @@ class PerTaskGradients:
                 products[i, j] = products[j, i] = torch.stack(some).sum()
         strategy.over_shards(products)
         return products.cpu().double() / self.way.precision.scale**2
+
+
+def _real(gradient: Tensor) -> Tensor:
+    """Itself, or the real and imaginary parts of a complex one, of which inner products are real as well."""
+    return torch.view_as_real(gradient) if gradient.is_complex() else gradient
