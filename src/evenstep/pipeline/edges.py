@@ -1,7 +1,7 @@
 """What enters and leaves the stages of one rank while a plan runs.
 
-Between two stages of this rank a tree of tensors is handed over as it is; between ranks it goes by wire, where sends and
-receives are actions of the plan. It knows neither modules nor gradients, only who waits for what.
+Between two stages of this rank a tree of tensors is handed over as it is; between ranks it goes by wire, where sends
+and receives are actions of the plan. It knows neither modules nor gradients.
 """
 
 from collections.abc import Sequence

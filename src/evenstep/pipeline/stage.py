@@ -133,7 +133,9 @@ class Stage:
         """
         method = Stage._methods.get(action.op)
         if method is None:
-            raise PlanError(f"a stage can do {', '.join(op.name for op in Stage._methods)}, but the plan says {action}.")
+            raise PlanError(
+                f"a stage can do {', '.join(op.name for op in Stage._methods)}, but the plan says {action}."
+            )
         method(self, action, step)
 
     def forget(self) -> None:

@@ -26,8 +26,8 @@ from evenstep.train.cuts import Cuts, Piece, half_of, part_of, parts_of, reason_
 from evenstep.train.evaluate import evaluating
 from evenstep.train.execution import Execution
 from evenstep.train.loss_faults import batch_norms, loss_fault, metric_note, norm_note, uncut_note, weight_fault
-from evenstep.train.onlooker import Onlooker
 from evenstep.train.microbatch import MicrobatchStep
+from evenstep.train.onlooker import Onlooker
 from evenstep.train.passage import Way
 from evenstep.train.split import copied, num_samples, tensors_in
 from evenstep.train.task import Loss, Task

@@ -2,9 +2,9 @@
 
 For each micro-batch: move it to the device, seed its generators from (seed, path, k), apply its task's transforms, the
 stage and the task's loss in the precision's context, record loss and metrics, and hand the stage the loss; its backward
-begins with the micro-batch's factor. A micro-batch that is too large for the memory goes in pieces: for the plan each is
-a micro-batch with a number of its own. Training, evaluation and prediction take the same way, and so do models that are
-whole and models in stages. It knows neither plans nor optimizers nor other ranks.
+begins with the micro-batch's factor. A micro-batch that is too large for the memory goes in pieces: for the plan each
+is a micro-batch with a number of its own. Training, evaluation and prediction take the same way, and so do models that
+are whole and models in stages. It knows neither plans nor optimizers nor other ranks.
 """
 
 from collections.abc import Generator, Mapping

@@ -21,8 +21,8 @@ from evenstep.pipeline.wire import Address, Wire
 from evenstep.train.cuts import Cuts, half_of
 from evenstep.train.evaluate import evaluating
 from evenstep.train.execution import Execution
-from evenstep.train.onlooker import Onlooker
 from evenstep.train.microbatch import MicrobatchStep
+from evenstep.train.onlooker import Onlooker
 from evenstep.train.passage import Way
 from evenstep.train.task import Task
 from evenstep.train.weigh import Weights, task_of
