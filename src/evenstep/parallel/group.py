@@ -7,7 +7,6 @@ to be said; it does no arithmetic of its own.
 """
 
 import atexit
-import logging
 import os
 import pickle
 from collections.abc import Callable, Sequence
@@ -27,8 +26,8 @@ from evenstep.errors import ArgumentError, EvenstepError, LostRankError
 from evenstep.parallel.flight import Entry, Flight
 from evenstep.parallel.notices import Notices, Unnoticed
 from evenstep.parallel.place import place_of
-from evenstep.parallel.renewable import GLOO, NCCL, Connections, register
 from evenstep.parallel.rendezvous import meet
+from evenstep.parallel.renewable import GLOO, NCCL, Connections, register
 
 T = TypeVar("T")
 _A_WHILE = timedelta(seconds=1)
