@@ -10,7 +10,7 @@ from typing import Any, Protocol, final
 
 from torch import Tensor
 
-from evenstep.parallel.strategy import Strategy
+from evenstep.parallel.reducers import Reducers
 from evenstep.pipeline.action import Op, Plan
 from evenstep.pipeline.stage import Stage
 
@@ -38,7 +38,7 @@ class Runner:
         strategy: how gradients are shared between data-parallel ranks.
     """
 
-    def __init__(self, stages: Sequence[Stage], strategy: Strategy) -> None:
+    def __init__(self, stages: Sequence[Stage], strategy: Reducers) -> None:
         self._stages = {stage.index: stage for stage in stages}
         self._strategy = strategy
 

@@ -17,7 +17,8 @@ from torch import Tensor
 from evenstep.errors import OutOfMemoryError
 from evenstep.memory import give_back, is_out_of_memory
 from evenstep.names import named_parameters
-from evenstep.parallel.strategy import Spoiled, Strategy
+from evenstep.parallel.reducer.reducer import Spoiled
+from evenstep.parallel.reducers import Reducers
 from evenstep.pipeline.action import Action, Op, Plan
 from evenstep.pipeline.boundary import Crossing, Gradients, chosen, detached
 from evenstep.pipeline.deferred import Deferral, Work, accumulate, prepare
@@ -79,7 +80,7 @@ class Stages:
         device: of the model.
     """
 
-    def __init__(self, model: Staged, strategy: Strategy, device: torch.device) -> None:
+    def __init__(self, model: Staged, strategy: Reducers, device: torch.device) -> None:
         self.model = model
         self._strategy = strategy
         self._group = model.mesh.pipeline
@@ -181,7 +182,7 @@ def _coming(plan: Sequence[Action], model: Staged) -> dict[int, list[Address]]:
 class _Run:
     """One execution of one plan: what lives between its actions."""
 
-    def __init__(self, stages: Stages, strategy: Strategy, passage: StagePassage, num_microbatches: int) -> None:
+    def __init__(self, stages: Stages, strategy: Reducers, passage: StagePassage, num_microbatches: int) -> None:
         self._model = stages.model
         self._wire = stages.wire
         self._deferral = stages.deferral
@@ -303,7 +304,7 @@ class _Run:
 
     def _set_aside(self, stage: int) -> list[Tensor | None]:
         """Take this micro-batch's first gradients out of the way of the next one's, where each is summed by itself."""
-        if not self._strategy.collects:
+        if not self._strategy.collects(self._model.sections[stage]):
             return []
         parameters = list(self._model.sections[stage].parameters())
         gradients = [parameter.grad for parameter in parameters]

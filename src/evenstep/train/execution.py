@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from evenstep.errors import ArgumentError
 from evenstep.names import named_parameters
 from evenstep.optim.apply import norms
-from evenstep.parallel import Group, Single, Strategy, of_stages
+from evenstep.parallel import Group, Reducers, Single, Strategy, each_norm, squared_norm
 from evenstep.pipeline import SCHEDULES, Layout, Op, Plan, Runner, Stage, Staged, Stages, forwards
 from evenstep.train.cuts import Cuts
 from evenstep.train.passage import Passage
@@ -38,7 +38,7 @@ class Execution(ABC):
     """
 
     group: Group
-    strategy: Strategy
+    strategy: Reducers
     stages: Stages | None = None
     holds_output: bool = True
     passage: type[Passage] = Passage
@@ -62,8 +62,8 @@ class Execution(ABC):
 
     @property
     def part_held(self) -> tuple[int, int]:
-        """See `Strategy.part_held`."""
-        return self.strategy.part_held
+        """Which part of the state this rank holds without asking the others, and of how many."""
+        return self.strategy.layout.shard_index, self.strategy.layout.num_shards
 
     def match(
         self,
@@ -88,7 +88,7 @@ class Execution(ABC):
 
     @abstractmethod
     def any_failed(self, failed: bool) -> bool:
-        """See `Strategy.any_failed`."""
+        """See `PadsPasses.any_failed`."""
 
     def cut_alike(self, cuts: Cuts) -> None:
         """After a failed try: let ranks that run one plan together cut as finely as the one that must most."""
@@ -99,7 +99,7 @@ class Execution(ABC):
 
     @abstractmethod
     def spoil(self, num_microbatches: int, error: Exception) -> None:
-        """See `Strategy.spoil`."""
+        """See `Reducer.spoil`."""
 
     @abstractmethod
     def try_one(self, passage: Passage) -> None:
@@ -135,14 +135,16 @@ class OneStage(Execution):
     """
 
     def __init__(self, model: nn.Module, strategy: Strategy, optimizer: Optimizer) -> None:
-        self.group, self.strategy = strategy.group, strategy
+        self.group, self.strategy = strategy.group, Reducers(strategy)
         dtype = _norm_dtype({parameter.dtype for parameter in _of(optimizer)})
         self._norms = partial(norms, dtype=dtype)
-        wrapped = strategy.wrap(model)
-        strategy.adopt(optimizer)
-        self._evaluator = Runner([Stage(0, model)], strategy)
-        self._trainer = Runner([Stage(0, wrapped)], strategy)
-        self._alone = Runner([Stage(0, wrapped)], Single())
+        wrapped = self.strategy.wrap(model)
+        self.strategy.adopt(optimizer)
+        self._evaluator = Runner([Stage(0, model)], self.strategy)
+        self._trainer = Runner([Stage(0, wrapped)], self.strategy)
+        alone = Reducers(Single())
+        alone.wrap(wrapped)
+        self._alone = Runner([Stage(0, wrapped)], alone)
         self._wrapped = wrapped
 
     def train(
@@ -194,7 +196,7 @@ class OneStage(Execution):
             raise explained from error
 
     def begin(self) -> None:
-        self.strategy.begin(self._wrapped)
+        self.strategy.begin()
 
     def spoil(self, num_microbatches: int, error: Exception) -> None:
         self.strategy.spoil(self._wrapped, num_microbatches, error)
@@ -203,7 +205,7 @@ class OneStage(Execution):
         self._alone.run(_one_stage((0,)), passage, 1)
 
     def squared_norm(self, grads: list[Tensor]) -> Tensor | None:
-        return self.strategy.squared_norm(grads, self._norms) if grads else None
+        return squared_norm(self.strategy.layout, grads, self._norms) if grads else None
 
 
 @final
@@ -212,12 +214,12 @@ class Pipelined(Execution):
 
     Args:
         model: on its device.
-        strategy: each stage gets a copy of it.
+        strategy: each stage gets a reducer of it.
         optimizer: of this rank's parameters.
         device: of the model.
 
     Raises:
-        ArgumentError: the strategy is not for these ranks, or not for stages.
+        ArgumentError: the strategy is not for these ranks.
     """
 
     def __init__(self, model: Staged, strategy: Strategy, optimizer: Optimizer, device: torch.device) -> None:
@@ -226,7 +228,7 @@ class Pipelined(Execution):
                 f"the strategy must share gradients between the {model.mesh.data.ranks} data-parallel ranks of the "
                 f"model's mesh, but has a group of {strategy.group.ranks}; build it from `mesh.data`."
             )
-        self.group, self.strategy = model.mesh.world, of_stages(strategy)
+        self.group, self.strategy = model.mesh.world, Reducers(strategy, per_plan=True)
         self.passage = StagedPassage
         trained = {id(parameter) for parameter in _of(optimizer)}
         names = {name for name, parameter in named_parameters(model).items() if id(parameter) in trained}
@@ -263,7 +265,7 @@ class Pipelined(Execution):
 
     @property
     def part_held(self) -> tuple[int, int]:
-        place, places = self.strategy.part_held
+        place, places = super().part_held
         return self._pipeline.rank * places + place, self._pipeline.ranks * places
 
     def cut_alike(self, cuts: Cuts) -> None:
@@ -271,7 +273,7 @@ class Pipelined(Execution):
         cuts.limit = min(known, default=None)
 
     def begin(self) -> None:
-        self.strategy.begin(self._model)
+        self.strategy.begin()
 
     def spoil(self, num_microbatches: int, error: Exception) -> None:
         raise error
@@ -291,7 +293,9 @@ class Pipelined(Execution):
         anywhere = [slot for slot, count in enumerate(counts) if count]
         if present:
             places = torch.tensor([slot for slot, _ in present], device=each.device)
-            each[places] = self.strategy.each_norm([g for _, g in present], partial(norms, dtype=self._norm_dtype))
+            each[places] = each_norm(
+                self.strategy.layout, [g for _, g in present], partial(norms, dtype=self._norm_dtype)
+            )
         self._pipeline.sum(each)()
         if len(anywhere) < len(each):
             each = each[torch.tensor(anywhere, dtype=torch.long, device=each.device)]
