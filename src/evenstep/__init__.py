@@ -9,6 +9,7 @@ Names are imported when they are first used, so that `evenstep --help` does not 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from evenstep.renamed import old_names
 from evenstep.version import __version__
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from evenstep.errors import EvenstepError
     from evenstep.events import Hook, Writer
     from evenstep.optim.ema import Ema
-    from evenstep.precision import Bf16Mixed, Fp16Mixed, Full, Precision
+    from evenstep.precision import Bf16Mixed, Fp16Mixed, FullPrecision, Precision
     from evenstep.train import DropTask, Loss, LossSpikes, Result, Retry, Rewind, Skip, Stop, Task, Trainer
 
 __all__ = [
@@ -28,7 +29,7 @@ __all__ = [
     "Ema",
     "EvenstepError",
     "Fp16Mixed",
-    "Full",
+    "FullPrecision",
     "Hook",
     "Loss",
     "LossSpikes",
@@ -62,9 +63,10 @@ _HOMES = {
     "errors": ("EvenstepError",),
     "events": ("Hook", "Writer"),
     "optim.ema": ("Ema",),
-    "precision": ("Bf16Mixed", "Fp16Mixed", "Full", "Precision"),
+    "precision": ("Bf16Mixed", "Fp16Mixed", "FullPrecision", "Precision"),
     "train": ("DropTask", "Loss", "LossSpikes", "Result", "Retry", "Rewind", "Skip", "Stop", "Task", "Trainer"),
 }
+_old = old_names(__name__, {"Full": "FullPrecision"})
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
@@ -73,7 +75,7 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module(f"evenstep.{_HOME_OF[name]}"), name)
     if name in __all__:
         return import_module(f"evenstep.{name}")
-    raise AttributeError(f"module 'evenstep' has no attribute '{name}'")
+    return _old(name)
 
 
 def __dir__() -> list[str]:

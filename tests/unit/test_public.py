@@ -21,7 +21,7 @@ def test_the_public_names_are_these_and_sorted() -> None:
         "Ema",
         "EvenstepError",
         "Fp16Mixed",
-        "Full",
+        "FullPrecision",
         "Hook",
         "Loss",
         "LossSpikes",

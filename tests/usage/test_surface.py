@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from evenstep import Hook, MapData, Task
 from evenstep.errors import ArgumentError, CheckpointError, NonFiniteError, TaskError
 from evenstep.optim.schedules import Constant, Cosine, Linear
-from evenstep.precision import Bf16Mixed, Fp16Mixed, Full
+from evenstep.precision import Bf16Mixed, Fp16Mixed, FullPrecision
 from evenstep.train import Retry
 
 FAST = [(1, "single"), (2, "ddp"), (2, "ordered-zero1"), (2, "fsdp"), (2, "ordered-fsdp")]
@@ -232,7 +232,7 @@ def test_bfloat16_parameters_are_trained_where_that_is_said_to_be_meant() -> Non
             return super().forward(x.bfloat16()).double()
 
     model = Cast(nn.Linear(3, 1)).bfloat16()
-    precision = Full(bfloat16_parameters=True)
+    precision = FullPrecision(bfloat16_parameters=True)
     assert trainer_of(model, "single", precision=precision).train().update == UPDATES
     with pytest.raises(ArgumentError, match="in float16"):
         trainer_of(model.half(), "single", precision=precision)

@@ -118,7 +118,7 @@ class ForwardBegin(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardEnd(Event):
-    """The forward of micro-batch `microbatch` ends: the `output` after inverse transforms; None when it failed."""
+    """The forward of micro-batch `microbatch` ends: the `output` after `Task.postprocess`; None when it failed."""
 
     microbatch: int
     output: object = field(repr=False, compare=False)
@@ -143,7 +143,13 @@ class BackwardEnd(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBegin(Event):
-    """The gradients of update `update` are complete, and the optimizer is about to apply them."""
+    """The gradients of update `update` are complete, and the optimizer is about to apply them.
+
+    What is then in `.grad` is `divisor` times the gradient, and not clipped: by the loss scale, and by a weight that
+    was late.
+    """
+
+    divisor: float | Tensor = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 So one process can walk the update of any rank of any number, and what two ranks of a group say can be compared: where
 kinds, groups and sizes differ, real ranks would wait for each other for ever. A second rank hears what the first has
-heard, so that both agree on the same. It moves no tensor and sums none.
+heard, so that both agree on the same. It moves no tensor and sums none: to a sum the others add nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -71,6 +71,9 @@ class Fake(Group):
     def sum_floats(self, values: Sequence[float]) -> list[float]:
         self._say("sum_floats", 8 * len(values))
         return self._hear(list(values))
+
+    def sum_of_same(self, value: float) -> float:
+        return value  # the others add nothing, nor do they say otherwise
 
     def gather(self, value: T) -> list[T]:
         self._say("gather")

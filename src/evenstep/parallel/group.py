@@ -51,6 +51,10 @@ class Group:
         """The element-wise sum over all ranks, in float64."""
         return list(values)
 
+    def sum_of_same(self, value: float) -> float:
+        """What `sum_floats` gives of a number that all ranks say alike."""
+        return self.ranks * value
+
     def gather(self, value: T) -> list[T]:
         """Everybody's value, by rank. Values are pickled between the processes of one job; never from a file."""
         return [value]
@@ -207,6 +211,7 @@ class Processes(Group):
                 f"gloo takes the right network (GLOO_SOCKET_IFNAME names it)."
             ) from error
         self._parts = [self]  # with those that were split off
+        self._meshes: dict[int, DeviceMesh] = {}  # kept: each makes new connections, for as long as the process lives
         self._timeout_s = timeout_s
         self._hosts = cast("dist.ProcessGroup", dist.group.WORLD)
         self._devices = self._hosts
@@ -273,6 +278,7 @@ class Processes(Group):
 
     def split(self, parts: Sequence[Sequence[int]]) -> Group:
         mine = copy(self)
+        mine._meshes = {}
         self._parts.append(mine)
         for part in parts:
             hosts = dist.new_group(list(part), timeout=self._timeout, backend="gloo")
@@ -310,6 +316,11 @@ class Processes(Group):
         return self._flight.last()
 
     def mesh(self, shard_ranks: int) -> DeviceMesh:
+        if shard_ranks not in self._meshes:
+            self._meshes[shard_ranks] = self._mesh(shard_ranks)
+        return self._meshes[shard_ranks]
+
+    def _mesh(self, shard_ranks: int) -> DeviceMesh:
         if shard_ranks == self.ranks:
             return DeviceMesh.from_group(self._devices, self.device.type)
         ranks = torch.tensor(dist.get_process_group_ranks(self._devices)).view(-1, shard_ranks)
@@ -333,6 +344,7 @@ class Processes(Group):
         # gloo's threads let go of the last tensors a moment after these have been waited for, and need Python for that.
         # If it is gone by then the process ends with SIGABRT; so end the threads first, or at least let them go on.
         for part in self._parts:
+            part._meshes.clear()
             for name in ("_hosts", "_devices"):
                 vars(part).pop(name, None)
         sleep(_LETTING_GO_S)

@@ -16,7 +16,7 @@ from evenstep.train.blame import Blamed, blame
 from evenstep.train.diagnose import diagnose, gradient_norms
 from evenstep.train.execution import Execution
 from evenstep.train.failures import FailurePolicy, Retry, Skip
-from evenstep.train.ledger import Entry
+from evenstep.train.outcome import Entry
 from evenstep.train.state import unwrapped
 from evenstep.train.update import Update
 

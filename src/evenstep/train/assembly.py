@@ -27,6 +27,7 @@ from evenstep.precision import Precision
 from evenstep.train.arguments import choose_device
 from evenstep.train.channels_last import as_it_is
 from evenstep.train.channels_last import channels_last as in_channels_last
+from evenstep.train.checkpointer import Rewinding
 from evenstep.train.combine import Combine
 from evenstep.train.cuts import Cuts
 from evenstep.train.evaluations import Evaluations
@@ -37,8 +38,7 @@ from evenstep.train.layer_keys import in_order, key_layers
 from evenstep.train.loop import Actions, Loop
 from evenstep.train.norms import Norms
 from evenstep.train.passage import Way
-from evenstep.train.reports import Reports
-from evenstep.train.rewinding import Rewinding
+from evenstep.train.reporter import Reports
 from evenstep.train.saving import Saving
 from evenstep.train.spikes import LossSpikes
 from evenstep.train.state import Tree, unwrapped

@@ -5,10 +5,10 @@ update and evaluations ask nothing about it.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache, partial
-from typing import TypeVar, final
+from typing import Any, TypeVar, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -113,6 +113,14 @@ class Execution(ABC):
             grads: of this rank.
         """
 
+    @abstractmethod
+    def norms(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """‖v‖₂ of tensors that ranks hold as they hold the parameters of these names: whole, and alike on all ranks.
+
+        Args:
+            values: of this rank, by the name of a parameter; of one that stages share, one of them counts.
+        """
+
 
 @lru_cache(maxsize=1024)
 def _one_stage(microbatches: tuple[int, ...]) -> Plan:
@@ -207,6 +215,10 @@ class OneStage(Execution):
     def squared_norm(self, grads: list[Tensor]) -> Tensor | None:
         return squared_norm(self.strategy.layout, grads, self._norms) if grads else None
 
+    def norms(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        each = each_norm(self.strategy.layout, [_dense(value) for value in values.values()], self._norms)
+        return dict(zip(values, each.unbind(), strict=True))
+
 
 @final
 class Pipelined(Execution):
@@ -240,7 +252,7 @@ class Pipelined(Execution):
         self._rank, self._pipeline = model.mesh.pipeline.rank, model.mesh.pipeline
         self._plan = lru_cache(maxsize=256)(self._planned)
         self._forwards = lru_cache(maxsize=256)(self._planned_forwards)
-        slots = {name: slot for slot, name in enumerate(model.parameter_names)}
+        self._slots = slots = {name: slot for slot, name in enumerate(model.parameter_names)}
         counted = [(slots[n], p) for n, p in named_parameters(model).items() if n in slots and n in names]
         self._counted = counted
         dtypes = {dtype for theirs in self._pipeline.gather({p.dtype for _, p in counted}) for dtype in theirs}
@@ -286,8 +298,20 @@ class Pipelined(Execution):
 
         Parameters without a gradient on any rank are left out, so that the sum is that of a model that is whole.
         """
+        anywhere, each = self._each_norm([(slot, p.grad) for slot, p in self._counted if p.grad is not None])
+        if len(anywhere) < len(each):
+            each = each[torch.tensor(anywhere, dtype=torch.long, device=each.device)]
+        return each.dot(each) if anywhere else None
+
+    def norms(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        known = [(self._slots[name], _dense(value)) for name, value in values.items() if name in self._slots]
+        anywhere, each = self._each_norm(known)
+        names = list(self._slots)
+        return {names[slot]: each[slot] for slot in anywhere}
+
+    def _each_norm(self, present: list[tuple[int, Tensor]]) -> tuple[list[int], Tensor]:
+        """Norms by slot, alike on all ranks, and the slots of which any rank has one."""
         each = torch.zeros_like(self._norms)
-        present = [(slot, p.grad) for slot, p in self._counted if p.grad is not None]
         having = {slot for slot, _ in present}
         counts = self._pipeline.sum_floats([float(slot in having) for slot in range(len(each))])
         anywhere = [slot for slot, count in enumerate(counts) if count]
@@ -297,9 +321,7 @@ class Pipelined(Execution):
                 self.strategy.layout, [g for _, g in present], partial(norms, dtype=self._norm_dtype)
             )
         self._pipeline.sum(each)()
-        if len(anywhere) < len(each):
-            each = each[torch.tensor(anywhere, dtype=torch.long, device=each.device)]
-        return each.dot(each) if anywhere else None
+        return anywhere, each
 
     def _planned_forwards(self, microbatches: tuple[int, ...]) -> Plan:
         return forwards(self._model.layout, microbatches)[self._rank]
@@ -317,6 +339,11 @@ def build_execution(model: nn.Module, strategy: Strategy, optimizer: Optimizer, 
 
 def _of(optimizer: Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _dense(value: Tensor) -> Tensor:
+    """Itself, or of a sparse tensor what is not 0."""
+    return cast("Any", value.coalesce())._values() if value.is_sparse else value
 
 
 def _norm_dtype(dtypes: set[torch.dtype]) -> torch.dtype | None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from evenstep.errors import ArgumentError, EvenstepError, LostRankError
 from evenstep.events import Incident, Json
 from evenstep.parallel import Elastic, Group, bits
-from evenstep.train.reports import Reports
+from evenstep.train.reporter import Reports
 from evenstep.train.run_state import RunState
 from evenstep.train.saving import Saving
 from evenstep.train.state import unwrapped

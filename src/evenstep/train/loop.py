@@ -28,13 +28,13 @@ from evenstep.errors import DataError
 from evenstep.events import Bus, EpochBegin, EpochEnd, Incident, Storage, UpdateBegin, UpdateEnd
 from evenstep.precision import Precision
 from evenstep.train.aborts import Aborts
-from evenstep.train.asks import Asks
 from evenstep.train.execution import Execution
 from evenstep.train.failures import Answer, FailurePolicy
 from evenstep.train.guard import Guard
-from evenstep.train.ledger import Entry, first_aborted
+from evenstep.train.outcome import Entry, first_aborted
 from evenstep.train.progress import Progress
 from evenstep.train.remarks import Remarks
+from evenstep.train.requests import Asks
 from evenstep.train.update import Update
 
 

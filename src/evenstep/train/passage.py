@@ -231,7 +231,7 @@ class Passage:
         output = stage(task.inputs(batch))
         if self._way.randomness.by_layer:
             self._way.randomness.place(LOSS)
-        return task.inverse(output, batch)
+        return task.postprocess(output, batch)
 
     def _observed(self, stage: Stage, task: Task, one: Microbatch, batch: Any) -> Any:
         """The same, with what hooks, a profiler and layers with statistics of each task need around it."""

@@ -18,7 +18,7 @@ from evenstep.train.evaluations import Evaluations
 from evenstep.train.loop import Loop
 from evenstep.train.portion import Portion, build_portion
 from evenstep.train.progress import Progress
-from evenstep.train.reports import Reports
+from evenstep.train.reporter import Reports
 from evenstep.train.state import Saved, Tree, check_same_run, unwrapped, with_plain_names
 from evenstep.train.task import Task
 

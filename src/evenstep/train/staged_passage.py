@@ -62,7 +62,7 @@ class StagedPassage(Passage):
         task, batch = way.tasks[one.task], self._ready(one, piece)
         self._seed_layer(microbatch, LOSS)
         with way.precision.forward(way.device):
-            output = task.inverse(output, batch)
+            output = task.postprocess(output, batch)
             loss = task.loss(output, batch)
         self._pieces[one.index] = piece
         total = self._taken(task, one, loss)

@@ -28,10 +28,12 @@ from evenstep.train import given
 from evenstep.train.agreement import check_agreement
 from evenstep.train.arguments import check_keeping, check_launched, check_model, check_trains, try_resume
 from evenstep.train.assembly import build_loop, build_surroundings, build_way, place, updates_of
+from evenstep.train.checkpointer import may_rewind
 from evenstep.train.coefficients import Coefficients
 from evenstep.train.combine import Combine
 from evenstep.train.conduct import conduct
 from evenstep.train.cuts import Cuts
+from evenstep.train.emergency import salvage
 from evenstep.train.evaluations import named_set
 from evenstep.train.failures import FailurePolicy, Stop
 from evenstep.train.lasting import build_course
@@ -44,9 +46,7 @@ from evenstep.train.randomness import undisturbed
 from evenstep.train.rehearsal import compare_cuts
 from evenstep.train.replay import replay_failure
 from evenstep.train.result import Result
-from evenstep.train.rewinding import may_rewind
 from evenstep.train.run_state import build_run_state
-from evenstep.train.salvage import salvage
 from evenstep.train.saving import Saving
 from evenstep.train.spikes import LossSpikes
 from evenstep.train.standard import hooks_of, writers_of

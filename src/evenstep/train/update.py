@@ -7,7 +7,7 @@ accumulation begins anew with smaller pieces, on this rank alone as long as the 
 """
 
 import traceback
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,8 +34,8 @@ from evenstep.train.dependence import Dependence
 from evenstep.train.execution import Execution
 from evenstep.train.failures import Answer, FailurePolicy
 from evenstep.train.fit import fitting, state_allocated
+from evenstep.train.late_weights import build_gather
 from evenstep.train.passage import Gathered, Passage, Way
-from evenstep.train.separately import build_gather
 from evenstep.train.trained import Trained
 from evenstep.train.weigh import Weights, weigh
 
@@ -162,8 +162,10 @@ class Update:
             self._buffers.restore(1.0)
             return Outcome(aborted=1.0, total=0.0, skipped_samples=skipped)
         self.is_whole = False  # until all that follows has been applied
-        with self._way.bus.span("step", lambda: StepBegin(update=update), lambda error: StepEnd(update=update)):
-            applied = self._apply(grads, squared, scale if late_weight is None else scale * total)
+        divisor = scale if late_weight is None else scale * total
+        begin = partial(StepBegin, update=update, divisor=divisor)
+        with self._way.bus.span("step", begin, lambda error: StepEnd(update=update)):
+            applied = self._apply(grads, squared, divisor)
             self._execution.strategy.after_step()
         self._buffers.restore(applied.aborted)
         # a verdict that is still on the device is not read here: the average follows it there
@@ -175,6 +177,10 @@ class Update:
         for name, rate in zip(self.learning_rates.names, rates, strict=True):
             put(name, rate, update=update)
         return Outcome(aborted=applied.aborted, total=total, gathered=gathered, skipped_samples=skipped)
+
+    def norms(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """See `Execution.norms`."""
+        return self._execution.norms(values)
 
     def begin(self) -> None:
         """Take the buffers as they are: whatever the user did to them since the last update stays."""

@@ -101,7 +101,7 @@ def weigh(
     for fault in batch.faults:
         mine[-2] += fault.num_skipped
     everybody = group.sum_floats(mine)
-    if everybody[-1] not in (group.ranks * stamp, stamp):  # the latter where others are only acted (`parallel.fake`)
+    if everybody[-1] != group.sum_of_same(stamp):
         raise ReplicaError(
             f"rank {group.rank} is about to train other parameters, or at another learning rate, than another rank: "
             f"`requires_grad` or the optimizer's `lr` was changed on some ranks only. Change it on all of them at the "

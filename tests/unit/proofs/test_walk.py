@@ -100,6 +100,26 @@ def test_a_fake_rank_that_leaves_the_script_is_an_error() -> None:
         follower.sum_floats([1.0])
 
 
+def test_a_fake_rank_that_trains_otherwise_than_the_one_it_follows_is_an_error() -> None:
+    from evenstep.data import GlobalBatch, Position
+    from evenstep.errors import ReplicaError
+    from evenstep.train.weigh import weigh
+
+    batch = GlobalBatch(
+        position=Position(),
+        following=Position(batch=1),
+        microbatches=(),
+        num_microbatches=1,
+        num_samples=1,
+        ends_epoch=False,
+    )
+    leader = Fake(0, 4)
+    weigh({"": walk.Square()}, batch, leader, stamp=3.0)
+    weigh({"": walk.Square()}, batch, Fake(1, 4, heard=leader.heard), stamp=3.0)
+    with pytest.raises(ReplicaError, match="rank 1 is about to train other parameters"):
+        weigh({"": walk.Square()}, batch, Fake(1, 4, heard=leader.heard), stamp=0.75)
+
+
 def test_one_rank_alone_says_nothing() -> None:
     said = replace(MESH, axes={"data": 1, "tensor": 2}, strategy=Single)(1).said
     assert {word.kind for word in said if word.group} <= {"gather", "sum_floats"}

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 import evenstep
 from evenstep.errors import ArgumentError, LostRankError
 from evenstep.parallel import Ddp, Elastic, Group, Ordered, Seat, Strategy, Zero1
-from evenstep.train.asks import Asks
 from evenstep.train.lasting import shared
+from evenstep.train.requests import Asks
 
 TREE: dict[str, Any] = {
     "float": torch.tensor([1.5, -0.0, float("nan")]),

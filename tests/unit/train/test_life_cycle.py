@@ -11,7 +11,7 @@ from torch.profiler import profile
 from evenstep import Hook, MapData, Mixture, Task, Trainer
 
 TRACE: list[str] = []
-EACH = ["transform", "forward begin", "inputs", "inverse", "forward end", "loss"]
+EACH = ["transform", "forward begin", "inputs", "postprocess", "forward end", "loss"]
 
 
 class Told(Task):
@@ -28,8 +28,8 @@ class Told(Task):
         TRACE.append(f"{self.name} inputs")
         return batch
 
-    def inverse(self, output: Any, batch: Any) -> Any:
-        TRACE.append(f"{self.name} inverse")
+    def postprocess(self, output: Any, batch: Any) -> Any:
+        TRACE.append(f"{self.name} postprocess")
         return output / 2
 
     def loss(self, output: Any, batch: Any) -> Any:
@@ -111,7 +111,7 @@ def test_begin_and_end_are_paired_when_a_task_raises() -> None:
 
 def test_nothing_is_called_that_nobody_hears() -> None:
     trainer_of({"a": 1.0}, hooks=[]).train()
-    assert [f"a {step}" for step in ("transform", "inputs", "inverse", "loss")] == TRACE
+    assert [f"a {step}" for step in ("transform", "inputs", "postprocess", "loss")] == TRACE
 
 
 def test_a_profiler_sees_a_range_per_task() -> None:

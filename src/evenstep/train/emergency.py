@@ -9,7 +9,7 @@ from evenstep.errors import LostRankError
 from evenstep.events import Incident
 from evenstep.parallel import Group
 from evenstep.train.loop import Loop
-from evenstep.train.reports import failed
+from evenstep.train.reporter import failed
 from evenstep.train.run_state import RunState
 from evenstep.train.saving import Saving, describe_failure
 

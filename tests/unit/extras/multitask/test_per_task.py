@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Fp16Mixed, Loss, MapData, Mixture, Trainer
+from evenstep import Fp16Mixed, Loss, MapData, Mixture, Task, Trainer
 from evenstep.errors import ArgumentError
 from evenstep.parallel import Group, Layout, Reducer, Single, Strategy
 from evenstep.train import AlignedMtl, Combine, GradNorm, PcGrad, Separate
@@ -84,6 +84,43 @@ def test_the_loss_scale_does_not_reach_the_methods(several: Any) -> None:
     for precision in (None, Fp16Mixed(initial=1024.0)):
         trained(several, combine=Looks(), precision=precision, updates=1)
     torch.testing.assert_close(seen[1], seen[0], rtol=2e-2, atol=1e-4)  # float16 keeps 11 bits
+
+
+def test_of_complex_gradients_the_imaginary_parts_count_as_well() -> None:
+    from torch import nn
+
+    seen: list[Tensor] = []
+
+    class Looks(Combine):
+        def __call__(self, products: Tensor, losses: Any, **more: Any) -> Any:
+            seen.append(products)
+            return Separate()(products, losses, **more)
+
+    class Turn(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.by = nn.Parameter(torch.tensor([1 + 2j, 0.5 - 1j], dtype=torch.complex128))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.by
+
+    class Part(Task):
+        def __init__(self, share: complex) -> None:
+            self.share = share
+
+        def loss(self, output: Tensor, batch: Any) -> Tensor:
+            return (self.share * output).real.sum()
+
+    shares = {"a": 2 + 1j, "b": 1 - 3j}
+    points = [(torch.ones(2, dtype=torch.complex128),)] * 2
+    data = Mixture({name: MapData(points, global_batch_size=2) for name in shares})
+    model = Turn()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    task = {name: Part(share) for name, share in shares.items()}
+    Trainer(model=model, task=task, data=data, optimizer=optimizer, updates=1, device="cpu", combine=Looks()).train()
+    # ∇Re(c·z) = conj(c), in two elements: ⟨g, h⟩ = 2·Re(conj(g)·h)
+    expected = [[2 * (one.conjugate() * other).real for other in shares.values()] for one in shares.values()]
+    torch.testing.assert_close(seen[0], torch.tensor(expected, dtype=torch.float64))
 
 
 def test_what_grad_norm_has_learned_goes_back_with_an_aborted_update(several: Any) -> None:
