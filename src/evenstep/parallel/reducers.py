@@ -7,7 +7,7 @@ other parameters, or tied ones (`pipeline.ties`).
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, TypeVar, final
+from typing import TypeVar, final
 
 import torch
 from torch import nn
@@ -39,6 +39,7 @@ class Reducers:
         group: the data-parallel ranks.
         layout: who holds what of a tensor.
         in_turn: whether all ranks must run micro-batches of one kind at the same time.
+        gather_per_plan: whether plans begin with UNSHARD and end with RESHARD.
         cuts_alone: whether a rank may run its micro-batches in more pieces than its peers do.
         gather_dtype: see `Strategy`.
     """
@@ -50,8 +51,8 @@ class Reducers:
         self.cuts_alone = per_plan or strategy.cuts_alone
         self.gather_dtype = strategy.gather_dtype
         self.in_turn = False
+        self.gather_per_plan = False
         self._all: list[Reducer] = []
-        self._of: dict[int, Reducer] = {}
         self._buffers: list[SharedBuffers] = []
         self._replaced: dict[int, nn.Parameter] = {}  # what has taken the place of a parameter
 
@@ -65,18 +66,18 @@ class Reducers:
         """How many data-parallel ranks there are."""
         return self.group.ranks
 
-    def wrap(self, module: nn.Module) -> nn.Module:
-        """The module to call in place of a stage's; its parameters keep their names."""
+    def wrap(self, module: nn.Module) -> tuple[nn.Module, Reducer]:
+        """What to call in place of a stage's module, and the stage's reducer."""
         own = self._strategy.reducer(module, per_plan=self._per_plan)
         before = dict(module.named_parameters(remove_duplicate=False))
         wrapped = own.wrap()
         after = dict(module.named_parameters(remove_duplicate=False))
         self._replaced |= {id(parameter): after[name] for name, parameter in before.items()}
         self._all.append(own)
-        self._of[id(module)] = self._of[id(wrapped)] = own
         self._buffers.append(SharedBuffers(module, self.group))
         self.in_turn = self.in_turn or isinstance(own, PadsPasses)
-        return wrapped
+        self.gather_per_plan = self.gather_per_plan or isinstance(own, GathersPerPlan)
+        return wrapped, own
 
     def adopt(self, optimizer: torch.optim.Optimizer) -> None:
         """After `wrap`: let `optimizer` hold the parameters that this rank steps.
@@ -94,49 +95,12 @@ class Reducers:
             if isinstance(own, ChoosesTrained):
                 own.share([parameter for parameter in own.module.parameters() if id(parameter) in trained])
 
-    def begin(self) -> None:
-        """The accumulation of an update begins, perhaps anew after a failed try."""
-        for own in self._all:
-            own.begin()
-
-    def gather(self) -> None:
-        """Before a plan of stages: have all that their forwards and backwards need."""
-        for own in self._all:
-            if isinstance(own, GathersPerPlan):
-                own.unshard()
-
-    def release(self) -> None:
-        """After a plan of stages: keep what is this rank's only."""
-        for own in self._all:
-            if isinstance(own, GathersPerPlan):
-                own.reshard()
-
-    def collects(self, module: Any) -> bool:
-        """Whether a stage's micro-batches are each taken out of `.grad`."""
-        return self._of[id(module)].collects
-
-    def arm(self, module: Any) -> None:
-        """See `Reducer.arm`."""
-        self._of[id(module)].arm()
-
-    def collect(self, module: Any, microbatch: int) -> None:
-        """See `Reducer.collect`."""
-        self._of[id(module)].collect(microbatch)
-
-    def reduce(self, module: Any, num_microbatches: int) -> None:
-        """See `Reducer.reduce`."""
-        self._of[id(module)].reduce(num_microbatches)
-
     @property
     def retries_alone(self) -> bool:
         """See `Reducer.retries_alone`; a plan of stages is begun anew by all its ranks in any case."""
         return self._per_plan or all(own.retries_alone for own in self._all)
 
-    def spoil(self, module: Any, num_microbatches: int, error: Exception) -> None:
-        """See `Reducer.spoil`."""
-        self._of[id(module)].spoil(num_microbatches, error)
-
-    def match(
+    def pad_passes(
         self,
         work: Sequence[T],
         run: Callable[[T], None],
@@ -192,7 +156,8 @@ class Reducers:
 
     def abandon(self) -> None:
         """Forget what an update that has raised in the middle has left behind."""
-        self.begin()
+        for own in self._all:
+            own.begin()
         for buffers in self._buffers:
             buffers.look_anew()
 

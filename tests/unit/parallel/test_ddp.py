@@ -129,7 +129,7 @@ def test_running_statistics_are_averaged_over_ranks(on_ranks: Callable[..., list
     def act(group: Any) -> Tensor:
         reducers = Reducers(strategy(group))
         norm = nn.BatchNorm1d(1)
-        module, before = reducers.wrap(norm), Buffers(norm)
+        (module, _), before = reducers.wrap(norm), Buffers(norm)
         module(torch.tensor([[0.0], [2.0 * group.rank]]))  # means 0 and 1
         reducers.share_buffers(before)
         assert norm.running_mean is not None
