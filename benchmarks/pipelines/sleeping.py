@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.extras.planning.simulate import Costs, simulate
-from evenstep.parallel import Mesh, PerStage, Processes, Single
+from evenstep.parallel import Mesh, Processes, Reducers, Single
 from evenstep.pipeline import SCHEDULES, Staged, Stages
 from evenstep.pipeline.deferred import Deferral
 from harness.row import Row
@@ -58,7 +58,7 @@ def measured(schedule: str, group: Processes) -> Row:
     """One schedule, on this rank; all ranks get the same row."""
     layers = [Sleeping() for _ in range(SCHEDULES[schedule].layout(RANKS).stages)]
     model = Staged(layers, mesh=Mesh.of(group, pipeline=RANKS), schedule=schedule)
-    stages = Stages(model, PerStage(Single()), torch.device("cpu"))
+    stages = Stages(model, Reducers(Single(), per_plan=True), torch.device("cpu"))
     for layer in layers:
         layer.deferral = stages.deferral
     plans = model.schedule.plans(model.layout, range(NUM_MICROBATCHES))
