@@ -12,7 +12,7 @@ from evenstep.parallel.reducer.ddp import Ddp
 from evenstep.parallel.reducer.fsdp import Fsdp
 from evenstep.parallel.reducer.ordered import Ordered
 from evenstep.parallel.reducer.ordered_fsdp import OrderedFsdp
-from evenstep.parallel.reducer.reducer import Reducer, Spoiled
+from evenstep.parallel.reducer.reducer import Reducer
 from evenstep.parallel.reducer.single import Single
 from evenstep.parallel.reducer.zero1 import Zero1
 from evenstep.parallel.reducers import Reducers
@@ -44,7 +44,6 @@ __all__ = [
     "Seat",
     "ShardedTensorRef",
     "Single",
-    "Spoiled",
     "States",
     "Strategy",
     "Zero1",

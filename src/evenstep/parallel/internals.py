@@ -53,11 +53,11 @@ def end_backward(root: Any) -> None:
     state(root)._root_post_backward_final_callback()
 
 
-def be_idle(root: Any) -> None:
-    """Let no part wait for the rest of a backward that has broken off."""
+def forget_gathers(root: Any) -> None:
+    """Forget gathers that were begun and will not end: FSDP2 would wait for them before it forgets anything."""
     for one in state(root)._state_ctx.all_states:
         for group in one._fsdp_param_groups:
-            group._training_state = type(group._training_state).IDLE
+            group._all_gather_result = None
 
 
 def at_end_of_backward(part: Any, act: Callable[[], None]) -> None:

@@ -211,7 +211,7 @@ def _say_of(execution: Execution) -> Callable[[str], None]:
 
 
 def _check_fit_memory(model: nn.Module, strategy: Strategy, *, wanted: bool) -> None:
-    if wanted and (isinstance(model, Staged) or not strategy.cuts_alone):
+    if wanted and (isinstance(model, Staged)):
         raise ArgumentError(
             "`fit_memory` begins with micro-batches as large as can be, which a model in stages must not (they would "
             "not overlap); give the micro-batch size as a number."

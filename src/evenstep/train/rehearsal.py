@@ -74,7 +74,7 @@ def compare_cuts(loop: Loop, tasks: Mapping[str, Task], cuts: Cuts, device: torc
         micro-batches that can't be cut in two, or a gradient that is not finite.
     """
     strategy = loop.execution.strategy
-    if loop.data.num_batches(loop.progress.position.epoch, seed=loop.seed) is None or not strategy.cuts_alone:
+    if loop.data.num_batches(loop.progress.position.epoch, seed=loop.seed) is None:
         return ""
     batch = _first(loop)
     if batch is None:

@@ -168,8 +168,6 @@ class RunState:
     def _load_cuts(self, limits: list[int | None]) -> None:
         """Cut as finely as this rank did; on another number of ranks, and in stages, as the one that did so most."""
         execution = self.loop.execution
-        if not execution.strategy.cuts_alone:
-            return
         known = [limit for limit in limits if limit is not None]
         same = len(limits) == execution.group.ranks and not execution.in_stages
         self.cuts.limit = limits[execution.group.rank] if same else min(known, default=None)
