@@ -137,7 +137,7 @@ def build_loop(
     apply = build_apply(optimizer, clip_norm=train.clip_norm, device=way.device, defer=defer)
     known_at_once = isinstance(apply, HostApply) or data.num_batches(0, seed=way.seed) is None
     _check_fit_memory(model, strategy, wanted=train.fit_memory)
-    unkeyed = "" if isinstance(model, Staged) else key_layers(model, way.randomness)
+    unkeyed = key_layers(model, way.randomness)
     execution = build_execution(model, strategy, optimizer, way.device)
     by_name, stepped = named_parameters(model), {name for group in names for name in group}
     update = Update(

@@ -171,7 +171,7 @@ class RunState:
         if not execution.strategy.cuts_alone:
             return
         known = [limit for limit in limits if limit is not None]
-        same = len(limits) == execution.group.ranks and execution.stages is None
+        same = len(limits) == execution.group.ranks and not execution.in_stages
         self.cuts.limit = limits[execution.group.rank] if same else min(known, default=None)
 
 
@@ -197,7 +197,7 @@ def build_run_state(
         optimizer, ema: of the run.
         names: of the optimizer's groups' parameters, over all ranks.
     """
-    portion = build_portion(loop.model, loop.execution.stages)
+    portion = build_portion(loop.model, loop.execution.trainer.peers.wire)
     saved = Saved(
         model=unwrapped(loop.model),
         optimizer=optimizer,
