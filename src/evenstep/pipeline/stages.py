@@ -24,10 +24,10 @@ def build_runner(
     """
     layout, deferral = model.layout, deferral or Deferral()
     edges = Edges(layout, model.mesh.pipeline, device)
-    for module in model.sections.values():
+    for module in model.stage_modules.values():
         if model.schedule.splits_backward:
             prepare(module, deferral)
-    for module in model.sections.values():
+    for module in model.stage_modules.values():
         strategy.wrap(module)
     stages = [
         Stage(
@@ -42,6 +42,6 @@ def build_runner(
             is_last_here=index == model.own[-1],
             deferral=deferral,
         )
-        for index, module in model.sections.items()
+        for index, module in model.stage_modules.items()
     ]
     return Runner(stages, PipelinePeers(model, edges, deferral))
