@@ -19,7 +19,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as torchs
 from torch.nn import functional
 
-from evenstep.parallel import Mesh, PerStage, Processes, Single
+from evenstep.parallel import Mesh, Processes, Reducers, Single
 from evenstep.pipeline import SCHEDULES, Layer, Staged, build_runner, executed
 from harness.live import Live
 from harness.row import Row
@@ -82,7 +82,7 @@ def evensteps(name: str, group: Processes, num_microbatches: int) -> tuple[Step,
         schedule=name,
         split_at=[f"layer{place}" for place in cuts(stages)[1:-1]],
     )
-    runner = build_runner(model, PerStage(Single()), torch.device("cpu"))
+    runner = build_runner(model, Reducers(Single(), per_plan=True), torch.device("cpu"))
     plan = model.schedule.plans(model.layout, range(num_microbatches))[group.rank]
     plan = executed(plan, model.own, overlaps=not model.schedule.splits_backward)
 

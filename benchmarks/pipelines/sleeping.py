@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.extras.planning.simulate import Costs, simulate
-from evenstep.parallel import Mesh, PerStage, Processes, Single
+from evenstep.parallel import Mesh, Processes, Reducers, Single
 from evenstep.pipeline import SCHEDULES, Staged, build_runner, executed
 from evenstep.pipeline.deferred import Deferral
 from harness.row import Row
@@ -59,7 +59,7 @@ def measured(schedule: str, group: Processes) -> Row:
     layers = [Sleeping() for _ in range(SCHEDULES[schedule].layout(RANKS).stages)]
     model = Staged(layers, mesh=Mesh.of(group, pipeline=RANKS), schedule=schedule)
     deferral = Deferral()
-    runner = build_runner(model, PerStage(Single()), torch.device("cpu"), deferral=deferral)
+    runner = build_runner(model, Reducers(Single(), per_plan=True), torch.device("cpu"), deferral=deferral)
     for layer in layers:
         layer.deferral = deferral
     plans = model.schedule.plans(model.layout, range(NUM_MICROBATCHES))

@@ -182,7 +182,7 @@ class Guard:
 
     def _precise(self, *, narrow: bool) -> Precise:
         """How exactly losses can be compared, of which some are `narrow`."""
-        gathers = getattr(self.execution.strategy, "options", {}).get("gather_dtype")
+        gathers = self.execution.strategy.gather_dtype
         formats = {parameter.dtype for parameter in self.model.parameters()}
         if narrow or gathers or self.way.precision.name != "32-true" or not formats.isdisjoint(_16_BITS):
             return NARROW

@@ -81,7 +81,7 @@ class RunState:
     @property
     def _holds_copy(self) -> bool:
         strategy = self.loop.execution.strategy
-        return self.loop.data.state_is_of_rank and strategy.rank >= strategy.part_held[1]
+        return self.loop.data.state_is_of_rank and strategy.rank >= strategy.layout.num_shards
 
     def _state_of_data(self) -> Tree:
         """What this rank's data need to go on at the committed position."""
@@ -202,7 +202,7 @@ def build_run_state(
         model=unwrapped(loop.model),
         optimizer=optimizer,
         names=names,
-        strategy=loop.execution.strategy,
+        layout=loop.execution.strategy.layout,
         ema=ema,
         precision=loop.precision,
     )
