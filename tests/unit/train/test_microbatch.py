@@ -74,10 +74,12 @@ def test_the_pieces_of_all_micro_batches_are_numbered_in_order_where_one_is_cut(
 def gradient_of(step: MicrobatchStep, strategy: Strategy) -> Tensor:
     torch.manual_seed(0)
     model = nn.Linear(2, 3)
-    strategy.wrap(model)
+    reducer = strategy.reducer(model)
+    reducer.wrap()
+    reducer.begin()
     plan = SCHEDULES["sequential"].plans(Layout.chain(ranks=1), step.lay_out(step.work))[0]
     with step:
-        Runner([Stage(model, strategy)]).run(plan, step)
+        Runner([Stage(model, reducer)]).run(plan, step)
     assert model.weight.grad is not None
     return model.weight.grad
 
