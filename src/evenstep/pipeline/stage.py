@@ -182,14 +182,14 @@ class Stage:
 
     def _go_back(self, microbatch: int, step: Step) -> None:
         crossing = self._live.pop(microbatch)
-        gradients: dict[int, Gradients] = {
-            destination: self._edges.take(Address("gradient", destination, self.index, microbatch))
-            for destination in self.carried
-        }
         if crossing.loss is not None:
             step.backward(crossing.loss, microbatch)
             crossing.loss = None
         elif self.carried:
+            gradients: dict[int, Gradients] = {
+                destination: self._edges.take(Address("gradient", destination, self.index, microbatch))
+                for destination in self.carried
+            }
             with step.going_back(microbatch):
                 crossing.backward(gradients)
         for source in self.sources:
