@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from evenstep.errors import ArgumentError, TaskError
+from evenstep.internals import unwrapped
 from evenstep.keys import key
 from evenstep.names import named_parameters
 from evenstep.parallel.mesh import Mesh
@@ -22,7 +23,7 @@ from evenstep.pipeline.layers import Build, Layer, Layers
 from evenstep.pipeline.layout import Layout
 from evenstep.pipeline.schedules import SCHEDULES, Schedule
 from evenstep.pipeline.split import cut, flows
-from evenstep.pipeline.stage_module import StageModule, original, register
+from evenstep.pipeline.stage_module import StageModule, register
 from evenstep.pipeline.ties import Tie, equalise
 
 
@@ -216,7 +217,7 @@ def _shared(layers: Layers) -> list[tuple[str, ...]]:
                     f"layers '{first}' and '{layer.name}' share a module, so they can't be put on different ranks; "
                     f"give each a module of its own, and name their parameters in `ties`."
                 )
-        for name, parameter in named_parameters(original(layer.build)).items():
+        for name, parameter in named_parameters(unwrapped(layer.build)).items():
             parameters.setdefault(id(parameter), []).append(f"{layer.name}.{name}")
     return [tuple(names) for names in parameters.values() if len(names) > 1]
 
@@ -226,7 +227,7 @@ def _separate(modules: Iterable[nn.Module]) -> None:
     seen: dict[int, nn.Module] = {}
     for module in modules:
         copies: dict[int, nn.Parameter] = {}
-        for part in original(module).modules():
+        for part in unwrapped(module).modules():
             for name, parameter in part.named_parameters(recurse=False):
                 if seen.setdefault(id(parameter), module) is not module:
                     copy = copies.setdefault(id(parameter), _copied(parameter))
@@ -236,7 +237,7 @@ def _separate(modules: Iterable[nn.Module]) -> None:
 
 def _check_whole(modules: Iterable[nn.Module]) -> None:
     """Refuse parameters that are cut over ranks already, and sparse gradients."""
-    parts = [part for module in modules for part in original(module).modules()]
+    parts = [part for module in modules for part in unwrapped(module).modules()]
     for part in parts:
         for name, parameter in part.named_parameters(recurse=False):
             if hasattr(parameter, "placements"):  # a DTensor, without importing what it is made of

@@ -13,7 +13,6 @@ from typing import Any, cast, final
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 
 from evenstep.data import GlobalBatch
 from evenstep.errors import TaskError
@@ -130,10 +129,13 @@ def _halved(loop: Loop, batch: GlobalBatch, tasks: Mapping[str, Task]) -> tuple[
     return min(limits, default=None), next((odd for _, odd in everybody if odd), "")
 
 
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
 def _by_nature(loop: Loop) -> tuple[str, ...]:
     def depends(module: nn.Module) -> bool:
         rate = getattr(module, "p", getattr(module, "dropout", 0.0))
-        return isinstance(module, _BatchNorm) or (isinstance(rate, float) and rate > 0)
+        return isinstance(module, _BATCH_NORMS) or (isinstance(rate, float) and rate > 0)
 
     mine = {type(module).__name__ for module in loop.model.modules() if depends(module)}
     return tuple(sorted({name for theirs in loop.execution.group.gather(mine) for name in theirs}))
