@@ -4,18 +4,18 @@ from typing import TYPE_CHECKING
 
 from evenstep.lazy import lazy_names
 from evenstep.pipeline.check import check
-from evenstep.pipeline.lower import forwards, lower
+from evenstep.pipeline.lower import executed, forwards, lower
 
 if TYPE_CHECKING:
     from evenstep.pipeline.action import Action, Op, Plan
     from evenstep.pipeline.layers import Cuttable, Layer, Layers
     from evenstep.pipeline.layout import Layout
-    from evenstep.pipeline.runner import Passage, Runner
+    from evenstep.pipeline.runner import Runner
     from evenstep.pipeline.schedules import SCHEDULES, Schedule
-    from evenstep.pipeline.section import Section
-    from evenstep.pipeline.stage import Stage
+    from evenstep.pipeline.stage import Stage, Step
+    from evenstep.pipeline.stage_module import StageModule
     from evenstep.pipeline.staged import Staged
-    from evenstep.pipeline.stages import Stages
+    from evenstep.pipeline.stages import build_runner
 
 __all__ = [
     "SCHEDULES",
@@ -25,15 +25,16 @@ __all__ = [
     "Layers",
     "Layout",
     "Op",
-    "Passage",
     "Plan",
     "Runner",
     "Schedule",
-    "Section",
     "Stage",
+    "StageModule",
     "Staged",
-    "Stages",
+    "Step",
+    "build_runner",
     "check",
+    "executed",
     "forwards",
     "lower",
 ]
@@ -44,11 +45,11 @@ __getattr__, __dir__ = lazy_names(
         ".action": "Action Op Plan",
         ".layers": "Cuttable Layer Layers",
         ".layout": "Layout",
-        ".runner": "Passage Runner",
+        ".runner": "Runner",
         ".schedules": "SCHEDULES Schedule",
-        ".section": "Section",
-        ".stage": "Stage",
+        ".stage": "Stage Step",
+        ".stage_module": "StageModule",
         ".staged": "Staged",
-        ".stages": "Stages",
+        ".stages": "build_runner",
     },
 )

@@ -22,7 +22,6 @@ from evenstep.optim.learning_rate import LearningRates
 from evenstep.optim.modes import Modes
 from evenstep.optim.schedules import LrSchedule
 from evenstep.parallel import Strategy
-from evenstep.parallel.sharded import Sharded
 from evenstep.pipeline import Staged
 from evenstep.precision import Precision
 from evenstep.train.arguments import choose_device
@@ -139,7 +138,7 @@ def build_loop(
     apply = build_apply(optimizer, clip_norm=clip_norm, device=way.device, defer=defer)
     known_at_once = isinstance(apply, HostApply) or data.num_batches(0, seed=way.seed) is None
     _check_fit_memory(model, strategy, wanted=fit_memory)
-    unkeyed = "" if isinstance(model, Staged) else key_layers(model, way.randomness)
+    unkeyed = key_layers(model, way.randomness)
     execution = build_execution(model, strategy, optimizer, way.device)
     by_name, stepped = named_parameters(model), {name for group in names for name in group}
     update = Update(
@@ -179,7 +178,7 @@ def build_loop(
         settle_every_updates=1 if known_at_once else settle_every_updates or log_every_updates,
         max_skipped_samples=max_skipped_samples,
         # Where ranks gather a model together none can try alone: what fits is found by the first updates that don't.
-        fit_memory=fit_memory and not isinstance(strategy, Sharded),
+        fit_memory=fit_memory and strategy.layout.divides != "elements",
     )
 
 

@@ -28,7 +28,7 @@ class Evaluations:
 
     Args:
         loop: whose model is evaluated, on its ranks.
-        way: task, precision, device and recording; see `Passage`.
+        way: task, precision, device and recording.
         ema: the average that is evaluated in place of the parameters, or None.
         modes: of the optimizer, which may have other parameters to evaluate than it trains.
         writers: get the metrics.

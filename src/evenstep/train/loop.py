@@ -333,7 +333,7 @@ class Loop:
             data=self.data,
             ranks=execution.strategy.ranks,
             outside=self.update.trained.outside_names,
-            rank=None if execution.stages is None else execution.group.rank,
+            rank=execution.group.rank if execution.in_stages else None,
             update=self.progress.update,
         )
         for incident in remarks:

@@ -81,7 +81,7 @@ class RunState:
     @property
     def _holds_copy(self) -> bool:
         strategy = self.loop.execution.strategy
-        return self.loop.data.state_is_of_rank and strategy.rank >= strategy.part_held[1]
+        return self.loop.data.state_is_of_rank and strategy.rank >= strategy.layout.num_shards
 
     def _state_of_data(self) -> Tree:
         """What this rank's data need to go on at the committed position."""
@@ -171,7 +171,7 @@ class RunState:
         if not execution.strategy.cuts_alone:
             return
         known = [limit for limit in limits if limit is not None]
-        same = len(limits) == execution.group.ranks and execution.stages is None
+        same = len(limits) == execution.group.ranks and not execution.in_stages
         self.cuts.limit = limits[execution.group.rank] if same else min(known, default=None)
 
 
@@ -197,12 +197,12 @@ def build_run_state(
         optimizer, ema: of the run.
         names: of the optimizer's groups' parameters, over all ranks.
     """
-    portion = build_portion(loop.model, loop.execution.stages)
+    portion = build_portion(loop.model, loop.execution.trainer.peers.wire)
     saved = Saved(
         model=unwrapped(loop.model),
         optimizer=optimizer,
         names=names,
-        strategy=loop.execution.strategy,
+        layout=loop.execution.strategy.layout,
         ema=ema,
         precision=loop.precision,
     )

@@ -174,7 +174,7 @@ class Trainer(Surface):
         check_keeping(batches, folder=folder, keep_checkpoints=keep_checkpoints, rewinds=self._can_rewind)
         self._said_of_data = try_resume(batches, sharing.group) if keeps else []
         tasks = Tasks.of(task, coefficients, given.combine_named(combine), norm_statistics)
-        check_tasks(tasks, batches, sets, strategy=sharing, model=model, policy=policy)
+        check_tasks(tasks, batches, sets, model=model, policy=policy)
         self._norms = tasks.attach(model, optimizer)
         self.device = place(model, device, formats, channels_last=channels_last)
         self.model, self.optimizer = model, optimizer

@@ -13,7 +13,7 @@ from evenstep.data import RoundRobin
 from evenstep.errors import ArgumentError, EvenstepError
 from evenstep.events import Hook, UpdateEnd
 from evenstep.optim.schedules import Constant
-from evenstep.parallel import Ddp, Group, Mesh, Ordered, Single, Strategy, Zero1
+from evenstep.parallel import Ddp, Group, Mesh, Ordered, Reducer, Single, Strategy, Zero1
 from evenstep.pipeline import SCHEDULES, Layer, Layers, Layout, Op, Plan, Staged
 from evenstep.train import PcGrad, Scheduled, Uncertainty
 
@@ -353,14 +353,24 @@ def test_an_error_in_one_stage_wakes_the_others_with_rank_action_and_micro_batch
 
 
 class Other(Strategy):
-    """A strategy of somebody's own."""
+    """A strategy of somebody's own, with another's reducers."""
+
+    def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
+        return Ordered(self.group).reducer(module, per_plan=per_plan)
 
 
-def test_a_strategy_that_is_not_for_stages_or_not_for_these_ranks_is_refused(on_ranks: OnRanks) -> None:
+def test_a_strategy_of_ones_own_makes_a_reducer_for_each_stage(on_ranks: OnRanks) -> None:
+    def act(group: Any, kind: Any) -> Any:
+        mesh = Mesh.of(group, pipeline=2)
+        return trained(Staged(deep(), mesh=mesh), kind(mesh.data))[1]
+
+    ours, theirs = (on_ranks(4, lambda group, kind=kind: act(group, kind))[0] for kind in (Other, Ordered))
+    check_same(ours, theirs)
+
+
+def test_a_strategy_that_is_not_for_these_ranks_is_refused(on_ranks: OnRanks) -> None:
     def act(group: Any) -> None:
         mesh = Mesh.of(group, pipeline=2)
-        with pytest.raises(ArgumentError, match="but the strategy is Other"):
-            trained(Staged(deep(), mesh=mesh), Other(mesh.data))
         with pytest.raises(ArgumentError, match="between the 2 data-parallel ranks"):
             trained(Staged(deep(), mesh=mesh), Single())
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from evenstep import Fp16Mixed, Loss, MapData, Mixture, Task, Trainer
 from evenstep.errors import ArgumentError
-from evenstep.parallel import Strategy
+from evenstep.parallel import Group, Layout, Reducer, Single, Strategy
 from evenstep.train import AlignedMtl, Combine, GradNorm, PcGrad, Separate
 
 SIZES = {"a": 6, "b": 4, "c": 2}
@@ -138,12 +138,31 @@ def test_what_grad_norm_has_learned_goes_back_with_an_aborted_update(several: An
     assert model.get_buffer("task_balance.first_losses").isfinite().all()
 
 
-def test_strategies_that_divide_gradients_and_sparse_ones_are_refused(several: Any) -> None:
-    class Sharded(Strategy):
-        pass
+def test_products_ask_the_layout_of_a_strategy_of_ones_own(several: Any) -> None:
+    class Watched(Layout):
+        """Counts what is asked of it."""
 
-    with pytest.raises(ArgumentError, match="must know how the strategy Sharded divides gradients"):
-        trained(several, combine=PcGrad(), strategy=Sharded())
+        shards = sums = 0
+
+        def local_shard(self, tensor: Tensor) -> Tensor:
+            self.shards += 1
+            return tensor
+
+        def all_reduce_shards(self, values: Tensor) -> None:
+            self.sums += 1
+
+    class Other(Strategy):
+        def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
+            return Single().reducer(module)
+
+    layout = Watched(Group())
+    ours, _ = trained(several, combine=PcGrad(), strategy=Other(layout=layout), updates=1)
+    theirs, _ = trained(several, combine=PcGrad(), strategy=Single(), updates=1)
+    assert all(torch.equal(one, other) for one, other in zip(ours.parameters(), theirs.parameters(), strict=True))
+    assert layout.shards >= 3 * len(list(ours.trunk.parameters())) and layout.sums == 2  # of products, and of the norm
+
+
+def test_sparse_gradients_and_tasks_without_names_are_refused(several: Any) -> None:
     with pytest.raises(ArgumentError, match="are for several tasks"):
         model = torch.nn.Linear(3, 1)
         data = MapData(several.samples(4, 0), global_batch_size=2)
