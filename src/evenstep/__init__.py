@@ -18,19 +18,23 @@ if TYPE_CHECKING:
     from evenstep.errors import EvenstepError
     from evenstep.events import Hook, Writer
     from evenstep.optim.ema import Ema
+    from evenstep.options import Checkpointing, Failures, Logging, Training
     from evenstep.precision import Bf16Mixed, Fp16Mixed, FullPrecision, Precision
     from evenstep.train import DropTask, Loss, LossSpikes, Result, Retry, Rewind, Skip, Stop, Task, Trainer
 
 __all__ = [
     "Batch",
     "Bf16Mixed",
+    "Checkpointing",
     "Data",
     "DropTask",
     "Ema",
     "EvenstepError",
+    "Failures",
     "Fp16Mixed",
     "FullPrecision",
     "Hook",
+    "Logging",
     "Loss",
     "LossSpikes",
     "MapData",
@@ -44,6 +48,7 @@ __all__ = [
     "StreamData",
     "Task",
     "Trainer",
+    "Training",
     "UpdateData",
     "Writer",
     "__version__",
@@ -63,6 +68,7 @@ _HOMES = {
     "errors": ("EvenstepError",),
     "events": ("Hook", "Writer"),
     "optim.ema": ("Ema",),
+    "options": ("Checkpointing", "Failures", "Logging", "Training"),
     "precision": ("Bf16Mixed", "Fp16Mixed", "FullPrecision", "Precision"),
     "train": ("DropTask", "Loss", "LossSpikes", "Result", "Retry", "Rewind", "Skip", "Stop", "Task", "Trainer"),
 }

@@ -21,6 +21,7 @@ from evenstep.optim.ema import Ema
 from evenstep.optim.learning_rate import LearningRates
 from evenstep.optim.modes import Modes
 from evenstep.optim.schedules import LrSchedule
+from evenstep.options import Training
 from evenstep.parallel import Strategy
 from evenstep.pipeline import Staged
 from evenstep.precision import Precision
@@ -33,6 +34,7 @@ from evenstep.train.cuts import Cuts
 from evenstep.train.evaluations import Evaluations
 from evenstep.train.execution import Execution, build_execution
 from evenstep.train.failures import FailurePolicy, Retry
+from evenstep.train.given import Policies
 from evenstep.train.guard import Guard
 from evenstep.train.layer_keys import in_order, key_layers
 from evenstep.train.loop import Actions, Loop
@@ -108,20 +110,15 @@ def build_loop(
     strategy: Strategy,
     combine: Combine | None,
     lr_schedule: LrSchedule | None,
-    clip_norm: float | None,
-    ema: Ema | None,
     cuts: Cuts,
     actions: Actions,
-    on_non_finite: FailurePolicy,
-    on_out_of_memory: FailurePolicy | None,
+    policies: Policies,
     updates: int | None,
     epochs: int | None,
     planned_updates: int | None,
+    train: Training,
     log_every_updates: int,
-    settle_every_updates: int | None,
     max_skipped_samples: int,
-    fit_memory: bool,
-    check_loss: bool,
 ) -> Loop:
     """The loop and its update; arguments are a trainer's, or of `Loop` and `Update`.
 
@@ -134,10 +131,11 @@ def build_loop(
     """
     way.coefficients.check(planned_updates)
     learning_rates = LearningRates(optimizer, lr_schedule, planned_updates)
-    defer = None if settle_every_updates is None else settle_every_updates > 1
-    apply = build_apply(optimizer, clip_norm=clip_norm, device=way.device, defer=defer)
+    settle = train.settle_every_updates
+    defer = None if settle is None else settle > 1
+    apply = build_apply(optimizer, clip_norm=train.clip_norm, device=way.device, defer=defer)
     known_at_once = isinstance(apply, HostApply) or data.num_batches(0, seed=way.seed) is None
-    _check_fit_memory(model, strategy, wanted=fit_memory)
+    _check_fit_memory(model, strategy, wanted=train.fit_memory)
     unkeyed = key_layers(model, way.randomness)
     execution = build_execution(model, strategy, optimizer, way.device)
     by_name, stepped = named_parameters(model), {name for group in names for name in group}
@@ -149,16 +147,16 @@ def build_loop(
         way=way,
         execution=execution,
         apply=apply,
-        ema=ema,
+        ema=train.ema,
         learning_rates=learning_rates,
         cuts=cuts,
-        on_out_of_memory=on_out_of_memory or Retry(),
+        on_out_of_memory=policies.out_of_memory or Retry(),
         report=actions.report,
         trained=Trained(model, optimizer, names, share=execution.strategy.share, check=way.precision.check_trained),
         combine=combine,
         unkeyed=unkeyed,
     )
-    pending = set(way.tasks) if check_loss else set[str]()
+    pending = set(way.tasks) if train.check_loss else set[str]()
     return Loop(
         update=update,
         guard=Guard(model=model, way=way, execution=execution, cuts=cuts, say=_say_of(execution), pending=pending),
@@ -169,16 +167,16 @@ def build_loop(
         bus=way.bus,
         storage=way.storage,
         actions=actions,
-        on_non_finite=on_non_finite,
+        on_non_finite=policies.non_finite,
         updates=updates,
         epochs=epochs,
         seed=way.seed,
         pin_memory=way.device.type == "cuda",
         log_every_updates=log_every_updates,
-        settle_every_updates=1 if known_at_once else settle_every_updates or log_every_updates,
+        settle_every_updates=1 if known_at_once else settle or log_every_updates,
         max_skipped_samples=max_skipped_samples,
         # Where ranks gather a model together none can try alone: what fits is found by the first updates that don't.
-        fit_memory=fit_memory and strategy.layout.divides != "elements",
+        fit_memory=train.fit_memory and strategy.layout.divides != "elements",
     )
 
 

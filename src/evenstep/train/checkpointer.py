@@ -14,16 +14,11 @@ from evenstep.checkpoint import complete_checkpoints, read_checkpoint, remove_ch
 from evenstep.errors import CheckpointError, NonFiniteError
 from evenstep.events import Incident, Record, Writers
 from evenstep.train.cuts import Cuts
-from evenstep.train.failures import Answer, FailurePolicy, Rewind
+from evenstep.train.failures import Answer
 from evenstep.train.loop import Loop
 from evenstep.train.saving import Saving
 from evenstep.train.spikes import LOSS, LossSpikes
 from evenstep.train.state import Tree
-
-
-def may_rewind(on_non_finite: FailurePolicy | None, spikes: LossSpikes | None) -> bool:
-    """Whether a run with these policies may go back to a checkpoint."""
-    return any(isinstance(policy, Rewind) for policy in (on_non_finite, spikes and spikes.policy))
 
 
 @final
