@@ -9,6 +9,8 @@ from importlib import import_module
 from typing import Any
 
 REPORT = "evenstep.extras.report:write_report"
+PER_TASK_GRADIENTS = "evenstep.extras.multitask.per_task:PerTaskGradients"
+COMBINES = "evenstep.extras.multitask:COMBINES"
 
 
 def load(target: str) -> Any:

@@ -3,13 +3,15 @@
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "evenstep"
 LEAVES = {"precision", "optim", "data", "events", "checkpoint"}
-ROOT = {"choice", "errors", "frames", "keys", "memory", "names", "plugins", "renamed", "signals", "version"}
+ROOT = {"choice", "errors", "frames", "keys", "lazy", "memory", "names", "plugins", "renamed", "signals", "version"}
 CORE = {"train", "pipeline", "parallel", *LEAVES}
 # Each part, and the parts that it may import beside itself and the root modules.
 ALLOWED: dict[str, set[str]] = {
@@ -18,7 +20,7 @@ ALLOWED: dict[str, set[str]] = {
     "pipeline": {"parallel"},
     "train": {"pipeline", "parallel", *LEAVES},
     "config": set(),
-    "extras": CORE,  # what no run needs: the core knows it by name only (`plugins`)
+    "extras": CORE,  # what not every run needs: the core knows it by name only (`plugins`)
     "builders": {*CORE, "config", "extras"},
     "cli": {*CORE, "builders", "config", "extras"},
     "__init__": CORE,
@@ -31,9 +33,20 @@ def part_of(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
+def is_for_type_checkers(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
+def statements(path: Path) -> Iterator[ast.AST]:
+    """All of a file, also what stands in functions; of a package's public names those that it holds itself."""
+    for statement in ast.parse(path.read_text()).body:
+        if not (is_for_type_checkers(statement) and path.name == "__init__.py"):
+            yield from ast.walk(statement)
+
+
 def imported_parts(path: Path) -> set[str]:
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in statements(path):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -53,6 +66,25 @@ def test_imports_go_one_way(path: Path) -> None:
         assert imported_parts(path) <= ROOT
     else:
         assert imported_parts(path) <= ALLOWED[part] | ROOT | {part}
+
+
+@pytest.mark.parametrize("package", ["", *sorted(CORE)])
+def test_lazy_names_come_from_where_type_checkers_are_told(package: str) -> None:
+    """The names that a package imports on first use stand in it twice: for type checkers and for Python."""
+    module = import_module(f"evenstep.{package}".rstrip("."))
+    tree = ast.parse(Path(str(module.__file__)).read_text())
+    told = {
+        alias.name: node.module
+        for block in tree.body
+        if isinstance(block, ast.If) and is_for_type_checkers(block)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    for name, home in told.items():
+        found, wanted = getattr(module, name), import_module(str(home))
+        assert found is getattr(wanted, name), f"{name} is not that of {home}"
+    assert set(told) <= set(module.__all__)
 
 
 def test_there_is_no_dumping_ground() -> None:

@@ -271,7 +271,7 @@ AREAS = (
             ),
             works(
                 "`combine`: PCGrad, Aligned-MTL, GradNorm",
-                "unit/train/test_separately.py::test_shared_gradients_are_combined_and_heads_keep_their_own",
+                "unit/extras/multitask/test_per_task.py::test_shared_gradients_are_combined_and_heads_keep_their_own",
             ),
             works(
                 "learned coefficients (uncertainty)",
@@ -296,7 +296,7 @@ AREAS = (
             ),
             refused(
                 "`combine` with strategies that are not evenstep's own, and with sparse gradients",
-                "unit/train/test_separately.py::test_strategies_that_divide_gradients_and_sparse_ones_are_refused",
+                "unit/extras/multitask/test_per_task.py::test_strategies_that_divide_gradients_and_sparse_ones_are_refused",
             ),
             limit(
                 "`fsdp` runs the tasks in one order on all ranks; what a task raises there ends the run",

@@ -6,9 +6,9 @@ A run of one task has none of this.
 from evenstep.config.schema import Config
 from evenstep.config.schema import Mixture as MixtureConfig
 from evenstep.data import AllTasks, Data, Mixing, Mixture, RoundRobin, Sampled
+from evenstep.extras.multitask import COMBINES, Scheduled, Uncertainty
 from evenstep.optim.schedules import LR_SCHEDULES
-from evenstep.train import Coefficients, Combine, Fixed, Scheduled, Uncertainty
-from evenstep.train.combine import COMBINES
+from evenstep.train import Coefficients, Combine, Fixed
 
 
 def build_mixture(config: Config, data: dict[str, Data]) -> Mixture:

@@ -1,1 +1,1 @@
-"""What no run needs: planning of pipelines and the report. The core never imports it; see `evenstep.plugins`."""
+"""What not every run needs, one package per purpose. The core never imports it; see `evenstep.plugins`."""

@@ -1,15 +1,21 @@
 """Training: the trainer, its loop, and the update."""
 
-from evenstep.train.coefficients import Coefficients, Fixed, Scheduled, Uncertainty
-from evenstep.train.collect import Collected, Trained
-from evenstep.train.combine import AlignedMtl, Combine, GradNorm, PcGrad, Separate
-from evenstep.train.failures import Answer, DropTask, FailurePolicy, Retry, Rewind, Skip, Stop
-from evenstep.train.predict import Prediction
-from evenstep.train.progress import Progress
-from evenstep.train.result import Result
-from evenstep.train.spikes import LossSpikes
-from evenstep.train.task import Loss, Task
-from evenstep.train.trainer import Trainer
+from typing import TYPE_CHECKING
+
+from evenstep.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from evenstep.extras.multitask import AlignedMtl, GradNorm, PcGrad, Scheduled, Uncertainty
+    from evenstep.train.coefficients import Coefficients, Fixed
+    from evenstep.train.collect import Collected, Trained
+    from evenstep.train.combine import Combine, Separate
+    from evenstep.train.failures import Answer, DropTask, FailurePolicy, Retry, Rewind, Skip, Stop
+    from evenstep.train.predict import Prediction
+    from evenstep.train.progress import Progress
+    from evenstep.train.result import Result
+    from evenstep.train.spikes import LossSpikes
+    from evenstep.train.task import Loss, Task
+    from evenstep.train.trainer import Trainer
 
 __all__ = [
     "AlignedMtl",
@@ -38,3 +44,20 @@ __all__ = [
     "Trainer",
     "Uncertainty",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "evenstep.extras.multitask": "AlignedMtl GradNorm PcGrad Scheduled Uncertainty",
+        ".coefficients": "Coefficients Fixed",
+        ".collect": "Collected Trained",
+        ".combine": "Combine Separate",
+        ".failures": "Answer DropTask FailurePolicy Retry Rewind Skip Stop",
+        ".predict": "Prediction",
+        ".progress": "Progress",
+        ".result": "Result",
+        ".spikes": "LossSpikes",
+        ".task": "Loss Task",
+        ".trainer": "Trainer",
+    },
+)

@@ -2,7 +2,8 @@
 
 Every method here gives a gradient Σ_t α_t · g_t whose α_t follow from the inner products of the g_t alone, so it is a
 pure function of a T × T matrix and never sees a gradient. The g_t are whole: summed over all micro-batches and ranks,
-divided by their weights and the loss scale, times their λ_t. How they are made and put together is in `separately`.
+divided by their weights and the loss scale, times their λ_t. How they are made and put together is in
+`extras.multitask`, where the methods are as well, loaded when a run asks for one.
 """
 
 from abc import ABC, abstractmethod
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shares:
+class TaskWeights:
     """What the tasks' gradients are multiplied by before they are summed.
 
     Args:
@@ -28,7 +29,7 @@ class Shares:
 
 
 class Combine(ABC):
-    """From inner products to shares.
+    """From inner products to weights of tasks.
 
     Attributes:
         needs_products: whether it looks at inner products and losses at all.
@@ -47,8 +48,8 @@ class Combine(ABC):
     @abstractmethod
     def __call__(
         self, products: Tensor, losses: Sequence[float], *, tasks: Sequence[str], seed: int, update: int
-    ) -> Shares:
-        """The shares of an update.
+    ) -> TaskWeights:
+        """The weights of an update.
 
         Args:
             products: `[T, T]`, ⟨g_s, g_t⟩ in float64 on the CPU, all finite.
@@ -75,5 +76,5 @@ class Separate(Combine):
 
     def __call__(
         self, products: Tensor, losses: Sequence[float], *, tasks: Sequence[str], seed: int, update: int
-    ) -> Shares:
-        return Shares(shared=[1.0] * len(tasks), own=[1.0] * len(tasks))
+    ) -> TaskWeights:
+        return TaskWeights(shared=[1.0] * len(tasks), own=[1.0] * len(tasks))

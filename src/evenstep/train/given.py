@@ -19,10 +19,11 @@ from evenstep.errors import ArgumentError
 from evenstep.optim.ema import Ema
 from evenstep.optim.schedules import LR_SCHEDULES, LrSchedule
 from evenstep.parallel import Strategy, device_of_rank, launched_group, strategy_named
+from evenstep.plugins import COMBINES, load
 from evenstep.precision import PRECISIONS, FullPrecision, Precision
 from evenstep.train.arguments import check_counts
 from evenstep.train.coefficients import Coefficients
-from evenstep.train.combine import COMBINES, Combine
+from evenstep.train.combine import Combine
 from evenstep.train.failures import FAILURE_POLICIES, MAX_REWINDS, FailurePolicy
 from evenstep.train.spikes import LossSpikes
 from evenstep.train.task import Task
@@ -197,9 +198,10 @@ def combine_named(given: object) -> Combine | None:
     """A method for the tasks' gradients by itself or by its name in run files."""
     if given is None:
         return None
+    methods: Mapping[str, Callable[..., Combine]] = load(COMBINES)
     if isinstance(given, str):
-        return choose("combine", given, COMBINES)()
-    _check("combine", given, Combine, f"one of {_quoted(COMBINES)}")
+        return choose("combine", given, methods)()
+    _check("combine", given, Combine, f"one of {_quoted(methods)}")
     return cast("Combine", given)
 
 

@@ -20,7 +20,7 @@ from evenstep.errors import ArgumentError
 from evenstep.parallel import Ddp, Ordered, Single, Strategy, Zero1
 from evenstep.parallel.sharded import Sharded
 from evenstep.pipeline import Staged
-from evenstep.train.coefficients import Coefficients, Fixed, Scheduled
+from evenstep.train.coefficients import Coefficients, Fixed
 from evenstep.train.combine import Combine, Separate
 from evenstep.train.failures import FailurePolicy
 from evenstep.train.norms import Kind, Norms, build_norms
@@ -159,8 +159,11 @@ def check_tasks(
 
 
 def _check_stages(tasks: Tasks, policy: FailurePolicy) -> None:
-    learned = not isinstance(tasks.coefficients, Fixed | Scheduled)
-    asked = {"learned coefficients": learned, "`combine`": tasks.combine, "DropTask": policy.tolerates_errors}
+    asked = {
+        "learned coefficients": tasks.coefficients.are_learned,
+        "`combine`": tasks.combine,
+        "DropTask": policy.tolerates_errors,
+    }
     for what, wanted in asked.items():
         if wanted:
             raise ArgumentError(

@@ -34,8 +34,8 @@ from evenstep.train.dependence import Dependence
 from evenstep.train.execution import Execution
 from evenstep.train.failures import Answer, FailurePolicy
 from evenstep.train.fit import fitting, state_allocated
+from evenstep.train.late_weights import build_gather
 from evenstep.train.passage import Gathered, Passage, Way
-from evenstep.train.separately import build_gather
 from evenstep.train.trained import Trained
 from evenstep.train.weigh import Weights, weigh
 

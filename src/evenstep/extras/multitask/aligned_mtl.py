@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from typing import final
 
 import torch
-from evenstep.train.combine.combine import Combine, Shares
 from torch import Tensor
+
+from evenstep.train.combine import Combine, TaskWeights
 
 _RANK_TOLERANCE = 1e-12  # relative to the largest eigenvalue: what is below is rounding of a zero
 
@@ -33,13 +34,13 @@ class AlignedMtl(Combine):
 
     def __call__(
         self, products: Tensor, losses: Sequence[float], *, tasks: Sequence[str], seed: int, update: int
-    ) -> Shares:
+    ) -> TaskWeights:
         count = len(tasks)
         values, vectors = torch.linalg.eigh(products)
         kept = values > _RANK_TOLERANCE * values[-1].clamp(min=0.0)
         own = [1.0] * count
         if not bool(kept.any()):
-            return Shares(shared=own, own=own)
+            return TaskWeights(shared=own, own=own)
         values, vectors = values[kept], vectors[:, kept]
         balance = values[0].sqrt() * (vectors / values.sqrt()) @ vectors.T
-        return Shares(shared=balance.sum(1).tolist(), own=own)
+        return TaskWeights(shared=balance.sum(1).tolist(), own=own)

@@ -17,10 +17,10 @@ from fnmatch import fnmatchcase
 from typing import final
 
 import torch
-from evenstep.train.combine.combine import Combine, Shares
 from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError
+from evenstep.train.combine import Combine, TaskWeights
 
 _SMALLEST = 1e-3
 
@@ -82,7 +82,7 @@ class GradNorm(Combine):
 
     def __call__(
         self, products: Tensor, losses: Sequence[float], *, tasks: Sequence[str], seed: int, update: int
-    ) -> Shares:
+    ) -> TaskWeights:
         places = [self._tasks.index(name) for name in tasks]
         every, first = self._learned.coefficients.tolist(), self._learned.first_losses.tolist()
         now = [every[place] for place in places]
@@ -94,7 +94,7 @@ class GradNorm(Combine):
         with torch.no_grad():
             self._learned.coefficients.copy_(torch.tensor(every))
             self._learned.first_losses.copy_(torch.tensor(first))
-        return Shares(shared=now, own=now)
+        return TaskWeights(shared=now, own=now)
 
     def _moved(
         self, now: list[float], norms: list[float], losses: Sequence[float], first: Sequence[float]

@@ -11,10 +11,10 @@ Reference: Yu et al., "Gradient surgery for multi-task learning", NeurIPS 2020, 
 from collections.abc import Sequence
 from typing import final
 
-from evenstep.train.combine.combine import Combine, Shares
 from torch import Tensor
 
 from evenstep.keys import key
+from evenstep.train.combine import Combine, TaskWeights
 
 
 @final
@@ -30,7 +30,7 @@ class PcGrad(Combine):
 
     def __call__(
         self, products: Tensor, losses: Sequence[float], *, tasks: Sequence[str], seed: int, update: int
-    ) -> Shares:
+    ) -> TaskWeights:
         inner: list[list[float]] = products.tolist()
         count = len(tasks)
         shares = [0.0] * count
@@ -42,4 +42,4 @@ class PcGrad(Combine):
                 if along < 0:
                     projected[j] -= along / inner[j][j]
             shares = [total + share for total, share in zip(shares, projected, strict=True)]
-        return Shares(shared=shares, own=[1.0] * count)
+        return TaskWeights(shared=shares, own=[1.0] * count)

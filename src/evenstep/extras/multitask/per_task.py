@@ -3,29 +3,26 @@
 The plan is run once per task, so a strategy sums each task's gradient over ranks as it sums any other, and nothing is
 combined before it is whole. It costs one reduction per task and, beside the gradients themselves, T copies of those of
 the trained parameters; the inner products are read by the host, one wait per update. Where gradients are only added,
-because some have a weight that comes late, the others go together, and one copy is enough. Which combination is best is
-the method's business.
+because some have a weight that comes late, `train.late_weights` needs less.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
 import torch
 from torch import Tensor, nn
 
-from evenstep.optim.foreach import shard
-from evenstep.train.combine import Combine, Separate, Shares
+from evenstep.train.combine import Combine, TaskWeights
 from evenstep.train.execution import Execution
+from evenstep.train.late_weights import Accumulate, sum_gradients, take_gradients
 from evenstep.train.passage import Gathered, Way
 from evenstep.train.weigh import Weights
-
-Accumulate = Callable[[Weights, int], Gathered]
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Separately:
+class PerTaskGradients:
     """Leaves in `.grad` what a method makes of the tasks' gradients.
 
     Args:
@@ -49,12 +46,12 @@ class Separately:
         whole = Gathered()
         for name in tasks:
             one = self.accumulate(weights.of(name), update)
-            gradients[name] = taken(self.parameters, one.late_total)
+            gradients[name] = take_gradients(self.parameters, one.late_total)
             whole.add(one)
         names, parameters = list(self.parameters), list(self.parameters.values())
         having = [[name for name in tasks if gradients[name][place] is not None] for place in range(len(names))]
         seen = [place for place, those in enumerate(having) if len(those) > 1 and self.combine.looks_at(names[place])]
-        shares = Shares(shared=[1.0] * len(tasks), own=[1.0] * len(tasks))
+        shares = TaskWeights(shared=[1.0] * len(tasks), own=[1.0] * len(tasks))
         if self.combine.needs_products:
             products = self._products([[gradients[name][place] for name in tasks] for place in seen], len(tasks))
             losses = self._losses(tasks, weights, whole)
@@ -62,7 +59,7 @@ class Separately:
                 shares = self.combine(products, losses.tolist(), tasks=tasks, seed=self.way.seed, update=update)
         for place, parameter in enumerate(parameters):
             factors = shares.shared if len(having[place]) > 1 else shares.own
-            parameter.grad = _summed([gradients[name][place] for name in tasks], factors)
+            parameter.grad = sum_gradients([gradients[name][place] for name in tasks], factors)
         return whole
 
     def _losses(self, tasks: Sequence[str], weights: Weights, whole: Gathered) -> Tensor:
@@ -93,73 +90,6 @@ class Separately:
         return products.cpu().double() / self.way.precision.scale**2
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Added:
-    """Leaves in `.grad` the sum of the tasks' gradients, of which some are divided by a weight that came late.
-
-    Args:
-        accumulate: leaves the whole gradient of the given micro-batches in `.grad`.
-        parameters: those that are trained, by name.
-        way: the run's.
-    """
-
-    accumulate: Accumulate
-    parameters: Mapping[str, nn.Parameter]
-    way: Way
-
-    def __call__(self, weights: Weights, update: int) -> Gathered:
-        """Run each task with a late weight by itself, and all others together."""
-        late = [(name,) for name in weights.totals if self.way.tasks[name].late_weight]
-        others = tuple(name for name in weights.totals if (name,) not in late)
-        whole, total = Gathered(), list[Tensor | None]()
-        for names in [*late, others] if others else late:
-            one = self.accumulate(weights.of(*names), update)
-            whole.add(one)
-            own = taken(self.parameters, one.late_total)
-            total = [_summed(pair, (1.0, 1.0)) for pair in zip(total, own, strict=True)] if total else own
-        for parameter, gradient in zip(self.parameters.values(), total, strict=True):
-            parameter.grad = gradient
-        return whole
-
-
 def _real(gradient: Tensor) -> Tensor:
     """Itself, or the real and imaginary parts of a complex one, of which inner products are real as well."""
     return torch.view_as_real(gradient) if gradient.is_complex() else gradient
-
-
-def build_gather(
-    accumulate: Accumulate, combine: Combine, parameters: Mapping[str, nn.Parameter], way: Way, execution: Execution
-) -> Accumulate:
-    """What leaves the tasks' gradients in `.grad`, combined."""
-    if isinstance(combine, Separate):
-        return Added(accumulate=accumulate, parameters=parameters, way=way)
-    return Separately(accumulate=accumulate, combine=combine, parameters=parameters, way=way, execution=execution)
-
-
-def taken(parameters: Mapping[str, nn.Parameter], late_total: Tensor | None) -> list[Tensor | None]:
-    """The gradients in `.grad`, which is then empty, divided by a late weight; None where there is none."""
-    gradients = [parameter.grad for parameter in parameters.values()]
-    if late_total is not None:
-        # a late weight of 0 comes with gradients of 0, and contributes nothing
-        share = torch.where(late_total > 0, 1.0 / late_total, 0.0)
-        for gradient in gradients:
-            if gradient is not None:
-                shard(gradient).mul_(share.to(gradient.dtype))
-    for parameter in parameters.values():
-        parameter.grad = None
-    return gradients
-
-
-def _summed(gradients: Sequence[Tensor | None], factors: Sequence[float]) -> Tensor | None:
-    """Σ factor · gradient over those that there are, in place of the first."""
-    total: Tensor | None = None
-    for gradient, factor in zip(gradients, factors, strict=True):
-        if gradient is not None:
-            if factor != 1.0:
-                shard(gradient).mul_(factor)
-            if total is None:
-                total = gradient
-            else:
-                shard(total).add_(shard(gradient))
-    return total

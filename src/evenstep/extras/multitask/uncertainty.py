@@ -18,7 +18,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from evenstep.train.coefficients.coefficients import Coefficients, check_tasks
+from evenstep.train.coefficients import Coefficients, check_tasks
 
 
 class _LogVariances(nn.Module):

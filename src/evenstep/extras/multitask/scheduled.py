@@ -9,7 +9,7 @@ from typing import final
 from torch import nn
 
 from evenstep.optim.schedules import LrSchedule
-from evenstep.train.coefficients.coefficients import Coefficients, check_positive, check_tasks
+from evenstep.train.coefficients import Coefficients, check_positive, check_tasks
 
 
 @final
@@ -29,6 +29,8 @@ class Scheduled(Coefficients):
     >>> [coefficients.value("box", update) for update in (1, 2, 4, 9)]
     [0.5, 1.0, 2.0, 2.0]
     """
+
+    are_learned = False
 
     def __init__(self, schedules: Mapping[str, LrSchedule], *, values: Mapping[str, float] | None = None) -> None:
         self._schedules = dict(schedules)

@@ -1,12 +1,14 @@
-"""How much each task counts in an update: the seam.
+"""How much each task counts in an update, the λ_t: the seam, and coefficients that stay as they are.
 
 A coefficient is a number that the gradient of a task's loss is multiplied by, or, where it is learned, a function of
 parameters of its own that takes part in the loss. It does not look at gradients; what does is in `train.combine`.
+Coefficients that follow a schedule or are learned are in `extras.multitask`.
 """
 
 import math
 from abc import ABC
 from collections.abc import Mapping, Sequence
+from typing import final
 
 from torch import Tensor, nn
 
@@ -14,7 +16,14 @@ from evenstep.errors import ArgumentError
 
 
 class Coefficients(ABC):
-    """The λ_t of the tasks."""
+    """The λ_t of the tasks.
+
+    Attributes:
+        are_learned: whether `weighted` adds parameters of its own to the loss; if not, `value` gives plain numbers,
+            which ranks that hold only a part of the model can use as well.
+    """
+
+    are_learned: bool = True
 
     def build(self, tasks: Sequence[str]) -> nn.Module | None:
         """Get ready for the tasks of a run; gives the module whose parameters are learned, if there is one.
@@ -57,3 +66,31 @@ def check_positive(values: Mapping[str, float]) -> None:
                 f"the coefficient of task `{name}` must be finite and above 0, but is {value}; leave a task out of the "
                 f"mixture to give it no weight."
             )
+
+
+@final
+class Fixed(Coefficients):
+    """One number for each task; 1 where none is given.
+
+    Args:
+        values: λ by task.
+
+    Raises:
+        ArgumentError: a number that is not finite and above 0.
+
+    >>> Fixed({"box": 0.5}).value("box", 1), Fixed().value("class", 1)
+    (0.5, 1.0)
+    """
+
+    are_learned = False
+
+    def __init__(self, values: Mapping[str, float] | None = None) -> None:
+        self._values = {name: float(value) for name, value in (values or {}).items()}
+        check_positive(self._values)
+
+    def build(self, tasks: Sequence[str]) -> nn.Module | None:
+        check_tasks(self._values, tasks)
+        return None
+
+    def value(self, task: str, update: int) -> float:
+        return self._values.get(task, 1.0)
