@@ -19,14 +19,31 @@ if TYPE_CHECKING:
     from evenstep.events import Hook, Writer
     from evenstep.optim.ema import Ema
     from evenstep.precision import Bf16Mixed, Fp16Mixed, FullPrecision, Precision
-    from evenstep.train import DropTask, Loss, LossSpikes, Result, Retry, Rewind, Skip, Stop, Task, Trainer
+    from evenstep.train import (
+        Aborted,
+        Committed,
+        DropTask,
+        Engine,
+        Loss,
+        LossSpikes,
+        Result,
+        Retry,
+        Rewind,
+        Skip,
+        Stop,
+        Task,
+        Trainer,
+    )
 
 __all__ = [
+    "Aborted",
     "Batch",
     "Bf16Mixed",
+    "Committed",
     "Data",
     "DropTask",
     "Ema",
+    "Engine",
     "EvenstepError",
     "Fp16Mixed",
     "FullPrecision",
@@ -64,7 +81,10 @@ _HOMES = {
     "events": ("Hook", "Writer"),
     "optim.ema": ("Ema",),
     "precision": ("Bf16Mixed", "Fp16Mixed", "FullPrecision", "Precision"),
-    "train": ("DropTask", "Loss", "LossSpikes", "Result", "Retry", "Rewind", "Skip", "Stop", "Task", "Trainer"),
+    "train": (
+        *("Aborted", "Committed", "DropTask", "Engine", "Loss", "LossSpikes", "Result", "Retry", "Rewind", "Skip"),
+        *("Stop", "Task", "Trainer"),
+    ),
 }
 _old = old_names(__name__, {"Full": "FullPrecision"})
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

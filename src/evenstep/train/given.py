@@ -47,6 +47,14 @@ def check(asked: Mapping[str, Any]) -> None:
             raise ArgumentError(f"`{name}` must be True or False, but is {asked[name]!r}.")
 
 
+def check_engine(asked: Mapping[str, Any]) -> None:
+    """The same for an engine's arguments."""
+    own = {"epochs": None, "log_every_updates": 1, "settle_every_updates": None}
+    own |= {"keep_checkpoints": None, "keep_every_updates": None, "loss_spikes": None, "folder": None, "config": None}
+    own |= {"fit_memory": False, "asynchronous_saves": False, "max_skipped_samples": 0, "on_hook_error": "stop"}
+    check({**own, **asked, "updates": 1 if asked["updates"] is None else asked["updates"]})
+
+
 def _check_objects(model: object, task: object, optimizer: object) -> None:
     _check("model", model, nn.Module, "`model=Net(…)`")
     if isinstance(task, type) or (callable(task) and not isinstance(task, Task | Mapping)):
