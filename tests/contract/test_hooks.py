@@ -40,7 +40,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "EarlyStop": {"patience_evaluations": 1},
     "Evaluate": {"every_updates": 1, "every_epochs": 1},
     "Save": {"every_updates": 1, "every_epochs": 1},
-    "Statistics": {"every_updates": 1, "update_ratio": True},
+    "Statistics": {"every_updates": 1, "update_ratio": True, "gradient_norms": True},
     "TimeBudget": {"max_minutes": 60.0},
     "Timer": {"every_updates": 1},
     "Watchdog": {"timeout_s": 600.0},
@@ -79,6 +79,14 @@ class FakeTrainer:
     def __post_init__(self) -> None:
         self.model = torch.nn.Linear(3, 2)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.5)
+
+    @property
+    def group_names(self) -> tuple[tuple[str, ...], ...]:
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        return tuple(tuple(names[id(one)] for one in group["params"]) for group in self.optimizer.param_groups)
+
+    def norms(self, values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: value.norm() for name, value in values.items()}
 
     def ask_stop(self, reason: str) -> None:
         self.asked.append(reason)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import evenstep
 from evenstep.data import AllTasks, Mixture
+from evenstep.events import Statistics
 from evenstep.parallel import Mesh
 from evenstep.pipeline import Staged
 from evenstep.train import AlignedMtl
@@ -69,7 +70,7 @@ def metrics_of(strategy: str, pipeline: int = 1, several: bool = False, **more: 
     data_group = group
     if pipeline > 1:
         mesh = Mesh.of(group, pipeline=pipeline)
-        model, data_group = Staged(model, mesh=mesh, schedule="1f1b"), mesh.data
+        model, data_group = Staged(model, mesh=mesh, schedule="1f1b"), mesh.data if mesh.data.ranks > 1 else None
     named = dict(model.named_parameters())
     matrices = [one for one in named.values() if one.ndim > 1]
     others = [one for one in named.values() if one.ndim <= 1]
@@ -85,19 +86,23 @@ def metrics_of(strategy: str, pipeline: int = 1, several: bool = False, **more: 
         strategy=strategy_named(strategy, data_group),
         combine=AlignedMtl() if several else None,
         clip_norm=0.1,
+        hooks=[Statistics(every_updates=1, update_ratio=True, gradient_norms=True)],
         log_every_updates=1,
         writers=(),
         **more,
     )
     trainer.train()
-    storage = trainer.storage
-    found = {
-        name: [one.value for one in storage.history(name)] for name in storage.names() if name.startswith("train/")
-    }
+    found = history_of(trainer)
     state = trainer.state_dict()["model"]
     if int(os.environ.get("RANK", "0")) == 0:
         found["parameters"] = [float(value) for one in state.values() for value in one.flatten()]
     return found
+
+
+def history_of(trainer: evenstep.Trainer) -> dict[str, list[float]]:
+    """The values of each metric of training."""
+    storage = trainer.storage
+    return {name: [one.value for one in storage.history(name)] for name in storage.names() if name.startswith("train/")}
 
 
 def connections_of_three_trainers() -> list[int]:

@@ -595,7 +595,7 @@ def test_an_error_inside_torch_still_ends_with_ones_own_line() -> None:
 def test_all_frames_are_shown_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVENSTEP_FULL_TRACEBACK", "1")
     lines = shown(trainer_of(task=Labels()))
-    assert any("evenstep/train/passage.py" in line for line in lines)
+    assert any("evenstep/train/microbatch.py" in line for line in lines)
     assert lines[-1] == "KeyError: 'labels'"
 
 
@@ -618,4 +618,4 @@ def test_a_mistake_of_evensteps_own_keeps_all_frames() -> None:
 def test_the_incident_of_a_failure_keeps_the_whole_traceback(tmp_path: Path) -> None:
     shown(trainer_of(folder=tmp_path, task=Labels()))
     [file] = (tmp_path / "incidents").glob("*failed*")
-    assert "passage.py" in file.read_text()
+    assert "microbatch.py" in file.read_text()

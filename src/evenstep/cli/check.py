@@ -25,7 +25,6 @@ from evenstep.builders import (
     rank_device,
 )
 from evenstep.checkpoint import complete_checkpoints, pack
-from evenstep.cli.exits import EXIT_DONE
 from evenstep.cli.folder import where_to_begin
 from evenstep.cli.launch import is_rank
 from evenstep.cli.starting import start_ranks
@@ -35,6 +34,7 @@ from evenstep.config.load import Run, open_run
 from evenstep.config.schema import Config
 from evenstep.config.sources import from_arguments, from_environment
 from evenstep.events import Bus
+from evenstep.exits import EXIT_DONE
 from evenstep.parallel import Elastic, Group
 from evenstep.train import Trainer
 

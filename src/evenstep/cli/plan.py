@@ -12,10 +12,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, final
 
-from evenstep.cli.exits import EXIT_DONE
 from evenstep.cli.plan_costs import GIB, MIB, Layered, costs_of, read_costs
 from evenstep.cli.plan_options import SHARE_KEYS, Options, parse
 from evenstep.errors import ArgumentError, ConfigError, PlanError
+from evenstep.exits import EXIT_DONE
 from evenstep.extras.planning.draw import draw_svg, draw_text, draw_trace
 from evenstep.extras.planning.simulate import Simulation, simulate
 from evenstep.extras.planning.text import write_plans, written_schedule

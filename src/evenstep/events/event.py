@@ -143,7 +143,13 @@ class BackwardEnd(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBegin(Event):
-    """The gradients of update `update` are complete, and the optimizer is about to apply them."""
+    """The gradients of update `update` are complete, and the optimizer is about to apply them.
+
+    What is then in `.grad` is `divisor` times the gradient, and not clipped: by the loss scale, and by a weight that
+    was late.
+    """
+
+    divisor: float | Tensor = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

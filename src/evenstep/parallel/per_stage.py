@@ -52,6 +52,7 @@ class PerStage(Strategy):
         self._modules: list[tuple[Strategy, nn.Module]] = []
         self.collects = like.collects
         self.divides = like.divides
+        self.gathers_per_plan = self._like.gathers_per_plan
 
     @property
     def _all(self) -> list[Strategy]:
@@ -70,8 +71,7 @@ class PerStage(Strategy):
         return self._like.part_held
 
     def begin(self, module: Callable[..., Any]) -> None:
-        for own in self._all:
-            own.begin(module)
+        self._of[id(module)].begin(module)
 
     def spoil(self, module: Callable[..., Any], num_microbatches: int, error: Exception) -> None:
         self._of[id(module)].spoil(module, num_microbatches, error)
@@ -85,13 +85,11 @@ class PerStage(Strategy):
         for own, module in self._modules:
             own.share([parameter for parameter in module.parameters() if id(parameter) in trained])
 
-    def gather(self) -> None:
-        for own in self._all:
-            own.gather()
+    def gather(self, module: Callable[..., Any]) -> None:
+        self._of[id(module)].gather(module)
 
-    def release(self) -> None:
-        for own in self._all:
-            own.release()
+    def release(self, module: Callable[..., Any]) -> None:
+        self._of[id(module)].release(module)
 
     def arm(self, module: Callable[..., Any]) -> None:
         self._of[id(module)].arm(module)

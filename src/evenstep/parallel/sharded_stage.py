@@ -27,6 +27,7 @@ class ShardedStage(Sharded):
     """Shards of one stage, which is whole while plans run; the arguments are those of `Sharded`."""
 
     in_turn = False
+    gathers_per_plan = True
 
     _reducing = False
 
@@ -58,11 +59,11 @@ class ShardedStage(Sharded):
     def _spoil(self) -> None:
         """Take part in `reduce` with nothing, and say that the sum must not be used."""
 
-    def gather(self) -> None:
+    def gather(self, module: Callable[..., Any]) -> None:
         for part in self._parts():
             part.unshard()
 
-    def release(self) -> None:
+    def release(self, module: Callable[..., Any]) -> None:
         self._module.reset_iter_state()
 
     def _units(self, module: nn.Module) -> list[nn.Module]:

@@ -72,6 +72,7 @@ class Strategy(ABC):
         collects: whether each micro-batch's gradients are taken out of `.grad` by `collect`.
         cuts_alone: whether a rank may run its micro-batches in more pieces than its peers do.
         in_turn: whether all ranks must run micro-batches of one kind at the same time.
+        gathers_per_plan: whether plans begin with UNSHARD and end with RESHARD.
         divides: what is dealt out between ranks, each of which steps its share only: whole parameters, or the elements
             of each.
     """
@@ -79,6 +80,7 @@ class Strategy(ABC):
     collects: bool = False
     cuts_alone: bool = False
     in_turn: ClassVar[bool] = False
+    gathers_per_plan: bool = False
     divides: Literal["nothing", "parameters", "elements"] = "nothing"
 
     def __init__(self, group: Group | None = None) -> None:
@@ -168,11 +170,11 @@ class Strategy(ABC):
         """
         return failed
 
-    def gather(self) -> None:
-        """Before a plan of stages: have all that their forwards and backwards need."""
+    def gather(self, module: Callable[..., Any]) -> None:
+        """A plan begins (UNSHARD): have all that forwards and backwards of `module` need."""
 
-    def release(self) -> None:
-        """After a plan of stages: keep what is this rank's only."""
+    def release(self, module: Callable[..., Any]) -> None:
+        """A plan has ended (RESHARD): keep of `module` what is this rank's only."""
 
     def arm(self, module: Callable[..., Any]) -> None:
         """The next backward of `module` is its last of this update: gradients may be reduced as they appear."""

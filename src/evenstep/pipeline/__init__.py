@@ -4,13 +4,13 @@ from evenstep.pipeline.action import Action, Op, Plan
 from evenstep.pipeline.check import check
 from evenstep.pipeline.layers import Cuttable, Layer, Layers
 from evenstep.pipeline.layout import Layout
-from evenstep.pipeline.lower import forwards, lower
-from evenstep.pipeline.runner import Passage, Runner
+from evenstep.pipeline.lower import executed, forwards, lower
+from evenstep.pipeline.runner import Runner
 from evenstep.pipeline.schedules import SCHEDULES, Schedule
-from evenstep.pipeline.section import Section
-from evenstep.pipeline.stage import Stage
+from evenstep.pipeline.stage import Stage, Step
+from evenstep.pipeline.stage_module import StageModule
 from evenstep.pipeline.staged import Staged
-from evenstep.pipeline.stages import Stages
+from evenstep.pipeline.stages import build_runner
 
 __all__ = [
     "SCHEDULES",
@@ -20,15 +20,16 @@ __all__ = [
     "Layers",
     "Layout",
     "Op",
-    "Passage",
     "Plan",
     "Runner",
     "Schedule",
-    "Section",
     "Stage",
+    "StageModule",
     "Staged",
-    "Stages",
+    "Step",
+    "build_runner",
     "check",
+    "executed",
     "forwards",
     "lower",
 ]

@@ -21,8 +21,8 @@ from evenstep.parallel.mesh import Mesh
 from evenstep.pipeline.layers import Build, Layer, Layers
 from evenstep.pipeline.layout import Layout
 from evenstep.pipeline.schedules import SCHEDULES, Schedule
-from evenstep.pipeline.section import Section, original, register
 from evenstep.pipeline.split import cut, flows
+from evenstep.pipeline.stage_module import StageModule, original, register
 from evenstep.pipeline.ties import Tie, equalise
 
 
@@ -161,12 +161,12 @@ class Staged(nn.Module):
             built[place] = module
         return built
 
-    def _section(self, stage: int, built: dict[int, nn.Module]) -> Section:
+    def _section(self, stage: int, built: dict[int, nn.Module]) -> StageModule:
         places = self._places[stage]
         leaving = {place for edge, carried in self.carried.items() if edge[0] == stage for place in carried}
         if stage == self.last:
             leaving.add(places[-1])
-        return Section(self.layers, places, sorted(leaving), [built[place] for place in places])
+        return StageModule(self.layers, places, sorted(leaving), [built[place] for place in places])
 
     def _described(self, tied: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], tuple[Tie, ...]]:
         """The names of the whole model's parameters, each tied one once, and what is tied, with its owners."""

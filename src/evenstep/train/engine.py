@@ -37,8 +37,8 @@ from evenstep.train.combine import Combine
 from evenstep.train.cuts import Cuts
 from evenstep.train.evaluate import Evaluation
 from evenstep.train.failures import Stop
+from evenstep.train.global_batch import global_batch
 from evenstep.train.metrics import build_meters
-from evenstep.train.microbatches import global_batch
 from evenstep.train.optimizers import check_optimizer
 from evenstep.train.outcome import Aborted, Committed, PendingUpdate, first_aborted
 from evenstep.train.parameter_checks import check_parameters

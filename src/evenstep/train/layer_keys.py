@@ -68,6 +68,9 @@ def key_layers(model: nn.Module, randomness: Randomness) -> str:
             micro-batch alone, and can't be put in stages.
         randomness: of the run.
     """
+    if isinstance(model, Staged):  # its stages say by themselves which layer begins
+        randomness.by_layer = True
+        return ""
     original: nn.Module = getattr(model, "_orig_mod", model)
     layers = _layers_of(original)
     if not layers:

@@ -250,7 +250,7 @@ class Loop:
             data=self.feed.data,
             ranks=engine.strategy.ranks,
             outside=engine.core.trained.outside_names,
-            rank=None if engine.parts.execution.stages is None else engine.group.rank,
+            rank=engine.group.rank if engine.parts.execution.in_stages else None,
             update=engine.progress.update,
         )
         for incident in remarks:

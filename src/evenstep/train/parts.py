@@ -20,7 +20,6 @@ from evenstep.optim.learning_rate import LearningRates
 from evenstep.optim.modes import Modes
 from evenstep.optim.schedules import LrSchedule
 from evenstep.parallel import Strategy
-from evenstep.pipeline import Staged
 from evenstep.precision import Precision
 from evenstep.train.arguments import choose_device
 from evenstep.train.channels_last import as_it_is
@@ -150,7 +149,7 @@ def build_parts(
     learning_rates = LearningRates(optimizer, lr_schedule, planned_updates)
     defer = None if settle_every_updates is None else settle_every_updates > 1
     apply = build_apply(optimizer, clip_norm=clip_norm, device=way.device, defer=defer)
-    unkeyed = "" if isinstance(model, Staged) else key_layers(model, way.randomness)
+    unkeyed = key_layers(model, way.randomness)
     execution, cuts = build_execution(model, strategy, optimizer, way.device), Cuts()
     by_name, stepped = named_parameters(model), {name for group in names for name in group}
     core = Update(
@@ -191,7 +190,7 @@ def build_parts(
             ema=ema,
             precision=way.precision,
         ),
-        portion=build_portion(model, execution.stages),
+        portion=build_portion(model, execution.trainer.peers.wire),
         reads_at_once=isinstance(apply, HostApply),
     )
 

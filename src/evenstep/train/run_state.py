@@ -147,7 +147,7 @@ class RunState:
         if not self.engine.strategy.cuts_alone:
             return
         known = [limit for limit in limits if limit is not None]
-        same = len(limits) == group.ranks and self.engine.parts.execution.stages is None
+        same = len(limits) == group.ranks and not self.engine.parts.execution.in_stages
         self.engine.parts.cuts.limit = limits[group.rank] if same else min(known, default=None)
 
 

@@ -5,8 +5,11 @@ assignment is an error that says what to do instead. What can be changed between
 updates there are.
 """
 
+from collections.abc import Mapping
 from inspect import signature
 from typing import Any
+
+from torch import Tensor
 
 from evenstep.errors import ArgumentError
 from evenstep.parallel import Group
@@ -69,6 +72,25 @@ class Surface:
     def progress(self) -> Progress:
         """The counters of committed work."""
         return self._loop.engine.progress
+
+    @property
+    def group_names(self) -> tuple[tuple[str, ...], ...]:
+        """The names of the parameters of each of the optimizer's groups, also of those that other ranks step.
+
+        Of a model in stages they are those of this rank's stages.
+        """
+        return tuple(tuple(group) for group in self._loop.engine.core.trained.names)
+
+    def norms(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """‖v‖₂ of tensors that are held as the parameters of these names are, such as gradients, on every strategy.
+
+        Norms are whole, over shards and stages, and alike on all ranks, which call it together. They stay on their
+        device.
+
+        Args:
+            values: by the name of a parameter that the optimizer holds: those that this rank has.
+        """
+        return self._loop.engine.core.norms(values)
 
     def _check_idle(self, what: str, advice: str) -> None:
         """Raise ArgumentError where `what` is called by a hook or task in the midst of an update or an evaluation."""

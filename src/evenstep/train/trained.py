@@ -32,6 +32,7 @@ class Trained:
         check: raises for parameters, by name, that must not be trained as they are.
 
     Attributes:
+        names: see the arguments.
         with_grad: the parameters that get a gradient.
         outside: those of them that the optimizer does not hold, whose gradient is not kept.
         stamp: a number that ranks which train the same parameters have in common.
@@ -57,6 +58,7 @@ class Trained:
         self._model, self._optimizer = model, optimizer
         self._by_name = named_parameters(model)
         self._parameters = list(self._by_name.values())
+        self.names = names
         self._held = frozenset(chain.from_iterable(names))
         self._share, self._check = share, check
         self._groups = [list(group["params"]) for group in optimizer.param_groups]

@@ -28,6 +28,14 @@ class FakeTrainer:
         self.model = torch.nn.Linear(3, 2)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.5)
 
+    @property
+    def group_names(self) -> tuple[tuple[str, ...], ...]:
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        return tuple(tuple(names[id(one)] for one in group["params"]) for group in self.optimizer.param_groups)
+
+    def norms(self, values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: value.norm() for name, value in values.items()}
+
     def ask_stop(self, reason: str, *, requeue: bool = False) -> None:
         self.asked.append(f"stop: {reason}{' (requeue)' if requeue else ''}")
 

@@ -1,42 +1,60 @@
-"""Numbers about the parameters, per group of the optimizer: learning rate, norm, and relative size of the update.
+"""Numbers about the parameters: norms of gradients by layer; learning rate, norm and size of the update by group.
 
-They stay on the device until they are logged. Gradients are not looked at: their norm is the trainer's own metric.
+Norms are those of the whole model, over shards and stages of any strategy. They stay on the device until they are
+logged. The norm of the whole gradient is the trainer's own metric.
 """
 
-from typing import Any, final
+from collections.abc import Mapping
+from typing import final
 
 import torch
 from torch import Tensor
 
 from evenstep.events.arguments import require_count
-from evenstep.events.event import UpdateBegin, UpdateEnd
+from evenstep.events.event import StepBegin, UpdateBegin, UpdateEnd
 from evenstep.events.hook import Hook
+from evenstep.names import named_parameters
 
 
 @final
 class Statistics(Hook):
     """Put train/lr/i, train/param_norm/i = ‖θ‖₂ and train/update_ratio/i = ‖θ_u − θ_{u−1}‖₂ / ‖θ_u‖₂ of group i.
 
+    Also train/grad_norm/LAYER = ‖g‖₂ over the parameters that stand in the module of that name, before clipping.
+
     Args:
         every_updates: at updates that divide by it.
         update_ratio: whether to compute the ratio, which needs a copy of the parameters during those updates.
+        gradient_norms: whether to compute the norms of the layers' gradients.
 
     Raises:
         ArgumentError: for a period below 1.
 
-    >>> Statistics(every_updates=100).name
+    >>> Statistics(every_updates=100, gradient_norms=True).name
     'Statistics'
     """
 
-    def __init__(self, *, every_updates: int = 100, update_ratio: bool = False) -> None:
+    def __init__(self, *, every_updates: int = 100, update_ratio: bool = False, gradient_norms: bool = False) -> None:
         require_count("every_updates", every_updates)
         self._every = every_updates
         self._update_ratio = update_ratio
-        self._before: list[list[Tensor]] = []
+        self._gradient_norms = gradient_norms
+        self._before: list[dict[str, Tensor]] = []
 
     def before_update(self, event: UpdateBegin) -> None:
         if self._update_ratio and event.update % self._every == 0:
-            self._before = [[one.detach().clone() for one in group["params"]] for group in self._groups()]
+            self._before = [{name: one.clone() for name, one in group.items()} for group in self._groups()]
+
+    def before_step(self, event: StepBegin) -> None:
+        if not self._gradient_norms or event.update % self._every:
+            return
+        parameters = named_parameters(self.trainer.model)
+        gradients = {name: one.grad for name, one in parameters.items() if one.grad is not None}
+        layers: dict[str, list[Tensor]] = {}
+        for name, norm in self.trainer.norms(gradients).items():
+            layers.setdefault(name.rpartition(".")[0] or name, []).append(norm)
+        for layer, norms in layers.items():
+            self.trainer.storage.put(f"train/grad_norm/{layer}", _norm(norms) / event.divisor, update=event.update)
 
     def after_update(self, event: UpdateEnd) -> None:
         before, self._before = self._before, []
@@ -44,17 +62,21 @@ class Statistics(Hook):
             return
         put, update = self.trainer.storage.put, event.update
         for index, group in enumerate(self._groups()):
-            parameters: list[Tensor] = [one.detach() for one in group["params"]]
-            norm = _norm(parameters)
-            put(f"train/lr/{index}", group["lr"], update=update)
+            norm = self._norm_of(group)
+            put(f"train/lr/{index}", self.trainer.optimizer.param_groups[index]["lr"], update=update)
             put(f"train/param_norm/{index}", norm, update=update)
             if before:
-                change = _norm([new - old for new, old in zip(parameters, before[index], strict=True)])
+                change = self._norm_of({name: new - before[index][name] for name, new in group.items()})
                 put(f"train/update_ratio/{index}", change, norm, update=update)
 
-    def _groups(self) -> list[dict[str, Any]]:
-        return self.trainer.optimizer.param_groups
+    def _groups(self) -> list[dict[str, Tensor]]:
+        """The parameters of each of the optimizer's groups: what this rank holds of them."""
+        parameters = named_parameters(self.trainer.model)
+        return [{name: parameters[name].detach() for name in names} for names in self.trainer.group_names]
+
+    def _norm_of(self, values: Mapping[str, Tensor]) -> Tensor:
+        return _norm(list(self.trainer.norms(values).values()))
 
 
-def _norm(tensors: list[Tensor]) -> Tensor:
-    return torch.nn.utils.get_total_norm(tensors)
+def _norm(norms: list[Tensor]) -> Tensor:
+    return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())

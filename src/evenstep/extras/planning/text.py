@@ -14,7 +14,7 @@ from evenstep.pipeline.order import COMPUTES
 from evenstep.pipeline.schedules.schedule import Schedule
 
 _OPS = {op.value: op for op in Op}
-_WHOLE_STAGE = (Op.ARM, Op.REDUCE)
+_WHOLE_STAGE = (Op.ARM, Op.REDUCE, Op.UNSHARD, Op.RESHARD)
 _WORD = re.compile(r"\S+")
 _PARTS = re.compile(r"(\d*)([A-Za-z]*)(\d*)(:?)(\d*)(.*)")
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from evenstep.errors import ArgumentError
-from evenstep.events import Bus, Statistics, UpdateBegin, UpdateEnd
+from evenstep.events import Bus, Statistics, StepBegin, UpdateBegin, UpdateEnd
 
 
 def attached(trainer: Any, **arguments: Any) -> Statistics:
@@ -54,11 +54,34 @@ def test_without_the_ratio_no_parameter_is_copied(trainer: Any, monkeypatch: pyt
         assert set(run(hook, trainer, 1)) == {"train/lr/0", "train/param_norm/0"}
 
 
+def test_norms_of_gradients_are_those_of_each_layer_without_the_loss_scale(trainer: Any) -> None:
+    trainer.model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Tanh(), torch.nn.Linear(2, 1))
+    trainer.model.scale = torch.nn.Parameter(torch.ones(()))
+    trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.5)
+    hook = attached(trainer, every_updates=2, gradient_norms=True)
+    for number, parameter in enumerate(trainer.model.parameters()):
+        parameter.grad = torch.full_like(parameter, 8.0 * (number + 1))
+    trainer.model[2].bias.grad = None
+    hook.before_step(StepBegin(update=1, divisor=8.0))
+    assert trainer.storage.settle() == []
+    hook.before_step(StepBegin(update=2, divisor=torch.tensor(8.0)))
+    values = {record.name: record.value for record in trainer.storage.settle()}
+    assert values == pytest.approx(
+        {
+            "train/grad_norm/scale": 1.0,
+            "train/grad_norm/0": math.sqrt(6 * 2**2 + 2 * 3**2),
+            "train/grad_norm/2": math.sqrt(2 * 4**2),
+        }
+    )
+
+
 def test_nothing_waits_for_the_device(trainer: Any) -> None:
     trainer.model.to("meta")  # tensors without data: reading one raises
     trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.5)
-    hook = attached(trainer, every_updates=1, update_ratio=True)
+    hook = attached(trainer, every_updates=1, update_ratio=True, gradient_norms=True)
     hook.before_update(UpdateBegin(update=1, num_microbatches=1))
+    trainer.model.weight.grad = trainer.model.weight.detach()
+    hook.before_step(StepBegin(update=1, divisor=torch.ones((), device="meta")))
     hook.after_update(UpdateEnd(update=1, committed=True, num_samples=1))
 
 

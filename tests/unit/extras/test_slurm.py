@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from evenstep.cli.slurm import Rank, rank_variables, submit, submit_to
-from evenstep.config.schema import Slurm
 from evenstep.errors import ArgumentError, EvenstepError, MissingExtraError
+from evenstep.extras.slurm import Job, Rank, rank_variables, submit, submit_to
 from evenstep.parallel import place_of
 
 JOB = SimpleNamespace(
     job_id="412_3", global_rank=0, num_tasks=8, local_rank=0, num_nodes=2, hostnames=["gpu07", "gpu08"]
 )
+JOB_OF_ONE = Job(nodes=1, ranks_per_node=1, timeout_minutes=60)
 
 
 class Executor:
@@ -50,7 +50,14 @@ def program(folder: Path, name: str, text: str) -> Path:
 
 def test_everything_that_is_set_is_asked_for_and_nothing_else() -> None:
     executor = Executor()
-    asked = Slurm(nodes=2, ranks_per_node=4, gpus_per_rank=1, partition="big", additional={"constraint": "h200"})
+    asked = Job(
+        nodes=2,
+        ranks_per_node=4,
+        timeout_minutes=60,
+        gpus_per_rank=1,
+        partition="big",
+        additional={"constraint": "h200"},
+    )
     submit_to(executor, asked, ["train", "run.toml"], name="run")
     assert executor.parameters == {
         "name": "run",
@@ -128,29 +135,13 @@ def test_a_machine_without_slurm_is_an_error_that_says_what_to_do(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ArgumentError, match="this machine has no SLURM commands"):
-        submit(Slurm(), ["train"], name="run", folder=tmp_path)
+        submit(JOB_OF_ONE, ["train"], name="run", folder=tmp_path)
 
 
 def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(MissingExtraError, match=r"evenstep\[slurm\]"):
-        submit(Slurm(), ["train"], name="run", folder=tmp_path)
-
-
-def test_train_submits_once_and_its_tasks_do_not_submit_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from evenstep.cli import train
-
-    given: list[Any] = []
-    monkeypatch.setattr(train, "submit", lambda *arguments, **more: given.append((arguments, more)) or 0)
-    root = Path(__file__).parents[3]
-    file = str(root / "recipes/digits/run.toml")
-    settings = ["--runs", str(tmp_path), "--launch.slurm.nodes", "2"]
-    assert train.run(file, settings) == 0
-    ((asked, arguments), more) = given[0]
-    assert more["name"] == "digits"
-    assert (asked.nodes, asked.ranks_per_node) == (2, 1)
-    assert arguments == ["train", file, *settings, "--launch.slurm", "none", "--resume", "auto"]
-    assert not list(tmp_path.iterdir())
+        submit(JOB_OF_ONE, ["train"], name="run", folder=tmp_path)
 
 
 def test_the_real_submitit_writes_a_batch_script_of_all_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,8 +151,8 @@ def test_the_real_submitit_writes_a_batch_script_of_all_that(tmp_path: Path, mon
     program(programs, "srun", "exit 0")
     program(programs, "sbatch", f'cp "$1" {tmp_path}/script; echo "Submitted batch job 12"')
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    asked = Slurm(nodes=2, ranks_per_node=4, timeout_minutes=90, partition="big")
-    assert submit(asked, ["train", "run.toml"], name="run", folder=tmp_path / "logs") == 0
+    asked = Job(nodes=2, ranks_per_node=4, timeout_minutes=90, partition="big")
+    assert submit(asked, ["train", "run.toml"], name="run", folder=tmp_path / "logs") == "12"
     script = (tmp_path / "script").read_text()
     for line in ("--nodes=2", "--ntasks-per-node=4", "--partition=big", "--time=90", "--job-name=run", "USR2@90"):
         assert line in script

@@ -14,8 +14,8 @@ from evenstep.pipeline.layers import Layers, call
 
 
 @final
-class Section(nn.Module):
-    """One stage of a model.
+class StageModule(nn.Module):
+    """The layers of one stage of a model.
 
     Args:
         layers: of the whole model.

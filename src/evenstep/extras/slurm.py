@@ -10,23 +10,53 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from signal import SIGTERM
 from typing import Any, final
 
-from evenstep.cli.exits import EXIT_DONE, EXIT_REQUEUE
-from evenstep.config.schema import Slurm
 from evenstep.errors import ArgumentError, EvenstepError, MissingExtraError
+from evenstep.exits import EXIT_DONE, EXIT_REQUEUE
 from evenstep.parallel.place import FIRST_PORT, NUM_PORTS
 
 
-def submit(slurm: Slurm, arguments: list[str], *, name: str, folder: Path) -> int:
-    """Submit the job whose tasks run `evenstep` with `arguments`; says its number and gives the exit code.
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What is asked of SLURM; None leaves a thing to the cluster.
 
     Args:
-        slurm: what is asked of SLURM.
-        arguments: of the command, the same for all ranks.
+        nodes: machines.
+        ranks_per_node: processes on each machine.
+        timeout_minutes: the time limit of the job.
+        partition: of the cluster.
+        account: to which the time is charged.
+        qos: quality of service.
+        cpus_per_rank: processor cores of each rank.
+        gpus_per_rank: accelerators of each rank.
+        memory_gb: of each machine.
+        additional: further options of `sbatch`, by name.
+    """
+
+    nodes: int
+    ranks_per_node: int
+    timeout_minutes: int
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    cpus_per_rank: int | None = None
+    gpus_per_rank: int | None = None
+    memory_gb: float | None = None
+    additional: Mapping[str, Any] | None = None
+
+
+def submit(job: Job, arguments: list[str], *, name: str, folder: Path) -> str:
+    """Submit the job whose tasks run `evenstep` with `arguments`, the same for all ranks; gives SLURM's number for it.
+
+    Args:
+        job: what is asked of SLURM.
+        arguments: of the command.
         name: of the job.
         folder: of the job's script and logs.
 
@@ -41,27 +71,25 @@ def submit(slurm: Slurm, arguments: list[str], *, name: str, folder: Path) -> in
             "node of the cluster, or start ranks here with `--launch.ranks`."
         )
     executor = submitit.AutoExecutor(folder=folder, cluster="slurm")
-    job = submit_to(executor, slurm, arguments, name=name)
-    print(f"job         {job.job_id}: {slurm.nodes} × {slurm.ranks_per_node} ranks; what they say is in {folder}")
-    return EXIT_DONE
+    return str(submit_to(executor, job, arguments, name=name).job_id)
 
 
-def submit_to(executor: Any, slurm: Slurm, arguments: list[str], *, name: str) -> Any:
+def submit_to(executor: Any, job: Job, arguments: list[str], *, name: str) -> Any:
     """Submit to any executor of submitit; gives its job."""
     asked = {
-        "slurm_partition": slurm.partition,
-        "slurm_account": slurm.account,
-        "slurm_qos": slurm.qos,
-        "cpus_per_task": slurm.cpus_per_rank,
-        "gpus_per_node": None if slurm.gpus_per_rank is None else slurm.gpus_per_rank * slurm.ranks_per_node,
-        "mem_gb": slurm.memory_gb,
-        "slurm_additional_parameters": slurm.additional or None,
+        "slurm_partition": job.partition,
+        "slurm_account": job.account,
+        "slurm_qos": job.qos,
+        "cpus_per_task": job.cpus_per_rank,
+        "gpus_per_node": None if job.gpus_per_rank is None else job.gpus_per_rank * job.ranks_per_node,
+        "mem_gb": job.memory_gb,
+        "slurm_additional_parameters": job.additional or None,
     }
     executor.update_parameters(
         name=name,
-        nodes=slurm.nodes,
-        tasks_per_node=slurm.ranks_per_node,
-        timeout_min=slurm.timeout_minutes,
+        nodes=job.nodes,
+        tasks_per_node=job.ranks_per_node,
+        timeout_min=job.timeout_minutes,
         **{key: value for key, value in asked.items() if value is not None},
     )
     return executor.submit(Rank(arguments))
