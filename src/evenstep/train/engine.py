@@ -65,7 +65,7 @@ class Engine:
         model: any module. It is moved to the device and put into training mode.
         task: what a batch means; several by name, as a mapping.
         optimizer: of the model's parameters, any of torch.optim but LBFGS.
-        strategy: how gradients are shared between ranks; also by name: "ddp", "ordered", "zero1", "fsdp", "auto".
+        strategy: how gradients are shared between ranks; also by name: "ddp", "zero1", "fsdp", "auto".
         precision: the number formats, also by name, such as "bf16-mixed"; float32 throughout by default.
         clip_norm: the largest norm of an update's gradient; None does not clip.
         lr_schedule: multiplies each group's learning rate; also by name or as a table. None leaves the rates alone.
