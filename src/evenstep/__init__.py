@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from evenstep.errors import EvenstepError
     from evenstep.events import Hook, Writer
     from evenstep.optim.ema import Ema
+    from evenstep.options import Checkpointing, Failures, Logging, Training
     from evenstep.precision import Bf16Mixed, Fp16Mixed, FullPrecision, Precision
     from evenstep.train import (
         Aborted,
@@ -39,15 +40,18 @@ __all__ = [
     "Aborted",
     "Batch",
     "Bf16Mixed",
+    "Checkpointing",
     "Committed",
     "Data",
     "DropTask",
     "Ema",
     "Engine",
     "EvenstepError",
+    "Failures",
     "Fp16Mixed",
     "FullPrecision",
     "Hook",
+    "Logging",
     "Loss",
     "LossSpikes",
     "MapData",
@@ -61,6 +65,7 @@ __all__ = [
     "StreamData",
     "Task",
     "Trainer",
+    "Training",
     "UpdateData",
     "Writer",
     "__version__",
@@ -80,6 +85,7 @@ _HOMES = {
     "errors": ("EvenstepError",),
     "events": ("Hook", "Writer"),
     "optim.ema": ("Ema",),
+    "options": ("Checkpointing", "Failures", "Logging", "Training"),
     "precision": ("Bf16Mixed", "Fp16Mixed", "FullPrecision", "Precision"),
     "train": (
         *("Aborted", "Committed", "DropTask", "Engine", "Loss", "LossSpikes", "Result", "Retry", "Rewind", "Skip"),

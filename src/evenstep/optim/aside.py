@@ -78,7 +78,7 @@ class Aside:
                     f"{type(one).__name__} keeps {', '.join(f'`{name}`' for name in names)} in attributes of its own, "
                     f"which its `state_dict` does not give, so a resumed run would go on without; keep it in "
                     f"`self.state[parameter]` or in the parameter groups, give the class `state_dict` and "
-                    f"`load_state_dict` that hold it, or let the run save nothing (`keep_checkpoints=0`)"
+                    f"`load_state_dict` that hold it, or let the run save nothing (`keep_last=0`)"
                 )
         return ""
 

@@ -10,7 +10,7 @@ from typing import Any, final
 import torch
 
 from evenstep.parallel.group import Group
-from evenstep.parallel.strategy import Spoiled
+from evenstep.parallel.reducer.reducer import Spoiled
 from evenstep.pipeline.action import Action, Op
 from evenstep.pipeline.layout import Layout
 from evenstep.pipeline.wire import Address, Inbox, Wire

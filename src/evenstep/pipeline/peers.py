@@ -13,7 +13,7 @@ from typing import final
 from evenstep.errors import OutOfMemoryError
 from evenstep.memory import give_back, is_out_of_memory
 from evenstep.names import named_parameters
-from evenstep.parallel.strategy import Spoiled
+from evenstep.parallel.reducer.reducer import Spoiled
 from evenstep.pipeline.action import Action, Op, Plan
 from evenstep.pipeline.deferred import Deferral
 from evenstep.pipeline.edges import Edges
@@ -125,7 +125,7 @@ def skip(stage: Stage, action: Action, edges: Edges, step: Step) -> None:
         edges.send_nothing(action)
     elif op is Op.REDUCE:
         error = OutOfMemoryError(f"memory ran out at {described(action)}, which can't be undone.")
-        stage.reducer.spoil(stage.module, step.num_microbatches, error)
+        stage.reducer.spoil(step.num_microbatches, error)
     elif op is Op.RESHARD:
         stage.act(action, step)
 

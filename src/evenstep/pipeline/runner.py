@@ -8,6 +8,7 @@ before and after a plan, and when it fails, is its peers' to say; a model that i
 from collections.abc import Mapping, Sequence
 from typing import final
 
+from evenstep.parallel.reducer.reducer import ExplainsErrors
 from evenstep.pipeline.action import Plan
 from evenstep.pipeline.stage import Stage, Step
 from evenstep.pipeline.wire import Wire
@@ -89,4 +90,6 @@ class Runner:
 
     def _explained(self, error: BaseException, stage: int) -> BaseException:
         """What an error of torch's means with the stage's reducer."""
-        return self.stages[stage].reducer.explained(error) if isinstance(error, RuntimeError) else error
+        reducer = self.stages[stage].reducer
+        known = isinstance(error, RuntimeError) and isinstance(reducer, ExplainsErrors)
+        return reducer.explained(error) if known else error

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.errors import PlanError
-from evenstep.parallel.strategy import Strategy
+from evenstep.parallel.reducer.reducer import GathersPerPlan, Reducer
 from evenstep.pipeline.action import Action, Op
 from evenstep.pipeline.boundary import Crossing, Gradients, chosen, detached
 from evenstep.pipeline.deferred import Deferral, Work, accumulate
@@ -103,7 +103,7 @@ class Stage:
     def __init__(
         self,
         module: nn.Module,
-        reducer: Strategy,
+        reducer: Reducer,
         *,
         index: int = 0,
         edges: Edges | None = None,
@@ -182,14 +182,14 @@ class Stage:
 
     def _go_back(self, microbatch: int, step: Step) -> None:
         crossing = self._live.pop(microbatch)
-        gradients: dict[int, Gradients] = {
-            destination: self._edges.take(Address("gradient", destination, self.index, microbatch))
-            for destination in self.carried
-        }
         if crossing.loss is not None:
             step.backward(crossing.loss, microbatch)
             crossing.loss = None
         elif self.carried:
+            gradients: dict[int, Gradients] = {
+                destination: self._edges.take(Address("gradient", destination, self.index, microbatch))
+                for destination in self.carried
+            }
             with step.going_back(microbatch):
                 crossing.backward(gradients)
         for source in self.sources:
@@ -210,7 +210,7 @@ class Stage:
             step.done(microbatch)
         complete = step.completed(microbatch)
         if complete is not None:
-            self.reducer.collect(self.module, complete)
+            self.reducer.collect(complete)
 
     def _send(self, action: Action, step: Step) -> None:
         self._edges.send(action)
@@ -219,16 +219,16 @@ class Stage:
         self._edges.receive(action)
 
     def _arm(self, action: Action, step: Step) -> None:
-        self.reducer.arm(self.module)
+        self.reducer.arm()
 
     def _reduce(self, action: Action, step: Step) -> None:
-        self.reducer.reduce(self.module, step.num_microbatches)
+        self.reducer.reduce(step.num_microbatches)
 
     def _unshard(self, action: Action, step: Step) -> None:
-        self.reducer.gather(self.module)
+        cast("GathersPerPlan", self.reducer).unshard()
 
     def _reshard(self, action: Action, step: Step) -> None:
-        self.reducer.release(self.module)
+        cast("GathersPerPlan", self.reducer).reshard()
 
     _methods: ClassVar[dict[Op, Callable[["Stage", Action, Step], None]]] = {
         Op.FORWARD: _forward,

@@ -2,7 +2,7 @@
 
 import torch
 
-from evenstep.parallel.strategy import Strategy
+from evenstep.parallel.reducers import Reducers
 from evenstep.pipeline.deferred import Deferral, prepare
 from evenstep.pipeline.edges import Edges
 from evenstep.pipeline.peers import PipelinePeers
@@ -12,13 +12,13 @@ from evenstep.pipeline.staged import Staged
 
 
 def build_runner(
-    model: Staged, strategy: Strategy, device: torch.device, *, deferral: Deferral | None = None
+    model: Staged, reducers: Reducers, device: torch.device, *, deferral: Deferral | None = None
 ) -> Runner:
     """The runner of this rank's stages.
 
     Args:
         model: whose.
-        strategy: how each stage's gradients are shared between data-parallel ranks; it wraps the stages' modules.
+        reducers: of this rank's stages, whose modules they wrap.
         device: of the model.
         deferral: of weight gradients, to be shared with layers that have a backward of their own.
     """
@@ -27,12 +27,11 @@ def build_runner(
     for module in model.sections.values():
         if model.schedule.splits_backward:
             prepare(module, deferral)
-    for module in model.sections.values():
-        strategy.wrap(module)
+    wrapped = {index: reducers.wrap(module) for index, module in model.sections.items()}
     stages = [
         Stage(
             module,
-            strategy,
+            reducer,
             index=index,
             edges=edges,
             sources=layout.sources(index),
@@ -42,6 +41,6 @@ def build_runner(
             is_last_here=index == model.own[-1],
             deferral=deferral,
         )
-        for index, module in model.sections.items()
+        for index, (module, reducer) in wrapped.items()
     ]
     return Runner(stages, PipelinePeers(model, edges, deferral))

@@ -11,8 +11,8 @@ from torch import nn
 from evenstep.data import Data
 from evenstep.errors import ArgumentError
 from evenstep.events import Writers
+from evenstep.options import Training
 from evenstep.parallel import Strategy
-from evenstep.parallel.sharded import Sharded
 from evenstep.pipeline import Staged
 from evenstep.train.checkpointer import Checkpointer
 from evenstep.train.engine import Engine
@@ -45,9 +45,8 @@ def build_loop(
     updates: int | None,
     epochs: int | None,
     log_every_updates: int,
-    settle_every_updates: int | None,
     max_skipped_samples: int,
-    fit_memory: bool,
+    train: Training,
 ) -> Loop:
     """The loop and its components, each built of those before it; arguments are a trainer's, or of `Loop`.
 
@@ -55,6 +54,7 @@ def build_loop(
         sets: of data to evaluate on, by name.
         config: kept with checkpoints.
     """
+    settle = train.settle_every_updates or log_every_updates
     known_at_once = engine.parts.reads_at_once or data.num_batches(0, seed=engine.seed) is None
     evaluator = Evaluations(engine=engine, sets=sets, reporter=reporter)
     state = RunState(engine=engine, data=data, evaluations=evaluator, reporter=reporter, config=config)
@@ -75,9 +75,9 @@ def build_loop(
         updates=updates,
         epochs=epochs,
         log_every_updates=log_every_updates,
-        settle_every_updates=1 if known_at_once else settle_every_updates or log_every_updates,
+        settle_every_updates=1 if known_at_once else settle,
         # Where ranks gather a model together none can try alone: what fits is found by the first updates that don't.
-        fits_memory=fit_memory and not isinstance(engine.strategy, Sharded),
+        fits_memory=train.fit_memory and engine.strategy.layout.divides != "elements",
     )
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, Self, cast, final
+from typing import Any, Self, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -25,15 +25,13 @@ from evenstep.data import Data, GlobalBatch, Position
 from evenstep.data.batch import JSON
 from evenstep.errors import ArgumentError, CheckpointError, LostRankError
 from evenstep.events import Bus, Incident, Storage
-from evenstep.optim.ema import Ema
 from evenstep.optim.schedules import LrSchedule
+from evenstep.options import Training
 from evenstep.parallel import Elastic, Group, Strategy
 from evenstep.precision import Precision
 from evenstep.train import given
 from evenstep.train.aborts import AbortCauses
 from evenstep.train.arguments import check_launched, check_model, check_trains
-from evenstep.train.coefficients import Coefficients
-from evenstep.train.combine import Combine
 from evenstep.train.cuts import Cuts
 from evenstep.train.evaluate import Evaluation
 from evenstep.train.failures import Stop
@@ -67,17 +65,11 @@ class Engine:
         optimizer: of the model's parameters, any of torch.optim but LBFGS.
         strategy: how gradients are shared between ranks; also by name: "ddp", "zero1", "fsdp", "auto".
         precision: the number formats, also by name, such as "bf16-mixed"; float32 throughout by default.
-        clip_norm: the largest norm of an update's gradient; None does not clip.
         lr_schedule: multiplies each group's learning rate; also by name or as a table. None leaves the rates alone.
         updates: how many updates the schedule stretches over; needed by schedules that end.
-        ema: an average that follows the parameters and is evaluated in their place.
         seed: of dropout and whatever else forwards draw. Two engines of one program should have different ones.
         device: "auto" takes the accelerator if there is one, else the CPU.
-        check_loss: whether to find out at the first update that losses are sums over their units.
-        coefficients: how much each task counts: numbers by name, or what changes or learns them; 1 by default.
-        combine: what is made of the tasks' separate gradients, also by name; by default they are added.
-        norm_statistics: whose running statistics normalisation layers keep: "shared", "per-task", or "frozen".
-        channels_last: whether model and images are in channels-last order.
+        train: how an update is made: clipping, an average of the parameters, several tasks, checks.
 
     Raises:
         ArgumentError: an argument that cannot be.
@@ -102,17 +94,11 @@ class Engine:
         *,
         strategy: Strategy | str | None = None,
         precision: Precision | str | None = None,
-        clip_norm: float | None = None,
         lr_schedule: LrSchedule | str | Mapping[str, Any] | None = None,
         updates: int | None = None,
-        ema: Ema | None = None,
         seed: int = 42,
         device: str | torch.device = "auto",
-        check_loss: bool = True,
-        coefficients: Coefficients | Mapping[str, float] | None = None,
-        combine: Combine | str | None = None,
-        norm_statistics: Literal["shared", "per-task", "frozen"] = "shared",
-        channels_last: bool = False,
+        train: Training = Training(),
     ) -> None:
         given.check_engine(locals().copy())
         check_launched(strategy, model, os.environ)
@@ -124,10 +110,10 @@ class Engine:
             raise ArgumentError("ranks that come and go are dealt their data by a `Trainer`; use that.")
         check_parameters(model, optimizer, formats)
         check_optimizer(optimizer, model=model, strategy=sharing, device=device, keeps=False)
-        tasks = Tasks.of(task, coefficients, given.combine_named(combine), norm_statistics)
-        check_tasks(tasks, None, {}, strategy=sharing, model=model, policy=Stop())
+        tasks = Tasks.of(task, train.coefficients, given.combine_named(train.combine), train.norm_statistics)
+        check_tasks(tasks, None, {}, model=model, policy=Stop())
         norms = tasks.attach(model, optimizer)
-        on = place(model, device, formats, channels_last=channels_last)
+        on = place(model, device, formats, channels_last=train.channels_last)
         way = build_way(
             tasks,
             formats,
@@ -135,7 +121,7 @@ class Engine:
             sharing,
             optimizer,
             on,
-            channels_last=channels_last,
+            channels_last=train.channels_last,
             seed=seed,
             storage=Storage(meters=build_meters(tasks.by_name, on)),
             bus=Bus((), cast("Any", None)),
@@ -150,13 +136,10 @@ class Engine:
                 strategy=sharing,
                 combine=tasks.combine,
                 lr_schedule=schedule,
-                clip_norm=clip_norm,
-                ema=ema,
+                train=train,
                 on_out_of_memory=None,
                 report=_warn,
                 planned_updates=updates,
-                settle_every_updates=None,
-                check_loss=check_loss,
             ),
             report=_warn,
         )

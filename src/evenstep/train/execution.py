@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from evenstep.errors import ArgumentError
 from evenstep.names import named_parameters
-from evenstep.parallel import Group, Single, Strategy, of_stages
+from evenstep.parallel import Group, Reducers, Single, Strategy
 from evenstep.pipeline import (
     SCHEDULES,
     Layout,
@@ -58,7 +58,7 @@ class Execution:
 
     group: Group
     pipeline: Group
-    strategy: Strategy
+    strategy: Reducers
     trainer: Runner
     evaluator: Runner
     alone: Runner
@@ -70,14 +70,14 @@ class Execution:
 
     @property
     def part_held(self) -> tuple[int, int]:
-        """See `Strategy.part_held`."""
-        place, places = self.strategy.part_held
+        """Which part of the state this rank holds without asking the others, and of how many."""
+        place, places = self.strategy.layout.shard_index, self.strategy.layout.num_shards
         return self.pipeline.rank * places + place, self.pipeline.ranks * places
 
     def begin(self) -> None:
         """The accumulation of an update begins, perhaps anew after a failed try."""
         for stage in self.trainer.stages.values():
-            stage.reducer.begin(stage.module)
+            stage.reducer.begin()
 
     def match(
         self,
@@ -104,7 +104,7 @@ class Execution:
             with dummy(microbatch) as step:
                 self.try_one(step, backward=backward)
 
-        self.strategy.match(work, run, halve=halve, backward=backward, kind=kind, last=last)
+        self.strategy.pad_passes(work, run, halve=halve, backward=backward, kind=kind, last=last)
 
     def try_one(self, step: MicrobatchStep, *, backward: bool = True) -> None:
         """Run the micro-batches of `step` on this rank alone."""
@@ -123,9 +123,9 @@ class Execution:
         cuts.limit = min(known, default=None)
 
     def spoil(self, num_microbatches: int, error: Exception) -> None:
-        """See `Strategy.spoil`."""
+        """See `Reducer.spoil`."""
         for stage in self.trainer.stages.values():
-            self.strategy.spoil(stage.module, num_microbatches, error)
+            stage.reducer.spoil(num_microbatches, error)
 
 
 def build_execution(model: nn.Module, strategy: Strategy, optimizer: Optimizer, device: torch.device) -> Execution:
@@ -133,12 +133,12 @@ def build_execution(model: nn.Module, strategy: Strategy, optimizer: Optimizer, 
 
     Args:
         model: on its device.
-        strategy: how its gradients are shared; it wraps the model, or each stage of it.
+        strategy: how its gradients are shared; the model, or each stage of it, gets a reducer of it.
         optimizer: of this rank's parameters.
         device: of the model.
 
     Raises:
-        ArgumentError: the strategy is not for these ranks, or not for stages.
+        ArgumentError: the strategy is not for these ranks.
     """
     if isinstance(model, Staged):
         return _of_stages(model, strategy, optimizer, device)
@@ -146,16 +146,17 @@ def build_execution(model: nn.Module, strategy: Strategy, optimizer: Optimizer, 
 
 
 def _of_whole(model: nn.Module, strategy: Strategy, optimizer: Optimizer) -> Execution:
-    norms = NormsOfWhole(strategy, trained_by(optimizer))
-    wrapped = strategy.wrap(model)
-    strategy.adopt(optimizer)
+    norms = NormsOfWhole(strategy.layout, trained_by(optimizer))
+    reducers = Reducers(strategy)
+    wrapped, reducer = reducers.wrap(model)
+    reducers.adopt(optimizer)
     return Execution(
         group=strategy.group,
         pipeline=Group(),
-        strategy=strategy,
-        trainer=Runner([Stage(wrapped, strategy)]),
-        evaluator=Runner([Stage(model, strategy)]),
-        alone=Runner([Stage(wrapped, Single())]),
+        strategy=reducers,
+        trainer=Runner([Stage(wrapped, reducer)]),
+        evaluator=Runner([Stage(model, reducer)]),
+        alone=Runner([Stage(wrapped, Single().reducer(wrapped))]),
         plan=_sequential,
         forwards=_forwards,
         norms=norms,
@@ -180,12 +181,12 @@ def _of_stages(model: Staged, strategy: Strategy, optimizer: Optimizer, device: 
             f"the strategy must share gradients between the {data.ranks} data-parallel ranks of the model's mesh, but "
             f"has a group of {strategy.group.ranks}; build it from `mesh.data`."
         )
-    strategy = of_stages(strategy)
+    reducers = Reducers(strategy, per_plan=True)
     trained = {id(parameter) for parameter in trained_by(optimizer)}
     names = {name for name, parameter in named_parameters(model).items() if id(parameter) in trained}
-    runner = build_runner(model, strategy, device)
-    strategy.adopt(optimizer)
-    overlaps, gathers = not model.schedule.splits_backward, strategy.gathers_per_plan
+    runner = build_runner(model, reducers, device)
+    reducers.adopt(optimizer)
+    overlaps, gathers = not model.schedule.splits_backward, reducers.gather_per_plan
 
     @lru_cache(maxsize=256)
     def plan(numbers: Numbers, reduced: bool) -> Plan:
@@ -200,13 +201,13 @@ def _of_stages(model: Staged, strategy: Strategy, optimizer: Optimizer, device: 
     return Execution(
         group=model.mesh.world,
         pipeline=pipeline,
-        strategy=strategy,
+        strategy=reducers,
         trainer=runner,
         evaluator=runner,
         alone=runner,
         plan=plan,
         forwards=plan_of_forwards,
-        norms=NormsOfStages(model, strategy, names, device),
+        norms=NormsOfStages(model, strategy.layout, names, device),
         holds_output=model.last in model.own,
         in_stages=True,
     )

@@ -1,6 +1,6 @@
 """‖g‖₂ over all that is trained, whoever holds it: of a model that each rank holds whole, and of one in stages.
 
-How norms of shards come together is the strategy's; here it is decided in which order norms are added and in which
+How norms of shards come together is the layout's; here it is decided in which order norms are added and in which
 number format. It does not clip.
 """
 
@@ -14,8 +14,7 @@ from torch.optim import Optimizer
 
 from evenstep.names import named_parameters
 from evenstep.optim.apply import norms
-from evenstep.optim.foreach import shard
-from evenstep.parallel import Strategy
+from evenstep.parallel import Layout, each_norm, squared_norm
 from evenstep.pipeline import Staged
 
 
@@ -44,21 +43,20 @@ class NormsOfWhole:
     """Norms of a model that each data-parallel rank holds whole, or in shards.
 
     Args:
-        strategy: of the model.
+        layout: of the model.
         parameters: that are trained.
     """
 
-    def __init__(self, strategy: Strategy, parameters: Sequence[Tensor]) -> None:
-        self._strategy = strategy
+    def __init__(self, layout: Layout, parameters: Sequence[Tensor]) -> None:
+        self._layout = layout
         self._norms = partial(norms, dtype=_norm_dtype({parameter.dtype for parameter in parameters}))
 
     def squared(self, gradients: list[Tensor]) -> Tensor | None:
-        return self._strategy.squared_norm(gradients, self._norms) if gradients else None
+        return squared_norm(self._layout, gradients, self._norms) if gradients else None
 
     def each(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        squares = self._norms([shard(self._strategy.facing(_dense(value))) for value in values.values()]).square()
-        self._strategy.over_shards(squares)
-        return dict(zip(values, squares.sqrt().unbind(), strict=True))
+        each = each_norm(self._layout, [_dense(value) for value in values.values()], self._norms)
+        return dict(zip(values, each.unbind(), strict=True))
 
 
 @final
@@ -67,13 +65,13 @@ class NormsOfStages:
 
     Args:
         model: whose.
-        strategy: of its stages.
-        parameters: of this rank that are trained, before the strategy has divided them.
+        layout: of its stages.
+        parameters: of this rank that are trained, before they are cut.
         device: of the model.
     """
 
-    def __init__(self, model: Staged, strategy: Strategy, names: set[str], device: torch.device) -> None:
-        self._strategy, self._pipeline = strategy, model.mesh.pipeline
+    def __init__(self, model: Staged, layout: Layout, names: set[str], device: torch.device) -> None:
+        self._layout, self._pipeline = layout, model.mesh.pipeline
         self._slots = slots = {name: slot for slot, name in enumerate(model.parameter_names)}
         self._counted = [(slots[n], p) for n, p in named_parameters(model).items() if n in slots and n in names]
         dtypes = {dtype for theirs in self._pipeline.gather({p.dtype for _, p in self._counted}) for dtype in theirs}
@@ -104,7 +102,7 @@ class NormsOfStages:
         anywhere = [slot for slot, count in enumerate(counts) if count]
         if present:
             places = torch.tensor([slot for slot, _ in present], device=each.device)
-            each[places] = self._strategy.each_norm([g for _, g in present], partial(norms, dtype=self._dtype))
+            each[places] = each_norm(self._layout, [g for _, g in present], partial(norms, dtype=self._dtype))
         self._pipeline.sum(each)()
         return anywhere, each
 

@@ -128,8 +128,9 @@ class MicrobatchStep:
                 self._parts = dict(enumerate((one, piece) for one, of_one in pieces for piece in of_one))
             last = {one.index: number for number, (one, _) in self._parts.items()}
             self._completes = {number: index for index, number in last.items()}
-        if work:  # memory may run out before anything is computed here
-            self._do("transfer", next(iter(self._parts)))
+        for one, piece in self._parts.values():
+            self.doing = "transfer", one.index, piece  # memory may run out before anything is computed here
+            break
         return tuple(self._parts)
 
     def forward(self, stage: Stage, received: Outputs, microbatch: int) -> tuple[Outputs, Tensor | None]:
@@ -184,15 +185,16 @@ class MicrobatchStep:
 
     def backward(self, loss: Tensor, microbatch: int) -> None:
         """Go back from the loss of a micro-batch, by its number in the plan."""
-        self._do("backward", microbatch)
-        one = self._parts[microbatch][0]
-        with self._told_backward(one), self._range("backward", one.task):
+        one, piece = self._parts[microbatch]
+        self.doing = "backward", one.index, piece
+        with self._told_backward(one), self._range("backward", one.task) if self._profiled else _NOTHING:
             descend(loss, self._seed_of(loss, one))
 
     def going_back(self, microbatch: int) -> AbstractContextManager[None]:
         """Around the backward of a stage that gives no loss."""
-        self._do("backward", microbatch)
-        return self._told_backward(self._parts[microbatch][0])
+        one, piece = self._parts[microbatch]
+        self.doing = "backward", one.index, piece
+        return self._told_backward(one)
 
     def done(self, microbatch: int) -> None:
         """This rank has nothing more to compute of the micro-batch."""
@@ -202,10 +204,6 @@ class MicrobatchStep:
     def completed(self, microbatch: int) -> int | None:
         """The number of the micro-batch whose gradients are complete with this one's backward; None: of none yet."""
         return self._completes.get(microbatch)
-
-    def _do(self, phase: str, number: int) -> None:
-        one, piece = self._parts[number]
-        self.doing = phase, one.index, piece
 
     @contextmanager
     def _around_forward(self, stage: Stage, one: Microbatch, batch: Any) -> Generator[list[Any]]:

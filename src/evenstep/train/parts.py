@@ -19,6 +19,7 @@ from evenstep.optim.ema import Ema
 from evenstep.optim.learning_rate import LearningRates
 from evenstep.optim.modes import Modes
 from evenstep.optim.schedules import LrSchedule
+from evenstep.options import Training
 from evenstep.parallel import Strategy
 from evenstep.precision import Precision
 from evenstep.train.arguments import choose_device
@@ -127,28 +128,25 @@ def build_parts(
     strategy: Strategy,
     combine: Combine | None,
     lr_schedule: LrSchedule | None,
-    clip_norm: float | None,
-    ema: Ema | None,
+    train: Training,
     on_out_of_memory: FailurePolicy | None,
     report: Callable[[Incident], None],
     planned_updates: int | None,
-    settle_every_updates: int | None,
-    check_loss: bool,
 ) -> Parts:
     """The parts of an engine; arguments are a trainer's, or of `Parts` and `Update`.
 
     Args:
         names: of the optimizer's groups' parameters, from before the strategy has divided them between ranks.
         planned_updates: how many there will be; None if that is not known.
-        settle_every_updates: see `Trainer`.
 
     Raises:
         ArgumentError: parts that do not go together.
     """
     way.coefficients.check(planned_updates)
     learning_rates = LearningRates(optimizer, lr_schedule, planned_updates)
-    defer = None if settle_every_updates is None else settle_every_updates > 1
-    apply = build_apply(optimizer, clip_norm=clip_norm, device=way.device, defer=defer)
+    settle = train.settle_every_updates
+    defer = None if settle is None else settle > 1
+    apply = build_apply(optimizer, clip_norm=train.clip_norm, device=way.device, defer=defer)
     unkeyed = key_layers(model, way.randomness)
     execution, cuts = build_execution(model, strategy, optimizer, way.device), Cuts()
     by_name, stepped = named_parameters(model), {name for group in names for name in group}
@@ -160,7 +158,7 @@ def build_parts(
         way=way,
         execution=execution,
         apply=apply,
-        ema=ema,
+        ema=train.ema,
         learning_rates=learning_rates,
         cuts=cuts,
         on_out_of_memory=on_out_of_memory or Retry(),
@@ -169,7 +167,7 @@ def build_parts(
         combine=combine,
         unkeyed=unkeyed,
     )
-    pending = set(way.tasks) if check_loss else set[str]()
+    pending = set(way.tasks) if train.check_loss else set[str]()
     return Parts(
         model=model,
         optimizer=optimizer,
@@ -179,15 +177,15 @@ def build_parts(
         core=core,
         guard=Guard(model=model, way=way, execution=execution, cuts=cuts, say=_say_of(execution), pending=pending),
         cuts=cuts,
-        ema=ema,
+        ema=train.ema,
         modes=Modes(optimizer, model.parameters(), execution.strategy.after_step),
         # After the strategy has made replicas equal: the average begins as a copy of the parameters.
         saved=Saved(
             model=unwrapped(model),
             optimizer=optimizer,
             names=names,
-            strategy=execution.strategy,
-            ema=ema,
+            layout=execution.strategy.layout,
+            ema=train.ema,
             precision=way.precision,
         ),
         portion=build_portion(model, execution.trainer.peers.wire),

@@ -33,24 +33,26 @@ class Policies:
     """The policies of a run.
 
     Args:
-        on_non_finite: for gradients that are inf or NaN, and for tasks that fail.
+        non_finite: for gradients that are inf or NaN, and for tasks that fail.
+        out_of_memory: for a micro-batch that does not fit; None cuts it finer as long as that helps.
         spikes: looks for losses far above those before; None does not look.
     """
 
-    on_non_finite: FailurePolicy
+    non_finite: FailurePolicy
+    out_of_memory: FailurePolicy | None = None
     spikes: LossSpikes | None = None
     _on_no_weight: FailurePolicy = field(default_factory=lambda: Skip(limit=_MAX_BATCHES_WITHOUT_WEIGHT))
 
     @property
-    def may_go_back(self) -> bool:
-        """Whether one of them may go back to a checkpoint."""
-        return may_rewind(self.on_non_finite, self.spikes)
+    def may_rewind(self) -> bool:
+        """Whether a run with these policies may go back to a checkpoint."""
+        return any(isinstance(policy, Rewind) for policy in (self.non_finite, self.spikes and self.spikes.policy))
 
     def about_abort(self, incident: Incident) -> Decision:
         """What is done about an update that was aborted for `incident`."""
         if incident.kind == "overflow":
             return Decision(Retry()(incident), incident)
-        policy = self._on_no_weight if incident.kind == "no_weight" else self.on_non_finite
+        policy = self._on_no_weight if incident.kind == "no_weight" else self.non_finite
         answer = policy(incident)
         if policy.note:
             incident = replace(incident, message=f"{incident.message} {policy.note}")
@@ -82,8 +84,3 @@ def spike_error(incident: Incident, update: int) -> NonFiniteError:
         f"checkpoint before the spike with a lower learning rate or clipped gradients, or let "
         f"`failures.loss_spike` be rewind_past, which leaves the data that caused it out."
     )
-
-
-def may_rewind(on_non_finite: FailurePolicy | None, spikes: LossSpikes | None) -> bool:
-    """Whether a run with these policies may go back to a checkpoint."""
-    return any(isinstance(policy, Rewind) for policy in (on_non_finite, spikes and spikes.policy))

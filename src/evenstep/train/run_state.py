@@ -65,7 +65,7 @@ class RunState:
     @property
     def _holds_copy(self) -> bool:
         strategy = self.engine.strategy
-        return self.data.state_is_of_rank and strategy.rank >= strategy.part_held[1]
+        return self.data.state_is_of_rank and strategy.rank >= strategy.layout.num_shards
 
     def _state_of_data(self) -> Tree:
         """What this rank's data need to go on at the committed position."""

@@ -17,8 +17,7 @@ from torch.optim import Optimizer
 
 from evenstep.data import Data
 from evenstep.errors import ArgumentError, CheckpointError
-from evenstep.parallel import Ddp, Ordered, Single, Strategy, Zero1
-from evenstep.parallel.sharded import Sharded
+from evenstep.parallel import Strategy
 from evenstep.pipeline import Staged
 from evenstep.train.coefficients import Coefficients, Fixed
 from evenstep.train.combine import Combine, Separate
@@ -119,7 +118,6 @@ def check_tasks(
     data: Data | None,
     evaluations: Mapping[str, Data],
     *,
-    strategy: Strategy,
     model: nn.Module,
     policy: FailurePolicy,
 ) -> None:
@@ -129,7 +127,6 @@ def check_tasks(
         tasks: of the run.
         data: for training; None where a loop of one's own brings them.
         evaluations: for evaluation, by name.
-        strategy: of the ranks.
         model: whose gradients they are.
         policy: for what goes wrong.
     """
@@ -156,7 +153,7 @@ def check_tasks(
     if isinstance(model, Staged):
         _check_stages(tasks, policy)
     if combine is not None and combine.needs_products:
-        _check_separable(strategy, model)
+        _check_separable(model)
 
 
 def _check_stages(tasks: Tasks, policy: FailurePolicy) -> None:
@@ -190,12 +187,7 @@ def _check_names(what: str, names: Sequence[str] | None, tasks: Mapping[str, Tas
         raise ArgumentError(f"{what} has batches of task `{name}`, which the run has not; {advice}")
 
 
-def _check_separable(strategy: Strategy, model: nn.Module) -> None:
-    if not isinstance(strategy, Single | Ddp | Ordered | Zero1 | Sharded):
-        raise ArgumentError(
-            f"`combine` must know how the strategy {type(strategy).__name__} divides gradients between ranks, and "
-            f"does not; train with one of evenstep's own, or leave `combine` out."
-        )
+def _check_separable(model: nn.Module) -> None:
     sparse = [name for name, part in model.named_modules() if getattr(part, "sparse", False) is True]
     if sparse:
         raise ArgumentError(f"`combine` needs dense gradients, but those of `{sparse[0]}` are sparse.")
@@ -218,7 +210,7 @@ def poison_of(optimizer: Optimizer, policy: FailurePolicy, strategy: Strategy) -
     """Gives losses whose gradient is NaN, in a parameter that every rank has; None where what a task raises must end
     the run: shards are gathered in the midst of a forward, where the peers of a rank that stops there wait for it.
     """
-    if not policy.tolerates_errors or isinstance(strategy, Sharded):
+    if not policy.tolerates_errors or strategy.layout.divides == "elements":
         return None
     parameters = (one for group in optimizer.param_groups for one in group["params"] if one.requires_grad)
     first: Tensor = next(parameters)

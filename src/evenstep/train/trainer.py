@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast, final
+from typing import TYPE_CHECKING, Any, cast, final
 
 import torch
 from torch import nn
@@ -17,29 +17,34 @@ from torch.optim import Optimizer
 
 from evenstep.data import Data, data_of
 from evenstep.errors import ArgumentError
-from evenstep.events import Bus, Hook, IncidentFiles, Storage, TrainBegin, TrainEnd, Writer, Writers
-from evenstep.optim.ema import Ema
+from evenstep.events import Bus, Hook, IncidentFiles, Storage, TrainBegin, TrainEnd, Writers
 from evenstep.optim.schedules import LrSchedule
+from evenstep.options import (
+    OLD_ARGUMENTS,
+    OLD_NONES,
+    OPTIONS,
+    Checkpointing,
+    Failures,
+    Logging,
+    Training,
+)
 from evenstep.parallel import Strategy
 from evenstep.pipeline import Staged
 from evenstep.precision import Precision
+from evenstep.renamed import old_arguments
 from evenstep.train import given
 from evenstep.train.agreement import check_agreement
 from evenstep.train.arguments import check_keeping, check_launched, check_model, check_trains, try_resume
 from evenstep.train.assembly import build_loop, check_fit_memory, updates_of
-from evenstep.train.coefficients import Coefficients
-from evenstep.train.combine import Combine
 from evenstep.train.conduct import conduct
 from evenstep.train.emergency import emergency_save
 from evenstep.train.engine import Engine
 from evenstep.train.evaluations import named_set
-from evenstep.train.failures import FailurePolicy, Stop
 from evenstep.train.lasting import build_course
 from evenstep.train.metrics import build_meters
 from evenstep.train.optimizers import check_optimizer, watch_first_step
 from evenstep.train.parameter_checks import check_parameters
 from evenstep.train.parts import build_parts, build_way, place
-from evenstep.train.policies import Policies, may_rewind
 from evenstep.train.predict import Prediction
 from evenstep.train.randomness import undisturbed
 from evenstep.train.rehearsal import compare_cuts
@@ -48,7 +53,6 @@ from evenstep.train.reporter import Reporter
 from evenstep.train.requests import End
 from evenstep.train.result import Result
 from evenstep.train.saving import Saving
-from evenstep.train.spikes import LossSpikes
 from evenstep.train.standard import hooks_of, writers_of
 from evenstep.train.state import Tree, parameter_names
 from evenstep.train.surface import Surface
@@ -79,33 +83,14 @@ class Trainer(Surface):
         precision: the number formats, also by name, such as "bf16-mixed"; float32 throughout by default.
         lr_schedule: multiplies each group's learning rate; also by name, "cosine", or as a table,
             `{"kind": "cosine", "warmup_updates": 100}`; None leaves the rates alone, so that hooks may set them.
-        clip_norm: the largest norm of an update's gradient; None does not clip.
-        ema: an average that follows the parameters and is evaluated in their place.
         evaluations: sets of data to evaluate on, by name; one alone is called "valid".
         hooks: called before and after everything; see `Hook`. With a `folder` there are also Timer, Save, StopFile and
             Status, unless one of that class is given.
-        writers: get every value of every metric; also by name: "console", "jsonl", "csv", "tensorboard". By default
-            the first two with a `folder`, else the first where a person watches; `()` for none.
         folder: of the run, for checkpoints, metrics and the report; None keeps nothing.
-        log_every_updates: how often metrics are handed to the writers.
-        on_non_finite: what to do about gradients that are inf or NaN, also by name, such as "skip"; stops by default.
-        on_out_of_memory: what to do about a micro-batch that does not fit: cut it and try again by default, or "stop".
-        loss_spikes: looks for losses far above those before, and says what to do about them; None does not look.
-        on_hook_error: what to do about a hook that raises and does not say so itself (`Hook.failure_policy`).
-        max_skipped_samples: how many samples that can't be read may be left out (see `MapData`) before it stops.
-        fit_memory: whether to find out at the start, by trying, how finely micro-batches must be cut to fit.
-        check_loss: whether to find out at the start that losses are sums over their units; False for one over a batch.
-        keep_checkpoints: how many of the newest to keep; None keeps all, 0 writes none.
-        keep_every_updates: also keep the checkpoints of every so many updates.
-        asynchronous_saves: whether training waits only until the state is copied, into as much memory again.
-        settle_every_updates: how many updates an accelerator may run ahead of the host's knowledge of what was
-            committed; `log_every_updates` by default. A CPU, an optimizer that is not fused, or a stream: always 1.
-        coefficients: how much each task counts: numbers by name, or what changes or learns them; 1 by default.
-        combine: what is made of the tasks' separate gradients, also by name, such as "pc_grad"; by default they are
-            accumulated into one.
-        norm_statistics: whose running statistics normalisation layers keep: "shared", "per-task", or "frozen".
-        channels_last: whether model and images are in channels-last order.
-        config: anything to be kept with checkpoints, such as the resolved configuration.
+        train: how an update is made: clipping, an average of the parameters, several tasks, checks.
+        checkpoint: when checkpoints are written into the folder, and which are kept.
+        failures: what is done about gradients that are not finite, too little memory, spikes of the loss, and more.
+        log: how often metrics are written, and by which writers.
 
     Raises:
         ArgumentError: an argument that cannot be.
@@ -121,6 +106,7 @@ class Trainer(Surface):
     ('all 200 updates are done', 2.0)
     """
 
+    @old_arguments(OPTIONS, OLD_ARGUMENTS, OLD_NONES)
     def __init__(
         self,
         *,
@@ -135,29 +121,13 @@ class Trainer(Surface):
         strategy: Strategy | str | None = None,
         precision: Precision | str | None = None,
         lr_schedule: LrSchedule | str | Mapping[str, Any] | None = None,
-        clip_norm: float | None = None,
-        ema: Ema | None = None,
         evaluations: "Mapping[str, Data | DataLoader[Any]] | Data | DataLoader[Any] | None" = None,
         hooks: Sequence[Hook | None] | Hook = (),
-        writers: Sequence[Writer | str] | Writer | str | None = None,
         folder: Path | str | None = None,
-        log_every_updates: int = 10,
-        on_non_finite: FailurePolicy | str | None = None,
-        on_out_of_memory: FailurePolicy | str | None = None,
-        loss_spikes: LossSpikes | None = None,
-        on_hook_error: Literal["stop", "continue"] = "stop",
-        max_skipped_samples: int = 100,
-        fit_memory: bool = False,
-        check_loss: bool = True,
-        keep_checkpoints: int | None = 3,
-        keep_every_updates: int | None = None,
-        asynchronous_saves: bool = True,
-        settle_every_updates: int | None = None,
-        coefficients: Coefficients | Mapping[str, float] | None = None,
-        combine: Combine | str | None = None,
-        norm_statistics: Literal["shared", "per-task", "frozen"] = "shared",
-        channels_last: bool = False,
-        config: Mapping[str, Any] | None = None,
+        train: Training = Training(),
+        checkpoint: Checkpointing = Checkpointing(),
+        failures: Failures = Failures(),
+        log: Logging = Logging(),
     ) -> None:
         given.check(locals().copy())
         check_launched(strategy, model, os.environ)
@@ -165,18 +135,17 @@ class Trainer(Surface):
         check_trains(optimizer, model)
         batches, sets = data_of(data, "data"), given.evaluations_of(evaluations)
         formats, schedule = given.precision_of(precision), given.lr_schedule_of(lr_schedule)
-        policy = given.policy_of("on_non_finite", on_non_finite) or Stop()
+        policies = given.policies_of(failures)
         sharing = given.strategy_of(strategy, device)
         check_parameters(model, optimizer, formats)
-        keeps = folder is not None and keep_checkpoints != 0
+        keeps = folder is not None and checkpoint.keep_last != 0
         check_optimizer(optimizer, model=model, strategy=sharing, device=device, keeps=keeps)
-        rewinds = may_rewind(policy, loss_spikes)
-        check_keeping(batches, folder=folder, keep_checkpoints=keep_checkpoints, rewinds=rewinds)
+        check_keeping(batches, keeps=keeps, rewinds=policies.may_rewind)
         self._said_of_data = try_resume(batches, sharing.group) if keeps else []
-        tasks = Tasks.of(task, coefficients, given.combine_named(combine), norm_statistics)
-        check_tasks(tasks, batches, sets, strategy=sharing, model=model, policy=policy)
+        tasks = Tasks.of(task, train.coefficients, given.combine_named(train.combine), train.norm_statistics)
+        check_tasks(tasks, batches, sets, model=model, policy=policies.non_finite)
         norms = tasks.attach(model, optimizer)
-        self.device = place(model, device, formats, channels_last=channels_last)
+        self.device = place(model, device, formats, channels_last=train.channels_last)
         self.model, self.optimizer = model, optimizer
         self.evaluations = sets
         self.folder = None if folder is None else Path(folder)
@@ -184,39 +153,37 @@ class Trainer(Surface):
         self._updates = updates if updates is not None else updates_of(batches, cast("int", epochs), seed)
         self._resumed = False
         self._group = model.mesh.world if isinstance(model, Staged) else sharing.group
-        written = writers_of(writers, folder=self.folder, every_updates=log_every_updates)
+        written = writers_of(log.writers, folder=self.folder, every_updates=log.every_updates)
         files = IncidentFiles(self.folder, makes_folder=self.is_first_rank)
         reporter = Reporter(files=files, group=self._group)
         self._writers = Writers(written if self.is_first_rank else (), report=reporter.report)
-        every = hooks_of(
-            hooks, written, folder=self.folder, every_updates=log_every_updates, saves=keep_checkpoints != 0
-        )
+        every = hooks_of(hooks, written, folder=self.folder, every_updates=log.every_updates, checkpoint=checkpoint)
         heard = [hook for hook in every if self.is_first_rank or not getattr(hook, "first_rank_only", False)]
-        bus = Bus(heard, self, on_error=on_hook_error, report=reporter.report)
+        bus = Bus(heard, self, on_error=failures.hook, report=reporter.report)
         reporter.attach(bus, self._writers)
         saving = Saving(
             folder=self.folder,
             group=self._group,
             bus=bus,
             report=reporter.report,
-            keep=keep_checkpoints,
-            keep_every_updates=keep_every_updates,
-            asynchronous=asynchronous_saves,
+            keep=checkpoint.keep_last,
+            keep_every_updates=checkpoint.keep_every_updates,
+            asynchronous=checkpoint.asynchronous,
         )
         way = build_way(
             tasks,
             formats,
-            policy,
+            policies.non_finite,
             sharing,
             optimizer,
             self.device,
-            channels_last=channels_last,
+            channels_last=train.channels_last,
             seed=seed,
             storage=self.storage,
             bus=bus,
             norms=norms,
         )
-        check_fit_memory(model, sharing, wanted=fit_memory)
+        check_fit_memory(model, sharing, wanted=train.fit_memory)
         names = parameter_names(model, optimizer)
         parts = build_parts(
             way=way,
@@ -226,39 +193,32 @@ class Trainer(Surface):
             strategy=sharing,
             combine=tasks.combine,
             lr_schedule=schedule,
-            clip_norm=clip_norm,
-            ema=ema,
-            on_out_of_memory=given.policy_of("on_out_of_memory", on_out_of_memory),
+            train=train,
+            on_out_of_memory=policies.out_of_memory,
             report=reporter.report,
             planned_updates=self.updates,
-            settle_every_updates=settle_every_updates,
-            check_loss=check_loss,
         )
+        config = dict(checkpoint.config or {})
         self._engine = Engine.of(parts, report=reporter.report)
         self._loop = build_loop(
             self._engine,
             data=batches,
             sets=sets,
-            policies=Policies(on_non_finite=policy, spikes=loss_spikes),
+            policies=policies,
             saving=saving,
             writers=self._writers,
             reporter=reporter,
-            config=dict(config or {}),
+            config=config,
             updates=updates,
             epochs=epochs,
-            log_every_updates=log_every_updates,
-            settle_every_updates=settle_every_updates,
-            max_skipped_samples=max_skipped_samples,
-            fit_memory=fit_memory,
+            log_every_updates=log.every_updates,
+            max_skipped_samples=failures.max_skipped_samples,
+            train=train,
         )
         if keeps:
             watch_first_step(optimizer, parts.saved.aside)
-        said = {
-            "tasks": [*tasks.by_name],
-            "config": dict(config or {}),
-            "clip_norm": clip_norm,
-            "ema": ema and ema.settings,
-        }
+        said = {"tasks": [*tasks.by_name], "config": config, "clip_norm": train.clip_norm}
+        said["ema"] = train.ema and train.ema.settings
         self._agree = partial(check_agreement, self._loop, optimizer, names, self.evaluations, said)
         self._course = build_course(self._group, self._loop, agree=self._agree)
         self._is_built = True
@@ -337,7 +297,7 @@ class Trainer(Surface):
                 loop.reporter.report(self._said_of_data.pop())
             with self._engine.bus.span("train", lambda: begin, end):
                 try:
-                    if loop.policies.may_go_back and saving.saved_at < 0:
+                    if loop.policies.may_rewind and saving.saved_at < 0:
                         self.save()  # something to go back to
                     self._course.through(work)
                     self._writers.event("train_end", end(None))

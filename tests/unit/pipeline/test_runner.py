@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.errors import PlanError
-from evenstep.parallel import Strategy
+from evenstep.parallel import Group
+from evenstep.parallel.reducer.reducer import ExplainsErrors, GathersPerPlan, Reducer
 from evenstep.pipeline import SCHEDULES, Action, Layout, Op, Plan, Runner, Stage, executed, forwards
 
 ONE = Layout.chain(ranks=1)
@@ -20,30 +21,30 @@ def sequential(microbatches: list[int]) -> Plan:
     return SCHEDULES["sequential"].plans(ONE, microbatches)[0]
 
 
-class Log(Strategy):
+class Log(Reducer, GathersPerPlan):
     """Writes down what it is asked for, as a reducer and as a step of micro-batches."""
 
     num_microbatches = 7
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(nn.Identity(), Group())
         self.said: list[str] = []
 
-    def arm(self, module: Any) -> None:
+    def arm(self) -> None:
         self.said.append("arm")
 
-    def collect(self, module: Any, microbatch: int) -> None:
+    def collect(self, microbatch: int) -> None:
         self.said.append(f"collect {microbatch}")
 
-    def reduce(self, module: Any, num_microbatches: int) -> None:
+    def reduce(self, num_microbatches: int) -> None:
         assert num_microbatches == 7
         self.said.append("reduce")
 
-    def gather(self, module: Any) -> None:
-        self.said.append("gather")
+    def unshard(self) -> None:
+        self.said.append("unshard")
 
-    def release(self, module: Any) -> None:
-        self.said.append("release")
+    def reshard(self) -> None:
+        self.said.append("reshard")
 
     def forward(
         self, stage: Stage, received: Mapping[int, Any], microbatch: int
@@ -97,7 +98,7 @@ def test_gradients_are_collected_when_all_sub_batches_of_a_micro_batch_have_come
 
 def test_shards_are_gathered_and_freed_where_the_plan_says_so() -> None:
     said = run(executed(sequential([0]), [0], gathers=True), Log())
-    assert said == ["gather", "F0", "arm", "B0", "done 0", "collect 0", "reduce", "release"]
+    assert said == ["unshard", "F0", "arm", "B0", "done 0", "collect 0", "reduce", "reshard"]
 
 
 def test_a_micro_batch_without_a_loss_has_no_backward() -> None:
@@ -142,7 +143,7 @@ def test_what_waits_for_its_backward_is_let_go_when_an_action_raises() -> None:
 
 
 def test_what_an_error_means_is_asked_of_the_stages_reducer() -> None:
-    class Explaining(Log):
+    class Explaining(Log, ExplainsErrors):
         def forward(self, stage: Stage, received: Mapping[int, Any], microbatch: int) -> Any:
             raise RuntimeError("torch's")
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Aborted, Batch, Committed, Ema, Engine, MapData, Task, Trainer
+from evenstep import Aborted, Batch, Committed, Ema, Engine, MapData, Task, Trainer, Training
 from evenstep.data import Position
 from evenstep.errors import ArgumentError, CheckpointError, NonFiniteError, TaskError
 from evenstep.parallel import Ddp, Ordered
@@ -55,7 +55,7 @@ def test_an_update_of_several_micro_batches_is_that_of_one() -> None:
     found: list[Tensor] = []
     for sizes in ([8], [5, 3], [1, 4, 3]):
         model = net()
-        engine = engine_of(model, clip_norm=0.1)
+        engine = engine_of(model, train=Training(clip_norm=0.1))
         for number in range(4):
             x, y = points(start=number)
             outcome = engine.update(*zip(x.split(sizes), y.split(sizes), strict=True))
@@ -106,7 +106,7 @@ def test_a_tuple_a_list_and_a_dict_are_one_micro_batch_each() -> None:
 
 def test_after_an_abort_nothing_has_changed_and_the_next_call_is_the_same_update() -> None:
     one, other = net(dropout=0.5), net(dropout=0.5)
-    engine, without = engine_of(one, ema=Ema(decay=0.5)), engine_of(other, ema=Ema(decay=0.5))
+    engine, without = [engine_of(of, train=Training(ema=Ema(decay=0.5))) for of in (one, other)]
     x, y = points()
     for which in (engine, without):
         which.update((x, y))
@@ -150,7 +150,7 @@ def test_a_loop_goes_on_from_a_state_with_the_same_bits() -> None:
 
     def built() -> tuple[nn.Module, Engine]:
         model = net(dropout=0.5)
-        return model, engine_of(model, ema=Ema(decay=0.9), lr_schedule="cosine", updates=6)
+        return model, engine_of(model, train=Training(ema=Ema(decay=0.9)), lr_schedule="cosine", updates=6)
 
     straight, engine = built()
     for batch in batches:
@@ -215,7 +215,7 @@ def test_several_tasks_are_named_by_the_micro_batches() -> None:
 
 def test_a_task_that_raises_leaves_the_engine_as_it_was() -> None:
     model = net()
-    engine = engine_of(model, check_loss=False)
+    engine = engine_of(model, train=Training(check_loss=False))
     before = parameters(model)
     with pytest.raises(TaskError, match="no trainable parameter"), torch.no_grad():
         model.requires_grad_(False)
@@ -227,8 +227,8 @@ def test_a_task_that_raises_leaves_the_engine_as_it_was() -> None:
 
 
 def test_what_cannot_be_is_said_when_the_engine_is_built() -> None:
-    with pytest.raises(ArgumentError, match="`clip_norm` must be a finite number"):
-        engine_of(net(), clip_norm=0)
+    with pytest.raises(ArgumentError, match="`updates`"):
+        engine_of(net(), updates=0)
     with pytest.raises(ArgumentError, match="`precision`"):
         engine_of(net(), precision="bf17")
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from evenstep import MapData, Mixture, Trainer
+from evenstep import MapData, Mixture, Trainer, Training
 
 
 def trunk() -> nn.Module:
@@ -26,7 +26,7 @@ def trained(several: Any, kind: Any, folder: Path | None = None, updates: int = 
         optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
         updates=updates,
         device="cpu",
-        norm_statistics=kind,
+        train=Training(norm_statistics=kind),
         folder=folder,
     )
     return model, trainer

@@ -72,21 +72,21 @@ class PerTaskGradients:
 
     def _products(self, columns: list[list[Tensor | None]], count: int) -> Tensor:
         """⟨g_s, g_t⟩ without the loss scale, in float64 on the CPU; a column is a parameter's gradient in each task."""
-        device, strategy = self.way.device, self.execution.strategy
+        device, layout = self.way.device, self.execution.strategy.layout
         dtype = torch.float32 if device.type == "mps" else torch.float64
         pairs = [(i, j) for i in range(count) for j in range(i + 1)]
         dots: dict[tuple[int, int], list[Tensor]] = {pair: [] for pair in pairs}
         for column in columns:
-            faced = [None if one is None else _real(strategy.facing(one)).flatten().to(dtype) for one in column]
+            local = [None if one is None else _real(layout.local_shard(one)).flatten().to(dtype) for one in column]
             for i, j in pairs:
-                one, other = faced[i], faced[j]
+                one, other = local[i], local[j]
                 if one is not None and other is not None:
                     dots[i, j].append(torch.dot(one, other))
         products = torch.zeros(count, count, dtype=dtype, device=device)
         for (i, j), some in dots.items():
             if some:
                 products[i, j] = products[j, i] = torch.stack(some).sum()
-        strategy.over_shards(products)
+        layout.all_reduce_shards(products)
         return products.cpu().double() / self.way.precision.scale**2
 
 

@@ -1,21 +1,22 @@
 """Replicas that share the optimizer's work: each parameter's state is kept, and its step made, by one rank only.
 
-Gradients are summed as the strategy within does it (`Ddp`, or `Ordered` for equal bits); then each rank steps the
-parameters it owns and fetches the others. Whole parameters are dealt out, so every optimizer steps exactly as in one
+Gradients are summed as the strategy within does it (`Ddp`, or `Ordered` for equal bits); the layout here deals whole
+parameters out: each rank steps those that it owns and fetches the others. So every optimizer steps exactly as in one
 process, also one whose update of an element looks at others (Muon, Adafactor). It does not shard gradients or
 parameters; that is `Fsdp`'s. (ZeRO stage 1: Rajbhandari et al., 2020, https://arxiv.org/abs/1910.02054.)
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
 
-from evenstep.parallel.buffers import Before
-from evenstep.parallel.strategy import Owned, States, Strategy, mapped
+from evenstep.parallel.group import Group
+from evenstep.parallel.layout import Layout, ShardedTensorRef, States, StepsByOwner, mapped
+from evenstep.parallel.reducer.reducer import Reducer
+from evenstep.parallel.strategy import Strategy
 
 
 @final
@@ -26,104 +27,75 @@ class Zero1(Strategy):
         replicas: how their gradients are summed.
     """
 
-    divides = "parameters"
-
     def __init__(self, replicas: Strategy) -> None:
-        super().__init__(replicas.group)
+        super().__init__(replicas.group, Owners(replicas.group))
         self.cuts_alone = replicas.cuts_alone
         self._replicas = replicas
-        self.collects = replicas.collects
-        self._owned: list[list[nn.Parameter]] = [[] for _ in range(self.ranks)]
+
+    def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
+        return self._replicas.reducer(module, per_plan=per_plan)
+
+    def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        self._replicas.check_optimizer(optimizer)
+
+
+@final
+class Owners(Layout, StepsByOwner):
+    """Every rank holds every parameter and gradient; the optimizer state of each parameter is one rank's."""
+
+    divides = "parameters"
+
+    def __init__(self, group: Group) -> None:
+        super().__init__(group)
+        self._owned: list[list[nn.Parameter]] = [[] for _ in range(group.ranks)]
 
     @property
-    def replicas(self) -> Strategy:
-        """How gradients are summed."""
-        return self._replicas
-
-    def wrap(self, module: nn.Module) -> nn.Module:
-        return self._replicas.wrap(module)
+    def shard_index(self) -> int:
+        return self.group.rank
 
     @property
-    def part_held(self) -> tuple[int, int]:
-        return self.rank, self.ranks
+    def num_shards(self) -> int:
+        return self.group.ranks
 
-    @property
-    def retries_alone(self) -> bool:
-        return self._replicas.retries_alone
+    def gather_full(self, tensor: Tensor | ShardedTensorRef) -> Tensor:
+        if isinstance(tensor, Tensor):
+            return tensor
+        is_mine = tensor.owner == self.group.rank
+        own = tensor.local if is_mine else torch.empty(tensor.shape, dtype=tensor.local.dtype)
+        carried = own.to(self.group.device).contiguous()
+        self.group.broadcast([carried], tensor.owner)
+        return carried.to(own.device)
 
-    def begin(self, module: Callable[..., Any]) -> None:
-        self._replicas.begin(module)
+    def optimizer_state(self, states: States) -> States:
+        everything: dict[str, dict[str, Any]] = {}
+        for owner, theirs in enumerate(self.group.gather(mapped(dict(states), _Shape))):
+            for name, shapes in theirs.items():
+                mine = states.get(name) if owner == self.group.rank else None
+                everything[name] = _filled(shapes, mine, partial(self._ref, owner))
+        return everything
 
-    def spoil(self, module: Callable[..., Any], num_microbatches: int, error: Exception) -> None:
-        self._replicas.spoil(module, num_microbatches, error)
+    def _ref(self, owner: int, mine: Any, shape: "_Shape") -> ShardedTensorRef:
+        local = mine if owner == self.group.rank else torch.empty(0, dtype=shape.dtype)
+        return ShardedTensorRef(local=local, shape=shape.size, owner=owner)
 
-    def adopt(self, optimizer: torch.optim.Optimizer) -> None:
-        self._replicas.adopt(optimizer)
+    def deal(self, optimizer: torch.optim.Optimizer) -> None:
         parameters: list[nn.Parameter] = [p for group in optimizer.param_groups for p in group["params"]]
-        self._owned = dealt(parameters, self.ranks)
-        own = {id(parameter) for parameter in self._owned[self.rank]}
+        self._owned = dealt(parameters, self.group.ranks)
+        own = {id(parameter) for parameter in self._owned[self.group.rank]}
         for group in optimizer.param_groups:
             group["params"] = [parameter for parameter in group["params"] if id(parameter) in own]
         for parameter in parameters:  # some optimizers make their state when they are built
             if id(parameter) not in own and parameter in optimizer.state:
                 del optimizer.state[parameter]
 
-    def share(self, parameters: Sequence[nn.Parameter]) -> None:
-        self._replicas.share(parameters)
-
-    def arm(self, module: Callable[..., Any]) -> None:
-        self._replicas.arm(module)
-
-    def collect(self, module: Callable[..., Any], microbatch: int) -> None:
-        self._replicas.collect(module, microbatch)
-
-    def reduce(self, module: Callable[..., Any], num_microbatches: int) -> None:
-        self._replicas.reduce(module, num_microbatches)
-
-    def after_step(self) -> None:
+    def fetch_parameters(self) -> None:
         with torch.no_grad():
             for owner, parameters in enumerate(self._owned):
                 for alike in _by_dtype(parameters):
                     flat = torch.cat([parameter.detach().reshape(-1) for parameter in alike])
                     self.group.broadcast([flat], owner)
-                    if owner != self.rank:
+                    if owner != self.group.rank:
                         _spread(flat, alike)
-
-    def share_buffers(self, before: Before) -> None:
-        self._replicas.share_buffers(before)
-
-    def after_update(self, update: int) -> None:
-        self._replicas.after_update(update)
-
-    def abandon(self) -> None:
-        self._replicas.abandon()
-
-    def uncompressed(self) -> AbstractContextManager[str]:
-        return self._replicas.uncompressed()
-
-    def all_states(self, states: States) -> States:
-        return self._everybody(states, self._fetched)
-
-    def kept_states(self, states: States) -> States:
-        return self._everybody(states, self._owned_here)
-
-    def _everybody(self, states: States, tensor_of: "Callable[[int, Any, _Shape], Any]") -> States:
-        everything: dict[str, dict[str, Any]] = {}
-        for owner, theirs in enumerate(self.group.gather(mapped(dict(states), _Shape))):
-            for name, shapes in theirs.items():
-                mine = states.get(name) if owner == self.rank else None
-                everything[name] = _filled(shapes, mine, partial(tensor_of, owner))
-        return everything
-
-    def _owned_here(self, owner: int, mine: Any, shape: "_Shape") -> Owned:
-        local = mine if owner == self.rank else torch.empty(0, dtype=shape.dtype)
-        return Owned(local=local, size=shape.size)
-
-    def _fetched(self, owner: int, mine: Any, shape: "_Shape") -> Tensor:
-        tensor = mine if owner == self.rank else torch.empty(shape.size, dtype=shape.dtype)
-        carried = tensor.to(self.group.device).contiguous()
-        self.group.broadcast([carried], owner)
-        return carried.to(tensor.device)
 
 
 class _Shape:

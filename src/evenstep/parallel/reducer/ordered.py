@@ -5,14 +5,14 @@ this rank and then across ranks. It costs log₂(n) + 1 sets of gradients and ov
 equal to this one up to rounding.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, final
+from collections.abc import Sequence
+from typing import final
 
 from torch import nn
 
-from evenstep.parallel.buffers import Before
 from evenstep.parallel.group import Group
-from evenstep.parallel.replicas import Replicas
+from evenstep.parallel.reducer.reducer import ChoosesTrained, Reducer
+from evenstep.parallel.replicas import compare_replicas, synchronise
 from evenstep.parallel.strategy import Strategy
 from evenstep.parallel.tree import Tree
 
@@ -28,12 +28,23 @@ class Ordered(Strategy):
     1
     """
 
-    collects = True
     cuts_alone = True
 
     def __init__(self, group: Group | None = None) -> None:
         super().__init__(group)
-        self._replicas = Replicas(nn.Module(), self.group)
+
+    def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
+        return OrderedReducer(module, self.group)
+
+
+@final
+class OrderedReducer(Reducer, ChoosesTrained):
+    """Sums each micro-batch's gradients in a fixed binary tree."""
+
+    collects = True
+
+    def __init__(self, module: nn.Module, group: Group) -> None:
+        super().__init__(module, group)
         self._parameters: list[nn.Parameter] = []
         self._tree = Tree([])
         self._reducing = False
@@ -42,25 +53,25 @@ class Ordered(Strategy):
     def retries_alone(self) -> bool:
         return not self._reducing
 
-    def wrap(self, module: nn.Module) -> nn.Module:
-        self._replicas = Replicas(module, self.group)
-        self.share([parameter for parameter in module.parameters() if parameter.requires_grad])
-        return module
+    def wrap(self) -> nn.Module:
+        synchronise(self.module, self.group)
+        self.share([parameter for parameter in self.module.parameters() if parameter.requires_grad])
+        return self.module
 
     def share(self, parameters: Sequence[nn.Parameter]) -> None:
         self._parameters = list(parameters)
         self._tree = Tree(self._parameters)
 
-    def begin(self, module: Callable[..., Any]) -> None:
+    def begin(self) -> None:
         self._tree = Tree(self._parameters)
         self._reducing = False
 
-    def collect(self, module: Callable[..., Any], microbatch: int) -> None:
+    def collect(self, microbatch: int) -> None:
         self._tree.add(microbatch, [parameter.grad for parameter in self._parameters])
         for parameter in self._parameters:
             parameter.grad = None
 
-    def reduce(self, module: Callable[..., Any], num_microbatches: int) -> None:
+    def reduce(self, num_microbatches: int) -> None:
         self._reducing = True
         total = self._tree.total(self.group, num_microbatches=num_microbatches)
         for parameter, gradient in zip(self._parameters, total, strict=True):
@@ -68,17 +79,10 @@ class Ordered(Strategy):
         self._tree = Tree(self._parameters)
         self._reducing = False
 
-    def spoil(self, module: Callable[..., Any], num_microbatches: int, error: Exception) -> None:
-        if self._reducing and self.ranks > 1:
+    def spoil(self, num_microbatches: int, error: Exception) -> None:
+        if self._reducing and self.group.ranks > 1:
             raise error
         self._tree.spoil(self.group)
 
-    def abandon(self) -> None:
-        self._tree = Tree(self._parameters)
-        self._replicas.buffers.look_anew()
-
-    def share_buffers(self, before: Before) -> None:
-        self._replicas.buffers.share(before)
-
     def after_update(self, update: int) -> None:
-        self._replicas.after_update(update)
+        compare_replicas(self.module, self.group, update)

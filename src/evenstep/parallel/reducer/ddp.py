@@ -9,16 +9,16 @@ plans whose last backward does not follow their last forward, and divides by the
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import final
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from evenstep.parallel.buffers import Before
 from evenstep.parallel.compression import Compression
 from evenstep.parallel.group import Group
-from evenstep.parallel.replicas import Replicas
-from evenstep.parallel.strategy import Spoiled, Strategy
+from evenstep.parallel.reducer.reducer import ChoosesTrained, Compresses, Reducer, Spoiled
+from evenstep.parallel.replicas import compare_replicas, synchronise
+from evenstep.parallel.strategy import Strategy
 
 BUCKET_BYTES = 25 * 2**20  # as torch's DDP has it
 
@@ -53,17 +53,29 @@ class Ddp(Strategy):
         super().__init__(group)
         self._bucket_bytes = bucket_bytes
         self._compression = compression or Compression()
+
+    def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
+        return DdpReducer(module, self.group, bucket_bytes=self._bucket_bytes, compression=self._compression)
+
+
+@final
+class DdpReducer(Reducer, ChoosesTrained, Compresses):
+    """Sums buckets of gradients while the last backward runs; the arguments are those of `Ddp`."""
+
+    def __init__(self, module: nn.Module, group: Group, *, bucket_bytes: int, compression: Compression) -> None:
+        super().__init__(module, group)
+        self._bucket_bytes = bucket_bytes
+        self._compression = compression
         self._buckets: list[_Bucket] = []
         self._hooks: list[RemovableHandle] = []
-        self._replicas = Replicas(nn.Module(), self.group)
         self._armed = False
         self._next = 0
         self._told = False  # whether the ranks have said which gradients may be used
 
-    def wrap(self, module: nn.Module) -> nn.Module:
-        self._replicas = Replicas(module, self.group)
-        self.share([parameter for parameter in module.parameters() if parameter.requires_grad])
-        return module
+    def wrap(self) -> nn.Module:
+        synchronise(self.module, self.group)
+        self.share([parameter for parameter in self.module.parameters() if parameter.requires_grad])
+        return self.module
 
     def share(self, parameters: Sequence[nn.Parameter]) -> None:
         self._compression.check([parameter.dtype for parameter in parameters])
@@ -82,21 +94,21 @@ class Ddp(Strategy):
     def retries_alone(self) -> bool:
         return self._next == 0  # no bucket is on its way
 
-    def begin(self, module: Callable[..., Any]) -> None:
+    def begin(self) -> None:
         self._armed = False
         self._forget()
 
-    def arm(self, module: Callable[..., Any]) -> None:
+    def arm(self) -> None:
         self._armed = True
         self._next = 0
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
 
-    def reduce(self, module: Callable[..., Any], num_microbatches: int) -> None:
+    def reduce(self, num_microbatches: int) -> None:
         if self._sum(spoiled=False):
             raise Spoiled
 
-    def spoil(self, module: Callable[..., Any], num_microbatches: int, error: Exception) -> None:
+    def spoil(self, num_microbatches: int, error: Exception) -> None:
         if self._told:
             raise error
         self._sum(spoiled=True)
@@ -125,14 +137,8 @@ class Ddp(Strategy):
         for bucket in self._buckets:
             bucket.flat = bucket.wait = None
 
-    def share_buffers(self, before: Before) -> None:
-        self._replicas.buffers.share(before)
-
     def after_update(self, update: int) -> None:
-        self._replicas.after_update(update)
-
-    def abandon(self) -> None:
-        self._replicas.buffers.look_anew()
+        compare_replicas(self.module, self.group, update)
 
     @contextmanager
     def uncompressed(self) -> Generator[str]:
