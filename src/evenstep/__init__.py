@@ -18,19 +18,40 @@ if TYPE_CHECKING:
     from evenstep.errors import EvenstepError
     from evenstep.events import Hook, Writer
     from evenstep.optim.ema import Ema
+    from evenstep.options import Checkpointing, Failures, Logging, Training
     from evenstep.precision import Bf16Mixed, Fp16Mixed, FullPrecision, Precision
-    from evenstep.train import DropTask, Loss, LossSpikes, Result, Retry, Rewind, Skip, Stop, Task, Trainer
+    from evenstep.train import (
+        Aborted,
+        Committed,
+        DropTask,
+        Engine,
+        Loss,
+        LossSpikes,
+        Result,
+        Retry,
+        Rewind,
+        Skip,
+        Stop,
+        Task,
+        Trainer,
+    )
 
 __all__ = [
+    "Aborted",
     "Batch",
     "Bf16Mixed",
+    "Checkpointing",
+    "Committed",
     "Data",
     "DropTask",
     "Ema",
+    "Engine",
     "EvenstepError",
+    "Failures",
     "Fp16Mixed",
     "FullPrecision",
     "Hook",
+    "Logging",
     "Loss",
     "LossSpikes",
     "MapData",
@@ -44,6 +65,7 @@ __all__ = [
     "StreamData",
     "Task",
     "Trainer",
+    "Training",
     "UpdateData",
     "Writer",
     "__version__",
@@ -63,8 +85,12 @@ _HOMES = {
     "errors": ("EvenstepError",),
     "events": ("Hook", "Writer"),
     "optim.ema": ("Ema",),
+    "options": ("Checkpointing", "Failures", "Logging", "Training"),
     "precision": ("Bf16Mixed", "Fp16Mixed", "FullPrecision", "Precision"),
-    "train": ("DropTask", "Loss", "LossSpikes", "Result", "Retry", "Rewind", "Skip", "Stop", "Task", "Trainer"),
+    "train": (
+        *("Aborted", "Committed", "DropTask", "Engine", "Loss", "LossSpikes", "Result", "Retry", "Rewind", "Skip"),
+        *("Stop", "Task", "Trainer"),
+    ),
 }
 _old = old_names(__name__, {"Full": "FullPrecision"})
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -16,6 +16,7 @@ ROOT = {
     "errors",
     "exits",
     "frames",
+    "internals",
     "keys",
     "lazy",
     "memory",
@@ -26,17 +27,19 @@ ROOT = {
     "version",
 }
 CORE = {"train", "pipeline", "parallel", *LEAVES}
+OPTIONS = "options"  # names the core's classes for type checkers only, and loads none of it
 # Each part, and the parts that it may import beside itself and the root modules.
 ALLOWED: dict[str, set[str]] = {
     **{leaf: set() for leaf in LEAVES},
     "parallel": set(),
     "pipeline": {"parallel"},
-    "train": {"pipeline", "parallel", *LEAVES},
-    "config": set(),
+    OPTIONS: CORE,
+    "train": {"pipeline", "parallel", *LEAVES, OPTIONS},
+    "config": {OPTIONS},
     "extras": CORE,  # what not every run needs: the core knows it by name only (`plugins`)
-    "builders": {*CORE, "config", "extras"},
-    "cli": {*CORE, "builders", "config", "extras"},
-    "__init__": CORE,
+    "builders": {*CORE, OPTIONS, "config", "extras"},
+    "cli": {*CORE, OPTIONS, "builders", "config", "extras"},
+    "__init__": {*CORE, OPTIONS},
     "__main__": {"cli"},
 }
 DUMPING_GROUNDS = {"utils", "util", "helpers", "helper", "common", "misc"}
@@ -107,5 +110,12 @@ def test_there_is_no_dumping_ground() -> None:
 def test_the_library_imports_neither_config_nor_command_line_nor_heavy_extras() -> None:
     heavy = ["rich", "pydantic", "tensorboard", "jinja2", "safetensors", "sklearn", "evenstep.config", "evenstep.cli"]
     code = f"import sys, evenstep; evenstep.Trainer; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_options_load_nothing_of_what_they_are_options_of() -> None:
+    heavy = ["torch", *(f"evenstep.{part}" for part in CORE)]
+    code = f"import sys, evenstep.options; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "[]"

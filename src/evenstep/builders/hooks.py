@@ -1,13 +1,13 @@
 """The hooks and writers that a configuration asks for, around the recipe's own.
 
-Those that every run has (`evenstep.train.standard`) are the trainer's. They are built, not called; in which order they
-hear an event is decided here.
+Those that every run has, and those that save (`evenstep.train.standard`), are the trainer's. They are built, not
+called; in which order they are called is decided here.
 """
 
 from collections.abc import Sequence
 
 from evenstep.config.schema import Config
-from evenstep.events import WRITERS, Best, EarlyStop, Evaluate, Hook, Save, TimeBudget, Writer
+from evenstep.events import WRITERS, EarlyStop, Evaluate, Hook, TimeBudget, Writer
 
 
 def build_hooks(config: Config, own: Sequence[Hook]) -> list[Hook]:
@@ -20,11 +20,8 @@ def build_hooks(config: Config, own: Sequence[Hook]) -> list[Hook]:
     hooks: list[Hook] = []
     if config.evaluate.every_updates is not None or config.evaluate.every_epochs is not None:
         hooks.append(Evaluate(**config.evaluate.model_dump()))
-    if config.checkpoint.best is not None:
-        hooks.append(Best(**config.checkpoint.best.model_dump()))
     if config.early_stop is not None:
         hooks.append(EarlyStop(**config.early_stop.model_dump()))
-    hooks.append(Save(**config.checkpoint.model_dump(include={"every_updates", "every_epochs", "every_minutes"})))
     hooks.extend(own)
     if config.train.max_minutes is not None:
         hooks.append(TimeBudget(max_minutes=config.train.max_minutes))

@@ -15,19 +15,19 @@ import torch
 from torch import nn
 
 from evenstep.builders.data import build_data, build_evaluation
-from evenstep.builders.failures import build_failures
 from evenstep.builders.optimizer import build_optimizer
+from evenstep.builders.options import build_checkpointing, build_failures, build_training
 from evenstep.builders.pipeline import build_model
 from evenstep.builders.ranks import rank_device
-from evenstep.builders.tasks import build_coefficients, build_combine, build_mixture
+from evenstep.builders.tasks import build_mixture
 from evenstep.config.load import Run
 from evenstep.config.schema import Config, OneTask
 from evenstep.config.tasks import data_tables, evaluations_of
 from evenstep.data import Data, Mixture
 from evenstep.errors import TaskError
 from evenstep.events import Hook, Writer
-from evenstep.optim.ema import Ema
 from evenstep.optim.schedules import LR_SCHEDULES, Constant, LrSchedule
+from evenstep.options import Logging
 from evenstep.parallel import Mesh
 from evenstep.pipeline import Layers
 from evenstep.precision import PRECISIONS, Precision
@@ -65,6 +65,7 @@ class Parts:
         hooks: Sequence[Hook] = (),
         writers: Sequence[Writer] = (),
         evaluations: Mapping[str, Data] | None = None,
+        kept: Mapping[str, Any] | None = None,
         **more: Any,
     ) -> Trainer:
         """The trainer of these parts.
@@ -73,6 +74,7 @@ class Parts:
             hooks: in their order.
             writers: of the metrics.
             evaluations: what to evaluate on; nothing by default.
+            kept: plain values that are kept with each checkpoint, such as the resolved configuration.
             more: further arguments of the trainer, such as `folder`.
         """
         config = self.config
@@ -87,22 +89,12 @@ class Parts:
             device=rank_device(config),
             precision=build_precision(config),
             lr_schedule=build_lr_schedule(config),
-            clip_norm=config.train.clip_norm,
-            ema=None if config.ema is None else Ema(**config.ema.model_dump()),
             evaluations=evaluations,
             hooks=hooks,
-            writers=writers,
-            log_every_updates=config.log.every_updates,
-            keep_checkpoints=config.checkpoint.keep_last,
-            keep_every_updates=config.checkpoint.keep_every_updates,
-            asynchronous_saves=config.checkpoint.asynchronous,
-            settle_every_updates=config.train.settle_every_updates,
-            **build_failures(config),
-            coefficients=build_coefficients(config),
-            combine=build_combine(config),
-            norm_statistics=config.train.norm_statistics,
-            channels_last=config.train.channels_last,
-            check_loss=config.train.check_loss,
+            train=build_training(config),
+            checkpoint=build_checkpointing(config, kept),
+            failures=build_failures(config),
+            log=Logging(every_updates=config.log.every_updates, writers=writers),
             **more,
         )
 

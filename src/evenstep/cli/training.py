@@ -59,7 +59,7 @@ def _train_in(run: Run, folder: Path, source: str, group: Group) -> int:
             writers=build_writers(run.config),
             evaluations=parts.evaluations,
             strategy=build_strategy(run.config, mesh.data),
-            config=json.loads(json.dumps(run.resolved(), default=str)),
+            kept=json.loads(json.dumps(run.resolved(), default=str)),
         )
         said = "\n".join([f"run folder  {folder}", *describe(parts, trainer)])
         if trainer.is_first_rank:

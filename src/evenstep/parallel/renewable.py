@@ -14,8 +14,16 @@ from threading import Lock
 from typing import Any, final
 
 import torch
-import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ProcessGroupGloo, Store
+
+from evenstep.internals import (
+    PrefixStore,
+    ProcessGroup,
+    Store,
+    connect_gloo,
+    connect_nccl,
+    name_of_group,
+    register_backend,
+)
 
 GLOO, NCCL = "renewable_gloo", "renewable_nccl"  # names of backends for torch
 _UNUSED_TAG = 2**30  # of a message that nobody sends
@@ -75,30 +83,15 @@ class Renewable(ProcessGroup):
         """
         self._inner, self._backend = self._formed(attempt, timeout)
 
-    def _formed(self, attempt: int, timeout: timedelta) -> tuple[Any, Any]:
+    def _formed(self, attempt: int, within: timedelta) -> tuple[Any, Any]:
         """A group of torch's own for this attempt, and the backend in it."""
         store = PrefixStore(f"attempt {attempt}", self._store)
-        backend = self._connected(store, timeout)
-        inner = ProcessGroup(store, self._rank, self._ranks)
-        inner._set_default_backend(self._kind())
-        inner._register_backend(torch.device(self._device_type()), self._kind(), backend)
-        return inner, backend
-
-    def _connected(self, store: Store, timeout: timedelta) -> Any:
-        backend = ProcessGroupGloo(store, self._rank, self._ranks, timeout=timeout)
-        backend._set_default_timeout(self._timeout)
-        return backend
-
-    def _kind(self) -> Any:
-        return ProcessGroup.BackendType.GLOO
-
-    def _device_type(self) -> str:
-        return "cpu"
+        return connect_gloo(store, self._rank, self._ranks, within=within, timeout=self._timeout)
 
     def break_(self) -> None:
         """Close the connections: all who wait in the group, or come to it, raise. Any thread may call it."""
         backend = self._backend
-        for step in range(1, self._ranks):
+        for step in range(1, self._ranks) if backend is not None else ():
             other = (self._rank + step) % self._ranks
             # gloo closes all of a group's connections when a wait for a message times out, and has no other way to
             with suppress(RuntimeError):
@@ -111,7 +104,7 @@ class Renewable(ProcessGroup):
     @property
     def group_name(self) -> str:
         """The name by which functional collectives find the group."""
-        return dist.distributed_c10d._world.pg_names[self]
+        return name_of_group(self)
 
     def getBackendName(self) -> str:
         """What torch calls the backend."""
@@ -122,16 +115,9 @@ class Renewable(ProcessGroup):
 class RenewableNccl(Renewable):
     """The same for tensors on CUDA devices; it has been run by nobody yet."""
 
-    def _connected(self, store: Store, timeout: timedelta) -> Any:
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = self._timeout
-        return dist.ProcessGroupNCCL(store, self._rank, self._ranks, options)
-
-    def _kind(self) -> Any:
-        return ProcessGroup.BackendType.NCCL
-
-    def _device_type(self) -> str:
-        return "cuda"
+    def _formed(self, attempt: int, within: timedelta) -> tuple[Any, Any]:
+        store = PrefixStore(f"attempt {attempt}", self._store)
+        return connect_nccl(store, self._rank, self._ranks, timeout=self._timeout)
 
     def break_(self) -> None:
         backend = self._backend
@@ -195,6 +181,5 @@ class Connections:
 
 def register() -> None:
     """Make torch know the backends; `init_process_group` and `new_group` take their names then."""
-    if GLOO.upper() not in dist.Backend._plugins:
-        dist.Backend.register_backend(GLOO, Renewable, devices=["cpu"])
-        dist.Backend.register_backend(NCCL, RenewableNccl, devices=["cuda"])
+    register_backend(GLOO, Renewable, "cpu")
+    register_backend(NCCL, RenewableNccl, "cuda")

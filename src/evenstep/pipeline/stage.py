@@ -182,14 +182,14 @@ class Stage:
 
     def _go_back(self, microbatch: int, step: Step) -> None:
         crossing = self._live.pop(microbatch)
-        gradients: dict[int, Gradients] = {
-            destination: self._edges.take(Address("gradient", destination, self.index, microbatch))
-            for destination in self.carried
-        }
         if crossing.loss is not None:
             step.backward(crossing.loss, microbatch)
             crossing.loss = None
         elif self.carried:
+            gradients: dict[int, Gradients] = {
+                destination: self._edges.take(Address("gradient", destination, self.index, microbatch))
+                for destination in self.carried
+            }
             with step.going_back(microbatch):
                 crossing.backward(gradients)
         for source in self.sources:
@@ -225,10 +225,12 @@ class Stage:
         self.reducer.reduce(step.num_microbatches)
 
     def _unshard(self, action: Action, step: Step) -> None:
-        cast("GathersPerPlan", self.reducer).unshard()
+        assert isinstance(self.reducer, GathersPerPlan)
+        self.reducer.unshard()
 
     def _reshard(self, action: Action, step: Step) -> None:
-        cast("GathersPerPlan", self.reducer).reshard()
+        assert isinstance(self.reducer, GathersPerPlan)
+        self.reducer.reshard()
 
     _methods: ClassVar[dict[Op, Callable[["Stage", Action, Step], None]]] = {
         Op.FORWARD: _forward,

@@ -38,7 +38,7 @@ TRIES = 8  # global batches in which a task's micro-batches are looked at, where
 REPEATS = 6  # of a suspect whole, to see how far random numbers move it: with 2 they seem not to, once in 40 times
 WHILE_LOOKING = (
     "It was raised while the loss of a micro-batch was compared with those of its halves, as `Task.split` cuts it; "
-    "`Trainer(check_loss=False)`, in a run file `train.check_loss = false`, leaves that out."
+    "`Trainer(train=Training(check_loss=False))`, in a run file `train.check_loss = false`, leaves that out."
 )
 _16_BITS = frozenset({torch.float16, torch.bfloat16})
 

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, cast, final
+from typing import Any, Self, final
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from evenstep.events import (
     MicrobatchBegin,
     MicrobatchEnd,
 )
+from evenstep.internals import profiler_runs
 from evenstep.keys import branch
 from evenstep.memory import is_out_of_memory
 from evenstep.pipeline import Stage
@@ -77,7 +78,7 @@ class MicrobatchStep:
         self._completes: dict[int, int] = {}
         self.doing: tuple[str, int, Piece] | None = None
         self._heard = way.bus.listens("before_microbatch") or way.bus.listens("after_microbatch")
-        self._profiled = bool(cast("Any", torch.autograd)._profiler_enabled())
+        self._profiled = profiler_runs()
         heard = way.bus.listens("before_forward") or way.bus.listens("after_forward")
         self._observed = heard or self._profiled or way.norms.by_task
         self._open: dict[int, AbstractContextManager[None]] = {}
@@ -128,8 +129,9 @@ class MicrobatchStep:
                 self._parts = dict(enumerate((one, piece) for one, of_one in pieces for piece in of_one))
             last = {one.index: number for number, (one, _) in self._parts.items()}
             self._completes = {number: index for index, number in last.items()}
-        if work:  # memory may run out before anything is computed here
-            self._do("transfer", next(iter(self._parts)))
+        for one, piece in self._parts.values():
+            self.doing = "transfer", one.index, piece  # memory may run out before anything is computed here
+            break
         return tuple(self._parts)
 
     def forward(self, stage: Stage, received: Outputs, microbatch: int) -> tuple[Outputs, Tensor | None]:
@@ -184,15 +186,16 @@ class MicrobatchStep:
 
     def backward(self, loss: Tensor, microbatch: int) -> None:
         """Go back from the loss of a micro-batch, by its number in the plan."""
-        self._do("backward", microbatch)
-        one = self._parts[microbatch][0]
-        with self._told_backward(one), self._range("backward", one.task):
+        one, piece = self._parts[microbatch]
+        self.doing = "backward", one.index, piece
+        with self._told_backward(one), self._range("backward", one.task) if self._profiled else _NOTHING:
             descend(loss, self._seed_of(loss, one))
 
     def going_back(self, microbatch: int) -> AbstractContextManager[None]:
         """Around the backward of a stage that gives no loss."""
-        self._do("backward", microbatch)
-        return self._told_backward(self._parts[microbatch][0])
+        one, piece = self._parts[microbatch]
+        self.doing = "backward", one.index, piece
+        return self._told_backward(one)
 
     def done(self, microbatch: int) -> None:
         """This rank has nothing more to compute of the micro-batch."""
@@ -202,10 +205,6 @@ class MicrobatchStep:
     def completed(self, microbatch: int) -> int | None:
         """The number of the micro-batch whose gradients are complete with this one's backward; None: of none yet."""
         return self._completes.get(microbatch)
-
-    def _do(self, phase: str, number: int) -> None:
-        one, piece = self._parts[number]
-        self.doing = phase, one.index, piece
 
     @contextmanager
     def _around_forward(self, stage: Stage, one: Microbatch, batch: Any) -> Generator[list[Any]]:

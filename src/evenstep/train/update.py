@@ -7,7 +7,6 @@ about an abort; that is the loop's. Until it applies, it may be begun anew at an
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar, final
 
@@ -33,30 +32,14 @@ from evenstep.train.failures import FailurePolicy
 from evenstep.train.fit import fitting, state_allocated
 from evenstep.train.late_weights import build_gather
 from evenstep.train.microbatch import MicrobatchStep
+from evenstep.train.outcome import PendingUpdate
 from evenstep.train.passage import Gathered, Way
+from evenstep.train.progress import Progress
 from evenstep.train.recovery import Attempt, Recovery, Work
 from evenstep.train.trained import Trained
 from evenstep.train.weigh import Weights, weigh
 
 T = TypeVar("T")
-
-
-@final
-@dataclass(slots=True, kw_only=True)  # not frozen: one is made in every update, and freezing costs
-class Outcome:
-    """What became of one update.
-
-    Args:
-        aborted: 0.0 when it was applied, 1.0 when not; a tensor while only the device knows.
-        total: Σw of the update; a tensor where the weight is late.
-        skipped_samples: how many samples all ranks had to leave out.
-        gathered: of this rank's micro-batches.
-    """
-
-    aborted: float | Tensor
-    total: float | Tensor
-    skipped_samples: int = 0
-    gathered: Gathered = field(default_factory=Gathered)
 
 
 @final
@@ -129,13 +112,14 @@ class Update:
             by_name = {name: one for name, one in named_parameters(model).items() if id(one) in held}
             self._gather = build_gather(self._accumulate, combine, by_name, way, execution)
 
-    def __call__(self, batch: GlobalBatch, update: int) -> Outcome:
-        """Execute update number `update` with `batch`.
+    def __call__(self, batch: GlobalBatch, before: Progress) -> PendingUpdate:
+        """Execute the update that follows `before` with `batch`.
 
         With S the loss scale and all sums over micro-batches and ranks, the parameters' gradients become
         S·Σ_t λ_t·Σ∇S_m / Σw_m, or S·Σ∇S_m where the weight is late; what is left of S / Σw_m goes into the divisor of
         `Apply`.
         """
+        update, pending = before.update + 1, self._pending(batch, before)
         self.begin()
         self._execution.group.at(update)
         self.trained.follow()
@@ -147,16 +131,16 @@ class Update:
         weights, gathered, grads, squared = self._together(
             f"update {update}", update, partial(self._computed, batch, update)
         )
-        skipped, covered = weights.skipped_samples, weights.total
+        pending.skipped_samples, covered = weights.skipped_samples, weights.total
         if covered == 0:
-            return Outcome(aborted=1.0, total=0.0, skipped_samples=skipped)
+            return pending
         late_weight = gathered.late_total
         total = covered if late_weight is None else late_weight
         scale = self._way.precision.scale
         rates = self.learning_rates(update)
         if squared is None:  # no task gave a loss
             self._buffers.restore(1.0)
-            return Outcome(aborted=1.0, total=0.0, skipped_samples=skipped)
+            return pending
         self.is_whole = False  # until all that follows has been applied
         divisor = scale if late_weight is None else scale * total
         begin = partial(StepBegin, update=update, divisor=divisor)
@@ -172,7 +156,12 @@ class Update:
         put("train/grad_norm", applied.norm, update=update)
         for name, rate in zip(self.learning_rates.names, rates, strict=True):
             put(name, rate, update=update)
-        return Outcome(aborted=applied.aborted, total=total, gathered=gathered, skipped_samples=skipped)
+        pending.aborted, pending.norm, pending.total, pending.gathered = applied.aborted, applied.norm, total, gathered
+        return pending
+
+    def _pending(self, batch: GlobalBatch, before: Progress) -> PendingUpdate:
+        """The update as it ends where nothing has a weight or a loss: aborted."""
+        return PendingUpdate(batch=batch, before=before, precision=self._way.precision.state, aborted=1.0, total=0.0)
 
     def _computed(self, batch: GlobalBatch, update: int) -> tuple[Weights, Gathered, list[Tensor], Tensor | None]:
         """Compute the update's gradients and their squared norm; nothing is applied."""

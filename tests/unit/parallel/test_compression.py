@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from evenstep import MapData, Skip, Task, Trainer
+from evenstep import Failures, MapData, Skip, Task, Trainer
 from evenstep.errors import ArgumentError, NonFiniteError
 from evenstep.parallel import Bf16, Compression, Ddp, Fp16
 
@@ -88,7 +88,7 @@ def train(group: Any, factor: float, on_non_finite: Any = None) -> Trainer:
         updates=1,
         device="cpu",
         strategy=Ddp(group, compression=Fp16()),
-        on_non_finite=on_non_finite,
+        failures=Failures(non_finite=on_non_finite),
     )
     trainer.train()
     return trainer

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.profiler import profile
 
-from evenstep import Hook, MapData, Mixture, Task, Trainer
+from evenstep import Hook, MapData, Mixture, Task, Trainer, Training
 
 TRACE: list[str] = []
 EACH = ["transform", "forward begin", "inputs", "postprocess", "forward end", "loss"]
@@ -150,7 +150,7 @@ def test_channels_last_comes_after_transforms_and_survives_saving_and_resuming(t
             data=MapData(data, global_batch_size=4),
             updates=updates,
             device="cpu",
-            channels_last=True,
+            train=Training(channels_last=True),
             folder=tmp_path,
         )
         trainer.resume()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Hook, MapData, Task, Trainer
+from evenstep import Checkpointing, Hook, MapData, Task, Trainer
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.optim import MultiOptimizer
 from evenstep.optim.sharing import TORCH, Part, known, why_not_by
@@ -154,7 +154,7 @@ def test_an_optimizer_whose_inner_state_would_be_lost_on_resume_is_refused_by_na
 
     with pytest.raises(ArgumentError, match=r"`folder` saves checkpoints.*OwnReferences keeps `slow`"):
         trainer(make, folder=tmp_path)
-    trainer(make, folder=tmp_path, keep_checkpoints=0).train()  # as it is advised
+    trainer(make, folder=tmp_path, checkpoint=Checkpointing(keep_last=0)).train()  # as it is advised
     alone = trainer(make)
     alone.train()
     with pytest.raises(CheckpointError, match="`slow`"):

@@ -9,7 +9,7 @@ from typing import final
 
 from torch import nn
 
-from evenstep.parallel.internals import end_backward
+from evenstep.internals import end_backward
 from evenstep.parallel.reducer.padded import PaddedReducer
 from evenstep.parallel.reducer.per_plan import PlanReducer, unreduced
 from evenstep.parallel.reducer.reducer import Reducer

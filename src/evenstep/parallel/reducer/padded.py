@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from evenstep.internals import at_end_of_backward, forget_order, parts, record
 from evenstep.parallel.group import Group
-from evenstep.parallel.internals import at_end_of_backward, forget_order, parts, record
 from evenstep.parallel.reducer.reducer import ExplainsErrors, PadsPasses
 from evenstep.parallel.reducer.sharded import ShardedReducer, Sharding
 from evenstep.parallel.shardable import explained

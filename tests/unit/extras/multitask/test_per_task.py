@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Fp16Mixed, Loss, MapData, Mixture, Task, Trainer
+from evenstep import Failures, Fp16Mixed, Loss, MapData, Mixture, Task, Trainer, Training
 from evenstep.errors import ArgumentError
 from evenstep.parallel import Group, Layout, Reducer, Single, Strategy
 from evenstep.train import AlignedMtl, Combine, GradNorm, PcGrad, Separate
@@ -62,14 +62,14 @@ def reference(several: Any, method: Combine, updates: int = 3) -> Any:
 
 @pytest.mark.parametrize("method", [Separate, PcGrad, AlignedMtl, GradNorm])
 def test_shared_gradients_are_combined_and_heads_keep_their_own(several: Any, method: type[Combine]) -> None:
-    model, _ = trained(several, combine=method())
+    model, _ = trained(several, train=Training(combine=method()))
     wanted = reference(several, method())
     got = torch.cat([several.flat(model.trunk), several.flat(model.heads)])
     torch.testing.assert_close(got, several.flat(wanted), rtol=1e-9, atol=1e-12)
 
 
 def test_kept_apart_and_summed_they_are_the_accumulated_gradient(several: Any) -> None:
-    one, other = trained(several, combine=Separate())[0], trained(several)[0]
+    one, other = trained(several, train=Training(combine=Separate()))[0], trained(several)[0]
     torch.testing.assert_close(several.flat(one), several.flat(other), rtol=1e-12, atol=1e-14)
 
 
@@ -82,7 +82,7 @@ def test_the_loss_scale_does_not_reach_the_methods(several: Any) -> None:
             return Separate()(products, losses, **more)
 
     for precision in (None, Fp16Mixed(initial=1024.0)):
-        trained(several, combine=Looks(), precision=precision, updates=1)
+        trained(several, train=Training(combine=Looks()), precision=precision, updates=1)
     torch.testing.assert_close(seen[1], seen[0], rtol=2e-2, atol=1e-4)  # float16 keeps 11 bits
 
 
@@ -117,7 +117,9 @@ def test_of_complex_gradients_the_imaginary_parts_count_as_well() -> None:
     model = Turn()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     task = {name: Part(share) for name, share in shares.items()}
-    Trainer(model=model, task=task, data=data, optimizer=optimizer, updates=1, device="cpu", combine=Looks()).train()
+    Trainer(
+        model=model, task=task, data=data, optimizer=optimizer, updates=1, device="cpu", train=Training(combine=Looks())
+    ).train()
     # ∇Re(c·z) = conj(c), in two elements: ⟨g, h⟩ = 2·Re(conj(g)·h)
     expected = [[2 * (one.conjugate() * other).real for other in shares.values()] for one in shares.values()]
     torch.testing.assert_close(seen[0], torch.tensor(expected, dtype=torch.float64))
@@ -132,7 +134,9 @@ def test_what_grad_norm_has_learned_goes_back_with_an_aborted_update(several: An
             return Loss(loss.sum * float("nan")) if batch[1][0] == several.samples(24, 2)[2][1] else loss
 
     task = {name: Bad(name) for name in SIZES}
-    model, trainer = trained(several, combine=GradNorm(), task=task, on_non_finite=Skip(), updates=2)
+    model, trainer = trained(
+        several, train=Training(combine=GradNorm()), task=task, failures=Failures(non_finite=Skip()), updates=2
+    )
     assert trainer.progress.skipped == 1
     assert model.get_buffer("task_balance.coefficients").isfinite().all()
     assert model.get_buffer("task_balance.first_losses").isfinite().all()
@@ -156,8 +160,8 @@ def test_products_ask_the_layout_of_a_strategy_of_ones_own(several: Any) -> None
             return Single().reducer(module)
 
     layout = Watched(Group())
-    ours, _ = trained(several, combine=PcGrad(), strategy=Other(layout=layout), updates=1)
-    theirs, _ = trained(several, combine=PcGrad(), strategy=Single(), updates=1)
+    ours, _ = trained(several, train=Training(combine=PcGrad()), strategy=Other(layout=layout), updates=1)
+    theirs, _ = trained(several, train=Training(combine=PcGrad()), strategy=Single(), updates=1)
     assert all(torch.equal(one, other) for one, other in zip(ours.parameters(), theirs.parameters(), strict=True))
     assert layout.shards >= 3 * len(list(ours.trunk.parameters())) and layout.sums == 2  # of products, and of the norm
 
@@ -167,4 +171,11 @@ def test_sparse_gradients_and_tasks_without_names_are_refused(several: Any) -> N
         model = torch.nn.Linear(3, 1)
         data = MapData(several.samples(4, 0), global_batch_size=2)
         optimizer = torch.optim.SGD(model.parameters())
-        Trainer(model=model, task=several.Regress("a"), data=data, optimizer=optimizer, updates=1, combine=PcGrad())
+        Trainer(
+            model=model,
+            task=several.Regress("a"),
+            data=data,
+            optimizer=optimizer,
+            updates=1,
+            train=Training(combine=PcGrad()),
+        )

@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
-from evenstep.pipeline import Section
+from evenstep.pipeline import Stage
 
 
-class Passage:
+class ReadyStep:
     """The micro-batches of one update.
 
     Args:
@@ -20,14 +20,18 @@ class Passage:
     def __init__(self, inputs: Sequence[Tensor], loss: Callable[[Tensor, int], Tensor]) -> None:
         self._inputs = inputs
         self._loss = loss
+        self.num_microbatches = len(inputs)
 
-    def through(self, section: Section, received: Mapping[int, Any], microbatch: int) -> dict[int, Any]:
-        return section(received, self._inputs[microbatch], _begin)
+    def forward(
+        self, stage: Stage, received: Mapping[int, Any], microbatch: int
+    ) -> tuple[Mapping[int, Any], Tensor | None]:
+        outputs = stage.apply(received, self._inputs[microbatch], _begin)
+        if not stage.gives_loss:
+            return outputs, None
+        (output,) = outputs.values()
+        return {}, self._loss(output, microbatch)
 
-    def loss(self, output: Any, microbatch: int) -> Tensor:
-        return self._loss(output, microbatch)
-
-    def descend(self, loss: Tensor, microbatch: int) -> None:
+    def backward(self, loss: Tensor, microbatch: int) -> None:
         loss.backward()
 
     def going_back(self, microbatch: int) -> AbstractContextManager[None]:
