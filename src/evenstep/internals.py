@@ -21,7 +21,6 @@ __all__ = ["PrefixStore", "ProcessGroup", "Store", "TCPStore", "pytree"]
 # `torch.distributed` has the stores without types, and `torch.utils.pytree` is not in all versions.
 
 _torch = cast("Any", torch)
-_distributed = cast("Any", dist.distributed_c10d) if dist.is_available() else None
 _backward = cast("Any", graph)._engine_run_backward
 
 
@@ -314,11 +313,9 @@ def _group_of(backend: Any, kind: Any, device_type: str, store: Store, rank: int
 
 def name_of_group(group: Any) -> str:
     """The name under which torch keeps a process group; one that is written in Python must know it by itself."""
-    return _distributed._world.pg_names[group]
+    return cast("Any", dist.distributed_c10d)._world.pg_names[group]
 
 
 def register_backend(name: str, made: Callable[..., Any], device_type: str) -> None:
-    """Let `init_process_group` and `new_group` take a backend of this name; torch does not say which it knows."""
-    backends = cast("Any", dist.Backend)
-    if name.upper() not in backends._plugins:
-        backends.register_backend(name, made, devices=[device_type])
+    """Let `init_process_group` and `new_group` take a backend of this name."""
+    cast("Any", dist.Backend).register_backend(name, made, devices=[device_type])

@@ -16,6 +16,7 @@ from evenstep import internals
 
 SOURCE = Path(__file__).parents[2] / "src" / "evenstep"
 OF_FSDP = {
+    "_all_gather_result",
     "_all_gather_comm",
     "_comm_ctx",
     "_fsdp_param_groups",
@@ -28,7 +29,6 @@ OF_FSDP = {
     "_root_post_backward_final_callback",
     "_state_ctx",
     "_to_sharded",
-    "_training_state",
 }
 OF_TORCH = {
     "_buffers",
@@ -47,10 +47,15 @@ OF_TORCH = {
     "_orig_mod",
     "_parameters",
     "_profiler_enabled",
+    "_register_backend",
+    "_set_default_backend",
+    "_set_default_timeout",
     "_shutdown_workers",
     "_step_supports_amp_scaling",
+    "_timeout",
     "_version",
     "_workers",
+    "_world",
 }
 PYTHONS = {"_exit", "_fields", "_replace"}
 METRICS = {"_computed", "_filter_kwargs", "_reductions", "_to_sync", "_update_count"}  # of torchmetrics
