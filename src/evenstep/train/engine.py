@@ -27,7 +27,7 @@ from evenstep.errors import ArgumentError, CheckpointError, LostRankError
 from evenstep.events import Bus, Incident, Storage
 from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Training
-from evenstep.parallel import Elastic, Group, Strategy
+from evenstep.parallel import Elastic, Group, Reducers, Strategy
 from evenstep.precision import Precision
 from evenstep.train import given
 from evenstep.train.aborts import AbortCauses
@@ -181,7 +181,7 @@ class Engine:
         return self.parts.execution.group
 
     @property
-    def strategy(self) -> Strategy:
+    def strategy(self) -> Reducers:
         """How gradients are shared between data-parallel ranks."""
         return self.parts.execution.strategy
 
