@@ -84,7 +84,7 @@ class Staged(nn.Module):
         # what other ranks hold must not stay here because this refers to it
         kept = tuple(replace(layer, build=nn.Identity) for layer in self.layers.layers)
         self.layers = Layers(kept, self.layers.ties)
-        self.sections = {stage: self._section(stage, built) for stage in self.own}
+        self.stage_modules = {stage: self._stage_module(stage, built) for stage in self.own}
         self.parameter_names, self.ties = self._described((*self.layers.ties, *ties, *shared))
         for place, module in built.items():
             register(self, self.layers.layers[place].name, module)
@@ -136,13 +136,13 @@ class Staged(nn.Module):
             )
         values: dict[int, Any] = {}
         for stage in self.own:
-            values |= self.sections[stage](values, kwargs or args, _unseeded)
+            values |= self.stage_modules[stage](values, kwargs or args, _unseeded)
         return values[len(self.layers.layers) - 1]
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile each layer by itself, with the arguments of `torch.compile`; names of parameters stay."""
-        for section in self.sections.values():
-            section.compile_layers(*args, **kwargs)
+        for module in self.stage_modules.values():
+            module.compile_layers(*args, **kwargs)
 
     def _build(self, seed: int) -> dict[int, nn.Module]:
         """This rank's layers, by place."""
@@ -162,7 +162,7 @@ class Staged(nn.Module):
             built[place] = module
         return built
 
-    def _section(self, stage: int, built: dict[int, nn.Module]) -> StageModule:
+    def _stage_module(self, stage: int, built: dict[int, nn.Module]) -> StageModule:
         places = self._places[stage]
         leaving = {place for edge, carried in self.carried.items() if edge[0] == stage for place in carried}
         if stage == self.last:
@@ -172,9 +172,9 @@ class Staged(nn.Module):
     def _described(self, tied: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], tuple[Tie, ...]]:
         """The names of the whole model's parameters, each tied one once, and what is tied, with its owners."""
         mine: list[tuple[int, dict[str, int]]] = []
-        for section in self.sections.values():
-            sizes = {name: parameter.numel() for name, parameter in named_parameters(section).items()}
-            for place in section.places:
+        for module in self.stage_modules.values():
+            sizes = {name: parameter.numel() for name, parameter in named_parameters(module).items()}
+            for place in module.places:
                 layer = self.layers.layers[place].name
                 mine.append((place, {name: size for name, size in sizes.items() if name.startswith(f"{layer}.")}))
         shared = list(tied)
