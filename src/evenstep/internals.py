@@ -201,22 +201,15 @@ def record(part: Any) -> Any | None:
 
 def forget_order(root: Any) -> None:
     """Forget in which order earlier passes went forward: FSDP2 would gather the next one's parts by it."""
-    of_root = state(root)
-    for one in of_root._state_ctx.all_states:
-        for group in one._fsdp_param_groups:
+    for _, part in parts(root):
+        if (group := record(part)) is not None:
             group._post_forward_indices.clear()
-    if of_root._state_ctx.all_states:
-        of_root._comm_ctx.post_forward_order.clear()
+    state(root)._comm_ctx.post_forward_order.clear()
 
 
 def begin(root: Any) -> None:
-    """Make ready what FSDP2 makes in its first forward, for ranks that reduce before they have run any."""
+    """Make ready what FSDP2 makes in its first forward: a rank may reduce, or reset, before it has run any."""
     state(root)._lazy_init()
-
-
-def has_begun(root: Any) -> bool:
-    """Whether any pass has gone through the root."""
-    return bool(state(root)._state_ctx.all_states)
 
 
 def end_backward(root: Any) -> None:
@@ -226,8 +219,8 @@ def end_backward(root: Any) -> None:
 
 def be_idle(root: Any) -> None:
     """Let no part wait for the rest of a backward that has broken off."""
-    for one in state(root)._state_ctx.all_states:
-        for group in one._fsdp_param_groups:
+    for _, part in parts(root):
+        if (group := record(part)) is not None:
             group._training_state = type(group._training_state).IDLE
 
 

@@ -28,7 +28,6 @@ OF_FSDP = {
     "_reduce_scatter_comm",
     "_register_post_backward_hook",
     "_root_post_backward_final_callback",
-    "_state_ctx",
     "_to_sharded",
     "_training_state",
 }
