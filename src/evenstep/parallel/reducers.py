@@ -89,7 +89,7 @@ class Reducers:
         shard_optimizer(optimizer, self._replaced, self.layout)
 
     def share(self, parameters: Sequence[nn.Parameter]) -> None:
-        """From now on these parameters' gradients are summed, and no others'; after `shard_optimizer`, and between updates."""
+        """From now on these parameters' gradients are summed, and no others'; called between updates."""
         trained = {id(parameter) for parameter in parameters}
         for own in self._all:
             if isinstance(own, ChoosesTrained):
