@@ -121,9 +121,7 @@ def test_an_old_argument_is_taken_with_a_warning_that_says_what_to_write(
 def test_old_arguments_of_one_option_go_into_one_object(tmp_path: Path) -> None:
     with pytest.warns(DeprecationWarning) as warned:
         old = trainer(
-            folder=tmp_path,
-            checkpoint=Checkpointing(keep_last=1, asynchronous=False),
-            failures=Failures(non_finite="stop", loss_spike="ignore"),
+            folder=tmp_path, keep_checkpoints=1, asynchronous_saves=False, on_non_finite=None, loss_spikes=None
         )
     assert [str(one.message).split("=")[0] for one in warned] == [
         *("`keep_checkpoints", "`asynchronous_saves", "`on_non_finite", "`loss_spikes")
@@ -137,7 +135,7 @@ def test_an_old_argument_beside_its_option_is_an_error() -> None:
     with pytest.raises(
         ArgumentError, match=r"`clip_norm` and `train` are both given; write `train=Training\(clip_norm=…\)`"
     ):
-        trainer(train=Training(clip_norm=1.0), train=Training())
+        trainer(clip_norm=1.0, train=Training())
 
 
 def test_a_trainer_takes_few_arguments() -> None:

@@ -1,16 +1,21 @@
 """Plans: what one rank does in one update, as data that is proved before it runs."""
 
-from evenstep.pipeline.action import Action, Op, Plan
+from typing import TYPE_CHECKING
+
+from evenstep.lazy import lazy_names
 from evenstep.pipeline.check import check
-from evenstep.pipeline.layers import Cuttable, Layer, Layers
-from evenstep.pipeline.layout import Layout
 from evenstep.pipeline.lower import executed, forwards, lower
-from evenstep.pipeline.runner import Runner
-from evenstep.pipeline.schedules import SCHEDULES, Schedule
-from evenstep.pipeline.stage import Stage, Step
-from evenstep.pipeline.stage_module import StageModule
-from evenstep.pipeline.staged import Staged
-from evenstep.pipeline.stages import build_runner
+
+if TYPE_CHECKING:
+    from evenstep.pipeline.action import Action, Op, Plan
+    from evenstep.pipeline.layers import Cuttable, Layer, Layers
+    from evenstep.pipeline.layout import Layout
+    from evenstep.pipeline.runner import Runner
+    from evenstep.pipeline.schedules import SCHEDULES, Schedule
+    from evenstep.pipeline.stage import Stage, Step
+    from evenstep.pipeline.stage_module import StageModule
+    from evenstep.pipeline.staged import Staged
+    from evenstep.pipeline.stages import build_runner
 
 __all__ = [
     "SCHEDULES",
@@ -33,3 +38,18 @@ __all__ = [
     "forwards",
     "lower",
 ]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        ".action": "Action Op Plan",
+        ".layers": "Cuttable Layer Layers",
+        ".layout": "Layout",
+        ".runner": "Runner",
+        ".schedules": "SCHEDULES Schedule",
+        ".stage": "Stage Step",
+        ".stage_module": "StageModule",
+        ".staged": "Staged",
+        ".stages": "build_runner",
+    },
+)

@@ -50,7 +50,7 @@ __all__ = [
     "Uncertainty",
 ]
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         "evenstep.extras.multitask": "AlignedMtl GradNorm PcGrad Scheduled Uncertainty",

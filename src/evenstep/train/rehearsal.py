@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, cast, final
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 
 from evenstep.data import Data, GlobalBatch
 from evenstep.errors import TaskError
@@ -125,10 +124,13 @@ def _halved(engine: Engine, batch: GlobalBatch) -> tuple[int | None, str]:
     return min(limits, default=None), next((odd for _, odd in everybody if odd), "")
 
 
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
 def _by_nature(engine: Engine) -> tuple[str, ...]:
     def depends(module: nn.Module) -> bool:
         rate = getattr(module, "p", getattr(module, "dropout", 0.0))
-        return isinstance(module, _BatchNorm) or (isinstance(rate, float) and rate > 0)
+        return isinstance(module, _BATCH_NORMS) or (isinstance(rate, float) and rate > 0)
 
     mine = {type(module).__name__ for module in engine.model.modules() if depends(module)}
     return tuple(sorted({name for theirs in engine.group.gather(mine) for name in theirs}))
