@@ -22,7 +22,7 @@ from evenstep.events import Incident, Json
 from evenstep.parallel import Elastic, Group, bits
 from evenstep.train.loop import Loop
 from evenstep.train.reporter import Reporter
-from evenstep.train.requests import End
+from evenstep.train.requests import End, GoBack
 from evenstep.train.run_state import RunState
 from evenstep.train.saving import Saving
 from evenstep.train.state import unwrapped
@@ -106,7 +106,8 @@ class ElasticRun:
         self.agree()
         self._tell(told[source][1], most)
         if most:
-            self.loop.act()  # what was wanted at that update may not have been done
+            leave = self.loop.act()  # what was wanted at that update may not have been done
+            self.loop.requests.go_back = leave if isinstance(leave, GoBack) else None
 
     def _take(self, state: Any) -> None:
         engine, before = self.loop.engine, max(self._update, 0)

@@ -77,7 +77,7 @@ class Loop:
             self.engine.begin()
             with self.feed.opened(self.engine.progress.position):
                 self._fit()
-                leave = self.requests.agree(self.engine.group).stop or self._ended()
+                leave = self.requests.take_go_back() or self.requests.agree(self.engine.group).stop or self._ended()
                 while leave is None:
                     leave = self._epoch()
                     if not isinstance(leave, GoBack):
@@ -128,11 +128,10 @@ class Loop:
             with requests.evaluating():
                 self.evaluator.all()
                 agreed = requests.agree(group)
-        if agreed.save:
+            leave = self._write() if agreed.save else None  # what hooks have put when they heard of it
+        if agreed.save and leave is None:
             with requests.saving():
-                leave = self._write()
-                if leave is None:
-                    self.checkpointer.begin()
+                self.checkpointer.begin()
         return leave or agreed.stop
 
     def abandon(self) -> None:
