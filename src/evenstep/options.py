@@ -172,10 +172,10 @@ class Failures:
             value = getattr(self, name)
             if value is None or isinstance(value, str):
                 _check_word(name, value, words)
-        _check_count("spike_window_updates", self.spike_window_updates, at_least=8)
-        _check_positive("spike_threshold", self.spike_threshold)
-        _check_count("max_rewinds", self.max_rewinds)
-        _check_count("max_skipped_samples", self.max_skipped_samples, at_least=0)
+        _check_count("spike_window_updates", self.spike_window_updates, at_least=8, may_be_none=False)
+        _check_positive("spike_threshold", self.spike_threshold, may_be_none=False)
+        _check_count("max_rewinds", self.max_rewinds, may_be_none=False)
+        _check_count("max_skipped_samples", self.max_skipped_samples, at_least=0, may_be_none=False)
         _check_word("hook", self.hook, HookFailure)
 
 
@@ -202,7 +202,7 @@ class Logging:
     writers: "Sequence[Writer | WriterName] | Writer | WriterName | None" = None
 
     def __post_init__(self) -> None:
-        _check_count("every_updates", self.every_updates)
+        _check_count("every_updates", self.every_updates, may_be_none=False)
         names = [one for one in self.writers if isinstance(one, str)] if isinstance(self.writers, list | tuple) else []
         twice = [name for name in sorted(names) if names.count(name) > 1]
         if twice:
@@ -285,13 +285,15 @@ def default_of(option: type, name: str) -> Any:
     return next(field.default for field in fields(option) if field.name == name)
 
 
-def _check_count(name: str, value: object, *, at_least: int = 1) -> None:
-    if value is not None and (type(value) is not int or value < at_least):
+def _check_count(name: str, value: object, *, at_least: int = 1, may_be_none: bool = True) -> None:
+    if value is None and may_be_none:
+        return
+    if type(value) is not int or value < at_least:
         raise ArgumentError(f"`{name}` must be a whole number of at least {at_least}, but is {value!r}.")
 
 
-def _check_positive(name: str, value: object, advice: str = ".") -> None:
-    if value is None:
+def _check_positive(name: str, value: object, advice: str = ".", *, may_be_none: bool = True) -> None:
+    if value is None and may_be_none:
         return
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise ArgumentError(f"`{name}` must be a finite number above 0, but is {value!r}{advice}")
