@@ -6,6 +6,7 @@ verdict is read. It runs nothing.
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -43,7 +44,7 @@ from evenstep.train.passage import Way
 from evenstep.train.reporter import Reports
 from evenstep.train.saving import Saving
 from evenstep.train.spikes import LossSpikes
-from evenstep.train.state import Tree, unwrapped
+from evenstep.train.state import unwrapped
 from evenstep.train.tasks import Tasks, poison_of
 from evenstep.train.trained import Trained
 from evenstep.train.transfer import build_transfer
@@ -192,7 +193,7 @@ def build_surroundings(
     ema: Ema | None,
     optimizer: Optimizer,
     report: Callable[[Incident], None],
-    load: Callable[[Tree], None],
+    load: Callable[[Path], Path],
 ) -> tuple[Reports, Evaluations, Rewinding]:
     """What goes on around the loop; arguments are a trainer's, or of the three."""
     group = saving.group

@@ -18,7 +18,6 @@ from evenstep.train.failures import Answer
 from evenstep.train.loop import Loop
 from evenstep.train.saving import Saving
 from evenstep.train.spikes import LOSS, LossSpikes
-from evenstep.train.state import Tree
 
 
 @final
@@ -37,7 +36,7 @@ class Rewinding:
     """
 
     loop: Loop
-    load: Callable[[Tree], None]
+    load: Callable[[Path], Path]
     saving: Saving
     writers: Writers
     cuts: Cuts
@@ -59,7 +58,7 @@ class Rewinding:
         before = update if self._last is None or helped else self._last[1]
         self.saving.settle()
         path = group.first_rank_does(lambda: newest_before(folder, before, self.report))
-        self.load(read_checkpoint(path).state)
+        self.load(path)
         now = self.loop.progress.update
         self.saving.resumed(now, path)
         self.cuts.limit = cut

@@ -5,12 +5,15 @@ and which part of a model in stages belongs to this rank in `portion`. It does n
 when.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, final
 
+from torch import Tensor
 from torch.optim import Optimizer
 
+from evenstep.checkpoint import PartialCheckpoint, on_all_ranks, read_checkpoint
 from evenstep.errors import CheckpointError
 from evenstep.optim.ema import Ema
 from evenstep.train.cuts import Cuts
@@ -115,6 +118,41 @@ class RunState:
         Raises:
             CheckpointError: it is of another model, optimizer, data, seed or precision. Nothing has been changed.
         """
+        data = self._data_of_same_run(state)
+        state = self.portion.own(with_plain_names(state))
+        return self._restored(self._own_part(state, self.saved.layout.scatter_like), data)
+
+    def load_checkpoint(self, path: Path) -> tuple[Path, list[str]]:
+        """Restore what is in the checkpoint at `path`; gives its folder, and what `load_state_dict` says.
+
+        Where each rank holds a part, it reads only that, and all ranks verify the files together; else each reads and
+        verifies the whole.
+
+        Raises:
+            CheckpointError: it is not there, damaged, or of another run. Nothing has been changed, on any rank.
+        """
+        execution = self.loop.execution
+        if not execution.in_stages and execution.strategy.layout.divides == "nothing":
+            whole = read_checkpoint(path)
+            return whole.path, self.load_state_dict(whole.state)
+        group, layout = execution.group, self.saved.layout
+
+        def take(live: Tensor, value: Tensor) -> Tensor:
+            return checkpoint.read(value, like=live) if value.is_meta else layout.scatter_like(live, value)
+
+        checkpoint = on_all_ranks(group, lambda: PartialCheckpoint(path, _is_dealt_out))
+        data = on_all_ranks(group, lambda: self._data_of_same_run(checkpoint.state))
+        state = self.portion.own(with_plain_names(checkpoint.state))
+        own = on_all_ranks(group, lambda: self._own_part(state, take))
+        checkpoint.verify(group)
+        return checkpoint.path, self._restored(own, data)
+
+    def _data_of_same_run(self, state: Tree) -> Tree:
+        """The state of this rank's data, from a state that is one of this run.
+
+        Raises:
+            CheckpointError: it is not.
+        """
         loop = self.loop
         lacking = [part for part in _PARTS if part not in state]
         if lacking:
@@ -127,13 +165,19 @@ class RunState:
             {**state["run"], "data": state["data"]["fingerprint"]},
             {"seed": loop.seed, "precision": loop.precision.name, "data": loop.data.fingerprint()},
         )
-        data = self._own_data(state["data"])
-        state = self.portion.own(with_plain_names(state))
+        return self._own_data(state["data"])
+
+    def _own_part(self, state: Tree, take: Callable[[Tensor, Tensor], Tensor]) -> Tree:
+        """What this rank holds of a state that fits; see `Saved.own_part`."""
         self.saved.check(state)
-        tasks = state.get("tasks", {})
-        check_tasks_fit(tasks, self.tasks)
+        check_tasks_fit(state.get("tasks", {}), self.tasks)
+        return self.saved.own_part(state, take)
+
+    def _restored(self, state: Tree, data: Tree) -> list[str]:
+        """Take over this rank's part of a state, and the state of its data."""
+        loop = self.loop
         changed = loop.bus.load_state_dict(state["hooks"])
-        for name, theirs in tasks.items():
+        for name, theirs in state.get("tasks", {}).items():
             self.tasks[name].load_state_dict(theirs)
         loop.data.load_state_dict(data)
         changed += self.saved.load_state_dict(state)
@@ -173,6 +217,11 @@ class RunState:
         known = [limit for limit in limits if limit is not None]
         same = len(limits) == execution.group.ranks and not execution.in_stages
         self.cuts.limit = limits[execution.group.rank] if same else min(known, default=None)
+
+
+def _is_dealt_out(name: str) -> bool:
+    """Whether ranks may hold different parts of the tensor `PART/NAME` of a checkpoint."""
+    return name.startswith(("model/", "ema/", "optimizer/state."))
 
 
 def _ranks(count: int) -> str:

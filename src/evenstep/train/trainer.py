@@ -15,7 +15,6 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from evenstep.checkpoint import read_checkpoint
 from evenstep.data import Data, data_of
 from evenstep.errors import ArgumentError
 from evenstep.events import Bus, Hook, Incident, IncidentFiles, Storage, TrainBegin, TrainEnd, Writers
@@ -213,7 +212,7 @@ class Trainer(Surface):
             ema=ema,
             optimizer=optimizer,
             report=self._report,
-            load=self.load_state_dict,
+            load=self._load_checkpoint,
         )
         # After the strategy has made replicas equal: the average begins as a copy of the parameters.
         self._state = build_run_state(
@@ -445,10 +444,15 @@ class Trainer(Surface):
         self._saving.is_claimed |= source == "auto"
         if path is None:
             return None
-        checkpoint = read_checkpoint(path)
-        self.load_state_dict(checkpoint.state)
-        self._saving.resumed(self.progress.update, checkpoint.path)
-        return checkpoint.path
+        folder = self._load_checkpoint(path)
+        self._saving.resumed(self.progress.update, folder)
+        return folder
+
+    def _load_checkpoint(self, path: Path) -> Path:
+        folder, changed = self._state.load_checkpoint(path)
+        self._reports.changed(changed, self.progress.update)
+        self._resumed = True
+        return folder
 
     def state_dict(self) -> Tree:
         """Everything that the run needs to go on exactly, as a tree.
