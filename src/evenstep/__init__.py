@@ -20,15 +20,32 @@ if TYPE_CHECKING:
     from evenstep.optim.ema import Ema
     from evenstep.options import Checkpointing, Failures, Logging, Training
     from evenstep.precision import Bf16Mixed, Fp16Mixed, FullPrecision, Precision
-    from evenstep.train import DropTask, Loss, LossSpikes, Result, Retry, Rewind, Skip, Stop, Task, Trainer
+    from evenstep.train import (
+        Aborted,
+        Committed,
+        DropTask,
+        Engine,
+        Loss,
+        LossSpikes,
+        Result,
+        Retry,
+        Rewind,
+        Skip,
+        Stop,
+        Task,
+        Trainer,
+    )
 
 __all__ = [
+    "Aborted",
     "Batch",
     "Bf16Mixed",
     "Checkpointing",
+    "Committed",
     "Data",
     "DropTask",
     "Ema",
+    "Engine",
     "EvenstepError",
     "Failures",
     "Fp16Mixed",
@@ -70,7 +87,10 @@ _HOMES = {
     "optim.ema": ("Ema",),
     "options": ("Checkpointing", "Failures", "Logging", "Training"),
     "precision": ("Bf16Mixed", "Fp16Mixed", "FullPrecision", "Precision"),
-    "train": ("DropTask", "Loss", "LossSpikes", "Result", "Retry", "Rewind", "Skip", "Stop", "Task", "Trainer"),
+    "train": (
+        *("Aborted", "Committed", "DropTask", "Engine", "Loss", "LossSpikes", "Result", "Retry", "Rewind", "Skip"),
+        *("Stop", "Task", "Trainer"),
+    ),
 }
 _old = old_names(__name__, {"Full": "FullPrecision"})
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

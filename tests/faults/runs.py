@@ -113,7 +113,7 @@ def train(
             place.strike("transfer", len(batch[0]))
         return batch
 
-    object.__setattr__(trainer._way, "transfer", transfer)  # on a CPU there is nothing to move
+    object.__setattr__(trainer._loop.engine.parts.way, "transfer", transfer)  # on a CPU there is nothing to move
     error = None
     try:
         if resume:

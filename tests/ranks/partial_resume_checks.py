@@ -6,6 +6,7 @@ Each check is a function of the group that returns what is to be compared, on th
 import json
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ def checkpoint_of(strategy: Strategy, name: str, updates: int = 2) -> Path:
     return FOLDER / name / "checkpoints" / f"step-{updates:08d}"
 
 
+@cache
 def sources(group: Group) -> dict[str, Path]:
     """Checkpoints of one process, of shards, and of optimizer state that is dealt out."""
     if group.rank == 0:
@@ -80,7 +82,7 @@ def held_bytes(one: Trainer) -> int:
             return local.numel() * local.element_size()
         return sum(map(of, tree.values())) if isinstance(tree, dict) else 0
 
-    parts = one._state.part()
+    parts = one._loop.checkpointer.state.part()
     return of({part: parts[part] for part in ("model", "ema")}) + of(parts["optimizer"]["state"])
 
 

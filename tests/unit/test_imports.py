@@ -16,6 +16,7 @@ ROOT = {
     "errors",
     "exits",
     "frames",
+    "internals",
     "keys",
     "lazy",
     "memory",

@@ -14,6 +14,9 @@ ROOT = Path(__file__).parents[2]
 def test_the_public_names_are_these_and_sorted() -> None:
     assert evenstep.__all__ == sorted(evenstep.__all__)
     assert set(evenstep.__all__) == {
+        "Aborted",
+        "Committed",
+        "Engine",
         "Batch",
         "Bf16Mixed",
         "Checkpointing",

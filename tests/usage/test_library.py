@@ -650,7 +650,7 @@ def test_an_error_of_evensteps_own_shows_the_call_alone() -> None:
 
 def test_a_mistake_of_evensteps_own_keeps_all_frames() -> None:
     trainer = trainer_of()
-    trainer._loop.execution = None  # type: ignore[assignment]
+    trainer._loop.feed = None  # type: ignore[assignment]
     assert functions(shown(trainer))[-1] == "check_agreement"
 
 

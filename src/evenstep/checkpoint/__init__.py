@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from evenstep.checkpoint.manifest import FileEntry, Manifest
     from evenstep.checkpoint.partial import PartialCheckpoint
     from evenstep.checkpoint.parts import discard_parts, join_parts, write_part
-    from evenstep.checkpoint.ranks import Ranks, on_all_ranks
+    from evenstep.checkpoint.ranks import ALONE, Ranks, on_all_ranks
     from evenstep.checkpoint.reader import (
         Checkpoint,
         Contents,
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from evenstep.checkpoint.writer import write_checkpoint
 
 __all__ = [
+    "ALONE",
     "LOCK",
     "Checkpoint",
     "Contents",
@@ -76,7 +77,7 @@ __getattr__, __dir__ = lazy_names(
         ".manifest": "FileEntry Manifest",
         ".parts": "discard_parts join_parts write_part",
         ".partial": "PartialCheckpoint",
-        ".ranks": "Ranks on_all_ranks",
+        ".ranks": "ALONE Ranks on_all_ranks",
         ".reader": "Checkpoint Contents look_into newest_checkpoint newest_valid read_checkpoint",
         ".retention": "clean_leftovers remove_checkpoint retain",
         ".saver": "Saved Saver",

@@ -18,7 +18,7 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor
 
-from evenstep.optim.foreach import foreach_divide, foreach_multiply, foreach_norms, shard
+from evenstep.internals import foreach_divide, foreach_multiply, foreach_norms, local_tensor, takes_scale
 from evenstep.optim.step import step
 
 CLIP_EPSILON = 1e-6
@@ -52,7 +52,7 @@ def gradients(parameters: Sequence[Tensor], *, sparse: bool = False) -> list[Ten
         if parameter.grad is not None and parameter.grad.is_sparse:
             parameter.grad = parameter.grad.coalesce()
     return [
-        cast("Tensor", cast("Any", parameter.grad)._values() if parameter.grad.is_sparse else parameter.grad)
+        parameter.grad.values() if parameter.grad.is_sparse else parameter.grad
         for parameter in parameters
         if parameter.grad is not None
     ]
@@ -122,7 +122,7 @@ class HostApply(Apply):
             step(self._optimizer)
             del self._optimizer.grad_scale
         else:
-            foreach_multiply([shard(grad) for grad in grads], 1 / divisor)
+            foreach_multiply([local_tensor(grad) for grad in grads], 1 / divisor)
             step(self._optimizer)
         return Applied(norm=norm, aborted=0.0)
 
@@ -154,7 +154,7 @@ class DeviceApply(Apply):
         if self._in_kernel:
             self._optimizer.grad_scale = scale.float()
         else:
-            foreach_divide([shard(grad) for grad in grads], scale)
+            foreach_divide([local_tensor(grad) for grad in grads], scale)
         self._optimizer.found_inf = aborted
         step(self._optimizer)
         del self._optimizer.found_inf
@@ -182,7 +182,7 @@ def supports_scaling(optimizer: torch.optim.Optimizer) -> bool:
     >>> supports_scaling(torch.optim.SGD([torch.zeros(1, requires_grad=True)], fused=True))
     True
     """
-    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+    return takes_scale(optimizer)
 
 
 def build_apply(

@@ -14,6 +14,7 @@ from typing import Any, Literal, cast, final
 import torch
 from torch import Tensor
 
+from evenstep.internals import local_tensor
 from evenstep.parallel.group import Group
 
 States = Mapping[str, Mapping[str, Any]]
@@ -197,11 +198,6 @@ def shard_optimizer(optimizer: torch.optim.Optimizer, replaced: Mapping[int, Ten
             optimizer.state[cut] = mapped(state, partial(layout.scatter_like, cut))
     if isinstance(layout, StepsByOwner):
         layout.deal(optimizer)
-
-
-def local_tensor(tensor: Tensor) -> Tensor:
-    """The part of a sharded tensor that this rank holds, sharing its memory; any other tensor itself."""
-    return getattr(tensor, "_local_tensor", tensor)
 
 
 def _local_norms(layout: Layout, gradients: list[Tensor], norms: Callable[[list[Tensor]], Tensor]) -> Tensor:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError, ReplicaError
+from evenstep.internals import local_tensor
 from evenstep.names import named_parameters
 from evenstep.parallel.group import Group
-from evenstep.parallel.layout import local_tensor
 
 
 def synchronise(module: nn.Module, group: Group) -> None:

@@ -23,7 +23,7 @@ from evenstep.pipeline.staged import Staged
 from evenstep.pipeline.ties import sum_over_owners
 from evenstep.pipeline.wire import Address
 
-SAID = {
+ACTION_NAMES = {
     Op.FORWARD: "forward",
     Op.BACKWARD: "backward",
     Op.INPUT_BACKWARD: "backward to the inputs",
@@ -137,4 +137,4 @@ def described(action: Action) -> str:
     'action 1F3 (forward, stage 1, micro-batch 3)'
     """
     microbatch = f", micro-batch {action.microbatch}" if action.microbatch >= 0 else ""
-    return f"action {action} ({SAID[action.op]}, stage {action.stage}{microbatch})"
+    return f"action {action} ({ACTION_NAMES[action.op]}, stage {action.stage}{microbatch})"

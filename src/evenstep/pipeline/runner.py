@@ -91,5 +91,6 @@ class Runner:
     def _explained(self, error: BaseException, stage: int) -> BaseException:
         """What an error of torch's means with the stage's reducer."""
         reducer = self.stages[stage].reducer
-        known = isinstance(error, RuntimeError) and isinstance(reducer, ExplainsErrors)
-        return reducer.explained(error) if known else error
+        if isinstance(error, RuntimeError) and isinstance(reducer, ExplainsErrors):
+            return reducer.explained(error)
+        return error

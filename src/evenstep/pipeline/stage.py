@@ -225,10 +225,12 @@ class Stage:
         self.reducer.reduce(step.num_microbatches)
 
     def _unshard(self, action: Action, step: Step) -> None:
-        cast("GathersPerPlan", self.reducer).unshard()
+        assert isinstance(self.reducer, GathersPerPlan)
+        self.reducer.unshard()
 
     def _reshard(self, action: Action, step: Step) -> None:
-        cast("GathersPerPlan", self.reducer).reshard()
+        assert isinstance(self.reducer, GathersPerPlan)
+        self.reducer.reshard()
 
     _methods: ClassVar[dict[Op, Callable[["Stage", Action, Step], None]]] = {
         Op.FORWARD: _forward,

@@ -10,6 +10,7 @@ from typing import Any, cast, final
 from torch import nn
 
 from evenstep.errors import ArgumentError
+from evenstep.internals import children_of, unwrapped
 from evenstep.pipeline.layers import Layers, call
 
 
@@ -72,11 +73,6 @@ class StageModule(nn.Module):
             cast("nn.Module", called).compile(*args, **kwargs)
 
 
-def original(module: nn.Module) -> nn.Module:
-    """The module that `torch.compile` wrapped, or `module` itself."""
-    return cast("nn.Module", getattr(module, "_orig_mod", module))
-
-
 def register(root: nn.Module, name: str, module: nn.Module) -> None:
     """Make `module` a part of `root` under its dotted name.
 
@@ -84,10 +80,9 @@ def register(root: nn.Module, name: str, module: nn.Module) -> None:
     ['blocks.0.weight', 'blocks.0.bias']
     """
     *above, last = name.split(".")
-    parts: dict[str, Any] = cast("Any", root)._modules
-    # past `add_module`, which refuses what is also an attribute of `root`, such as "layers" or "last"
+    parts = children_of(root)
     for part in above:
-        parts = parts.setdefault(part, nn.Module())._modules
+        parts = children_of(parts.setdefault(part, nn.Module()))
     if last in parts:
         raise ArgumentError(f"a layer can't be called '{name}', since a module has '{last}' already; rename it.")
-    parts[last] = original(module)
+    parts[last] = unwrapped(module)

@@ -24,10 +24,10 @@ def build_runner(
     """
     layout, deferral = model.layout, deferral or Deferral()
     edges = Edges(layout, model.mesh.pipeline, device)
-    for module in model.sections.values():
+    for module in model.stage_modules.values():
         if model.schedule.splits_backward:
             prepare(module, deferral)
-    wrapped = {index: reducers.wrap(module) for index, module in model.sections.items()}
+    wrapped = {index: reducers.wrap(module) for index, module in model.stage_modules.items()}
     stages = [
         Stage(
             module,

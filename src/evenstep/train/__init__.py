@@ -9,7 +9,9 @@ if TYPE_CHECKING:
     from evenstep.train.coefficients import Coefficients, Fixed
     from evenstep.train.collect import Collected, Trained
     from evenstep.train.combine import Combine, Separate
+    from evenstep.train.engine import Engine
     from evenstep.train.failures import Answer, DropTask, FailurePolicy, Retry, Rewind, Skip, Stop
+    from evenstep.train.outcome import Aborted, Committed
     from evenstep.train.predict import Prediction
     from evenstep.train.progress import Progress
     from evenstep.train.result import Result
@@ -18,12 +20,15 @@ if TYPE_CHECKING:
     from evenstep.train.trainer import Trainer
 
 __all__ = [
+    "Aborted",
     "AlignedMtl",
     "Answer",
     "Coefficients",
     "Collected",
     "Combine",
+    "Committed",
     "DropTask",
+    "Engine",
     "FailurePolicy",
     "Fixed",
     "GradNorm",
@@ -52,7 +57,9 @@ __getattr__, __dir__ = lazy_names(
         ".coefficients": "Coefficients Fixed",
         ".collect": "Collected Trained",
         ".combine": "Combine Separate",
+        ".engine": "Engine",
         ".failures": "Answer DropTask FailurePolicy Retry Rewind Skip Stop",
+        ".outcome": "Aborted Committed",
         ".predict": "Prediction",
         ".progress": "Progress",
         ".result": "Result",

@@ -1,100 +1,98 @@
-"""Goes back within a run: when a loss is a reason to, to which checkpoint, and what then no longer counts.
+"""The checkpoints of a run and its state, together: to save it, and to go back to one within a run.
 
-A rewind is a resume in place: the same reading, from a checkpoint before the offending update. Checkpoints of the
-course that was given up are deleted, or a later resume would take them for the newest. What a spike of the loss is, is
-told in `spikes`; which data are taken again is the loop's.
+To go back is a resume in place: the same reading, from a checkpoint before the offending update. Checkpoints of the
+course that was given up are deleted, or a later resume would take them for the newest. When to save and when to go back
+is the loop's to say; how a checkpoint gets to the disk is told in `saving`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
 from evenstep.checkpoint import complete_checkpoints, read_checkpoint, remove_checkpoint
-from evenstep.errors import CheckpointError, NonFiniteError
-from evenstep.events import Incident, Record, Writers
-from evenstep.train.cuts import Cuts
-from evenstep.train.failures import Answer
-from evenstep.train.loop import Loop
+from evenstep.errors import CheckpointError
+from evenstep.events import Incident, Writers
+from evenstep.train.reporter import Reporter
+from evenstep.train.run_state import RunState
 from evenstep.train.saving import Saving
-from evenstep.train.spikes import LOSS, LossSpikes
+from evenstep.train.state import Tree
 
 
 @final
 @dataclass(slots=True, kw_only=True)
-class Rewinding:
-    """Goes back for a trainer.
+class Checkpointer:
+    """Saves and restores the state of a run.
 
     Args:
-        loop: that is rewound, with the losses so far.
-        load: restores the state of a checkpoint.
-        saving: whose checkpoints are gone back to; it has a folder wherever a policy may rewind.
+        state: of the run.
+        saving: the run folder's checkpoints; there is a folder wherever a policy may go back.
         writers: that must forget the course that was given up.
-        cuts: of this rank.
-        spikes: looks for losses far above those before, or None.
-        report: tells hooks and writers of an incident.
+        reporter: told of incidents.
     """
 
-    loop: Loop
-    load: Callable[[Path], Path]
+    state: RunState
     saving: Saving
     writers: Writers
-    cuts: Cuts
-    spikes: LossSpikes | None
-    report: Callable[[Incident], None]
-    _last: tuple[int, int] | None = None  # the update of the last rewind's fault, and where it went back to
+    reporter: Reporter
+    _last: tuple[int, int] | None = None  # the update of the last fault, and where the run went back to
 
-    def to_before(self, update: int) -> None:
+    def poll(self) -> None:
+        """Take note of a save that goes on in the background."""
+        self.saving.poll(self.state.engine.progress.update, self._held)
+
+    def begin(self, *, must: bool = False) -> None:
+        """Begin to save the state as of now; metrics must have been written.
+
+        Args:
+            must: whether a disk that fails is an error, also where saves are asynchronous.
+        """
+        self.saving.begin(self.state.engine.progress.update, self._held, must=must)
+
+    def save(self) -> Path:
+        """Write a checkpoint of the state as of now; gives its folder once it is published."""
+        self.begin(must=True)
+        self.saving.finish()
+        return self.saving.path_of(self.state.engine.progress.update)
+
+    def load(self, state: Tree) -> None:
+        """Go on from what `RunState.state_dict` gave; says in what the run differs from the one that was saved."""
+        changed = self.state.load_state_dict(state)
+        self.reporter.changed(changed, self.state.engine.progress.update)
+
+    def resume(self, path: Path) -> Path:
+        """Go on from the checkpoint in `path`; gives its folder."""
+        folder, changed = self.state.load_checkpoint(path)
+        self.reporter.changed(changed, self.state.engine.progress.update)
+        self.saving.resumed(self.state.engine.progress.update, folder)
+        return folder
+
+    def go_back(self, update: int) -> None:
         """Go back, in place, to the newest checkpoint of fewer than `update` updates.
 
         Raises:
             CheckpointError: there is none.
         """
-        group, folder = self.loop.execution.group, self.saving.folder
+        engine, folder = self.state.engine, self.saving.folder
         assert folder is not None, "checked when built"
-        cut = self.cuts.limit  # what did not fit then would not fit now
+        limit = engine.parts.cuts.limit  # what did not fit then would not fit now
         # Where going back did not help, the checkpoint itself may be spoiled: the next time goes further.
         helped = self._last is None or update > self._last[0]
         before = update if self._last is None or helped else self._last[1]
         self.saving.settle()
-        path = group.first_rank_does(lambda: newest_before(folder, before, self.report))
-        self.load(path)
-        now = self.loop.progress.update
-        self.saving.resumed(now, path)
-        self.cuts.limit = cut
+        path = engine.group.first_rank_does(lambda: newest_before(folder, before, self.reporter.report))
+        self.resume(path)
+        now = engine.progress.update
+        engine.parts.cuts.limit = limit
         self._last = update, now
         self.writers.rewind(now)
-        group.first_rank_does(lambda: forget_after(folder, now))
-        if self.spikes is not None:
-            self.spikes.forget()
+        engine.group.first_rank_does(lambda: forget_after(folder, now))
         message = f"the run went back to {path.name}, since update {update} must not have happened."
-        self.report(Incident(kind="rewind", update=now, message=message))
+        self.reporter.report(Incident(kind="rewind", update=now, message=message))
 
-    def look_for_spikes(self, records: Sequence[Record]) -> None:
-        """Do what the policy says about a loss among `records`, the last to be settled, that is a spike.
-
-        Raises:
-            NonFiniteError: the policy says to stop.
-        """
-        spikes = self.spikes
-        if spikes is None:
-            return
-        losses = [record for record in records if record.name == LOSS]
-        window = self.loop.storage.last(LOSS, spikes.window_updates + len(losses))
-        before = [record for record in window if not losses or record.update < losses[0].update]
-        incident = spikes.first(before, losses)
-        if incident is None:
-            return
-        answer = None if spikes.policy is None else spikes.policy(incident)
-        self.report(incident)
-        if answer is Answer.STOP:
-            raise NonFiniteError(
-                f"{incident.message} The parameters are those after update {self.loop.progress.update}; go on from a "
-                f"checkpoint before the spike with a lower learning rate or clipped gradients, or let "
-                f"`failures.loss_spike` be rewind_past, which leaves the data that caused it out."
-            )
-        if answer in (Answer.REWIND, Answer.REWIND_PAST):
-            self.loop.rewind(incident, answer)
+    def _held(self) -> Tree:
+        """The state for a checkpoint, in which each rank writes its part of tensors that are cut over ranks."""
+        return self.state.state_dict(whole=False)
 
 
 def newest_before(folder: Path, update: int, report: Callable[[Incident], None]) -> Path:

@@ -5,9 +5,8 @@ the parts fit each other is for `arguments`.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast, final
+from typing import Any, cast
 
 from torch import nn
 from torch.optim import Optimizer
@@ -27,7 +26,8 @@ from evenstep.precision import PRECISIONS, FullPrecision, Precision
 from evenstep.train.arguments import check_length
 from evenstep.train.coefficients import Coefficients
 from evenstep.train.combine import Combine
-from evenstep.train.failures import FAILURE_POLICIES, FailurePolicy, Rewind
+from evenstep.train.failures import FAILURE_POLICIES, FailurePolicy
+from evenstep.train.policies import Policies
 from evenstep.train.spikes import LossSpikes
 from evenstep.train.task import Task
 
@@ -45,6 +45,16 @@ def check(asked: Mapping[str, Any]) -> None:
     best: object = asked["checkpoint"].best
     if best is not None:
         _check("best", best, Best, "`best=Best(metric='valid/loss')`")
+
+
+def check_engine(asked: Mapping[str, Any]) -> None:
+    """The same for an engine's arguments."""
+    if asked["updates"] is not None:
+        check_length(asked["updates"], None)
+    _check_objects(asked["model"], asked["task"], asked["optimizer"])
+    _check_values({"folder": None, **asked})
+    _check("train", asked["train"], Training, "`train=Training(…)`")
+    _check_training(asked["train"])
 
 
 def _check_objects(model: object, task: object, optimizer: object) -> None:
@@ -174,27 +184,6 @@ def strategy_of(given: object, device: object) -> Strategy:
     advice = "one of 'auto', 'single', 'ddp', 'fsdp', 'zero1', or an object such as `Ddp(Processes(device))`"
     _check("strategy", given, Strategy, advice)
     return cast("Strategy", given)
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Policies:
-    """What is done about failures, as objects.
-
-    Args:
-        non_finite: about gradients that are inf or NaN.
-        out_of_memory: about a micro-batch that does not fit; None cuts it finer as long as that helps.
-        spikes: looks for losses far above those before; None does not look.
-    """
-
-    non_finite: FailurePolicy
-    out_of_memory: FailurePolicy | None
-    spikes: LossSpikes | None
-
-    @property
-    def may_rewind(self) -> bool:
-        """Whether a run with these policies may go back to a checkpoint."""
-        return any(isinstance(policy, Rewind) for policy in (self.non_finite, self.spikes and self.spikes.policy))
 
 
 def policies_of(failures: Failures) -> Policies:

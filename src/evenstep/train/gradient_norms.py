@@ -6,7 +6,7 @@ number format. It does not clip.
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, cast, final
+from typing import Protocol, final
 
 import torch
 from torch import Tensor
@@ -114,7 +114,7 @@ def trained_by(optimizer: Optimizer) -> list[Tensor]:
 
 def _dense(value: Tensor) -> Tensor:
     """Itself, or of a sparse tensor what is not 0."""
-    return cast("Any", value.coalesce())._values() if value.is_sparse else value
+    return value.coalesce().values() if value.is_sparse else value
 
 
 def _norm_dtype(dtypes: set[torch.dtype]) -> torch.dtype | None:

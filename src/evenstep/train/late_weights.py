@@ -12,7 +12,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from evenstep.optim.foreach import shard
+from evenstep.internals import local_tensor
 from evenstep.plugins import PER_TASK_GRADIENTS, load
 from evenstep.train.combine import Combine, Separate
 from evenstep.train.execution import Execution
@@ -70,7 +70,7 @@ def take_gradients(parameters: Mapping[str, nn.Parameter], late_total: Tensor | 
         share = torch.where(late_total > 0, 1.0 / late_total, 0.0)
         for gradient in gradients:
             if gradient is not None:
-                shard(gradient).mul_(share.to(gradient.dtype))
+                local_tensor(gradient).mul_(share.to(gradient.dtype))
     for parameter in parameters.values():
         parameter.grad = None
     return gradients
@@ -82,9 +82,9 @@ def sum_gradients(gradients: Sequence[Tensor | None], factors: Sequence[float]) 
     for gradient, factor in zip(gradients, factors, strict=True):
         if gradient is not None:
             if factor != 1.0:
-                shard(gradient).mul_(factor)
+                local_tensor(gradient).mul_(factor)
             if total is None:
                 total = gradient
             else:
-                shard(total).add_(shard(gradient))
+                local_tensor(total).add_(local_tensor(gradient))
     return total

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, cast, final
+from typing import Any, Self, final
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from evenstep.events import (
     MicrobatchBegin,
     MicrobatchEnd,
 )
+from evenstep.internals import profiler_runs
 from evenstep.keys import branch
 from evenstep.memory import is_out_of_memory
 from evenstep.pipeline import Stage
@@ -77,7 +78,7 @@ class MicrobatchStep:
         self._completes: dict[int, int] = {}
         self.doing: tuple[str, int, Piece] | None = None
         self._heard = way.bus.listens("before_microbatch") or way.bus.listens("after_microbatch")
-        self._profiled = bool(cast("Any", torch.autograd)._profiler_enabled())
+        self._profiled = profiler_runs()
         heard = way.bus.listens("before_forward") or way.bus.listens("after_forward")
         self._observed = heard or self._profiled or way.norms.by_task
         self._open: dict[int, AbstractContextManager[None]] = {}

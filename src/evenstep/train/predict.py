@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias, cast, final
 
-import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from evenstep.data import Data, GlobalBatch, Microbatch, Position
 from evenstep.errors import LostRankError, OutOfMemoryError
+from evenstep.internals import pytree
 from evenstep.parallel import Group, Spoiled
 from evenstep.pipeline.wire import Address, Wire
 from evenstep.train.cuts import Cuts, half_of

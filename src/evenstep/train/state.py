@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from evenstep.checkpoint import Shard
 from evenstep.errors import ArgumentError, CheckpointError
+from evenstep.internals import unwrapped
 from evenstep.names import by_plain_name, load_state, named_parameters, plain, state_of
 from evenstep.optim.aside import Aside
 from evenstep.optim.ema import Ema
@@ -23,11 +24,6 @@ from evenstep.train.optimizer_state import check_optimizer, load_optimizer, opti
 from evenstep.train.optimizers import is_shared
 
 Tree = dict[str, Any]
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The module that `torch.compile` wrapped, whose parameter names have no prefix."""
-    return cast("nn.Module", getattr(model, "_orig_mod", model))
 
 
 def parameter_names(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:

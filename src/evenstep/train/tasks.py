@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from evenstep.data import Data
-from evenstep.errors import ArgumentError
+from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.parallel import Strategy
 from evenstep.pipeline import Staged
 from evenstep.train.coefficients import Coefficients, Fixed
@@ -115,7 +115,7 @@ def combine_of(given: Combine | None, tasks: Mapping[str, Task]) -> Combine | No
 
 def check_tasks(
     tasks: Tasks,
-    data: Data,
+    data: Data | None,
     evaluations: Mapping[str, Data],
     *,
     model: nn.Module,
@@ -125,13 +125,14 @@ def check_tasks(
 
     Args:
         tasks: of the run.
-        data: for training.
+        data: for training; None where a loop of one's own brings them.
         evaluations: for evaluation, by name.
         model: whose gradients they are.
         policy: for what goes wrong.
     """
     by_name, combine = tasks.by_name, tasks.combine
-    _check_names("`data`", data.tasks, by_name)
+    if data is not None:
+        _check_names("`data`", data.tasks, by_name)
     for name, one in evaluations.items():
         _check_names(f"the evaluation '{name}'", one.tasks, by_name)
     for name, task in by_name.items():
@@ -214,3 +215,20 @@ def poison_of(optimizer: Optimizer, policy: FailurePolicy, strategy: Strategy) -
     parameters = (one for group in optimizer.param_groups for one in group["params"] if one.requires_grad)
     first: Tensor = next(parameters)
     return lambda: first.flatten()[:1].float().sum() * math.nan
+
+
+def check_task_states(saved: Mapping[str, Any], tasks: Mapping[str, Task]) -> None:
+    """Raise CheckpointError unless the tasks that have a state are those whose state was saved."""
+    missing = [name for name, task in tasks.items() if name not in saved and task.state_dict()]
+    surplus = [name for name in saved if name not in tasks]
+    faults = [f"has no state of {_named(name)}, which has some" for name in missing]
+    faults += [f"has a state of {_named(name)}, which this run has not" for name in surplus]
+    if faults:
+        raise CheckpointError(
+            f"the checkpoint {' and '.join(faults)}, so going on from it would not be exact; resume with the tasks "
+            f"that it was saved with."
+        )
+
+
+def _named(name: str) -> str:
+    return f"task `{name}`" if name else "the task"

@@ -9,7 +9,6 @@ accumulation begins anew with smaller pieces, on this rank alone as long as the 
 import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import final
 
@@ -36,27 +35,11 @@ from evenstep.train.failures import Answer, FailurePolicy
 from evenstep.train.fit import fitting, state_allocated
 from evenstep.train.late_weights import build_gather
 from evenstep.train.microbatch import MicrobatchStep
+from evenstep.train.outcome import PendingUpdate
 from evenstep.train.passage import Gathered, Way
+from evenstep.train.progress import Progress
 from evenstep.train.trained import Trained
 from evenstep.train.weigh import Weights, weigh
-
-
-@final
-@dataclass(slots=True, kw_only=True)  # not frozen: one is made in every update, and freezing costs
-class Outcome:
-    """What became of one update.
-
-    Args:
-        aborted: 0.0 when it was applied, 1.0 when not; a tensor while only the device knows.
-        total: Σw of the update; a tensor where the weight is late.
-        skipped_samples: how many samples all ranks had to leave out.
-        gathered: of this rank's micro-batches.
-    """
-
-    aborted: float | Tensor
-    total: float | Tensor
-    skipped_samples: int = 0
-    gathered: Gathered = field(default_factory=Gathered)
 
 
 @final
@@ -129,13 +112,14 @@ class Update:
             by_name = {name: one for name, one in named_parameters(model).items() if id(one) in held}
             self._gather = build_gather(self._accumulate, combine, by_name, way, execution)
 
-    def __call__(self, batch: GlobalBatch, update: int) -> Outcome:
-        """Execute update number `update` with `batch`.
+    def __call__(self, batch: GlobalBatch, before: Progress) -> PendingUpdate:
+        """Execute the update that follows `before` with `batch`.
 
         With S the loss scale and all sums over micro-batches and ranks, the parameters' gradients become
         S·Σ_t λ_t·Σ∇S_m / Σw_m, or S·Σ∇S_m where the weight is late; what is left of S / Σw_m goes into the divisor of
         `Apply`.
         """
+        update, pending = before.update + 1, self._pending(batch, before)
         self.begin()
         self._execution.group.at(update)
         self.trained.follow()
@@ -145,10 +129,10 @@ class Update:
                 f"not `train()` afterwards. Freeze single layers by calling `eval()` on those."
             )
         weights = self._weigh(batch)
-        skipped = weights.skipped_samples
+        pending.skipped_samples = weights.skipped_samples
         covered = weights.total
         if covered == 0:
-            return Outcome(aborted=1.0, total=0.0, skipped_samples=skipped)
+            return pending
         gathered = self._gather(weights, update)
         self._buffers.settle()
         self._dependence.look(update)
@@ -161,7 +145,7 @@ class Update:
         squared = self._execution.norms.squared(grads)
         if squared is None:  # no task gave a loss
             self._buffers.restore(1.0)
-            return Outcome(aborted=1.0, total=0.0, skipped_samples=skipped)
+            return pending
         self.is_whole = False  # until all that follows has been applied
         divisor = scale if late_weight is None else scale * total
         begin = partial(StepBegin, update=update, divisor=divisor)
@@ -177,7 +161,12 @@ class Update:
         put("train/grad_norm", applied.norm, update=update)
         for name, rate in zip(self.learning_rates.names, rates, strict=True):
             put(name, rate, update=update)
-        return Outcome(aborted=applied.aborted, total=total, gathered=gathered, skipped_samples=skipped)
+        pending.aborted, pending.norm, pending.total, pending.gathered = applied.aborted, applied.norm, total, gathered
+        return pending
+
+    def _pending(self, batch: GlobalBatch, before: Progress) -> PendingUpdate:
+        """The update as it ends where nothing has a weight or a loss: aborted."""
+        return PendingUpdate(batch=batch, before=before, precision=self._way.precision.state, aborted=1.0, total=0.0)
 
     def norms(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """See `GradientNorms.each`."""

@@ -8,13 +8,14 @@ import torch
 from evenstep.builders import Parts, build_hooks, build_parts, build_writers
 from evenstep.config.keys import kind_of
 from evenstep.config.load import open_run
-from evenstep.config.schema import Config, Failures, Train, WriterName
+from evenstep.config.schema import Config, Failures, Train
 from evenstep.config.schema_lr import AnySchedule
 from evenstep.config.sources import from_arguments
 from evenstep.data import MapData, StreamData
 from evenstep.errors import ConfigError, TaskError
 from evenstep.events import WRITERS
 from evenstep.optim.schedules import LR_SCHEDULES
+from evenstep.options import WriterName
 from evenstep.precision import PRECISIONS
 from evenstep.train.failures import FAILURE_POLICIES
 

@@ -10,7 +10,7 @@ import evenstep
 from evenstep.errors import ArgumentError, LostRankError
 from evenstep.parallel import Ddp, Elastic, Group, Ordered, Seat, Strategy, Zero1
 from evenstep.train.lasting import shared
-from evenstep.train.requests import Asks
+from evenstep.train.requests import Requests
 
 TREE: dict[str, Any] = {
     "float": torch.tensor([1.5, -0.0, float("nan")]),
@@ -53,7 +53,7 @@ def test_a_tree_of_one_rank_is_on_all(on_ranks: Callable[..., Any]) -> None:
 
 
 def test_what_broke_off_because_a_rank_was_lost_is_still_wanted() -> None:
-    asks = Asks(save=True, evaluate=True)
+    asks = Requests(save=True, evaluate=True)
     with pytest.raises(LostRankError), asks.evaluating():
         raise LostRankError("gone")
     with pytest.raises(ValueError, match="else"), asks.saving():

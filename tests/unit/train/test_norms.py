@@ -81,7 +81,7 @@ def test_evaluation_uses_the_statistics_of_each_batches_task(several: Any) -> No
 
 def test_frozen_statistics_do_not_move_and_the_model_stays_in_training_mode(several: Any) -> None:
     model, trainer = trained(several, "frozen")
-    trainer.evaluations["valid"] = trained(several, "shared")[1]._data
+    trainer.evaluations["valid"] = trained(several, "shared")[1]._loop.feed.data
     trainer.train()
     assert model.training
     assert not model.trunk[1].training

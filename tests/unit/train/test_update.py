@@ -315,7 +315,7 @@ def test_a_verdict_that_only_the_device_knows_is_not_read_for_the_average(monkey
         updates=2,
         fused=True,
     )
-    apply = trainer._loop.update._apply  # type: ignore[attr-defined]
+    apply = trainer._loop.engine.core._apply  # type: ignore[attr-defined]
 
     class Unread(Tensor):
         """Says that it was read."""
@@ -330,6 +330,6 @@ def test_a_verdict_that_only_the_device_knows_is_not_read_for_the_average(monkey
         return applied
 
     unread.resume = apply.resume  # type: ignore[attr-defined]
-    monkeypatch.setattr(trainer._loop.update, "_apply", unread)
+    monkeypatch.setattr(trainer._loop.engine.core, "_apply", unread)
     trainer.train()
     assert read == []

@@ -10,7 +10,7 @@ from typing import final
 
 from torch import nn
 
-from evenstep.parallel.internals import be_idle, end_backward
+from evenstep.internals import be_idle, end_backward
 from evenstep.parallel.reducer.padded import PaddedReducer
 from evenstep.parallel.reducer.per_plan import PlanReducer, unreduced
 from evenstep.parallel.reducer.reducer import Reducer, Spoiled

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError
+from evenstep.internals import leave_inputs_alone
 from evenstep.parallel.group import Group
-from evenstep.parallel.internals import leave_inputs_alone
 from evenstep.parallel.layout import Shards
 from evenstep.parallel.reducer.padded import PaddedReducer, nothing
 from evenstep.parallel.reducer.per_plan import PlanReducer, unreduced

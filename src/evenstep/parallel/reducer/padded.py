@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.errors import OutOfMemoryError
+from evenstep.internals import at_end_of_backward, forget_order, parts, record
 from evenstep.memory import give_back, is_out_of_memory
 from evenstep.parallel.group import Group
-from evenstep.parallel.internals import at_end_of_backward, forget_order, parts, record
 from evenstep.parallel.reducer.reducer import ExplainsErrors, PadsPasses
 from evenstep.parallel.reducer.sharded import ShardedReducer, Sharding
 from evenstep.parallel.shardable import explained

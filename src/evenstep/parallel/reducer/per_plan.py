@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from evenstep.parallel.internals import begin
+from evenstep.internals import begin
 from evenstep.parallel.reducer.reducer import GathersPerPlan, Spoiled
 from evenstep.parallel.reducer.sharded import ShardedReducer
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError
+from evenstep.internals import choose_formats, has_begun, parts, record
 from evenstep.parallel.group import Group
-from evenstep.parallel.internals import choose_formats, has_begun, parts, record
 from evenstep.parallel.layout import Shards
 from evenstep.parallel.reducer.reducer import ChoosesTrained, Reducer, Spoiled
 from evenstep.parallel.replicas import compare_replicas, synchronise
