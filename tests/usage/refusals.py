@@ -116,10 +116,15 @@ TOGETHER: dict[str, Refusal] = {
     "copies that do not divide the ranks": _of(
         *FSDP, "--parallel.shard_ranks", "3", says="`shard_ranks` must divide the 2", code=1
     ),
+    "shards with a fused step that torch has none of": _of(
+        *FSDP, "--optimizer.args.fused", "true", says="no fused kernel of SGD for shards", code=1
+    ),
     "ordered shards with a fused step": _of(
         *FSDP,
         "--parallel.reduction",
         "ordered",
+        "--optimizer.name",
+        "AdamW",
         "--optimizer.args.fused",
         "true",
         says="torch's fused optimizers",

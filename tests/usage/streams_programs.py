@@ -233,6 +233,22 @@ def loader_of_iterable(rank: int, ranks: int) -> Data:
     return _loader(PlainDataset(), rank, ranks)
 
 
+def workers_of_map(rank: int, ranks: int) -> Data:
+    return _loader(_table(), rank, ranks, num_workers=2)
+
+
+def workers_of_map_shuffled(rank: int, ranks: int) -> Data:
+    return _loader(_table(), rank, ranks, num_workers=2, shuffle=True)
+
+
+def workers_that_persist(rank: int, ranks: int) -> Data:
+    return _loader(_table(), rank, ranks, num_workers=2, shuffle=True, persistent_workers=True)
+
+
+def workers_of_iterable(rank: int, ranks: int) -> Data:
+    return _loader(PlainDataset(), rank, ranks, num_workers=2)
+
+
 def loader_with_a_generator(rank: int, ranks: int) -> Data:
     return _loader(_table(), rank, ranks, shuffle=True, generator=torch.Generator().manual_seed(3))
 
