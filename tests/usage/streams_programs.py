@@ -8,6 +8,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from launched import digest, group_of_ranks, strategy_named
 from torch import Tensor, nn
@@ -54,7 +55,7 @@ class Augmenting(Counting):
 
     def item(self, number: int) -> Any:
         inputs, target = sample(number)
-        return inputs + torch.rand(4) * random.random() / 8, target
+        return inputs + torch.rand(4) * random.random() * np.random.rand() / 8, target
 
 
 class Buffered(Counting):
