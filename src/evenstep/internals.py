@@ -2,7 +2,7 @@
 
 All of it is as it was found in torch 2.11 to 2.13: `tests/unit/test_internals.py` fails when torch changes any of it,
 or when another file uses a name of torch's that begins with an underscore. First what belongs to tensors, modules,
-optimizers and the autograd engine, then FSDP2's.
+optimizers, the autograd engine and process groups, then FSDP2's.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,13 +12,13 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import PrefixStore, ProcessGroup, Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ProcessGroupGloo, Store, TCPStore
 from torch.autograd import graph
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
-__all__ = ["PrefixStore", "ProcessGroup", "Store", "TCPStore", "pytree"]
-# `torch.distributed` has the stores without types, and `torch.utils.pytree` is not in all versions.
+__all__ = ["PrefixStore", "ProcessGroup", "ProcessGroupGloo", "Store", "TCPStore", "pytree"]
+# `torch.distributed` has stores and groups without types, and `torch.utils.pytree` is not in all versions.
 
 _torch = cast("Any", torch)
 _backward = cast("Any", graph)._engine_run_backward
@@ -149,6 +149,39 @@ def local_tensor(tensor: Tensor) -> Tensor:
         return to_local()
 
 
+def group_around(backend: Any, kind: Any, device_type: str, store: Store, rank: int, ranks: int) -> ProcessGroup:
+    """A process group in which one backend does all the work.
+
+    `new_group` makes one as well, but keeps it for as long as the process lives, and all ranks must call it.
+    """
+    group = cast("Any", ProcessGroup(store, rank, ranks))
+    group._set_default_backend(kind)
+    group._register_backend(torch.device(device_type), kind, backend)
+    return group
+
+
+def set_timeout(backend: Any, timeout: timedelta) -> None:
+    """Set how long a backend's operations may take from now on; its constructor has another one, for connecting."""
+    backend._set_default_timeout(timeout)
+
+
+def nccl_options(timeout: timedelta) -> Any:
+    """The options of an NCCL backend: `Options` takes no timeout."""
+    options = cast("Any", dist).ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    return options
+
+
+def name_of_group(group: ProcessGroup) -> str:
+    """The name by which functional collectives find the group, in torch's table of all groups."""
+    return cast("Any", dist.distributed_c10d)._world.pg_names[group]
+
+
+def has_backend(name: str) -> bool:
+    """Whether torch knows a backend by this name: to register one twice is an error."""
+    return name.upper() in cast("Any", dist.Backend)._plugins
+
+
 def parts(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """The modules that FSDP2 gathers at once, by name; the outermost, "", first."""
     from torch.distributed.fsdp import FSDPModule
@@ -168,22 +201,15 @@ def record(part: Any) -> Any | None:
 
 def forget_order(root: Any) -> None:
     """Forget in which order earlier passes went forward: FSDP2 would gather the next one's parts by it."""
-    of_root = state(root)
-    for one in of_root._state_ctx.all_states:
-        for group in one._fsdp_param_groups:
+    for _, part in parts(root):
+        if (group := record(part)) is not None:
             group._post_forward_indices.clear()
-    if of_root._state_ctx.all_states:
-        of_root._comm_ctx.post_forward_order.clear()
+    state(root)._comm_ctx.post_forward_order.clear()
 
 
 def begin(root: Any) -> None:
-    """Make ready what FSDP2 makes in its first forward, for ranks that reduce before they have run any."""
+    """Make ready what FSDP2 makes in its first forward: a rank may reduce, or reset, before it has run any."""
     state(root)._lazy_init()
-
-
-def has_begun(root: Any) -> bool:
-    """Whether any pass has gone through the root."""
-    return bool(state(root)._state_ctx.all_states)
 
 
 def end_backward(root: Any) -> None:
@@ -193,8 +219,8 @@ def end_backward(root: Any) -> None:
 
 def forget_gathers(root: Any) -> None:
     """Forget gathers that were begun and will not end: FSDP2 would wait for them before it forgets anything."""
-    for one in state(root)._state_ctx.all_states:
-        for group in one._fsdp_param_groups:
+    for _, part in parts(root):
+        if (group := record(part)) is not None:
             group._all_gather_result = None
 
 
@@ -275,47 +301,3 @@ def _countdown(count: int, act: Callable[[], None]) -> Callable[[Tensor], None]:
             act()
 
     return arrived
-
-
-def connect_gloo(store: Store, rank: int, ranks: int, *, within: timedelta, timeout: timedelta) -> tuple[Any, Any]:
-    """A process group over gloo, and its backend: torch's own functions form one only once for each name.
-
-    Args:
-        store: through which the ranks find each other; used for nothing else.
-        rank: of this process.
-        ranks: how many there are.
-        within: for the ranks to connect to each other.
-        timeout: of each wait afterwards.
-    """
-    from torch._C._distributed_c10d import ProcessGroupGloo
-
-    backend = cast("Any", ProcessGroupGloo(store, rank, ranks, timeout=within))
-    backend._set_default_timeout(timeout)
-    return _group_of(backend, ProcessGroup.BackendType.GLOO, "cpu", store, rank, ranks), backend
-
-
-def connect_nccl(store: Store, rank: int, ranks: int, *, timeout: timedelta) -> tuple[Any, Any]:
-    """The same over NCCL, which connects at the first collective."""
-    of_torch = cast("Any", dist)
-    options = of_torch.ProcessGroupNCCL.Options()
-    options._timeout = timeout
-    backend = of_torch.ProcessGroupNCCL(store, rank, ranks, options)
-    return _group_of(backend, ProcessGroup.BackendType.NCCL, "cuda", store, rank, ranks), backend
-
-
-def _group_of(backend: Any, kind: Any, device_type: str, store: Store, rank: int, ranks: int) -> Any:
-    """A process group with this backend: only it has the names that FSDP2 and functional collectives ask for."""
-    group = cast("Any", ProcessGroup(store, rank, ranks))
-    group._set_default_backend(kind)
-    group._register_backend(torch.device(device_type), kind, backend)
-    return group
-
-
-def name_of_group(group: Any) -> str:
-    """The name under which torch keeps a process group; one that is written in Python must know it by itself."""
-    return cast("Any", dist.distributed_c10d)._world.pg_names[group]
-
-
-def register_backend(name: str, made: Callable[..., Any], device_type: str) -> None:
-    """Let `init_process_group` and `new_group` take a backend of this name."""
-    cast("Any", dist.Backend).register_backend(name, made, devices=[device_type])

@@ -14,15 +14,18 @@ from threading import Lock
 from typing import Any, final
 
 import torch
+import torch.distributed as dist
 
 from evenstep.internals import (
     PrefixStore,
     ProcessGroup,
+    ProcessGroupGloo,
     Store,
-    connect_gloo,
-    connect_nccl,
+    group_around,
+    has_backend,
     name_of_group,
-    register_backend,
+    nccl_options,
+    set_timeout,
 )
 
 GLOO, NCCL = "renewable_gloo", "renewable_nccl"  # names of backends for torch
@@ -83,10 +86,22 @@ class Renewable(ProcessGroup):
         """
         self._inner, self._backend = self._formed(attempt, timeout)
 
-    def _formed(self, attempt: int, within: timedelta) -> tuple[Any, Any]:
+    def _formed(self, attempt: int, timeout: timedelta) -> tuple[Any, Any]:
         """A group of torch's own for this attempt, and the backend in it."""
         store = PrefixStore(f"attempt {attempt}", self._store)
-        return connect_gloo(store, self._rank, self._ranks, within=within, timeout=self._timeout)
+        backend = self._connected(store, timeout)
+        return group_around(backend, self._kind(), self._device_type(), store, self._rank, self._ranks), backend
+
+    def _connected(self, store: Store, timeout: timedelta) -> Any:
+        backend = ProcessGroupGloo(store, self._rank, self._ranks, timeout=timeout)
+        set_timeout(backend, self._timeout)
+        return backend
+
+    def _kind(self) -> Any:
+        return ProcessGroup.BackendType.GLOO
+
+    def _device_type(self) -> str:
+        return "cpu"
 
     def break_(self) -> None:
         """Close the connections: all who wait in the group, or come to it, raise. Any thread may call it."""
@@ -115,9 +130,14 @@ class Renewable(ProcessGroup):
 class RenewableNccl(Renewable):
     """The same for tensors on CUDA devices; it has been run by nobody yet."""
 
-    def _formed(self, attempt: int, within: timedelta) -> tuple[Any, Any]:
-        store = PrefixStore(f"attempt {attempt}", self._store)
-        return connect_nccl(store, self._rank, self._ranks, timeout=self._timeout)
+    def _connected(self, store: Store, timeout: timedelta) -> Any:
+        return dist.ProcessGroupNCCL(store, self._rank, self._ranks, nccl_options(self._timeout))
+
+    def _kind(self) -> Any:
+        return ProcessGroup.BackendType.NCCL
+
+    def _device_type(self) -> str:
+        return "cuda"
 
     def break_(self) -> None:
         backend = self._backend
@@ -181,5 +201,6 @@ class Connections:
 
 def register() -> None:
     """Make torch know the backends; `init_process_group` and `new_group` take their names then."""
-    register_backend(GLOO, Renewable, "cpu")
-    register_backend(NCCL, RenewableNccl, "cuda")
+    if not has_backend(GLOO):
+        dist.Backend.register_backend(GLOO, Renewable, devices=["cpu"])
+        dist.Backend.register_backend(NCCL, RenewableNccl, devices=["cuda"])

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from evenstep.parallel.group import Group
+from evenstep.parallel.strides import laid_out
 
 Gradients: TypeAlias = "list[Tensor | None]"
 
@@ -69,10 +70,11 @@ class Tree:
         root = self._combined(group, parts, (num_microbatches - 1).bit_length(), 0, num_microbatches)
         if root is None:
             return [None] * len(self._parameters)
-        if group.rank != root.owner:
-            root.gradients = self._room(root.present)
-        group.broadcast([gradient for gradient in root.gradients if gradient is not None], root.owner)
-        return root.gradients
+        if group.ranks == 1:
+            return root.gradients
+        rows = _by_rows(root.gradients) if group.rank == root.owner else self._room(root.present)
+        group.broadcast([gradient for gradient in rows if gradient is not None], root.owner)
+        return [g if g is None else laid_out(g, p) for g, p in zip(rows, self._parameters, strict=True)]
 
     def _combined(
         self, group: Group, parts: dict[tuple[int, int], _Part], level: int, index: int, end: int
@@ -97,7 +99,7 @@ class Tree:
 
     def _hand_over(self, group: Group, part: _Part, owner: int) -> None:
         if group.rank == part.owner:
-            for gradient in part.gradients:
+            for gradient in _by_rows(part.gradients):
                 if gradient is not None:
                     group.send(gradient, owner)
             part.gradients = []
@@ -112,6 +114,11 @@ class Tree:
             torch.empty_like(parameter, memory_format=torch.contiguous_format) if has else None
             for parameter, has in zip(self._parameters, present, strict=True)
         ]
+
+
+def _by_rows(gradients: Gradients) -> Gradients:
+    """As they are sent, whatever order they lie in."""
+    return [gradient if gradient is None else gradient.contiguous() for gradient in gradients]
 
 
 def _joined(left: Gradients, right: Gradients) -> Gradients:
