@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from evenstep.checkpoint.layout import complete_checkpoints, step_name
     from evenstep.checkpoint.lock import LOCK, locked
     from evenstep.checkpoint.manifest import FileEntry, Manifest
+    from evenstep.checkpoint.partial import PartialCheckpoint
     from evenstep.checkpoint.parts import discard_parts, join_parts, write_part
-    from evenstep.checkpoint.ranks import Ranks
+    from evenstep.checkpoint.ranks import ALONE, Ranks, on_all_ranks
     from evenstep.checkpoint.reader import (
         Checkpoint,
         Contents,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from evenstep.checkpoint.writer import write_checkpoint
 
 __all__ = [
+    "ALONE",
     "LOCK",
     "Checkpoint",
     "Contents",
@@ -36,6 +38,7 @@ __all__ = [
     "FileEntry",
     "LocalDisk",
     "Manifest",
+    "PartialCheckpoint",
     "Ranks",
     "Saved",
     "Saver",
@@ -50,6 +53,7 @@ __all__ = [
     "look_into",
     "newest_checkpoint",
     "newest_valid",
+    "on_all_ranks",
     "outline",
     "pack",
     "read_checkpoint",
@@ -72,7 +76,8 @@ __getattr__, __dir__ = lazy_names(
         ".lock": "LOCK locked",
         ".manifest": "FileEntry Manifest",
         ".parts": "discard_parts join_parts write_part",
-        ".ranks": "Ranks",
+        ".partial": "PartialCheckpoint",
+        ".ranks": "ALONE Ranks on_all_ranks",
         ".reader": "Checkpoint Contents look_into newest_checkpoint newest_valid read_checkpoint",
         ".retention": "clean_leftovers remove_checkpoint retain",
         ".saver": "Saved Saver",

@@ -82,7 +82,7 @@ def look_into(path: Path | str) -> Contents:
     step = locate(Path(path))
     manifest = check_structure(step)
     with checked_file(step / STATE, manifest.files[STATE]) as file:
-        values = _parse(file.read(file.size))
+        values = parse_values(file.read(file.size))
     return Contents(path=step, manifest=manifest, tensors=read_table(step, manifest), values=values)
 
 
@@ -170,7 +170,7 @@ class _Reading:
         """Find out what is there, and that it fits what is live."""
         self._table = read_table(self._step, self._manifest)
         with checked_file(self._step / STATE, self._manifest.files[STATE]) as file:
-            self._skeletons = _parse(file.read(file.size))
+            self._skeletons = parse_values(file.read(file.size))
         leaves = Leaves()
         leaves.pack(self._into, alone=False)
         self._live = leaves.by_name()
@@ -190,7 +190,7 @@ class _Reading:
         for name, leaf in {**self._live, **{key: tensor.to(self._device) for key, tensor in fresh.items()}}.items():
             part, _, inner = name.partition("/")
             tensors.setdefault(part, {})[inner] = cast("Tensor", leaf)
-        self.state = _unpacked(self._step, self._skeletons, tensors)
+        self.state = unpacked(self._step, self._skeletons, tensors)
 
 
 def read_table(step: Path, manifest: Manifest) -> Table:
@@ -201,7 +201,7 @@ def read_table(step: Path, manifest: Manifest) -> Table:
     """
     if TABLE in manifest.files:
         with checked_file(step / TABLE, manifest.files[TABLE]) as file:
-            return parse_table(_parse(file.read(file.size)), manifest.files)
+            return parse_table(parse_values(file.read(file.size)), manifest.files)
     table: dict[str, Stored] = {}
     for name, entry in manifest.files.items():
         if name.endswith(TENSORS_SUFFIX):
@@ -241,16 +241,16 @@ def _read_whole(step: Path, device: torch.device) -> Checkpoint:
             if name.endswith(TENSORS_SUFFIX):
                 files[name] = read_tensors(file, device)
             elif name == STATE:
-                skeletons = _parse(file.read(file.size))
+                skeletons = parse_values(file.read(file.size))
             elif name == TABLE:
-                table = parse_table(_parse(file.read(file.size)), manifest.files)
+                table = parse_table(parse_values(file.read(file.size)), manifest.files)
             else:
                 raise BadFileError("is of no known kind")
     if table is None:
         tensors = {name.removesuffix(TENSORS_SUFFIX): each for name, each in files.items()}
     else:
         tensors = _assembled(step, table, files, device)
-    state = _unpacked(step, skeletons, tensors)
+    state = unpacked(step, skeletons, tensors)
     return Checkpoint(path=step, update=manifest.update, state=state, manifest=manifest)
 
 
@@ -271,7 +271,12 @@ def _assembled(step: Path, table: Table, files: dict[str, dict[str, Tensor]], de
     return tensors
 
 
-def _unpacked(step: Path, skeletons: Mapping[str, JSON], tensors: TensorsByPart) -> dict[str, object]:
+def unpacked(step: Path, skeletons: Mapping[str, JSON], tensors: TensorsByPart) -> dict[str, object]:
+    """The state of these values and tensors, by part.
+
+    Raises:
+        CheckpointError: they do not belong together.
+    """
     if spare := tensors.keys() - skeletons.keys():
         name = f"{min(spare)}{TENSORS_SUFFIX}"
         raise CheckpointError(f"`{step / name}` is not mentioned in `{STATE}`; do not trust it.")
@@ -322,7 +327,12 @@ def newest_valid(folder: Path | str) -> tuple[Path | None, list[tuple[Path, str]
     return None, rejected
 
 
-def _parse(data: bytes) -> dict[str, JSON]:
+def parse_values(data: bytes) -> dict[str, JSON]:
+    """What `state.json` or `tensors.json` holds.
+
+    Raises:
+        BadFileError: it is no JSON object.
+    """
     try:
         content: object = json.loads(data)
     except (ValueError, RecursionError) as error:

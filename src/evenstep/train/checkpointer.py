@@ -62,10 +62,10 @@ class Checkpointer:
 
     def resume(self, path: Path) -> Path:
         """Go on from the checkpoint in `path`; gives its folder."""
-        checkpoint = read_checkpoint(path)
-        self.load(checkpoint.state)
-        self.saving.resumed(self.state.engine.progress.update, checkpoint.path)
-        return checkpoint.path
+        folder, changed = self.state.load_checkpoint(path)
+        self.reporter.changed(changed, self.state.engine.progress.update)
+        self.saving.resumed(self.state.engine.progress.update, folder)
+        return folder
 
     def go_back(self, update: int) -> None:
         """Go back, in place, to the newest checkpoint of fewer than `update` updates.
@@ -81,9 +81,8 @@ class Checkpointer:
         before = update if self._last is None or helped else self._last[1]
         self.saving.settle()
         path = engine.group.first_rank_does(lambda: newest_before(folder, before, self.reporter.report))
-        self.load(read_checkpoint(path).state)
+        self.resume(path)
         now = engine.progress.update
-        self.saving.resumed(now, path)
         engine.parts.cuts.limit = limit
         self._last = update, now
         self.writers.rewind(now)

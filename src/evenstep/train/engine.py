@@ -20,12 +20,13 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from evenstep.checkpoint import ALONE, Ranks, on_all_ranks
 from evenstep.data import Data, GlobalBatch, Position
 from evenstep.errors import ArgumentError, CheckpointError, EvenstepError, LostRankError
 from evenstep.events import Bus, Incident, Storage
 from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Training
-from evenstep.parallel import Elastic, Group, Strategy
+from evenstep.parallel import Elastic, Group, Reducers, Strategy
 from evenstep.precision import Precision
 from evenstep.train import given
 from evenstep.train.aborts import AbortCauses
@@ -178,7 +179,7 @@ class Engine:
         return self.parts.execution.group
 
     @property
-    def strategy(self) -> Strategy:
+    def strategy(self) -> Reducers:
         """How gradients are shared between data-parallel ranks."""
         return self.parts.execution.strategy
 
@@ -403,16 +404,28 @@ class Engine:
         """The states of the tasks that have one, by name."""
         return {name: state for name, task in self.parts.way.tasks.items() if (state := task.state_dict())}
 
-    def own_part(self, state: Tree) -> Tree:
+    def own_part(
+        self, state: Tree, *, take: Callable[[Tensor, Tensor], Tensor] | None = None, ranks: Ranks = ALONE
+    ) -> Tree:
         """What of a whole state is this rank's, compared with what is here; nothing is changed.
+
+        Args:
+            state: of the whole run.
+            take: see `Saved.own_part`; by default a tensor is cut as the layout says.
+            ranks: all of which raise if one does.
 
         Raises:
             CheckpointError: it does not fit.
         """
+        saved = self.parts.saved
         own = self.parts.portion.own(with_plain_names(state))
-        self.parts.saved.check(own)
-        check_task_states(own.get("tasks", {}), self.parts.way.tasks)
-        return own
+
+        def fitting() -> Tree:
+            saved.check(own)
+            check_task_states(own.get("tasks", {}), self.parts.way.tasks)
+            return saved.own_part(own, take or saved.layout.scatter_like)
+
+        return on_all_ranks(ranks, fitting)
 
     def load_own(self, state: Tree) -> list[str]:
         """Restore what `own_part` gave; says what begins afresh or is given up."""

@@ -185,5 +185,5 @@ def _union(parts: Iterable[Mapping[str, T]]) -> dict[str, T]:
 
 
 def _copied(state: Mapping[str, Any]) -> Tree:
-    """Copies of a tied parameter must not share the state that they step."""
-    return mapped(dict(state), Tensor.clone)
+    """Copies of a tied parameter must not share the state that they step; what has no values yet is read for each."""
+    return mapped(dict(state), lambda tensor: tensor if tensor.is_meta else tensor.clone())

@@ -1,13 +1,17 @@
 """What a checkpoint holds of a run, as one tree, and back: its tensors, its counters, and where its data and hooks are.
 
 Everything that can be compared is compared before anything is changed. The tensors by themselves are told in `state`,
-and which part of a model in stages belongs to this rank in `portion`. It does not touch files, and it does not choose
+and which part of a model in stages belongs to this rank in `portion`. It does not write files, and it does not choose
 when.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, final
 
+from torch import Tensor
+
+from evenstep.checkpoint import PartialCheckpoint, on_all_ranks, read_checkpoint
 from evenstep.data import Data
 from evenstep.errors import CheckpointError
 from evenstep.train.engine import Engine
@@ -99,6 +103,38 @@ class RunState:
         Raises:
             CheckpointError: it is of another model, optimizer, data, seed or precision. Nothing has been changed.
         """
+        data = self._data_of_same_run(state)
+        return self._restored(self.engine.own_part(state), data)
+
+    def load_checkpoint(self, path: Path) -> tuple[Path, list[str]]:
+        """Restore what is in the checkpoint at `path`; gives its folder, and what `load_state_dict` says.
+
+        Where each rank holds a part, it reads only that, and all ranks verify the files together; else each reads and
+        verifies the whole.
+
+        Raises:
+            CheckpointError: it is not there, damaged, or of another run. Nothing has been changed, on any rank.
+        """
+        group, layout = self.engine.group, self.engine.strategy.layout
+        if not self.engine.parts.execution.in_stages and layout.divides == "nothing":
+            whole = read_checkpoint(path)
+            return whole.path, self.load_state_dict(whole.state)
+
+        def take(live: Tensor, value: Tensor) -> Tensor:
+            return checkpoint.read(value, like=live) if value.is_meta else layout.scatter_like(live, value)
+
+        checkpoint = on_all_ranks(group, lambda: PartialCheckpoint(path, _is_dealt_out))
+        data = on_all_ranks(group, lambda: self._data_of_same_run(checkpoint.state))
+        own = self.engine.own_part(checkpoint.state, take=take, ranks=group)
+        checkpoint.verify(group)
+        return checkpoint.path, self._restored(own, data)
+
+    def _data_of_same_run(self, state: Tree) -> Tree:
+        """The state of this rank's data, from a state that is one of this run.
+
+        Raises:
+            CheckpointError: it is not.
+        """
         engine = self.engine
         lacking = [part for part in _PARTS if part not in state]
         if lacking:
@@ -111,14 +147,16 @@ class RunState:
             {**state["run"], "data": state["data"]["fingerprint"]},
             {"seed": engine.seed, "precision": engine.precision.name, "data": self.data.fingerprint()},
         )
-        data = self._own_data(state["data"])
-        own = engine.own_part(state)
-        changed = engine.bus.load_state_dict(state["hooks"])
+        return self._own_data(state["data"])
+
+    def _restored(self, own: Tree, data: Tree) -> list[str]:
+        """Take over this rank's part of a state, and the state of its data."""
+        changed = self.engine.bus.load_state_dict(own["hooks"])
         self.data.load_state_dict(data)
-        changed += engine.load_own(own)
-        engine.storage.load_state_dict(state["storage"])
-        self.evaluations.all_at = state["run"]["evaluated_at"]
-        self._load_cuts(state["run"].get("cuts", []))
+        changed += self.engine.load_own(own)
+        self.engine.storage.load_state_dict(own["storage"])
+        self.evaluations.all_at = own["run"]["evaluated_at"]
+        self._load_cuts(own["run"].get("cuts", []))
         return changed
 
     def _own_data(self, saved: Tree) -> Tree:
@@ -153,3 +191,8 @@ class RunState:
 
 def _ranks(count: int) -> str:
     return "rank" if count == 1 else "ranks"
+
+
+def _is_dealt_out(name: str) -> bool:
+    """Whether ranks may hold different parts of the tensor `PART/NAME` of a checkpoint."""
+    return name.startswith(("model/", "ema/", "optimizer/state."))

@@ -118,24 +118,38 @@ class Saved:
         if self.ema is not None and state["ema"]:
             check_fits(state["ema"], self.ema.state_dict(), "average")
 
-    def load_state_dict(self, state: Tree) -> list[str]:
-        """Restore what `state_dict` gave and `check` found to fit; says what began afresh or was given up."""
+    def own_part(self, state: Tree, take: Callable[[Tensor, Tensor], Tensor]) -> Tree:
+        """What of a whole state this rank holds.
+
+        Args:
+            state: that `check` found to fit.
+            take: gives what of a whole tensor a live one holds, cut as that is: `Layout.scatter_like`, or a reader's.
+        """
         live = state_of(self.model)
-        load_state(self.model, self._parts(live, state["model"]))
-        own: dict[str, Tensor] = {name: live[name] for group in self._own for name in group}
-        states: Tree = {}
-        cut = self.layout.scatter_like
-        for name in own:
-            if name in state["optimizer"]["state"]:
-                values: Tree = state["optimizer"]["state"][name]
-                states[name] = {key: mapped(value, partial(cut, own[name])) for key, value in values.items()}
-        load_optimizer({**state["optimizer"], "state": states}, self.optimizer, self._own, self._built)
+        stepped = {name: live[name] for group in self._own for name in group}
+        saved: Tree = state["optimizer"]["state"]
+        states = {
+            name: {key: mapped(value, partial(take, tensor)) for key, value in saved[name].items()}
+            for name, tensor in stepped.items()
+            if name in saved
+        }
+        return {
+            **state,
+            "model": _each_taken(live, state["model"], take),
+            "optimizer": {**state["optimizer"], "state": states},
+            "ema": state["ema"] if self.ema is None else _each_taken(self.ema.state_dict(), state["ema"], take),
+        }
+
+    def load_state_dict(self, state: Tree) -> list[str]:
+        """Restore what `own_part` gave; says what began afresh or was given up."""
+        load_state(self.model, state["model"])
+        load_optimizer(state["optimizer"], self.optimizer, self._own, self._built)
         self.aside.restore(state["optimizer"].get("beside", {}).get("attributes", []))
         self.precision.state = state["precision"]
         if self.ema is None:
             return ["the average of the parameters is given up"] if state["ema"] else []
         if state["ema"]:
-            self.ema.load_state_dict(self._parts(self.ema.state_dict(), state["ema"]))
+            self.ema.load_state_dict(state["ema"])
             return []
         self.ema.restart()
         return ["the average of the parameters is new and begins as a copy of them"]
@@ -143,9 +157,9 @@ class Saved:
     def _gathered(self, tensors: Mapping[str, Any]) -> Tree:
         return mapped(dict(tensors), self.layout.gather_full)
 
-    def _parts(self, live: Mapping[str, Tensor], whole: Mapping[str, Any]) -> Tree:
-        cut = self.layout.scatter_like
-        return {name: cut(live[name], value) if isinstance(value, Tensor) else value for name, value in whole.items()}
+
+def _each_taken(live: Mapping[str, Tensor], whole: Mapping[str, Any], take: Callable[[Tensor, Tensor], Tensor]) -> Tree:
+    return {name: take(live[name], value) if isinstance(value, Tensor) else value for name, value in whole.items()}
 
 
 def _held(tensors: Mapping[str, Any]) -> Tree:

@@ -141,6 +141,7 @@ class Trainer(Surface):
         keeps = folder is not None and checkpoint.keep_last != 0
         check_optimizer(optimizer, model=model, strategy=sharing, device=device, keeps=keeps)
         check_keeping(batches, keeps=keeps, rewinds=policies.may_rewind)
+        given.check_rewinding(policies, failures, checkpoint)
         self._said_of_data = try_resume(batches, sharing.group) if keeps else []
         tasks = Tasks.of(task, train.coefficients, given.combine_named(train.combine), train.norm_statistics)
         check_tasks(tasks, batches, sets, model=model, policy=policies.non_finite)

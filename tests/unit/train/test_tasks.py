@@ -70,7 +70,7 @@ def divided(several: Any, model: nn.Module, name: str, batches: Sequence[Sequenc
     reductions=st.tuples(*[st.sampled_from(["weight", "sum", "mean"])] * 2),
     micro=st.integers(1, 7),
     repeats=st.tuples(st.integers(1, 3), st.integers(1, 2)),
-    train=Training(coefficients=st.tuples(st.sampled_from([1.0, 0.25]), st.sampled_from([1.0, 3.0]))),
+    coefficients=st.tuples(st.sampled_from([1.0, 0.25]), st.sampled_from([1.0, 3.0])),
 )
 @settings(max_examples=25)
 def test_the_update_is_that_of_whole_batches_for_every_reduction_and_cut(
