@@ -3,30 +3,68 @@
 The parameters after update u depend on the model, the data order, the seed and u, and on nothing else: not on how the
 global batch was cut into micro-batches, nor on what failed or was stopped in between.
 
-Names are imported when they are first used, so that `evenstep --help` does not wait for torch.
+Names are imported when they are first used, so that `evenstep --help` does not wait for torch. The packages that they
+come from, such as `evenstep.data`, are here as well, but `from evenstep import *` leaves them out: it would overwrite
+variables called `data` or `train`.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from evenstep.renamed import old_names
+from evenstep.lazy import lazy_names
 from evenstep.version import __version__
 
 if TYPE_CHECKING:
-    from evenstep import checkpoint, data, errors, events, optim, parallel, pipeline, precision, train
-    from evenstep.data import Batch, Data, MapData, Mixture, StreamData, UpdateData
+    from evenstep import checkpoint as checkpoint
+    from evenstep import data as data
+    from evenstep import errors as errors
+    from evenstep import events as events
+    from evenstep import optim as optim
+    from evenstep import parallel as parallel
+    from evenstep import pipeline as pipeline
+    from evenstep import precision as precision
+    from evenstep import train as train
+    from evenstep.data import AllTasks, Batch, Data, MapData, Mixture, RoundRobin, Sampled, StreamData, UpdateData
     from evenstep.errors import EvenstepError
-    from evenstep.events import Hook, Writer
+    from evenstep.events import (
+        Best,
+        ConsoleWriter,
+        CsvWriter,
+        EarlyStop,
+        Evaluate,
+        Hook,
+        Incident,
+        JsonlWriter,
+        Save,
+        Statistics,
+        StopFile,
+        TensorBoardWriter,
+        TimeBudget,
+        Timer,
+        Watchdog,
+        Writer,
+    )
+    from evenstep.extras.multitask import AlignedMtl, GradNorm, PcGrad, Scheduled, Uncertainty
     from evenstep.optim.ema import Ema
+    from evenstep.optim.schedules import Constant as Constant
+    from evenstep.optim.schedules import Cosine, InverseSqrt, LrSchedule, Polynomial, Wsd
+    from evenstep.optim.schedules import Linear as Linear
     from evenstep.options import Checkpointing, Failures, Logging, Training
+    from evenstep.parallel import Ddp, Fsdp, Group, Mesh, Ordered, OrderedFsdp, Processes, Single, Strategy, Zero1
+    from evenstep.pipeline import Layers, Staged
     from evenstep.precision import Bf16Mixed, Fp16Mixed, FullPrecision, Precision
     from evenstep.train import (
         Aborted,
+        Coefficients,
+        Combine,
         Committed,
         DropTask,
         Engine,
+        FailurePolicy,
+        Fixed,
         Loss,
         LossSpikes,
+        Prediction,
         Result,
         Retry,
         Rewind,
@@ -38,71 +76,109 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Aborted",
+    "AlignedMtl",
+    "AllTasks",
     "Batch",
+    "Best",
     "Bf16Mixed",
     "Checkpointing",
+    "Coefficients",
+    "Combine",
     "Committed",
+    "ConsoleWriter",
+    "Cosine",
+    "CsvWriter",
     "Data",
+    "Ddp",
     "DropTask",
+    "EarlyStop",
     "Ema",
     "Engine",
+    "Evaluate",
     "EvenstepError",
+    "FailurePolicy",
     "Failures",
+    "Fixed",
     "Fp16Mixed",
+    "Fsdp",
     "FullPrecision",
+    "GradNorm",
+    "Group",
     "Hook",
+    "Incident",
+    "InverseSqrt",
+    "JsonlWriter",
+    "Layers",
     "Logging",
     "Loss",
     "LossSpikes",
+    "LrSchedule",
     "MapData",
+    "Mesh",
     "Mixture",
+    "Ordered",
+    "OrderedFsdp",
+    "PcGrad",
+    "Polynomial",
     "Precision",
+    "Prediction",
+    "Processes",
     "Result",
     "Retry",
     "Rewind",
+    "RoundRobin",
+    "Sampled",
+    "Save",
+    "Scheduled",
+    "Single",
     "Skip",
+    "Staged",
+    "Statistics",
     "Stop",
+    "StopFile",
+    "Strategy",
     "StreamData",
     "Task",
+    "TensorBoardWriter",
+    "TimeBudget",
+    "Timer",
     "Trainer",
     "Training",
+    "Uncertainty",
     "UpdateData",
+    "Watchdog",
     "Writer",
+    "Wsd",
+    "Zero1",
     "__version__",
-    "checkpoint",
-    "data",
-    "errors",
-    "events",
-    "optim",
-    "parallel",
-    "pipeline",
-    "precision",
-    "train",
 ]
 
-_HOMES = {
-    "data": ("Batch", "Data", "MapData", "Mixture", "StreamData", "UpdateData"),
-    "errors": ("EvenstepError",),
-    "events": ("Hook", "Writer"),
-    "optim.ema": ("Ema",),
-    "options": ("Checkpointing", "Failures", "Logging", "Training"),
-    "precision": ("Bf16Mixed", "Fp16Mixed", "FullPrecision", "Precision"),
-    "train": (
-        *("Aborted", "Committed", "DropTask", "Engine", "Loss", "LossSpikes", "Result", "Retry", "Rewind", "Skip"),
-        *("Stop", "Task", "Trainer"),
-    ),
-}
-_old = old_names(__name__, {"Full": "FullPrecision"})
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_PARTS = ("checkpoint", "data", "errors", "events", "optim", "parallel", "pipeline", "precision", "train")
+_BESIDE = ("Constant", "Linear")  # LR schedules that `*` leaves out: torch.nn has a Linear, too
+_named, _ = lazy_names(
+    __name__,
+    {
+        ".data": "AllTasks Batch Data MapData Mixture RoundRobin Sampled StreamData UpdateData",
+        ".errors": "EvenstepError",
+        ".events": "Best ConsoleWriter CsvWriter EarlyStop Evaluate Hook Incident JsonlWriter "
+        "Save Statistics StopFile TensorBoardWriter TimeBudget Timer Watchdog Writer",
+        ".extras.multitask": "AlignedMtl GradNorm PcGrad Scheduled Uncertainty",
+        ".optim.ema": "Ema",
+        ".optim.schedules": "Constant Cosine InverseSqrt Linear LrSchedule Polynomial Wsd",
+        ".options": "Checkpointing Failures Logging Training",
+        ".parallel": "Ddp Fsdp Group Mesh Ordered OrderedFsdp Processes Single Strategy Zero1",
+        ".pipeline": "Layers Staged",
+        ".precision": "Bf16Mixed Fp16Mixed FullPrecision Precision",
+        ".train": "Aborted Coefficients Combine Committed DropTask Engine FailurePolicy Fixed Loss "
+        "LossSpikes Prediction Result Retry Rewind Skip Stop Task Trainer",
+    },
+    old={"Full": "FullPrecision"},
+)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME_OF:
-        return getattr(import_module(f"evenstep.{_HOME_OF[name]}"), name)
-    if name in __all__:
-        return import_module(f"evenstep.{name}")
-    return _old(name)
+    return import_module(f"evenstep.{name}") if name in _PARTS else _named(name)
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted([*__all__, *_BESIDE, *_PARTS])

@@ -2,21 +2,23 @@
 
 All of it is as it was found in torch 2.11 to 2.13: `tests/unit/test_internals.py` fails when torch changes any of it,
 or when another file uses a name of torch's that begins with an underscore. First what belongs to tensors, modules,
-optimizers and the autograd engine, then FSDP2's.
+optimizers, the autograd engine and process groups, then FSDP2's.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ProcessGroupGloo, Store, TCPStore
 from torch.autograd import graph
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
-__all__ = ["PrefixStore", "Store", "TCPStore", "pytree"]
-# `torch.distributed` has the stores without types, and `torch.utils.pytree` is not in all versions.
+__all__ = ["PrefixStore", "ProcessGroup", "ProcessGroupGloo", "Store", "TCPStore", "pytree"]
+# `torch.distributed` has stores and groups without types, and `torch.utils.pytree` is not in all versions.
 
 _torch = cast("Any", torch)
 _backward = cast("Any", graph)._engine_run_backward
@@ -147,6 +149,39 @@ def local_tensor(tensor: Tensor) -> Tensor:
         return to_local()
 
 
+def group_around(backend: Any, kind: Any, device_type: str, store: Store, rank: int, ranks: int) -> ProcessGroup:
+    """A process group in which one backend does all the work.
+
+    `new_group` makes one as well, but keeps it for as long as the process lives, and all ranks must call it.
+    """
+    group = cast("Any", ProcessGroup(store, rank, ranks))
+    group._set_default_backend(kind)
+    group._register_backend(torch.device(device_type), kind, backend)
+    return group
+
+
+def set_timeout(backend: Any, timeout: timedelta) -> None:
+    """Set how long a backend's operations may take from now on; its constructor has another one, for connecting."""
+    backend._set_default_timeout(timeout)
+
+
+def nccl_options(timeout: timedelta) -> Any:
+    """The options of an NCCL backend: `Options` takes no timeout."""
+    options = cast("Any", dist).ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    return options
+
+
+def name_of_group(group: ProcessGroup) -> str:
+    """The name by which functional collectives find the group, in torch's table of all groups."""
+    return cast("Any", dist.distributed_c10d)._world.pg_names[group]
+
+
+def has_backend(name: str) -> bool:
+    """Whether torch knows a backend by this name: to register one twice is an error."""
+    return name.upper() in cast("Any", dist.Backend)._plugins
+
+
 def parts(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """The modules that FSDP2 gathers at once, by name; the outermost, "", first."""
     from torch.distributed.fsdp import FSDPModule
@@ -166,22 +201,15 @@ def record(part: Any) -> Any | None:
 
 def forget_order(root: Any) -> None:
     """Forget in which order earlier passes went forward: FSDP2 would gather the next one's parts by it."""
-    of_root = state(root)
-    for one in of_root._state_ctx.all_states:
-        for group in one._fsdp_param_groups:
+    for _, part in parts(root):
+        if (group := record(part)) is not None:
             group._post_forward_indices.clear()
-    if of_root._state_ctx.all_states:
-        of_root._comm_ctx.post_forward_order.clear()
+    state(root)._comm_ctx.post_forward_order.clear()
 
 
 def begin(root: Any) -> None:
-    """Make ready what FSDP2 makes in its first forward, for ranks that reduce before they have run any."""
+    """Make ready what FSDP2 makes in its first forward: a rank may reduce, or reset, before it has run any."""
     state(root)._lazy_init()
-
-
-def has_begun(root: Any) -> bool:
-    """Whether any pass has gone through the root."""
-    return bool(state(root)._state_ctx.all_states)
 
 
 def end_backward(root: Any) -> None:
@@ -191,8 +219,8 @@ def end_backward(root: Any) -> None:
 
 def be_idle(root: Any) -> None:
     """Let no part wait for the rest of a backward that has broken off."""
-    for one in state(root)._state_ctx.all_states:
-        for group in one._fsdp_param_groups:
+    for _, part in parts(root):
+        if (group := record(part)) is not None:
             group._training_state = type(group._training_state).IDLE
 
 

@@ -10,7 +10,8 @@ loads neither torch nor the rest of evenstep: the names of their classes are for
 """
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, final, get_args
 
@@ -36,6 +37,7 @@ STANDARD_WRITERS: tuple[WriterName, ...] = ("console", "jsonl")
 SPIKE_WINDOW_UPDATES = 128
 SPIKE_THRESHOLD = 10.0
 MAX_REWINDS = 3
+RESERVED = ("loss", "lr", "grad_norm", "param_norm", "update_ratio")  # metrics that stand beside the tasks' own
 
 
 @final
@@ -170,10 +172,10 @@ class Failures:
             value = getattr(self, name)
             if value is None or isinstance(value, str):
                 _check_word(name, value, words)
-        _check_count("spike_window_updates", self.spike_window_updates, at_least=8)
-        _check_positive("spike_threshold", self.spike_threshold)
-        _check_count("max_rewinds", self.max_rewinds)
-        _check_count("max_skipped_samples", self.max_skipped_samples, at_least=0)
+        _check_count("spike_window_updates", self.spike_window_updates, at_least=8, may_be_none=False)
+        _check_positive("spike_threshold", self.spike_threshold, may_be_none=False)
+        _check_count("max_rewinds", self.max_rewinds, may_be_none=False)
+        _check_count("max_skipped_samples", self.max_skipped_samples, at_least=0, may_be_none=False)
         _check_word("hook", self.hook, HookFailure)
 
 
@@ -190,7 +192,7 @@ class Logging:
             writes nothing.
 
     Raises:
-        ArgumentError: a period below 1.
+        ArgumentError: a period below 1, or a writer that is named twice.
 
     >>> Logging(writers="csv").every_updates
     10
@@ -200,7 +202,55 @@ class Logging:
     writers: "Sequence[Writer | WriterName] | Writer | WriterName | None" = None
 
     def __post_init__(self) -> None:
-        _check_count("every_updates", self.every_updates)
+        _check_count("every_updates", self.every_updates, may_be_none=False)
+        names = [one for one in self.writers if isinstance(one, str)] if isinstance(self.writers, list | tuple) else []
+        twice = [name for name in sorted(names) if names.count(name) > 1]
+        if twice:
+            raise ArgumentError(f'`writers` has "{twice[0]}" more than once; name each writer once.')
+
+
+def check_length(updates: object, epochs: object) -> None:
+    """Raise ArgumentError for a run without an end, or with two."""
+    check_one_of_two("updates", "epochs", updates, epochs)
+    for name, count in (("updates", updates), ("epochs", epochs)):
+        _check_count(name, count)
+
+
+def check_rewinds(keep_last: int | None, **policies: object) -> None:
+    """Raise ArgumentError for a policy that goes back where too few checkpoints are kept to go back to.
+
+    Args:
+        keep_last: how many of the newest checkpoints are kept; None for all.
+        policies: those that may go back, as they were given, by their names.
+    """
+    if keep_last is None or keep_last >= 2:
+        return
+    for name, policy in policies.items():
+        what = f'"{policy}"' if isinstance(policy, str) else f"{type(policy).__name__}"
+        raise ArgumentError(
+            f"`{name}` is {what}, which goes back to a checkpoint from before the fault, but `keep_last` is "
+            f"{keep_last}: the only one may be from after it; keep 2 or more."
+        )
+
+
+def check_task_names(names: Iterable[str]) -> None:
+    """Raise ArgumentError for a task's name that metrics and files cannot have."""
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", name) or name in RESERVED:
+            raise ArgumentError(
+                f"`{name}` must have a name of letters, digits, `_` and `-` that is none of {', '.join(RESERVED)}, "
+                f"which stand beside the tasks' metrics; rename it."
+            )
+
+
+def check_one_of_two(first: str, second: str, one: object, other: object) -> None:
+    """Raise ArgumentError unless one of two arguments is given, the other None."""
+    if (one is None) == (other is None):
+        both = one is not None
+        raise ArgumentError(
+            f"`{first}` and `{second}`: one of the two must be given, but {'both are' if both else 'neither is'}; "
+            f"{'leave one out' if both else 'set one'}."
+        )
 
 
 OPTIONS = {"train": Training, "checkpoint": Checkpointing, "failures": Failures, "log": Logging}
@@ -235,13 +285,15 @@ def default_of(option: type, name: str) -> Any:
     return next(field.default for field in fields(option) if field.name == name)
 
 
-def _check_count(name: str, value: object, *, at_least: int = 1) -> None:
-    if value is not None and (type(value) is not int or value < at_least):
+def _check_count(name: str, value: object, *, at_least: int = 1, may_be_none: bool = True) -> None:
+    if value is None and may_be_none:
+        return
+    if type(value) is not int or value < at_least:
         raise ArgumentError(f"`{name}` must be a whole number of at least {at_least}, but is {value!r}.")
 
 
-def _check_positive(name: str, value: object, advice: str = ".") -> None:
-    if value is None:
+def _check_positive(name: str, value: object, advice: str = ".", *, may_be_none: bool = True) -> None:
+    if value is None and may_be_none:
         return
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise ArgumentError(f"`{name}` must be a finite number above 0, but is {value!r}{advice}")

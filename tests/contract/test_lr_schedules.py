@@ -151,7 +151,7 @@ def test_a_schedule_with_an_end_asks_for_the_length(schedule: LrSchedule):
 @pytest.mark.parametrize("kind", [Constant, InverseSqrt, Linear, Cosine, Polynomial, Wsd])
 def test_a_warm_up_longer_than_the_run_is_refused(kind: type[LrSchedule]):
     schedule = kind(warmup_updates=200, **({"decay_updates": 1} if kind is Wsd else {}))
-    with pytest.raises(ArgumentError, match="between 0 and the 100 updates of the run, but is 200"):
+    with pytest.raises(ArgumentError, match="at most the 100 updates of the run, but is 200"):
         schedule.check(100)
 
 

@@ -2,7 +2,9 @@
 
 import ast
 import inspect
+from datetime import timedelta
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -26,7 +28,6 @@ OF_FSDP = {
     "_reduce_scatter_comm",
     "_register_post_backward_hook",
     "_root_post_backward_final_callback",
-    "_state_ctx",
     "_to_sharded",
     "_training_state",
 }
@@ -46,11 +47,17 @@ OF_TORCH = {
     "_optimizer_state_dict_post_hooks",
     "_orig_mod",
     "_parameters",
+    "_plugins",
     "_profiler_enabled",
+    "_register_backend",
+    "_set_default_backend",
+    "_set_default_timeout",
     "_shutdown_workers",
     "_step_supports_amp_scaling",
+    "_timeout",
     "_version",
     "_workers",
+    "_world",
 }
 PYTHONS = {"_exit", "_fields", "_replace"}
 METRICS = {"_computed", "_filter_kwargs", "_reductions", "_to_sync", "_update_count"}  # of torchmetrics
@@ -197,6 +204,21 @@ def test_the_processes_of_a_loader_can_be_ended() -> None:
     internals.end_workers(replies)
     assert not worker.is_alive()
     assert internals.workers_of(object()) == []
+
+
+def test_groups_can_be_made_around_a_backend() -> None:
+    import torch.distributed as dist
+
+    store = cast("Any", dist).HashStore()
+    backend = internals.ProcessGroupGloo(store, 0, 1, timeout=timedelta(seconds=10))
+    internals.set_timeout(backend, timedelta(seconds=5))
+    kind = internals.ProcessGroup.BackendType.GLOO
+    group = internals.group_around(backend, kind, "cpu", store, 0, 1)
+    tensor = torch.ones(2)
+    group.allreduce([tensor]).wait()
+    assert tensor.tolist() == [1.0, 1.0] and group.size() == 1
+    assert not internals.has_backend("nobody's") and not internals.has_backend("gloo")
+    assert dist.distributed_c10d._world.pg_names.get(group) is None  # which only init_process_group and new_group enter
 
 
 def test_trees_of_tensors_and_stores_have_their_names() -> None:

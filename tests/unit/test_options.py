@@ -55,6 +55,21 @@ def test_an_option_that_cannot_be_is_refused_where_it_is_constructed(options: An
         options()
 
 
+@pytest.mark.parametrize(
+    ("option", "name"),
+    [
+        (Failures, "spike_window_updates"),
+        (Failures, "spike_threshold"),
+        (Failures, "max_rewinds"),
+        (Failures, "max_skipped_samples"),
+        (Logging, "every_updates"),
+    ],
+)
+def test_a_number_that_must_be_given_is_not_none(option: Any, name: str) -> None:
+    with pytest.raises(ArgumentError, match=f"`{name}` must be .*, but is None"):
+        option(**{name: None})
+
+
 def test_options_do_not_change() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         Logging().every_updates = 3  # type: ignore[misc]
@@ -129,6 +144,15 @@ def test_old_arguments_of_one_option_go_into_one_object(tmp_path: Path) -> None:
     assert warned[0].filename == __file__
     old.train()
     assert len(list((tmp_path / "checkpoints").iterdir())) == 1
+
+
+def test_a_policy_that_goes_back_needs_two_checkpoints(tmp_path: Path) -> None:
+    kept = Checkpointing(keep_last=1)
+    with pytest.raises(ArgumentError, match=r'`non_finite` is "rewind", which goes back .* `keep_last` is 1'):
+        trainer(folder=tmp_path, checkpoint=kept, failures=Failures(non_finite="rewind"))
+    with pytest.raises(ArgumentError, match="`loss_spike` is LossSpikes, which goes back"):
+        spikes = LossSpikes(evenstep.Rewind())
+        trainer(folder=tmp_path, checkpoint=kept, failures=Failures(loss_spike=spikes))
 
 
 def test_an_old_argument_beside_its_option_is_an_error() -> None:

@@ -15,48 +15,96 @@ def test_the_public_names_are_these_and_sorted() -> None:
     assert evenstep.__all__ == sorted(evenstep.__all__)
     assert set(evenstep.__all__) == {
         "Aborted",
-        "Committed",
-        "Engine",
+        "AlignedMtl",
+        "AllTasks",
         "Batch",
+        "Best",
         "Bf16Mixed",
         "Checkpointing",
+        "Coefficients",
+        "Combine",
+        "Committed",
+        "ConsoleWriter",
+        "Cosine",
+        "CsvWriter",
         "Data",
+        "Ddp",
         "DropTask",
+        "EarlyStop",
         "Ema",
+        "Engine",
+        "Evaluate",
         "EvenstepError",
+        "FailurePolicy",
         "Failures",
+        "Fixed",
         "Fp16Mixed",
+        "Fsdp",
         "FullPrecision",
+        "GradNorm",
+        "Group",
         "Hook",
+        "Incident",
+        "InverseSqrt",
+        "JsonlWriter",
+        "Layers",
         "Logging",
         "Loss",
         "LossSpikes",
+        "LrSchedule",
         "MapData",
+        "Mesh",
         "Mixture",
+        "Ordered",
+        "OrderedFsdp",
+        "PcGrad",
+        "Polynomial",
         "Precision",
+        "Prediction",
+        "Processes",
         "Result",
         "Retry",
         "Rewind",
+        "RoundRobin",
+        "Sampled",
+        "Save",
+        "Scheduled",
+        "Single",
         "Skip",
+        "Staged",
+        "Statistics",
         "Stop",
+        "StopFile",
+        "Strategy",
         "StreamData",
         "Task",
+        "TensorBoardWriter",
+        "TimeBudget",
+        "Timer",
         "Trainer",
         "Training",
+        "Uncertainty",
         "UpdateData",
+        "Watchdog",
         "Writer",
+        "Wsd",
+        "Zero1",
         "__version__",
-        "checkpoint",
-        "data",
-        "errors",
-        "events",
-        "optim",
-        "parallel",
-        "pipeline",
-        "precision",
-        "train",
     }
     assert all(hasattr(evenstep, name) for name in evenstep.__all__)
+
+
+def test_a_star_import_overwrites_no_variable_of_a_script() -> None:
+    names: dict[str, object] = {"data": 1, "train": 2, "events": 3, "Linear": 4}
+    exec("from evenstep import *", names)
+    assert (names["data"], names["train"], names["events"], names["Linear"]) == (1, 2, 3, 4)
+    assert names["Trainer"] is evenstep.Trainer
+
+
+def test_parts_and_lr_schedules_that_the_star_leaves_out_are_there_by_name() -> None:
+    assert evenstep.data.MapData is evenstep.MapData
+    assert evenstep.Linear is evenstep.optim.schedules.Linear
+    assert {"data", "train", "Linear", "Constant"} <= set(dir(evenstep))
 
 
 def test_the_snippet_in_the_readme_trains() -> None:

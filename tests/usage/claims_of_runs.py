@@ -295,8 +295,8 @@ AREAS = (
                 "unit/train/test_staged.py::test_what_needs_all_gradients_at_once_is_refused_for_stages",
             ),
             refused(
-                "`combine` with strategies that are not evenstep's own, and with sparse gradients",
-                "unit/extras/multitask/test_per_task.py::test_strategies_that_divide_gradients_and_sparse_ones_are_refused",
+                "`combine` with sparse gradients, and with tasks without names",
+                "unit/extras/multitask/test_per_task.py::test_sparse_gradients_and_tasks_without_names_are_refused",
             ),
             limit(
                 "`fsdp` runs the tasks in one order on all ranks; what a task raises there ends the run",

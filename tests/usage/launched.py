@@ -96,6 +96,9 @@ def _run(connection: Any, variables: Mapping[str, str], function: Callable[..., 
     import torch
 
     faulthandler.enable()
+    # as in a script: what the rank starts, such as a loader's workers, is forked from it, and ends with it
+    multiprocessing.current_process().daemon = False
+    multiprocessing.set_start_method("fork", force=True)
     os.environ.update(variables)
     torch.set_num_threads(1)
     try:

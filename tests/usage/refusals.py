@@ -75,22 +75,22 @@ ALONE: dict[str, Refusal] = {
     "an argument that it does not take": _of("--model.args", "{widht = 3}", says="widht"),
     "an optimizer that is none": _of("--optimizer.name", "Adamm", says="did you mean"),
     "an optimizer that asks again": _of("--optimizer.name", "LBFGS", says="LBFGS"),
-    "a model that is none": _of("--model.target", "parts.py:no_model", says="must give", code=1),
-    "a model that raises": _of("--model.target", "parts.py:raising", says="no such file: weights.pt", code=1),
-    "a model that is frozen": _of("--model.target", "parts.py:frozen", says="nothing to train", code=1),
-    "a task that is none": _of("--task.target", "parts.py:NoTask", says="must give a subclass of `Task`", code=1),
-    "a task with two ways of dividing": _of("--task.target", "parts.py:Early", says="leave one of them out", code=1),
-    "no data": _of("--data.train.target", "parts.py:empty", says="This is about `data.train`", code=1),
+    "a model that is none": _of("--model.target", "wrong.py:no_model", says="must give", code=1),
+    "a model that raises": _of("--model.target", "wrong.py:raising", says="no such file: weights.pt", code=1),
+    "a model that is frozen": _of("--model.target", "wrong.py:frozen", says="nothing to train", code=1),
+    "a task that is none": _of("--task.target", "wrong.py:NoTask", says="must give a subclass of `Task`", code=1),
+    "a task with two ways of dividing": _of("--task.target", "wrong.py:Early", says="leave one of them out", code=1),
+    "no data": _of("--data.train.target", "wrong.py:empty", says="This is about `data.train`", code=1),
     "no evaluation data": _of(
         "--data.evaluations.valid.target",
-        "parts.py:empty",
+        "wrong.py:empty",
         "--data.evaluations.valid.args",
         "{}",
         says="This is about `data.evaluations.valid`",
         code=1,
     ),
-    "a stream that can't say where it is": _of("--data.train.target", "parts.py:Stream", says="state_dict", code=1),
-    "a stream with workers": _of("--data.train.target", "parts.py:Counted", "--data.num_workers", "1", says="a stream"),
+    "a stream that can't say where it is": _of("--data.train.target", "wrong.py:Stream", says="state_dict", code=1),
+    "a stream with workers": _of("--data.train.target", "wrong.py:Counted", "--data.num_workers", "1", says="a stream"),
     "lengths that are not known": _of(
         "--data.global_batch_size",
         "none",
@@ -101,7 +101,7 @@ ALONE: dict[str, Refusal] = {
         says="lengths",
     ),
     "a hook that is misspelt": _of(
-        "--hooks", '[{target = "parts.py:Misspelt"}]', says="did you mean `after_update`?", code=1
+        "--hooks", '[{target = "wrong.py:Misspelt"}]', says="did you mean `after_update`?", code=1
     ),
     "dropping a task of one": _of("--failures.non_finite", "drop_task", says="asks for several tasks"),
     "a device that is not there": _of("--device", "cuda:99", says="cuda:99", code=1),
@@ -116,10 +116,15 @@ TOGETHER: dict[str, Refusal] = {
     "copies that do not divide the ranks": _of(
         *FSDP, "--parallel.shard_ranks", "3", says="`shard_ranks` must divide the 2", code=1
     ),
+    "shards with a fused step that torch has none of": _of(
+        *FSDP, "--optimizer.args.fused", "true", says="no fused kernel of SGD for shards", code=1
+    ),
     "ordered shards with a fused step": _of(
         *FSDP,
         "--parallel.reduction",
         "ordered",
+        "--optimizer.name",
+        "AdamW",
         "--optimizer.args.fused",
         "true",
         says="torch's fused optimizers",
@@ -140,5 +145,5 @@ LATE: dict[str, Refusal] = {
         BEST, '{metric = "train/clsoe"}', says="did you mean `train/close`?", code=1
     ),
     "a task that breaks in evaluation": _of("--task.target", "parts.py:OnlyTrains", says="labels", code=1),
-    "a hook whose state can't be saved": _of("--hooks", '[{target = "parts.py:Unsaveable"}]', says="kept", code=1),
+    "a hook whose state can't be saved": _of("--hooks", '[{target = "wrong.py:Unsaveable"}]', says="kept", code=1),
 }

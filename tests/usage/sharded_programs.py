@@ -32,13 +32,21 @@ def data(samples: int) -> list[tuple[Tensor, Tensor, Tensor]]:
     ]
 
 
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    """Of all that is trained; what shards can't be cut from (single numbers, or none) in a group of its own."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    cut, whole = [p for p in trained if p.ndim and p.numel()], [p for p in trained if not (p.ndim and p.numel())]
+    groups: list[Any] = [{"params": some} for some in (cut, whole) if some]
+    return torch.optim.AdamW(groups, lr=0.01, foreach=True)
+
+
 def trainer_of(net: str, strategy: Any, *, updates: int = 3, **more: Any) -> Trainer:
     torch.manual_seed(0)
     model = NETS[net]().double()
     options: dict[str, Any] = {
         # 30 samples, of which each update takes 10 in 5 micro-batches: ranks have unequal numbers of them
         "data": MapData(data(30), global_batch_size=10, micro_batch_size=2, shuffle=False),
-        "optimizer": torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01, foreach=True),
+        "optimizer": optimizer_of(model),
         "task": Square(),
     }
     return Trainer(model=model, updates=updates, device="cpu", strategy=strategy, **(options | more))

@@ -78,13 +78,15 @@ OWN = [
     Row(stream="generator", outcome="refused", says="this stream cannot say where it is", slow=True),
 ]
 
-# Loaders with workers are not among them: the launcher of these tests forks ranks in which they do not come up.
 _LOADERS = ("loader_of_map", "loader_of_map_shuffled")
 _ITERABLES = ("loader_of_iterable",)
+_WORKERS = ("workers_of_map", "workers_of_map_shuffled", "workers_that_persist", "workers_of_iterable")
 
 TORCHDATA = [
     *(Row(stream=one, leaving=how, needs="torchdata", slow=True) for one in _LOADERS + _ITERABLES for how in LEAVINGS),
     *(Row(stream=one, ranks=2, needs="torchdata", slow=True) for one in _LOADERS + _ITERABLES),
+    *(Row(stream=one, leaving=how, needs="torchdata", slow=True) for one in _WORKERS for how in LEAVINGS),
+    *(Row(stream=one, ranks=2, needs="torchdata", slow=True) for one in _WORKERS),
     Row(
         stream="loader_with_a_generator",
         outcome="refused",

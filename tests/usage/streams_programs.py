@@ -8,6 +8,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from launched import digest, group_of_ranks, strategy_named
 from torch import Tensor, nn
@@ -54,7 +55,7 @@ class Augmenting(Counting):
 
     def item(self, number: int) -> Any:
         inputs, target = sample(number)
-        return inputs + torch.rand(4) * random.random() / 8, target
+        return inputs + torch.rand(4) * random.random() * np.random.rand() / 8, target
 
 
 class Buffered(Counting):
@@ -231,6 +232,22 @@ def loader_of_map_shuffled(rank: int, ranks: int) -> Data:
 
 def loader_of_iterable(rank: int, ranks: int) -> Data:
     return _loader(PlainDataset(), rank, ranks)
+
+
+def workers_of_map(rank: int, ranks: int) -> Data:
+    return _loader(_table(), rank, ranks, num_workers=2)
+
+
+def workers_of_map_shuffled(rank: int, ranks: int) -> Data:
+    return _loader(_table(), rank, ranks, num_workers=2, shuffle=True)
+
+
+def workers_that_persist(rank: int, ranks: int) -> Data:
+    return _loader(_table(), rank, ranks, num_workers=2, shuffle=True, persistent_workers=True)
+
+
+def workers_of_iterable(rank: int, ranks: int) -> Data:
+    return _loader(PlainDataset(), rank, ranks, num_workers=2)
 
 
 def loader_with_a_generator(rank: int, ranks: int) -> Data:

@@ -1,13 +1,16 @@
 """What the values of a configuration must be to each other: one small rule per thing that can't be.
 
 A rule names the top-level keys it reads as its parameters, and says which keys its faults are about, so that what only
-follows from a wrong value can be left unsaid. Types and bounds of single values are in `schema`.
+follows from a wrong value can be left unsaid. Rules of things that are constructed stand with them and are translated
+(`translate`); here are those between tables. Types and bounds of single values are in `schema`.
 """
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 
 from evenstep.config.faults import Fault
@@ -28,6 +31,11 @@ from evenstep.config.schema import (
 )
 from evenstep.config.schema_lr import AnySchedule
 from evenstep.config.tasks import TASK_RULES, Tasks, data_tables, evaluations_of, for_every_table
+from evenstep.config.translate import faults_of, keys_in
+from evenstep.data.sampling import check_curriculum, check_measure, check_only_for_tokens
+from evenstep.optim.schedules import LR_SCHEDULES
+from evenstep.options import Logging, check_length, check_one_of_two, check_rewinds
+from evenstep.precision import Fp16Mixed
 
 Rule = Callable[..., Iterator[Fault]]
 
@@ -41,23 +49,13 @@ def broken_rules(config: Config) -> list[Fault]:
     ]
 
 
-def _one_of_two(table: str, first: str, second: str, given: Mapping[str, object]) -> Iterator[Fault]:
-    both = given[first] is not None and given[second] is not None
-    if both or (given[first] is None and given[second] is None):
-        yield Fault(
-            about=(f"{table}.{first}", f"{table}.{second}"),
-            text=f"`{table}.{first}` and `{table}.{second}`: one of the two must be given, but "
-            f"{'both are' if both else 'neither is'}; {'leave one out' if both else 'set one'}.",
-        )
-
-
 def _length(train: Train) -> Iterator[Fault]:
-    yield from _one_of_two("train", "updates", "epochs", {"updates": train.updates, "epochs": train.epochs})
+    yield from faults_of(partial(check_length, train.updates, train.epochs), keys_in("train", "updates", "epochs"))
 
 
 def _optimizer(optimizer: Optimizer) -> Iterator[Fault]:
-    given = {"name": optimizer.name, "target": optimizer.target}
-    yield from _one_of_two("optimizer", "name", "target", given)
+    rule = partial(check_one_of_two, "name", "target", optimizer.name, optimizer.target)
+    yield from faults_of(rule, keys_in("optimizer", "name", "target"))
 
 
 def _parallel(parallel: Parallel) -> Iterator[Fault]:
@@ -77,8 +75,8 @@ def _parallel(parallel: Parallel) -> Iterator[Fault]:
 
 @for_every_table
 def _batches(data: Data) -> Iterator[Fault]:
-    sizes = {"global_batch_size": data.global_batch_size, "global_batch_tokens": data.global_batch_tokens}
-    yield from _one_of_two("data", "global_batch_size", "global_batch_tokens", sizes)
+    rule = partial(check_measure, data.global_batch_size, data.global_batch_tokens)
+    yield from faults_of(rule, keys_in("data", "global_batch_size", "global_batch_tokens"))
     for unit, whole, part in (
         ("size", data.global_batch_size, data.micro_batch_size),
         ("tokens", data.global_batch_tokens, data.micro_batch_tokens),
@@ -102,36 +100,25 @@ def _auto_micro_batch(data: Data) -> Iterator[Fault]:
 
 
 def _rewinds(failures: Failures, checkpoint: Checkpoint) -> Iterator[Fault]:
+    keys = keys_in("failures", "non_finite", "loss_spike") | keys_in("checkpoint", "keep_last")
     for name, policy in (("non_finite", failures.non_finite), ("loss_spike", failures.loss_spike)):
-        if policy.startswith("rewind") and checkpoint.keep_last < 2:
-            yield Fault(
-                about=(f"failures.{name}", "checkpoint.keep_last"),
-                text=f'`failures.{name}` is "{policy}", which goes back to a checkpoint from before the fault, but '
-                f"`checkpoint.keep_last` is {checkpoint.keep_last}: the only one may be from after it; keep 2 or more.",
-            )
+        if policy.startswith("rewind"):
+            yield from faults_of(partial(check_rewinds, checkpoint.keep_last, **{name: policy}), keys)
 
 
 @for_every_table
 def _batch_options(data: Data) -> Iterator[Fault]:
-    if data.curriculum_epochs and not data.shuffle:
-        yield Fault(
-            about=("data.curriculum_epochs", "data.shuffle"),
-            text=f"`data.curriculum_epochs` is how many epochs come before the first shuffled one, but is "
-            f"{data.curriculum_epochs} with `data.shuffle` off; leave one of them out.",
-        )
+    rule = partial(check_curriculum, data.curriculum_epochs, shuffle=data.shuffle)
+    yield from faults_of(rule, keys_in("data", "curriculum_epochs", "shuffle"))
     by_tokens = data.global_batch_tokens is not None or data.micro_batch_tokens is not None
     only_tokens = {
-        "batch_size_multiple": data.batch_size_multiple != 1,
-        "oversized": data.oversized != "error",
-        "length_window": data.length_window is not None,
+        "batch_size_multiple": (data.batch_size_multiple != 1, by_tokens),
+        "oversized": (data.oversized != "error", by_tokens),
+        "length_window": (data.length_window is not None, data.global_batch_tokens is not None),
     }
-    for name, given in only_tokens.items():
-        if given and not by_tokens:
-            yield Fault(
-                about=(f"data.{name}", "data.global_batch_tokens", "data.micro_batch_tokens"),
-                text=f"`data.{name}` is for batches by tokens, but the batches are by samples; leave it out, or set "
-                f"`data.global_batch_tokens`.",
-            )
+    for name, (given, has_budget) in only_tokens.items():
+        rule = partial(check_only_for_tokens, has_budget=has_budget, **{name: given})
+        yield from faults_of(rule, keys_in("data", name, "global_batch_tokens"))
 
 
 @for_every_table
@@ -187,36 +174,26 @@ def _early_stop_needs_evaluations(early_stop: EarlyStop | None, evaluate: Evalua
         )
 
 
-def _warmup(lr_schedule: AnySchedule, train: Train) -> Iterator[Fault]:
-    parts = {
-        name: length
-        for name in ("warmup_updates", "decay_updates")
-        if isinstance(length := getattr(lr_schedule, name, None), int)
-    }
-    if train.updates is not None and sum(parts.values()) > train.updates:
-        lengths = " and ".join(f"{length}" for length in parts.values())
-        keys = tuple(f"lr_schedule.{name}" for name in parts)
-        yield Fault(
-            about=(*keys, "train.updates"),
-            text=f"{' plus '.join(f'`{key}`' for key in keys)} must be at most the {train.updates} updates of the "
-            f"run, but {'are' if len(parts) > 1 else 'is'} {lengths}; lower {'them' if len(parts) > 1 else 'it'} or "
-            f"train longer.",
-        )
+def _lr_schedule(lr_schedule: AnySchedule, train: Train) -> Iterator[Fault]:
+    if train.updates is None:
+        return  # how many updates the epochs are is the data's to say
+    schedule = LR_SCHEDULES[lr_schedule.kind](**lr_schedule.model_dump(exclude={"kind"}))
+    keys = keys_in("lr_schedule", "warmup_updates", "decay_updates")
+    for fault in faults_of(partial(schedule.check, train.updates), keys):
+        yield replace(fault, about=(*fault.about, "train.updates"))
 
 
 def _loss_scale(loss_scale: LossScale | None, train: Train) -> Iterator[Fault]:
-    if loss_scale is not None and train.precision != "16-mixed":
+    if loss_scale is None:
+        return
+    if train.precision != "16-mixed":
         yield Fault(
             about=("loss_scale", "train.precision"),
             text=f'`loss_scale` is for precision "16-mixed", but `train.precision` is "{train.precision}"; leave the '
             f"table out.",
         )
-    if loss_scale is not None and loss_scale.floor > loss_scale.initial:
-        yield Fault(
-            about=("loss_scale.floor", "loss_scale.initial"),
-            text=f"`loss_scale.floor` must be at most the `loss_scale.initial` of {loss_scale.initial:g}, but is "
-            f"{loss_scale.floor:g}; lower it.",
-        )
+    values = loss_scale.model_dump()
+    yield from faults_of(partial(Fp16Mixed, **values), keys_in("loss_scale", *values))
 
 
 def _ema(ema: Ema | None, train: Train) -> Iterator[Fault]:
@@ -284,12 +261,7 @@ def _lost_rank(
 
 
 def _writers(log: Log) -> Iterator[Fault]:
-    twice = {name for name in log.writers if log.writers.count(name) > 1}
-    if twice:
-        yield Fault(
-            about=("log.writers",),
-            text=f'`log.writers` has "{min(twice)}" more than once; name each writer once.',
-        )
+    yield from faults_of(partial(Logging, writers=log.writers), keys_in("log", "writers"))
 
 
 def _pipeline(parallel: Parallel, launch: Launch) -> Iterator[Fault]:
@@ -340,7 +312,7 @@ RULES: tuple[Rule, ...] = (
     _loss_scale,
     _optimizer,
     _parallel,
-    _warmup,
+    _lr_schedule,
     _ema,
     _evaluate,
     _followed,

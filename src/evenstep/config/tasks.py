@@ -8,12 +8,14 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
+from functools import partial
 
 from evenstep.config.faults import Fault
 from evenstep.config.schema import Coefficients, Combine, Data, Failures, Mixture, NamedTask, Target, Train
+from evenstep.config.translate import faults_of
+from evenstep.options import check_task_names
 
 Tasks = Mapping[str, NamedTask]
-RESERVED = ("loss", "lr", "grad_norm", "param_norm", "update_ratio")
 
 
 def data_tables(data: Data | None, tasks: Tasks) -> dict[str, Data]:
@@ -92,12 +94,7 @@ def _only_for_several(
 
 def _names(tasks: Tasks) -> Iterator[Fault]:
     for name in tasks:
-        if not re.fullmatch(r"[A-Za-z0-9_-]+", name) or name in RESERVED:
-            yield Fault(
-                about=(f"tasks.{name}",),
-                text=f"`tasks.{name}` must have a name of letters, digits, `_` and `-` that is none of "
-                f"{', '.join(RESERVED)}, which stand beside the tasks' metrics; rename it.",
-            )
+        yield from faults_of(partial(check_task_names, [name]), {name: f"tasks.{name}"})
 
 
 def _mixed(tasks: Tasks, mixture: Mixture | None) -> Iterator[Fault]:

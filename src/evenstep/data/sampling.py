@@ -196,19 +196,20 @@ def choose_sampling(
         "micro_batch_size": micro_batch_size,
         "micro_batch_tokens": micro_batch_tokens,
     }
-    _check_sizes(sizes)
+    for name, size in sizes.items():
+        if size is not None:
+            require_count(name, size)
+    check_measure(global_batch_size, global_batch_tokens)
     budgets = [tokens for tokens in (global_batch_tokens, micro_batch_tokens) if tokens is not None]
-    _check_token_choices(lengths, batch_size_multiple, oversized, has_budget=bool(budgets))
-    if length_window is not None and global_batch_tokens is None:
-        raise ArgumentError(
-            f"`length_window` is only for a global batch cut by tokens, but is {length_window} with one of so many "
-            "samples; leave it out, or set `global_batch_tokens`."
-        )
-    if curriculum_epochs and not shuffle:
-        raise ArgumentError(
-            f"`curriculum_epochs` is how many epochs come before the first shuffled one, but is {curriculum_epochs} "
-            "with `shuffle` off; leave it out or turn `shuffle` on."
-        )
+    _check_token_choices(lengths, oversized, has_budget=bool(budgets))
+    check_only_for_tokens(
+        has_budget=bool(budgets),
+        lengths=lengths is not None,
+        batch_size_multiple=batch_size_multiple != 1,
+        oversized=oversized != "error",
+    )
+    check_only_for_tokens(has_budget=global_batch_tokens is not None, length_window=length_window is not None)
+    check_curriculum(curriculum_epochs, shuffle=shuffle)
     measured = None if lengths is None else measure(lengths, num_samples)
     fits = None if measured is None else fitting(measured, max_tokens=min(budgets), oversized=oversized)
     return Sampling(
@@ -223,19 +224,41 @@ def choose_sampling(
     )
 
 
-def _check_sizes(sizes: dict[str, int | None]) -> None:
-    for name, size in sizes.items():
-        if size is not None:
-            require_count(name, size)
-    given = [name for name in ("global_batch_size", "global_batch_tokens") if sizes[name] is not None]
-    if len(given) != 1:
+def check_measure(global_batch_size: int | None, global_batch_tokens: int | None) -> None:
+    """Raise ArgumentError unless an update is measured either in samples or in tokens."""
+    if (global_batch_size is None) == (global_batch_tokens is None):
+        both = global_batch_size is not None
         raise ArgumentError(
-            "one of `global_batch_size` (samples) and `global_batch_tokens` (longest × count) must be set, but "
-            f"{'both are' if given else 'neither is'}; set the one that an update is to be measured in."
+            "`global_batch_size` and `global_batch_tokens`: one of the two must be given, but "
+            f"{'both are; leave one out' if both else 'neither is; set one'}."
         )
 
 
-def _check_token_choices(lengths: object, multiple: int, oversized: str, *, has_budget: bool) -> None:
+def check_curriculum(curriculum_epochs: int, *, shuffle: bool) -> None:
+    """Raise ArgumentError for epochs before the first shuffled one where none is shuffled."""
+    if curriculum_epochs and not shuffle:
+        raise ArgumentError(
+            f"`curriculum_epochs` is how many epochs come before the first shuffled one, but is {curriculum_epochs} "
+            "with `shuffle` off; leave one of them out."
+        )
+
+
+def check_only_for_tokens(*, has_budget: bool, **given: bool) -> None:
+    """Raise ArgumentError for a choice that does nothing, since the batches are by samples.
+
+    Args:
+        has_budget: whether there is the budget of tokens that these choices are for.
+        given: whether each choice was made, by name.
+    """
+    for name, is_given in given.items():
+        if is_given and not has_budget:
+            raise ArgumentError(
+                f"`{name}` is for batches by tokens, but the batches are by samples; leave it out, or set "
+                f"`global_batch_tokens`."
+            )
+
+
+def _check_token_choices(lengths: object, oversized: str, *, has_budget: bool) -> None:
     if oversized not in ("error", "skip"):
         near = get_close_matches(str(oversized), ["error", "skip"], n=1)
         raise ArgumentError(
@@ -247,10 +270,3 @@ def _check_token_choices(lengths: object, multiple: int, oversized: str, *, has_
             "`lengths` must be given with a token budget, but is None; give the number of tokens of each sample, "
             "or a function of its number that gives it."
         )
-    useless = {"lengths": lengths is not None, "batch_size_multiple": multiple != 1, "oversized": oversized != "error"}
-    for name, given in useless.items():
-        if given and not has_budget:
-            raise ArgumentError(
-                f"`{name}` is only for batches cut by tokens, but is set without a token budget; leave it out, or "
-                "set `global_batch_tokens` or `micro_batch_tokens`."
-            )

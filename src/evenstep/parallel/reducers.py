@@ -79,7 +79,7 @@ class Reducers:
         self.gather_per_plan = self.gather_per_plan or isinstance(own, GathersPerPlan)
         return wrapped, own
 
-    def adopt(self, optimizer: torch.optim.Optimizer) -> None:
+    def shard_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """After `wrap`: let `optimizer` hold the parameters that this rank steps.
 
         Raises:
@@ -89,7 +89,7 @@ class Reducers:
         shard_optimizer(optimizer, self._replaced, self.layout)
 
     def share(self, parameters: Sequence[nn.Parameter]) -> None:
-        """From now on these parameters' gradients are summed, and no others'; after `adopt`, and between updates."""
+        """From now on these parameters' gradients are summed, and no others'; called between updates."""
         trained = {id(parameter) for parameter in parameters}
         for own in self._all:
             if isinstance(own, ChoosesTrained):

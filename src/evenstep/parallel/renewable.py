@@ -15,7 +15,18 @@ from typing import Any, final
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ProcessGroupGloo, Store
+
+from evenstep.internals import (
+    PrefixStore,
+    ProcessGroup,
+    ProcessGroupGloo,
+    Store,
+    group_around,
+    has_backend,
+    name_of_group,
+    nccl_options,
+    set_timeout,
+)
 
 GLOO, NCCL = "renewable_gloo", "renewable_nccl"  # names of backends for torch
 _UNUSED_TAG = 2**30  # of a message that nobody sends
@@ -79,14 +90,11 @@ class Renewable(ProcessGroup):
         """A group of torch's own for this attempt, and the backend in it."""
         store = PrefixStore(f"attempt {attempt}", self._store)
         backend = self._connected(store, timeout)
-        inner = ProcessGroup(store, self._rank, self._ranks)
-        inner._set_default_backend(self._kind())
-        inner._register_backend(torch.device(self._device_type()), self._kind(), backend)
-        return inner, backend
+        return group_around(backend, self._kind(), self._device_type(), store, self._rank, self._ranks), backend
 
     def _connected(self, store: Store, timeout: timedelta) -> Any:
         backend = ProcessGroupGloo(store, self._rank, self._ranks, timeout=timeout)
-        backend._set_default_timeout(self._timeout)
+        set_timeout(backend, self._timeout)
         return backend
 
     def _kind(self) -> Any:
@@ -111,7 +119,7 @@ class Renewable(ProcessGroup):
     @property
     def group_name(self) -> str:
         """The name by which functional collectives find the group."""
-        return dist.distributed_c10d._world.pg_names[self]
+        return name_of_group(self)
 
     def getBackendName(self) -> str:
         """What torch calls the backend."""
@@ -123,9 +131,7 @@ class RenewableNccl(Renewable):
     """The same for tensors on CUDA devices; it has been run by nobody yet."""
 
     def _connected(self, store: Store, timeout: timedelta) -> Any:
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = self._timeout
-        return dist.ProcessGroupNCCL(store, self._rank, self._ranks, options)
+        return dist.ProcessGroupNCCL(store, self._rank, self._ranks, nccl_options(self._timeout))
 
     def _kind(self) -> Any:
         return ProcessGroup.BackendType.NCCL
@@ -195,6 +201,6 @@ class Connections:
 
 def register() -> None:
     """Make torch know the backends; `init_process_group` and `new_group` take their names then."""
-    if GLOO.upper() not in dist.Backend._plugins:
+    if not has_backend(GLOO):
         dist.Backend.register_backend(GLOO, Renewable, devices=["cpu"])
         dist.Backend.register_backend(NCCL, RenewableNccl, devices=["cuda"])

@@ -96,7 +96,8 @@ def explained(error: Exception, parameters: Mapping[str, Tensor]) -> Exception:
     if "storage of size 0" in said:
         return TaskError(
             f"a backward needs parameters that are in shards again: with `fsdp` a gradient can't be differentiated "
-            f"once more (`create_graph=True`), nor a graph be walked a second time. Here {_INSTEAD}."
+            f"once more (`create_graph=True`), nor a graph be walked a second time, nor an item's output that is a "
+            f"view be changed in place (`y += x`; write `y = y + x`). Here {_INSTEAD}."
         )
     return error
 

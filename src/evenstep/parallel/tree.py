@@ -18,6 +18,7 @@ from torch import Tensor
 
 from evenstep.parallel.group import Group
 from evenstep.parallel.reducer.reducer import Spoiled
+from evenstep.parallel.strides import laid_out
 
 Gradients: TypeAlias = "list[Tensor | None]"
 Places: TypeAlias = dict[tuple[int, int], list[bool]]
@@ -76,10 +77,11 @@ class Tree:
         root = self._combined(group, parts, (num_microbatches - 1).bit_length(), 0, num_microbatches)
         if root is None:
             return [None] * len(self._parameters)
-        if group.rank != root.owner:
-            root.gradients = self._room(root.present)
-        group.broadcast([gradient for gradient in root.gradients if gradient is not None], root.owner)
-        return root.gradients
+        if group.ranks == 1:
+            return root.gradients
+        rows = _by_rows(root.gradients) if group.rank == root.owner else self._room(root.present)
+        group.broadcast([gradient for gradient in rows if gradient is not None], root.owner)
+        return [g if g is None else laid_out(g, p) for g, p in zip(rows, self._parameters, strict=True)]
 
     def spoil(self, group: Group) -> None:
         """Let the ranks that sum know that this one can't; the tree is empty afterwards."""
@@ -110,7 +112,7 @@ class Tree:
 
     def _hand_over(self, group: Group, part: _Part, owner: int) -> None:
         if group.rank == part.owner:
-            for gradient in part.gradients:
+            for gradient in _by_rows(part.gradients):
                 if gradient is not None:
                     group.send(gradient, owner)
             part.gradients = []
@@ -133,6 +135,11 @@ def _told(group: Group, mine: Places | None) -> list[Places]:
     if len(told) < group.ranks:
         raise Spoiled
     return told
+
+
+def _by_rows(gradients: Gradients) -> Gradients:
+    """As they are sent, whatever order they lie in."""
+    return [gradient if gradient is None else gradient.contiguous() for gradient in gradients]
 
 
 def _joined(left: Gradients, right: Gradients) -> Gradients:

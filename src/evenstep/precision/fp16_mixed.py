@@ -49,11 +49,12 @@ class Fp16Mixed(Precision):
         tolerance: float = 0.0,
         floor: float = 1e-4,
     ) -> None:
-        if not 0 < floor <= initial < float("inf"):
-            raise ArgumentError(
-                f"`floor` must be above 0 and at most `initial`, which must be finite, but they are {floor} and "
-                f"{initial}; set `initial` to 65536 and `floor` to 0.0001 if in doubt."
-            )
+        if not 0 < initial < float("inf"):
+            raise ArgumentError(f"`initial` must be finite and above 0, but is {initial}; 65536 is usual.")
+        if not floor > 0:
+            raise ArgumentError(f"`floor` must be above 0, but is {floor}; 0.0001 is usual.")
+        if floor > initial:
+            raise ArgumentError(f"`floor` must be at most the `initial` of {initial:g}, but is {floor:g}; lower it.")
         if growth_updates < 1:
             raise ArgumentError(f"`growth_updates` must be at least 1, but is {growth_updates}; 2000 is usual.")
         if not 0 <= tolerance < 1:

@@ -37,16 +37,6 @@ def choose_device(device: str | torch.device) -> torch.device:
     return chosen
 
 
-def check_length(updates: object, epochs: object) -> None:
-    """Raise ArgumentError for a run without an end, or with two."""
-    if (updates is None) == (epochs is None):
-        given = "neither is" if updates is None else "both are"
-        raise ArgumentError(f"give either `updates` or `epochs`, which says when the run is done; {given} given.")
-    for name, count in (("updates", updates), ("epochs", epochs)):
-        if count is not None and (type(count) is not int or count < 1):
-            raise ArgumentError(f"`{name}` must be a whole number of at least 1, but is {count!r}.")
-
-
 def check_keeping(data: Data, *, keeps: bool, rewinds: bool) -> None:
     """Raise ArgumentError for a policy that has nothing to go back to, or checkpoints that can't be gone on from."""
     if rewinds and not keeps:

@@ -9,26 +9,24 @@ decide what to do about an abort: whoever calls it does.
 """
 
 import logging
-import math
 import os
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self, cast, final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from evenstep.checkpoint import ALONE, Ranks, on_all_ranks
 from evenstep.data import Data, GlobalBatch, Position
-from evenstep.data.batch import JSON
-from evenstep.errors import ArgumentError, CheckpointError, LostRankError
+from evenstep.errors import ArgumentError, CheckpointError, EvenstepError, LostRankError
 from evenstep.events import Bus, Incident, Storage
 from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Training
-from evenstep.parallel import Elastic, Group, Strategy
+from evenstep.parallel import Elastic, Group, Reducers, Strategy
 from evenstep.precision import Precision
 from evenstep.train import given
 from evenstep.train.aborts import AbortCauses
@@ -36,10 +34,10 @@ from evenstep.train.arguments import check_launched, check_model, check_trains
 from evenstep.train.cuts import Cuts
 from evenstep.train.evaluate import Evaluation
 from evenstep.train.failures import Stop
-from evenstep.train.global_batch import global_batch
+from evenstep.train.global_batch import OneBatch, global_batch
 from evenstep.train.metrics import build_meters
 from evenstep.train.optimizers import check_optimizer
-from evenstep.train.outcome import Aborted, Committed, PendingUpdate, first_aborted
+from evenstep.train.outcome import Aborted, Committed, PendingUpdate, SummedLoss, first_aborted
 from evenstep.train.parameter_checks import check_parameters
 from evenstep.train.parts import Parts, build_parts, build_way, place
 from evenstep.train.passage import Way
@@ -182,7 +180,7 @@ class Engine:
         return self.parts.execution.group
 
     @property
-    def strategy(self) -> Strategy:
+    def strategy(self) -> Reducers:
         """How gradients are shared between data-parallel ranks."""
         return self.parts.execution.strategy
 
@@ -213,26 +211,21 @@ class Engine:
                 says so.
         """
         batch = global_batch(microbatches, self.progress.position, self.strategy.group)
-        self.storage.drop_after(0)  # what nobody has read of the update before
-        try:
-            with undisturbed(self.parts.way.device), torch.enable_grad():
-                self.parts.guard(batch)
-                while True:
-                    pending, aborted = self.dispatch(batch), self.settle()
-                    if aborted is None:
-                        self.after_update(pending.number)
-                        return self._committed(pending)
-                    if aborted.incident.kind != "overflow":
-                        return aborted
-                    self.lower_scale()
-        except BaseException as raised:
-            error = self.group.explained(raised)
-            if not isinstance(error, LostRankError):
-                self.group.fail(f"{type(error).__name__}: {error}")  # wakes those who wait for this rank
-            self.abandon()
-            if error is raised:
-                raise
-            raise error from raised
+        self.storage.discard_from(0)  # what nobody has read of the update before
+        if not self.core.is_whole:
+            raise EvenstepError(
+                "an error has come while parameters were changed, so they are those of no update; load a state."
+            )
+        with self._together(), undisturbed(self.parts.way.device), torch.enable_grad():
+            self.parts.guard(batch)
+            while True:
+                pending, aborted = self.dispatch(batch), self.settle()
+                if aborted is None:
+                    self.after_update(pending.number)
+                    return self._committed(pending)
+                if aborted.incident.kind != "overflow":
+                    return aborted
+                self.lower_scale()
 
     def evaluate(self, *microbatches: Any) -> dict[str, float]:
         """The metrics of all ranks' micro-batches, forward only, by name: `{"loss": 0.3}`; all ranks call it together.
@@ -245,8 +238,8 @@ class Engine:
         batch = global_batch(microbatches, Position(), self.strategy.group)
         way = self.parts.way
         apart = replace(way, storage=Storage(meters=build_meters(way.tasks, way.device)))
-        with self.evaluating():
-            evaluation = self.evaluation("evaluate", _OneBatch(replace(batch, ends_epoch=True)), way=apart)
+        with self._together(), self.evaluating():
+            evaluation = self.evaluation("evaluate", OneBatch(replace(batch, ends_epoch=True)), way=apart)
             records = evaluation(self.progress.update)
         return {record.name.removeprefix("evaluate/"): record.value for record in records}
 
@@ -440,61 +433,39 @@ class Engine:
             self.parts.way.tasks[name].load_state_dict(theirs)
         changed = self.parts.saved.load_state_dict(state)
         self.core.trained.load_state_dict(state.get("trained", {}))
+        self.core.is_whole = True
         self.core.learning_rates.reloaded()
         self.progress = Progress.from_state_dict(state["progress"])
         return changed
 
+    @contextmanager
+    def _together(self) -> Generator[None]:
+        """What raises inside leaves nothing half done, and no other rank waiting."""
+        try:
+            yield
+        except BaseException as raised:
+            error = self.group.explained(raised)
+            if not isinstance(error, LostRankError):
+                self.group.fail(f"{type(error).__name__}: {error}")
+            self.abandon()
+            if error is raised:
+                raise
+            raise error from raised
+
     def _committed(self, pending: PendingUpdate) -> Committed:
         pair = self.storage.pending_sum(_LOSS, update=pending.number)
-        finish = self.group.sum(pair) if self.group.ranks > 1 else _nothing
         return Committed(
             update=pending.number,
             skipped_samples=pending.skipped_samples,
             _norm=pending.norm if pending.norm is not None else 0.0,
             _weight=pending.total,
-            _loss=_Loss(pair, finish),
+            _loss=SummedLoss(pair, self.group),
             _metrics=partial(self._metrics, pending.number),
         )
 
     def _metrics(self, update: int) -> Mapping[str, float]:
         records = self.storage.settle(self.group.gather)
         return {record.name.removeprefix("train/"): record.value for record in records if record.update == update}
-
-
-@final
-class _Loss:
-    """Σ sums / Σ weights over all ranks, whose summation has begun."""
-
-    def __init__(self, pair: Tensor, finish: Callable[[], None]) -> None:
-        self._pair, self._finish = pair, finish
-
-    def __call__(self) -> float:
-        self._finish()
-        self._finish = _nothing
-        total, weight = cast("list[float]", self._pair.tolist())
-        return total / weight if weight else math.nan  # the weights of several tasks come late
-
-
-@final
-class _OneBatch(Data):
-    """Data of one global batch."""
-
-    def __init__(self, batch: GlobalBatch) -> None:
-        self._batch = batch
-
-    def batches(
-        self, start: Position, *, seed: int, rank: int = 0, ranks: int = 1, pin_memory: bool = False
-    ) -> Iterator[GlobalBatch]:
-        yield self._batch
-
-    def num_batches(self, epoch: int, *, seed: int) -> int | None:
-        return 1
-
-    def fingerprint(self) -> dict[str, JSON]:
-        return {"kind": "one batch"}
-
-
-def _nothing() -> None: ...
 
 
 def _warn(incident: Incident) -> None:

@@ -149,7 +149,7 @@ def _of_whole(model: nn.Module, strategy: Strategy, optimizer: Optimizer) -> Exe
     norms = NormsOfWhole(strategy.layout, trained_by(optimizer))
     reducers = Reducers(strategy)
     wrapped, reducer = reducers.wrap(model)
-    reducers.adopt(optimizer)
+    reducers.shard_optimizer(optimizer)
     return Execution(
         group=strategy.group,
         pipeline=Group(),
@@ -185,7 +185,7 @@ def _of_stages(model: Staged, strategy: Strategy, optimizer: Optimizer, device: 
     trained = {id(parameter) for parameter in trained_by(optimizer)}
     names = {name for name, parameter in named_parameters(model).items() if id(parameter) in trained}
     runner = build_runner(model, reducers, device)
-    reducers.adopt(optimizer)
+    reducers.shard_optimizer(optimizer)
     overlaps, gathers = not model.schedule.splits_backward, reducers.gather_per_plan
 
     @lru_cache(maxsize=256)

@@ -19,14 +19,13 @@ from evenstep.errors import ArgumentError
 from evenstep.events import Best
 from evenstep.optim.ema import Ema
 from evenstep.optim.schedules import LR_SCHEDULES, LrSchedule
-from evenstep.options import OPTIONS, Failures, Training
+from evenstep.options import OPTIONS, Checkpointing, Failures, Training, check_length, check_rewinds
 from evenstep.parallel import Strategy, device_of_rank, launched_group, strategy_named
 from evenstep.plugins import COMBINES, load
 from evenstep.precision import PRECISIONS, FullPrecision, Precision
-from evenstep.train.arguments import check_length
 from evenstep.train.coefficients import Coefficients
 from evenstep.train.combine import Combine
-from evenstep.train.failures import FAILURE_POLICIES, FailurePolicy
+from evenstep.train.failures import FAILURE_POLICIES, FailurePolicy, Rewind
 from evenstep.train.policies import Policies
 from evenstep.train.spikes import LossSpikes
 from evenstep.train.task import Task
@@ -196,6 +195,14 @@ def policies_of(failures: Failures) -> Policies:
     return Policies(
         non_finite=_policy("non_finite", failures), out_of_memory=out_of_memory, spikes=_spikes_of(failures)
     )
+
+
+def check_rewinding(policies: Policies, failures: Failures, checkpoint: Checkpointing) -> None:
+    """Raise ArgumentError for a policy that goes back where too few checkpoints are kept to go back to."""
+    spike = policies.spikes and policies.spikes.policy
+    asked = {"non_finite": (policies.non_finite, failures.non_finite), "loss_spike": (spike, failures.loss_spike)}
+    rewinding = {name: given for name, (policy, given) in asked.items() if isinstance(policy, Rewind)}
+    check_rewinds(checkpoint.keep_last, **rewinding)
 
 
 def _spikes_of(failures: Failures) -> LossSpikes | None:

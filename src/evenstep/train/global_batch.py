@@ -3,10 +3,11 @@
 What is one micro-batch is told by how it was given, never by its type: each argument is one. It looks at no numbers.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, final
 
-from evenstep.data import Batch, GlobalBatch, Microbatch, Part, Position
+from evenstep.data import Batch, Data, GlobalBatch, Microbatch, Part, Position
+from evenstep.data.batch import JSON
 from evenstep.data.stream import samples_in
 from evenstep.data.update_data import named_batch
 from evenstep.errors import DataError
@@ -57,3 +58,22 @@ def _num_samples(data: object) -> int:
 
 def _microbatch(batch: Batch, number: int, num_samples: int) -> Microbatch:
     return Microbatch(index=number, data=batch.data, num_samples=num_samples, task=batch.task, counted=False)
+
+
+@final
+class OneBatch(Data):
+    """Data of one global batch."""
+
+    def __init__(self, batch: GlobalBatch) -> None:
+        self._batch = batch
+
+    def batches(
+        self, start: Position, *, seed: int, rank: int = 0, ranks: int = 1, pin_memory: bool = False
+    ) -> Iterator[GlobalBatch]:
+        yield self._batch
+
+    def num_batches(self, epoch: int, *, seed: int) -> int | None:
+        return 1
+
+    def fingerprint(self) -> dict[str, JSON]:
+        return {"kind": "one batch"}

@@ -10,7 +10,6 @@ its micro-batches; so it is the same update. Which processes are there is the gr
 be lost, the work is simply done.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast, final
@@ -23,25 +22,10 @@ from evenstep.events import Incident, Json
 from evenstep.parallel import Elastic, Group, bits
 from evenstep.train.loop import Loop
 from evenstep.train.reporter import Reporter
+from evenstep.train.requests import End, GoBack
 from evenstep.train.run_state import RunState
 from evenstep.train.saving import Saving
 from evenstep.train.state import unwrapped
-
-
-class Course(ABC):
-    """How the work of a run is done."""
-
-    @abstractmethod
-    def through(self, work: Callable[[], None]) -> None:
-        """Do `work`."""
-
-
-@final
-class Straight(Course):
-    """The work is done once, and what it raises ends the run."""
-
-    def through(self, work: Callable[[], None]) -> None:
-        work()
 
 
 class _Hole(NamedTuple):
@@ -53,8 +37,8 @@ class _Hole(NamedTuple):
 
 @final
 @dataclass(slots=True, kw_only=True)
-class Lasting(Course):
-    """The work is taken up again whenever the group has changed.
+class ElasticRun:
+    """A run that is taken up again whenever its group has changed.
 
     Args:
         group: that changes.
@@ -73,26 +57,25 @@ class Lasting(Course):
     reporter: Reporter
     _is_whole: bool = True
     _before: dict[str, int] = field(default_factory=dict[str, int])
-    _done: bool = False
 
-    def through(self, work: Callable[[], None]) -> None:
-        self._done = False
+    def run(self) -> End:
+        """Do what `Loop.run` does, as often as the group changes."""
+        end: End | None = None
         while True:
             try:
                 self.group.join(self._update)
             except LostRankError:
-                if self._done:
-                    return  # so are the others, who have left: they knew it a moment earlier
+                if end is not None:
+                    return end  # so are the others, who have left: they knew it a moment earlier
                 raise
             try:
                 self._heal()
-                work()
-                self._done = True
+                end = self.loop.run()
                 self.group.gather("done")  # somebody may need the last update again
             except LostRankError:
                 self._give_up()
             else:
-                return
+                return end
 
     @property
     def _update(self) -> int:
@@ -123,7 +106,8 @@ class Lasting(Course):
         self.agree()
         self._tell(told[source][1], most)
         if most:
-            self.loop.act()  # what was wanted at that update may not have been done
+            leave = self.loop.act()  # what was wanted at that update may not have been done
+            self.loop.requests.go_back = leave if isinstance(leave, GoBack) else None
 
     def _take(self, state: Any) -> None:
         engine, before = self.loop.engine, max(self._update, 0)
@@ -155,14 +139,14 @@ class Lasting(Course):
         )
 
 
-def build_course(group: Group, loop: Loop, *, agree: Callable[[], None]) -> Course:
-    """The course of a run of this group.
+def build_run(group: Group, loop: Loop, *, agree: Callable[[], None]) -> Callable[[], End]:
+    """What runs the loop to its end: the loop alone, where no rank of the group may be lost.
 
     Raises:
         ArgumentError: the group may lose ranks, but they share a model, or the data can't be dealt anew.
     """
     if not isinstance(group, Elastic):
-        return Straight()
+        return loop.run
     checkpointer, engine = loop.checkpointer, loop.engine
     if engine.parts.execution.part_held[1] > 1:
         raise ArgumentError("ranks that may be lost must each hold the whole state; use `Ddp` or `Ordered`.")
@@ -171,7 +155,7 @@ def build_course(group: Group, loop: Loop, *, agree: Callable[[], None]) -> Cour
             "the data of ranks that may be lost must be dealt anew over those that are left, which a stream can't; "
             "give a dataset with a length, or let a lost rank stop the run."
         )
-    return Lasting(
+    run = ElasticRun(
         group=group,
         loop=loop,
         state=checkpointer.state,
@@ -179,6 +163,7 @@ def build_course(group: Group, loop: Loop, *, agree: Callable[[], None]) -> Cour
         agree=agree,
         reporter=loop.reporter,
     )
+    return run.run
 
 
 def shared(group: Group, tree: Any, source: int) -> Any:

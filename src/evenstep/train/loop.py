@@ -76,7 +76,14 @@ class Loop:
             self.in_progress = None
             self.engine.begin()
             with self.feed.opened(self.engine.progress.position):
-                leave = self._pass()
+                self._fit()
+                leave = self.requests.take_go_back() or self.requests.agree(self.engine.group).stop or self._ended()
+                while leave is None:
+                    leave = self._epoch()
+                    if not isinstance(leave, GoBack):
+                        leave = self.act() or leave or self._ended()
+                if isinstance(leave, End):
+                    leave = self._write() or leave
             if isinstance(leave, End):
                 self._finish(leave)
                 return leave
@@ -121,11 +128,10 @@ class Loop:
             with requests.evaluating():
                 self.evaluator.all()
                 agreed = requests.agree(group)
-        if agreed.save:
+            leave = self._write() if agreed.save else None  # what hooks have put when they heard of it
+        if agreed.save and leave is None:
             with requests.saving():
-                leave = self._write()
-                if leave is None:
-                    self.checkpointer.begin()
+                self.checkpointer.begin()
         return leave or agreed.stop
 
     def abandon(self) -> None:
@@ -138,17 +144,6 @@ class Loop:
         engine = self.engine
         self.reporter.settle(engine.storage, update=engine.progress.update, limit=engine.parts.cuts.limit)
 
-    def _pass(self) -> End | GoBack:
-        """Make updates until the run is over, or has to go back."""
-        if self.fits_memory and self.end() is None:
-            self._fit()
-        leave = self.requests.agree(self.engine.group).stop or self._ended()
-        while leave is None:
-            leave = self._epoch()
-            if not isinstance(leave, GoBack):
-                leave = self.act() or leave or self._ended()
-        return (self._write() or leave) if isinstance(leave, End) else leave
-
     def _ended(self) -> Leave:
         """Why all is done, once that is sure: an update that was aborted must be made again."""
         if self.end() is None:
@@ -156,6 +151,8 @@ class Loop:
         return self.settle() or self.end()
 
     def _fit(self) -> None:
+        if not self.fits_memory or self.end() is not None:
+            return
         batch = self.feed.take()
         if batch is not None:
             self.feed.take_again([batch])
@@ -174,23 +171,23 @@ class Loop:
         ):
             leave: Leave = self.requests.agree(engine.group).stop
             while leave is None and engine.progress.position.epoch == epoch:
-                leave = self._ended() or self._next()
+                leave = self._ended()
+                if leave is not None:
+                    break
+                began, batch = perf_counter(), self.feed.take()
+                if batch is None:
+                    self._end_of_data()
+                elif self.feed.is_given_up(batch):
+                    leave = self.settle()
+                    engine.skip(batch)
+                else:
+                    leave = self._one(batch, began=began) or self._after(batch)
             return leave if isinstance(leave, GoBack) else self.settle() or leave
 
-    def _next(self) -> Leave:
-        """Take the next global batch, make an update of it, and do what is due after it."""
-        engine, began = self.engine, perf_counter()
-        batch = self.feed.take()
-        if batch is None:
-            return self._end_of_data()
-        if self.feed.is_given_up(batch):
-            leave = self.settle()
-            engine.skip(batch)
-            return leave
-        leave = self._one(batch, began=began)
-        if leave is None and batch.ends_epoch:
-            leave = self.settle()
-        if leave is None and engine.progress.update % self.log_every_updates == 0:
+    def _after(self, batch: GlobalBatch) -> Leave:
+        """Do what is due after an update."""
+        leave: Leave = self.settle() if batch.ends_epoch else None
+        if leave is None and self.engine.progress.update % self.log_every_updates == 0:
             leave = self.settle() or self._write()
         return leave or self.act()
 

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from evenstep.errors import CheckpointError
 from evenstep.optim.multi import MultiOptimizer
+from evenstep.parallel.strides import laid_out
 
 Tree = dict[str, Any]
 
@@ -149,7 +150,14 @@ def _put_right(saved: Tree, optimizer: Optimizer, names: list[list[str]], same_k
                 if key == "step" and not same:  # another kernel may want its count in another format
                     continue
                 if casts or key in live:
-                    live[key] = _exact(value, live.get(key), parameter, casts=casts)
+                    live[key] = _as_parameter(_exact(value, live.get(key), parameter, casts=casts), parameter)
+
+
+def _as_parameter(value: Any, parameter: Tensor) -> Any:
+    """Lying in memory as the parameter does: fused kernels take what lies at the same place, files have rows."""
+    if not isinstance(value, Tensor) or value.shape != parameter.shape or type(parameter.data) is not Tensor:
+        return value
+    return laid_out(value, parameter)
 
 
 def _exact(saved: Any, live: Any, parameter: Tensor, *, casts: bool) -> Any:

@@ -5,15 +5,17 @@ aborted. A pending update keeps what is needed to go back to it: its batch, and 
 it. After an abort the device applies nothing until the host has answered, so going back is exact.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import final
+from typing import cast, final
 
 import torch
 from torch import Tensor
 
 from evenstep.data import GlobalBatch
 from evenstep.events import Incident
+from evenstep.parallel import Group
 from evenstep.train.passage import Gathered
 from evenstep.train.progress import Progress
 
@@ -123,3 +125,27 @@ class Aborted:
     incident: Incident
     pending: PendingUpdate = field(repr=False)
     since: tuple[GlobalBatch, ...] = field(default=(), repr=False)
+
+
+@final
+class SummedLoss:
+    """Σ sums / Σ weights over all ranks: summed from now on, waited for when it is read.
+
+    Args:
+        pair: this rank's two sums.
+        group: the ranks.
+
+    >>> SummedLoss(torch.tensor([6.0, 2.0]), Group())()
+    3.0
+    """
+
+    def __init__(self, pair: Tensor, group: Group) -> None:
+        self._pair = pair
+        self._finish: Callable[[], None] | None = group.sum(pair) if group.ranks > 1 else None
+
+    def __call__(self) -> float:
+        finish, self._finish = self._finish, None
+        if finish is not None:
+            finish()
+        total, weight = cast("list[float]", self._pair.tolist())
+        return total / weight if weight else math.nan  # the weights of several tasks come late

@@ -5,6 +5,7 @@ What becomes of them while the run goes on is `trained`'s to watch.
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -25,6 +26,7 @@ def check_parameters(model: nn.Module, optimizer: Optimizer, precision: Precisio
     _check_whole(by_name | dict(unwrapped(model).named_buffers()))
     names = parameter_names(model, optimizer)
     _check_once(names, model)
+    _check_dense(names, optimizer, by_name)
     held = {name for group in names for name in group}
     precision.check_trained({name: one for name, one in by_name.items() if one.requires_grad and name in held})
 
@@ -38,6 +40,18 @@ def _check_whole(tensors: Mapping[str, Tensor]) -> None:
                 f"part of it. Give the trainer the whole model as it is built on one process, and let its `strategy` "
                 f"share it: `Fsdp` or `OrderedFsdp` for shards, `Staged` for models that don't fit one device."
             )
+
+
+def _check_dense(names: list[list[str]], optimizer: Optimizer, by_name: Mapping[str, Tensor]) -> None:
+    """Raise ArgumentError for a part of a larger tensor where a kernel would step all that lies in between as well."""
+    for number, (own, group) in enumerate(zip(names, optimizer.param_groups, strict=True)):
+        for name in own if group.get("fused") else ():
+            if (one := by_name.get(name)) is not None and torch.empty_like(one).stride() != one.stride():
+                raise ArgumentError(
+                    f"`{name}` is a part of a larger tensor (of strides {one.stride()} for shape {tuple(one.shape)}), "
+                    f"and torch's fused optimizers step what lies between its elements in their place; make it from "
+                    f"`tensor.clone()`, or leave `fused` out of group {number} of the optimizer."
+                )
 
 
 def _check_once(names: list[list[str]], model: nn.Module) -> None:

@@ -12,6 +12,8 @@ Reference: Hampel, "The influence curve and its role in robust estimation", JASA
 
 import math
 import statistics
+from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Sequence
 from typing import final
 
@@ -63,11 +65,15 @@ class LossSpikes:
 
     def first(self, before: Sequence[Record], records: Sequence[Record]) -> Incident | None:
         """The first of `records` that begins a spike, given the `window_updates` losses before them."""
-        values = [record.value for record in before]
+        window = deque((_or_infinite(record.value) for record in before), maxlen=self.window_updates)
+        ordered = sorted(window)
         for record in records:
-            bound = self._bound(values[-self.window_updates :])
+            bound = self._bound(ordered, record.value)
             was, self._in_one = self._in_one, bound is not None and not record.value <= bound
-            values.append(record.value)
+            if len(window) == self.window_updates:
+                ordered.pop(bisect_left(ordered, window[0]))
+            window.append(_or_infinite(record.value))
+            insort(ordered, window[-1])
             if self._in_one and not was:
                 return Incident(
                     kind="loss_spike",
@@ -82,10 +88,19 @@ class LossSpikes:
         """The run has gone back to before the spike."""
         self._in_one = False
 
-    def _bound(self, window: list[float]) -> float | None:
-        if len(window) < max(8, self.window_updates // 4):
+    def _bound(self, ordered: list[float], value: float) -> float | None:
+        """What `value` must not exceed, given the losses of the window in ascending order; None where it surely does
+        not, for which the deviations need not be sorted."""
+        if len(ordered) < max(8, self.window_updates // 4):
             return None
-        median = statistics.median(window)
-        deviation = statistics.median(abs(value - median) for value in window)
-        spread = max(_TO_STANDARD_DEVIATIONS * deviation, _LEAST_SPREAD * abs(median))
-        return median + self._threshold * spread
+        median = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+        least = _LEAST_SPREAD * abs(median)
+        if value <= median + self._threshold * least:
+            return None
+        deviation = statistics.median(abs(one - median) for one in ordered)
+        return median + self._threshold * max(_TO_STANDARD_DEVIATIONS * deviation, least)
+
+
+def _or_infinite(loss: float) -> float:
+    """A loss that can be sorted: NaN counts as infinite."""
+    return math.inf if math.isnan(loss) else loss

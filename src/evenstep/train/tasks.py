@@ -5,7 +5,6 @@ clipping and ranks treat it as they treat all parameters and buffers. It runs no
 """
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -17,6 +16,7 @@ from torch.optim import Optimizer
 
 from evenstep.data import Data
 from evenstep.errors import ArgumentError, CheckpointError
+from evenstep.options import check_task_names
 from evenstep.parallel import Strategy
 from evenstep.pipeline import Staged
 from evenstep.train.coefficients import Coefficients, Fixed
@@ -25,8 +25,6 @@ from evenstep.train.failures import FailurePolicy
 from evenstep.train.norms import Kind, Norms, build_norms
 from evenstep.train.state import unwrapped
 from evenstep.train.task import Task
-
-RESERVED = ("loss", "lr", "grad_norm", "param_norm", "update_ratio")  # metrics that stand beside the tasks' own
 
 
 @final
@@ -93,12 +91,7 @@ def named(task: Task | Mapping[str, Task]) -> dict[str, Task]:
             f"`task` must be a Task, or tasks by name, but is {what}; give an instance of a subclass of "
             f"`evenstep.Task`."
         )
-    for name in task:
-        if not re.fullmatch(r"[A-Za-z0-9_-]+", name) or name in RESERVED:
-            raise ArgumentError(
-                f"a task's name must be of letters, digits, `_` and `-`, and none of {', '.join(RESERVED)}, but one is "
-                f"{name!r}; rename it."
-            )
+    check_task_names(map(str, task))
     return dict(task)
 
 

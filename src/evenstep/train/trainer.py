@@ -40,7 +40,7 @@ from evenstep.train.conduct import conduct
 from evenstep.train.emergency import emergency_save
 from evenstep.train.engine import Engine
 from evenstep.train.evaluations import named_set
-from evenstep.train.lasting import build_course
+from evenstep.train.lasting import build_run
 from evenstep.train.metrics import build_meters
 from evenstep.train.optimizers import check_optimizer, watch_first_step
 from evenstep.train.parameter_checks import check_parameters
@@ -141,6 +141,7 @@ class Trainer(Surface):
         keeps = folder is not None and checkpoint.keep_last != 0
         check_optimizer(optimizer, model=model, strategy=sharing, device=device, keeps=keeps)
         check_keeping(batches, keeps=keeps, rewinds=policies.may_rewind)
+        given.check_rewinding(policies, failures, checkpoint)
         self._said_of_data = try_resume(batches, sharing.group) if keeps else []
         tasks = Tasks.of(task, train.coefficients, given.combine_named(train.combine), train.norm_statistics)
         check_tasks(tasks, batches, sets, model=model, policy=policies.non_finite)
@@ -220,7 +221,7 @@ class Trainer(Surface):
         said = {"tasks": [*tasks.by_name], "config": config, "clip_norm": train.clip_norm}
         said["ema"] = train.ema and train.ema.settings
         self._agree = partial(check_agreement, self._loop, optimizer, names, self.evaluations, said)
-        self._course = build_course(self._group, self._loop, agree=self._agree)
+        self._run = build_run(self._group, self._loop, agree=self._agree)
         self._is_built = True
 
     def ask_stop(self, reason: str, *, requeue: bool = False) -> None:
@@ -275,10 +276,6 @@ class Trainer(Surface):
         saving.claim()
         self._engine.prepare()
 
-        def work() -> None:
-            nonlocal ended
-            ended = loop.run()
-
         def end(error: BaseException | None) -> TrainEnd:
             outcome = ended.outcome if error is None else "failed"
             return TrainEnd(update=self.progress.update, outcome=outcome, reason=ended.reason, error=error)
@@ -299,7 +296,7 @@ class Trainer(Surface):
                 try:
                     if loop.policies.may_rewind and saving.saved_at < 0:
                         self.save()  # something to go back to
-                    self._course.through(work)
+                    ended = self._run()
                     self._writers.event("train_end", end(None))
                 except BaseException as raised:
                     error = self._group.explained(raised)

@@ -1,15 +1,17 @@
 import dataclasses
 import inspect
 from collections.abc import Iterator
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
-from evenstep.config import schema_lr
+import evenstep
+from evenstep.config import schema, schema_lr
 from evenstep.config.schema import Config, Ema, LossScale
 from evenstep.config.schema_lr import AnySchedule, Schedule
 from evenstep.config.section import Section
 from evenstep.optim import ema, schedules
+from evenstep.options import OPTIONS
 from evenstep.precision import Fp16Mixed
 
 
@@ -132,3 +134,48 @@ def test_ema_and_loss_scale_have_the_defaults_of_their_namesakes() -> None:
     for section, namesake in ((Ema, ema.Ema), (LossScale, Fp16Mixed)):
         there = {name: p.default for name, p in inspect.signature(namesake).parameters.items()}
         assert {name: field.default for name, field in section.model_fields.items()} == there
+
+
+@pytest.mark.parametrize(
+    ("section", "constructor"),
+    [
+        ("Data", evenstep.MapData),
+        ("EarlyStop", evenstep.EarlyStop),
+        ("Best", evenstep.Best),
+        ("Evaluate", evenstep.Evaluate),
+        ("Mixture", evenstep.Mixture),
+        ("Mixture", evenstep.Sampled),
+        ("Combine", evenstep.GradNorm),
+        ("Coefficients", evenstep.Uncertainty),
+        ("Parallel", evenstep.Fsdp),
+        ("Parallel", evenstep.Processes),
+    ],
+    ids=lambda one: one if isinstance(one, str) else one.__name__,
+)
+def test_a_table_has_the_defaults_of_what_is_constructed_from_it(section: str, constructor: Any) -> None:
+    table = getattr(schema, section).model_fields
+    there = {
+        name: p.default for name, p in inspect.signature(constructor).parameters.items() if p.default is not p.empty
+    }
+    common = {name for name in there.keys() & table.keys() if not table[name].is_required()} - {"collate"}
+    assert common
+    assert {name: table[name].default for name in common} == {name: there[name] for name in common}
+
+
+def test_a_table_of_an_option_object_has_its_fields() -> None:
+    only_here = {
+        "Train": {"updates", "epochs", "precision", "max_minutes"},  # the trainer's own arguments, and a hook
+        "Checkpoint": set(),
+        "Failures": {"loader", "loader_retries", "lost_rank"},  # of the data, and of the ranks
+        "Log": set(),
+    }
+    only_there = {
+        "Train": {"ema", "coefficients", "combine", "fit_memory"},  # tables of their own, and `micro_batch_size`
+        "Checkpoint": {"config"},
+        "Failures": set(),
+        "Log": set(),
+    }
+    for name, option in zip(only_here, OPTIONS.values(), strict=True):
+        keys = set(getattr(schema, name).model_fields)
+        fields = {field.name for field in dataclasses.fields(option)}
+        assert (keys - fields, fields - keys) == (only_here[name], only_there[name])

@@ -1,92 +1,33 @@
-from collections.abc import Iterator
+import sys
 from dataclasses import dataclass
 from itertools import islice
-from random import Random, random
+from pathlib import Path
+from random import random
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "usage"))
+
+from streams_programs import Augmenting, Buffered, Counting, ForgetsGenerator, LateState
+
 from evenstep.data import Position, StreamData
 from evenstep.data.probe import alike
 from evenstep.errors import DataError
 
 
-class Counting:
-    """20 numbers an epoch, with a state that says all."""
-
-    def __init__(self) -> None:
-        self.next, self.epoch = 0, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __iter__(self) -> Iterator[Any]:
-        while self.next < 20:
-            self.next += 1
-            yield 100 * self.epoch + self.next
-        self.next = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"next": self.next}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.next = state["next"]
-
-
-class Buffered(Counting):
-    """A shuffle buffer, whose content the state does not say."""
-
-    def __iter__(self) -> Iterator[Any]:
-        buffer: list[Any] = []
-        draw = Random(self.epoch)
-        for item in super().__iter__():
-            buffer.append(item)
-            if len(buffer) == 4:
-                yield buffer.pop(draw.randrange(4))
-        yield from buffer
-
-
-class Continuing(Counting):
-    """A generator that its state does not say: it shows in the next epoch only."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.draw = Random(1)
-
-    def __iter__(self) -> Iterator[Any]:
-        shift = self.draw.random() if self.next == 0 or self.epoch else 0.0
-        for item in super().__iter__():
-            yield item + (shift if self.epoch else 0.0)
-
-
-class Augmenting(Counting):
-    def __iter__(self) -> Iterator[Any]:
-        for item in super().__iter__():
-            yield item + torch.rand(1).item() + np.random.rand() + random()
-
-
-class Late(Counting):
-    began = False
-
-    def __iter__(self) -> Iterator[Any]:
-        self.began = True
-        return super().__iter__()
-
-    def state_dict(self) -> dict[str, Any]:
-        if not self.began:
-            raise RuntimeError("not iterated yet")
-        return super().state_dict()
-
-
-class LateWithFile(Late):
+class LateWithFile(LateState):
     def __deepcopy__(self, memo: object) -> Any:
         raise TypeError("cannot copy an open file")
 
 
 def data(stream: object, **options: Any) -> StreamData:
-    return StreamData(stream, global_batch_size=2, collate=list, **options)
+    def collate(items: list[Any]) -> list[Any]:
+        return [one[0].tolist() for one in items]
+
+    return StreamData(stream, global_batch_size=2, collate=collate, **options)
 
 
 def numbers(of: StreamData, count: int, start: Position | None = None) -> list[Any]:
@@ -101,7 +42,8 @@ def test_a_stream_whose_state_says_all_is_left_at_its_beginning_and_nothing_is_s
 
 
 @pytest.mark.parametrize(
-    ("kind", "what"), [(Buffered, "of the items after the first 2"), (Continuing, "the next epoch began with other")]
+    ("kind", "what"),
+    [(Buffered, "of the items after the first 2"), (ForgetsGenerator, "the next epoch began with other")],
 )
 def test_a_stream_whose_state_does_not_say_all_is_refused_with_what_to_do(kind: type[Counting], what: str) -> None:
     with pytest.raises(DataError, match=rf"would not resume exactly: .*{what}.*`MapData`.*`exact_resume=False`"):
@@ -115,7 +57,7 @@ def test_that_an_inexact_resume_is_meant_is_said_and_nothing_is_tried() -> None:
 
 
 def test_a_stream_that_knows_its_state_late_is_tried_on_a_copy() -> None:
-    stream = Late()
+    stream = LateState()
     assert data(stream).try_resume() == ""
     assert not stream.began
 

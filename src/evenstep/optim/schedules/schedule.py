@@ -69,8 +69,8 @@ def check_warmup_fits(warmup_updates: int, updates: int) -> None:
     """Raise ArgumentError if the warm-up is longer than the run."""
     if warmup_updates > updates:
         raise ArgumentError(
-            f"`warmup_updates` must be between 0 and the {updates} updates of the run, but is {warmup_updates}; "
-            f"lower it or train longer."
+            f"`warmup_updates` must be at most the {updates} updates of the run, but is {warmup_updates}; lower it or "
+            f"train longer."
         )
 
 

@@ -74,9 +74,9 @@ class Wsd(LrSchedule):
         check_warmup_fits(self.warmup_updates, total)
         if self.decay_updates and max(self.warmup_updates, 1) + self.decay_updates > total:
             raise ArgumentError(
-                f"`decay_updates` must leave room for the warm-up, and for one update at the full LR, in the {total} "
-                f"updates of the run, but is {self.decay_updates} after `warmup_updates` {self.warmup_updates}; lower "
-                f"one of them or train longer."
+                f"`warmup_updates` plus `decay_updates` must be at most the {total} updates of the run, one of them at "
+                f"the full learning rate, but are {self.warmup_updates} and {self.decay_updates}; lower them or train "
+                f"longer."
             )
 
 

@@ -19,6 +19,7 @@ from evenstep.parallel.group import Group
 from evenstep.parallel.reducer.reducer import ChoosesTrained, Compresses, Reducer, Spoiled
 from evenstep.parallel.replicas import compare_replicas, synchronise
 from evenstep.parallel.strategy import Strategy
+from evenstep.parallel.strides import laid_out
 
 BUCKET_BYTES = 25 * 2**20  # as torch's DDP has it
 
@@ -128,7 +129,7 @@ class DdpReducer(Reducer, ChoosesTrained, Compresses):
             total = self._compression.unpack(bucket.flat, bucket.parameters[0].dtype)
             sizes = [parameter.numel() for parameter in bucket.parameters]
             for parameter, gradient in zip(bucket.parameters, total.split(sizes), strict=True):
-                parameter.grad = gradient.view_as(parameter) if next(anywhere) else None
+                parameter.grad = laid_out(gradient, parameter) if next(anywhere) else None
         self._forget()
         return bad > 0
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from evenstep.internals import begin
 from evenstep.parallel.reducer.reducer import GathersPerPlan, Spoiled
 from evenstep.parallel.reducer.sharded import ShardedReducer
 
@@ -51,7 +50,6 @@ class PlanReducer(ShardedReducer, GathersPerPlan):
     def _prepare(self) -> None:
         super()._prepare()
         self._fsdp.set_reshard_after_forward(False)
-        begin(self.module)  # a replica without work reduces before it has run any forward
         self._accumulate_only()
 
     def _accumulate_only(self) -> None:

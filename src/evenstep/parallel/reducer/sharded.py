@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError
-from evenstep.internals import choose_formats, has_begun, parts, record
+from evenstep.internals import begin, choose_formats, parts, record
 from evenstep.parallel.group import Group
 from evenstep.parallel.layout import Shards
 from evenstep.parallel.reducer.reducer import ChoosesTrained, Reducer, Spoiled
@@ -152,6 +152,7 @@ class ShardedReducer(Reducer, ChoosesTrained):
             part.unshard()  # makes the parameters that autograd sees
             part.reshard()
             self._shards += getattr(record(part), "fsdp_params", ())
+        begin(self.module)
         self._present = [False] * (len(self._shards) + len(self._numbers))
         self._watched = set()
         self._watch()
@@ -171,8 +172,7 @@ class ShardedReducer(Reducer, ChoosesTrained):
 
     def _reset(self) -> None:
         """Forget what passes have left behind."""
-        if has_begun(self.module):
-            self._fsdp.reset_iter_state()
+        self._fsdp.reset_iter_state()
         self._forget_gradients()
         self._present = [False] * len(self._present)
 

@@ -1,0 +1,19 @@
+"""How a tensor lies in memory: kernels that take all of a tensor at once pair elements by their place there.
+
+Parameters in channels-last order, or transposed ones, do not lie row by row, and torch's fused optimizers step each
+element with what lies at the same place in its gradient. So what comes from other ranks, which is sent row by row, is
+laid out as its parameter is. It changes no value.
+"""
+
+import torch
+from torch import Tensor
+
+
+def laid_out(tensor: Tensor, like: Tensor) -> Tensor:
+    """`tensor` in the shape of `like`, and lying in memory as that does; a copy only where it lay otherwise.
+
+    >>> laid_out(torch.arange(4.0), torch.zeros(2, 2).t()).stride()
+    (1, 2)
+    """
+    shaped = tensor.view(like.shape)
+    return shaped if shaped.stride() == like.stride() else torch.empty_like(like, dtype=tensor.dtype).copy_(shaped)

@@ -1,0 +1,115 @@
+"""The two seams between an update and its ranks stay narrow, and their powers are asked for, not assumed."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from evenstep.parallel import Ddp, Fsdp, Group, Layout, Ordered, OrderedFsdp, Reducer, Single, Strategy, Zero1
+from evenstep.parallel.layout import Shards, StepsByOwner, each_norm, squared_norm
+from evenstep.parallel.reducer import reducer as seam
+from evenstep.parallel.reducer.reducer import ChoosesTrained, Compresses, ExplainsErrors, GathersPerPlan, PadsPasses
+
+OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
+MADE: list[Callable[[Group], Strategy]] = [
+    Single,
+    Ddp,
+    Ordered,
+    Fsdp,
+    OrderedFsdp,
+    lambda group: Zero1(Ddp(group)),
+]
+
+
+def public(owner: type) -> set[str]:
+    return {name for name in vars(owner) if not name.startswith("_")}
+
+
+def functions(owner: type) -> set[str]:
+    return {name for name in public(owner) if inspect.isfunction(vars(owner)[name])}
+
+
+def test_a_reducer_has_six_verbs() -> None:
+    assert functions(Reducer) == {"wrap", "begin", "arm", "collect", "reduce", "after_update"}
+    assert public(Reducer) - functions(Reducer) == {"collects"}
+
+
+def test_a_layout_has_five_functions_and_says_which_shard_is_held() -> None:
+    assert functions(Layout) == {
+        "local_shard",
+        "all_reduce_shards",
+        "gather_full",
+        "scatter_like",
+        "optimizer_state",
+    }
+    assert public(Layout) - functions(Layout) == {"shard_index", "num_shards", "sums_are_partial", "divides", "exact"}
+
+
+def test_a_strategy_describes() -> None:
+    assert functions(Strategy) == {"reducer", "check_optimizer"}
+
+
+@pytest.mark.parametrize(
+    ("make", "per_plan", "powers"),
+    [
+        (Single, False, set[type]()),
+        (Ddp, False, {ChoosesTrained, Compresses}),
+        (Ddp, True, {ChoosesTrained, Compresses}),
+        (Ordered, False, {ChoosesTrained}),
+        (Fsdp, False, {ChoosesTrained, PadsPasses, ExplainsErrors}),
+        (Fsdp, True, {ChoosesTrained, GathersPerPlan}),
+        (OrderedFsdp, False, {ChoosesTrained, PadsPasses, ExplainsErrors}),
+        (OrderedFsdp, True, {ChoosesTrained, GathersPerPlan}),
+    ],
+)
+def test_reducers_have_the_powers_that_they_need(make: Any, per_plan: bool, powers: set[type]) -> None:
+    reducer = make(Group()).reducer(nn.Linear(1, 1), per_plan=per_plan)
+    known = {one for one in vars(seam).values() if inspect.isabstract(one) and one.__module__ == seam.__name__}
+    assert known == {ChoosesTrained, Compresses, ExplainsErrors, GathersPerPlan, PadsPasses}
+    assert {one for one in known if isinstance(reducer, one)} == powers
+
+
+@pytest.mark.parametrize("make", MADE)
+def test_a_reducer_belongs_to_one_stage(make: Callable[[Group], Strategy]) -> None:
+    strategy, modules = make(Group()), [nn.Linear(1, 1), nn.Linear(1, 1)]
+    one, other = (strategy.reducer(module, per_plan=True) for module in modules)
+    assert one is not other
+    assert [one.module, other.module] == modules
+
+
+def test_only_zero1_steps_by_owner() -> None:
+    assert [isinstance(make(Group()).layout, StepsByOwner) for make in MADE] == [False] * 5 + [True]
+
+
+def test_what_every_rank_holds_whole_counts_once_in_sums_over_shards(on_ranks: OnRanks) -> None:
+    """A parameter of a single number is not cut; ranks beyond the first copy of the shards count nothing."""
+
+    def act(group: Any, num_shards: int) -> Any:
+        layout = Shards(group, num_shards=num_shards)
+        numbers = [torch.tensor([3.0]), torch.tensor(4.0)]
+        return (
+            squared_norm(layout, numbers, lambda some: torch.stack([one.norm() for one in some])),
+            each_norm(layout, numbers, lambda some: torch.stack([one.norm() for one in some])),
+            (layout.shard_index, layout.num_shards),
+        )
+
+    for num_shards in (2, 4):
+        for rank, (squared, each, held) in enumerate(on_ranks(4, lambda group, n=num_shards: act(group, n))):
+            assert squared == 25 and each.tolist() == [3, 4]
+            assert held == (rank % num_shards, num_shards)
+
+
+def test_exact_norms_are_those_of_whole_tensors_one_at_a_time() -> None:
+    layout = Shards(Group(), num_shards=1, exact=True)
+    seen: list[int] = []
+
+    def norms(some: list[Tensor]) -> Tensor:
+        seen.append(len(some))
+        return torch.stack([one.norm() for one in some]) if some else torch.zeros(0)
+
+    assert squared_norm(layout, [torch.tensor([3.0]), torch.tensor([4.0])], norms) == 25
+    assert seen == [1, 1]
+    assert squared_norm(layout, [], norms) == 0

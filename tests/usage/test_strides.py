@@ -1,0 +1,44 @@
+"""Parameters in channels-last order, or transposed, train on ranks and go on as they do in one process."""
+
+from pathlib import Path
+
+import pytest
+import strides_programs as programs
+from launched import Failed, on_ranks
+
+from evenstep.errors import ArgumentError
+
+each_model = pytest.mark.parametrize("model", ["images", "transposed"])
+each_kernel = pytest.mark.parametrize("fused", [False, True], ids=["by steps", "fused"])
+
+
+def _found(ranks: int, *given: object) -> list[float]:
+    found = on_ranks(ranks, programs.of_strides, *given)
+    assert not any(isinstance(one, Failed) for one in found), found
+    assert all(one == found[0] for one in found)
+    return found[0]
+
+
+@each_kernel
+@each_model
+def test_parameters_that_do_not_lie_row_by_row_train_on_ranks_as_in_one_process(model: str, fused: bool) -> None:
+    alone = _found(1, model, "ordered", fused)
+    assert _found(1, model, "single", fused) == pytest.approx(alone, abs=1e-5)
+    for strategy in ("ordered-zero1", "ddp"):  # two micro-batches on each of two ranks: all orders of sums are one
+        assert _found(2, model, strategy, fused) == alone
+
+
+def test_a_parameter_that_is_a_part_of_a_larger_tensor_is_refused_with_a_fused_optimizer_and_the_advice_works() -> None:
+    for part, fused in ((True, False), (False, True)):
+        assert programs.of_a_part(part=part, fused=fused) == programs.of_a_part(part=False, fused=False)
+    with pytest.raises(ArgumentError, match=r"`weight` is a part of a larger tensor .* `tensor.clone\(\)`, or leave"):
+        programs.of_a_part(part=True, fused=True)
+
+
+@each_model
+def test_parameters_that_do_not_lie_row_by_row_go_on_with_a_fused_optimizer_as_if_never_stopped(
+    model: str, tmp_path: Path
+) -> None:
+    whole = _found(1, model, "single", True)
+    _found(1, model, "single", True, str(tmp_path / "run"), 1)
+    assert _found(1, model, "single", True, str(tmp_path / "run")) == whole
