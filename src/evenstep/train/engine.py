@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Self, cast, final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from evenstep.checkpoint import ALONE, Ranks, on_all_ranks
