@@ -12,7 +12,7 @@ from typing import Any, cast, final
 
 from evenstep.data import Data, GlobalBatch, Position
 from evenstep.errors import DataError
-from evenstep.parallel import Strategy
+from evenstep.parallel import Reducers
 
 _REMEMBERED_UPDATES = 10_000
 
@@ -34,7 +34,7 @@ class Feed:
     """
 
     data: Data
-    strategy: Strategy
+    strategy: Reducers
     seed: int
     pin_memory: bool
     max_skipped_samples: int
