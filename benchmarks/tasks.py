@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from evenstep import Logging, Training
+
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
@@ -127,8 +129,8 @@ def with_evenstep(model: nn.Module, feed: Feed, work: Work, *, group: Processes)
         updates=feed.num_batches // PER_UPDATE,
         device="cpu",
         strategy=Ddp(group),
-        clip_norm=CLIP_NORM,
-        log_every_updates=LOSS_EVERY_UPDATES,
+        train=Training(clip_norm=CLIP_NORM),
+        log=Logging(every_updates=LOSS_EVERY_UPDATES),
     )
     trainer.train()
     return [record.value for record in trainer.storage.history("train/loss")]

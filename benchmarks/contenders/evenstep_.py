@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from evenstep import StreamData, Task, Trainer
+from evenstep import Logging, StreamData, Task, Trainer, Training
 from evenstep.events.hooks import Statistics, Timer
 from evenstep.events.writers import JsonlWriter
 from evenstep.parallel import Strategy
@@ -68,11 +68,10 @@ def train(model: nn.Module, feed: Feed, work: Work, strategy: Strategy | None = 
             updates=feed.num_batches // work.num_microbatches,
             device="cpu",
             strategy=strategy,
-            clip_norm=CLIP_NORM,
+            train=Training(clip_norm=CLIP_NORM),
             hooks=[Timer(every_updates=LOSS_EVERY_UPDATES), Statistics()],
-            writers=[JsonlWriter()],
+            log=Logging(writers=[JsonlWriter()], every_updates=LOSS_EVERY_UPDATES),
             folder=Path(folder),
-            log_every_updates=LOSS_EVERY_UPDATES,
         )
         trainer.train()
         return [record.value for record in trainer.storage.history("train/loss")]

@@ -19,12 +19,12 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as torchs
 from torch.nn import functional
 
-from evenstep.parallel import Mesh, PerStage, Processes, Single
-from evenstep.pipeline import SCHEDULES, Layer, Staged, Stages
+from evenstep.parallel import Mesh, Processes, Reducers, Single
+from evenstep.pipeline import SCHEDULES, Layer, Staged, build_runner, executed
 from harness.live import Live
 from harness.row import Row
 from harness.work import Block
-from pipelines.passage import Passage
+from pipelines.ready import ReadyStep
 
 RANKS, WIDTH, BLOCKS, HEADS, CONTEXT, SAMPLES = 2, 192, 8, 4, 128, 4  # samples of a micro-batch
 TIMED_MICROBATCHES, WARM_UP, ROUNDS, TIME_BOUND = 8, 2, 20, 1.0
@@ -82,13 +82,14 @@ def evensteps(name: str, group: Processes, num_microbatches: int) -> tuple[Step,
         schedule=name,
         split_at=[f"layer{place}" for place in cuts(stages)[1:-1]],
     )
-    runner = Stages(model, PerStage(Single()), torch.device("cpu"))
+    runner = build_runner(model, Reducers(Single(), per_plan=True), torch.device("cpu"))
     plan = model.schedule.plans(model.layout, range(num_microbatches))[group.rank]
+    plan = executed(plan, model.own, overlaps=not model.schedule.splits_backward)
 
     def step(inputs: Tensor, wanted: Tensor) -> None:
         targets = wanted.split(SAMPLES)
-        passage = Passage(inputs.split(SAMPLES), lambda output, microbatch: loss(output, targets[microbatch]))
-        runner.run(plan, passage, num_microbatches)
+        ready = ReadyStep(inputs.split(SAMPLES), lambda output, microbatch: loss(output, targets[microbatch]))
+        runner.run(plan, ready)
 
     return step, model
 

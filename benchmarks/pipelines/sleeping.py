@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evenstep.parallel import Mesh, PerStage, Processes, Single
-from evenstep.pipeline import SCHEDULES, Staged, Stages
+from evenstep.extras.planning.simulate import Costs, simulate
+from evenstep.parallel import Mesh, Processes, Reducers, Single
+from evenstep.pipeline import SCHEDULES, Staged, build_runner, executed
 from evenstep.pipeline.deferred import Deferral
-from evenstep.pipeline.simulate import Costs, simulate
 from harness.row import Row
-from pipelines.passage import Passage
+from pipelines.ready import ReadyStep
 
 RANKS, NUM_MICROBATCHES, STEPS = 4, 8, 5
 STAGE_S = 0.05  # of a stage's forward, gradients of inputs and gradients of weights each
@@ -58,20 +58,22 @@ def measured(schedule: str, group: Processes) -> Row:
     """One schedule, on this rank; all ranks get the same row."""
     layers = [Sleeping() for _ in range(SCHEDULES[schedule].layout(RANKS).stages)]
     model = Staged(layers, mesh=Mesh.of(group, pipeline=RANKS), schedule=schedule)
-    stages = Stages(model, PerStage(Single()), torch.device("cpu"))
+    deferral = Deferral()
+    runner = build_runner(model, Reducers(Single(), per_plan=True), torch.device("cpu"), deferral=deferral)
     for layer in layers:
-        layer.deferral = stages.deferral
+        layer.deferral = deferral
     plans = model.schedule.plans(model.layout, range(NUM_MICROBATCHES))
     costs = (STAGE_S,) * model.layout.stages
     simulated = simulate(
         plans, model.layout, Costs(forward_s=costs, input_backward_s=costs, weight_backward_s=costs)
     ).makespan_s
-    passage = Passage([torch.ones(16, 64)] * NUM_MICROBATCHES, lambda output, microbatch: output.sum())
+    mine = executed(plans[group.rank], model.own, overlaps=not model.schedule.splits_backward)
+    step = ReadyStep([torch.ones(16, 64)] * NUM_MICROBATCHES, lambda output, microbatch: output.sum())
     times: list[float] = []
     for _ in range(STEPS + 1):
         group.gather(None)
         began = time.perf_counter()
-        stages.run(plans[group.rank], passage, NUM_MICROBATCHES)
+        runner.run(mine, step)
         times.append(max(group.gather(time.perf_counter() - began)))
     ratios = [one / simulated for one in times[1:]]
     lower, middle, upper = statistics.quantiles(ratios, n=4, method="inclusive")

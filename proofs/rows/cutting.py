@@ -128,7 +128,7 @@ class Cut:
             updates=UPDATES,
             device="cpu",
             lr_schedule=Cosine(warmup_updates=WARMUP, end_factor=0.1),
-            clip_norm=CLIP,
+            train=evenstep.Training(clip_norm=CLIP),
             precision=self.precision,
         )
         trainer.train()

@@ -62,11 +62,11 @@ def main(folder: Path, strategy: str, updates: int) -> None:
         device="cpu",
         strategy=STRATEGIES[strategy](group),
         lr_schedule=Constant(warmup_updates=5),
-        clip_norm=0.5,
+        train=evenstep.Training(clip_norm=0.5),
         evaluations={"valid": evenstep.MapData(sentences(13), global_batch_size=8, micro_batch_size=2, shuffle=False)},
         hooks=[Evaluate(every_updates=7)],
         folder=folder,
-        writers=(),
+        log=evenstep.Logging(writers=()),
     )
     trainer.resume("auto")
     trainer.train()

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import evenstep
+from evenstep import Logging
 from evenstep.data import AllTasks
 from evenstep.parallel import Ddp, Fsdp, Group, Ordered, Processes, Single, Strategy
 from rows.killed import digest
@@ -101,8 +102,7 @@ def trainer_of(trained: nn.Module, strategy: Strategy, updates: int, reduction: 
         updates=updates,
         device="cpu",
         strategy=strategy,
-        clip_norm=0.5,
-        coefficients=COEFFICIENTS,
+        train=evenstep.Training(clip_norm=0.5, coefficients=COEFFICIENTS),
         **more,
     )
 
@@ -112,7 +112,9 @@ def main(folder: Path, strategy: str, updates: int, reduction: str) -> None:
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     group = Processes(torch.device("cpu"), timeout_s=60) if several else Group()
     trained = model()
-    trainer = trainer_of(trained, STRATEGIES[strategy](group), updates, reduction, folder=folder, writers=())
+    trainer = trainer_of(
+        trained, STRATEGIES[strategy](group), updates, reduction, folder=folder, log=Logging(writers=())
+    )
     trainer.resume("auto")
     trainer.train()
     state = trainer.state_dict()

@@ -26,7 +26,6 @@ from evenstep.errors import ReplicaError
 from evenstep.events.hooks import Evaluate
 from evenstep.parallel import Ddp, Fsdp, Strategy, Zero1
 from evenstep.parallel.fake import Fake, Word
-from evenstep.parallel.sharded import Sharded
 from rows.row import Row
 
 UPDATES = 4
@@ -187,11 +186,13 @@ class Walk:
             strategy=strategy,
             evaluations={"valid": evenstep.MapData(points[:short], global_batch_size=short, micro_batch_size=1)},
             hooks=[Script(group), Evaluate(every_updates=2)],
-            on_non_finite=evenstep.Skip(),
+            failures=evenstep.Failures(non_finite=evenstep.Skip()),
             # A save of shards is planned from what all ranks say of theirs, which nobody can say for them.
-            folder=None if isinstance(strategy, Sharded) else folder,
-            writers=(),
-            asynchronous_saves=False,  # how often a rank asks whether its thread is done would differ
+            folder=None if strategy.layout.divides == "elements" else folder,
+            log=evenstep.Logging(writers=()),
+            checkpoint=evenstep.Checkpointing(
+                asynchronous=False
+            ),  # how often a rank asks whether its thread is done would differ
         )
 
     def different(self, ranks: Iterable[int]) -> list[int]:

@@ -14,6 +14,8 @@ from statistics import mean, stdev
 
 import torch
 
+from evenstep import Training
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 from digits import Label, Split, digits
@@ -68,10 +70,8 @@ def train(
         seed=seed,
         device="cpu",
         lr_schedule=Cosine(warmup_updates=min(50, updates), end_factor=0.05),
-        clip_norm=2.0,
+        train=Training(clip_norm=2.0, coefficients={"box": box} if len(labels) > 1 else None, combine=combine),
         evaluations={"test": Mixture(test, end="max")},
-        coefficients={"box": box} if len(labels) > 1 else None,
-        combine=combine,
     )
     trainer.train()
     metrics = trainer.evaluate("test")["test"]

@@ -9,6 +9,7 @@ Names are imported when they are first used, so that `evenstep --help` does not 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from evenstep.renamed import old_names
 from evenstep.version import __version__
 
 if TYPE_CHECKING:
@@ -17,19 +18,40 @@ if TYPE_CHECKING:
     from evenstep.errors import EvenstepError
     from evenstep.events import Hook, Writer
     from evenstep.optim.ema import Ema
-    from evenstep.precision import Bf16Mixed, Fp16Mixed, Full, Precision
-    from evenstep.train import DropTask, Loss, LossSpikes, Result, Retry, Rewind, Skip, Stop, Task, Trainer
+    from evenstep.options import Checkpointing, Failures, Logging, Training
+    from evenstep.precision import Bf16Mixed, Fp16Mixed, FullPrecision, Precision
+    from evenstep.train import (
+        Aborted,
+        Committed,
+        DropTask,
+        Engine,
+        Loss,
+        LossSpikes,
+        Result,
+        Retry,
+        Rewind,
+        Skip,
+        Stop,
+        Task,
+        Trainer,
+    )
 
 __all__ = [
+    "Aborted",
     "Batch",
     "Bf16Mixed",
+    "Checkpointing",
+    "Committed",
     "Data",
     "DropTask",
     "Ema",
+    "Engine",
     "EvenstepError",
+    "Failures",
     "Fp16Mixed",
-    "Full",
+    "FullPrecision",
     "Hook",
+    "Logging",
     "Loss",
     "LossSpikes",
     "MapData",
@@ -43,6 +65,7 @@ __all__ = [
     "StreamData",
     "Task",
     "Trainer",
+    "Training",
     "UpdateData",
     "Writer",
     "__version__",
@@ -62,9 +85,14 @@ _HOMES = {
     "errors": ("EvenstepError",),
     "events": ("Hook", "Writer"),
     "optim.ema": ("Ema",),
-    "precision": ("Bf16Mixed", "Fp16Mixed", "Full", "Precision"),
-    "train": ("DropTask", "Loss", "LossSpikes", "Result", "Retry", "Rewind", "Skip", "Stop", "Task", "Trainer"),
+    "options": ("Checkpointing", "Failures", "Logging", "Training"),
+    "precision": ("Bf16Mixed", "Fp16Mixed", "FullPrecision", "Precision"),
+    "train": (
+        *("Aborted", "Committed", "DropTask", "Engine", "Loss", "LossSpikes", "Result", "Retry", "Rewind", "Skip"),
+        *("Stop", "Task", "Trainer"),
+    ),
 }
+_old = old_names(__name__, {"Full": "FullPrecision"})
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
@@ -73,7 +101,7 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module(f"evenstep.{_HOME_OF[name]}"), name)
     if name in __all__:
         return import_module(f"evenstep.{name}")
-    raise AttributeError(f"module 'evenstep' has no attribute '{name}'")
+    return _old(name)
 
 
 def __dir__() -> list[str]:

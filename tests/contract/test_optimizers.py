@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import MapData, Task, Trainer
+from evenstep import MapData, Task, Trainer, Training
 from evenstep.errors import ArgumentError
 
 NAMES = sorted(
@@ -70,8 +70,7 @@ def trained(name: str, clip: float | None, **more: Any) -> list[Tensor]:
         data=MapData(data, global_batch_size=8, micro_batch_size=3, shuffle=False),
         updates=5,
         device="cpu",
-        clip_norm=clip,
-        settle_every_updates=settle,
+        train=Training(clip_norm=clip, settle_every_updates=settle),
     ).train()
     return [parameter.detach() for parameter in model.parameters()]
 

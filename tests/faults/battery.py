@@ -31,6 +31,7 @@ from threads import on_ranks
 from torch import Tensor
 
 import evenstep
+from evenstep import Failures
 from evenstep.errors import (
     CheckpointError,
     DataError,
@@ -160,7 +161,9 @@ def one_sample_of_two() -> None:
 @case("out of memory: policy stop")
 def policy_stop() -> None:
     fault = Fault(act=out_of_memory, phase="backward", update=3)
-    failed(train(None, [fault], on_out_of_memory=evenstep.Stop()), OutOfMemoryError, "ran out of memory")
+    failed(
+        train(None, [fault], failures=Failures(out_of_memory=evenstep.Stop())), OutOfMemoryError, "ran out of memory"
+    )
 
 
 @case("out of memory: BatchNorm's statistics are those of the try that counted")
@@ -269,7 +272,7 @@ def nan_stops() -> None:
 
 @case("NaN gradient: skip gives the global batch up")
 def nan_skips() -> None:
-    ended = good(train(hooks=[Poison(4)], on_non_finite=evenstep.Skip()))
+    ended = good(train(hooks=[Poison(4)], failures=Failures(non_finite=evenstep.Skip())))
     assert ended.trainer.progress.skipped == 1
     assert ended.update == UPDATES
     assert bool(ended.parameters.isfinite().all())
@@ -277,18 +280,27 @@ def nan_skips() -> None:
 
 @case("NaN gradient, passing: retry ends at the same bits")
 def nan_retries() -> None:
-    ended = good(train(hooks=[Poison(4)], on_non_finite=evenstep.Retry(limit=1)))
+    ended = good(train(hooks=[Poison(4)], failures=Failures(non_finite=evenstep.Retry(limit=1))))
     same(ended, undisturbed(), EXACT)
 
 
 @case("NaN gradient, lasting: retry stops")
 def nan_retries_in_vain() -> None:
-    failed(train(hooks=[Poison(4, times=9)], on_non_finite=evenstep.Retry(limit=2)), NonFiniteError, "update 4")
+    failed(
+        train(hooks=[Poison(4, times=9)], failures=Failures(non_finite=evenstep.Retry(limit=2))),
+        NonFiniteError,
+        "update 4",
+    )
 
 
 def nan_on_one_rank(strategy: str) -> None:
     def act(group: Any) -> Ended:
-        return train(group, hooks=[Poison(4)] if group.rank else [], strategy=strategy, on_non_finite=evenstep.Skip())
+        return train(
+            group,
+            hooks=[Poison(4)] if group.rank else [],
+            strategy=strategy,
+            failures=Failures(non_finite=evenstep.Skip()),
+        )
 
     first, second = map(good, on_ranks(2, act))
     assert torch.equal(first.parameters, second.parameters), "the replicas differ"
@@ -309,12 +321,12 @@ def nan_in_16_mixed(ranks: int, **more: Any) -> None:
     def act(group: Any) -> Ended:
         precision = evenstep.Fp16Mixed(initial=SCALE)
         hooks = [Poison(4)] if group.rank == ranks - 1 else []
-        return train(group, hooks=hooks, precision=precision, on_non_finite=evenstep.Skip(), **more)
+        return train(group, hooks=hooks, precision=precision, failures=Failures(non_finite=evenstep.Skip()), **more)
 
     for ended in map(good, on_ranks(ranks, act)):
         assert ended.kinds == ["non_finite"], f"one batch must be given up, but there were {ended.kinds}"
         assert ended.trainer.progress.skipped == 1
-        assert ended.trainer._loop.precision.scale == SCALE
+        assert ended.trainer._loop.engine.precision.scale == SCALE
         assert ended.update == UPDATES
 
 
@@ -398,7 +410,7 @@ def rewound(strategy: str, ranks: int) -> None:
                 strategy=strategy,
                 hooks=hooks,
                 folder=Path(folder),
-                on_non_finite=policy,
+                failures=Failures(non_finite=policy),
                 writers=[JsonlWriter()],
             )
 
@@ -417,7 +429,9 @@ CASES.append(Case("NaN gradient, passing: rewind, 2 ranks, ddp", partial(rewound
 @case("NaN gradient: rewind without a sound checkpoint before it stops")
 def rewinds_to_nothing() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        ended = train(hooks=[Poison(3, times=9)], folder=Path(folder), on_non_finite=evenstep.Rewind(limit=1))
+        ended = train(
+            hooks=[Poison(3, times=9)], folder=Path(folder), failures=Failures(non_finite=evenstep.Rewind(limit=1))
+        )
         failed(ended, NonFiniteError, "update 3")
 
 
@@ -425,7 +439,7 @@ def rewinds_to_nothing() -> None:
 def spike_past() -> None:
     with tempfile.TemporaryDirectory() as folder:
         spikes = evenstep.LossSpikes(evenstep.Rewind(past_data=True), window_updates=16, threshold=20)
-        more = {"folder": Path(folder), "loss_spikes": spikes, "updates": 20, "clip_norm": None}
+        more = {"folder": Path(folder), "failures": Failures(loss_spike=spikes), "updates": 20, "clip_norm": None}
         ended = good(train(hooks=[Poison(13, after=True), Save(every_updates=3)], **more))
         assert ended.kinds == ["loss_spike", "rewind"], ended.kinds
         assert ended.trainer.progress.skipped == 2, "from the checkpoint after update 12 to the batch of update 14"
@@ -436,7 +450,7 @@ def spike_past() -> None:
 def spike_spoiled_checkpoint() -> None:
     with tempfile.TemporaryDirectory() as folder:
         spikes = evenstep.LossSpikes(evenstep.Rewind(), window_updates=16, threshold=20)
-        more = {"folder": Path(folder), "loss_spikes": spikes, "updates": 20}
+        more = {"folder": Path(folder), "failures": Failures(loss_spike=spikes), "updates": 20}
         ended = good(train(hooks=[Poison(12, after=True), Save(every_updates=3)], **more))
         assert ended.kinds == ["loss_spike", "rewind"] * 2, ended.kinds
         same(ended, undisturbed(updates=20), EXACT)
@@ -446,7 +460,7 @@ def spike_spoiled_checkpoint() -> None:
 def spike_exact() -> None:
     with tempfile.TemporaryDirectory() as folder:
         spikes = evenstep.LossSpikes(evenstep.Rewind(), window_updates=16, threshold=20)
-        more = {"folder": Path(folder), "loss_spikes": spikes, "updates": 20}
+        more = {"folder": Path(folder), "failures": Failures(loss_spike=spikes), "updates": 20}
         ended = good(train(hooks=[Poison(13, after=True), Save(every_updates=3)], **more))
         assert ended.kinds == ["loss_spike", "rewind"], ended.kinds
         same(ended, undisturbed(updates=20), EXACT)
@@ -455,9 +469,16 @@ def spike_exact() -> None:
 @case("loss spike: policy stop, and a spike that is only reported")
 def spike_stops() -> None:
     stop = evenstep.LossSpikes(evenstep.Stop(), window_updates=16, threshold=20)
-    failed(train(hooks=[Poison(13, after=True)], updates=20, loss_spikes=stop), NonFiniteError, "the loss of update 14")
+    failed(
+        train(hooks=[Poison(13, after=True)], updates=20, failures=Failures(loss_spike=stop)),
+        NonFiniteError,
+        "the loss of update 14",
+    )
     report = evenstep.LossSpikes(window_updates=16, threshold=20)
-    assert "loss_spike" in good(train(hooks=[Poison(13, after=True)], updates=20, loss_spikes=report)).kinds
+    assert (
+        "loss_spike"
+        in good(train(hooks=[Poison(13, after=True)], updates=20, failures=Failures(loss_spike=report))).kinds
+    )
 
 
 @case("all weights are 0: the update is aborted")
@@ -539,7 +560,7 @@ def too_many() -> None:
         if sample % 2:
             raise ValueError("corrupt")
 
-    ended = train(fail=fail, data={"skip_failing": True}, max_skipped_samples=10)
+    ended = train(fail=fail, data={"skip_failing": True}, failures=Failures(max_skipped_samples=10))
     failed(ended, DataError, "could not be read")
 
 

@@ -93,10 +93,9 @@ def train(group: Group, number: int) -> None:
         device="cpu",
         strategy=STRATEGIES[WHAT.get("strategy", "ordered")](group),
         hooks=[strike, Save(every_updates=3), Evaluate(every_updates=4)],
-        writers=[JsonlWriter()],
+        log=evenstep.Logging(writers=[JsonlWriter()], every_updates=2),
         folder=FOLDER / "run",
-        log_every_updates=2,
-        ema=evenstep.Ema(decay=0.9),
+        train=evenstep.Training(ema=evenstep.Ema(decay=0.9)),
     )
     again = FOLDER / f"again-{number}"
     if again.exists():

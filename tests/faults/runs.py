@@ -73,6 +73,9 @@ def train(
     hooks: Sequence[evenstep.Hook] = (),
     optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer] | None = None,
     clip_norm: float | None = 1.0,
+    check_loss: bool = True,
+    fit_memory: bool = False,
+    writers: Sequence[evenstep.Writer] = (),
     resume: bool = False,
     pipeline: int = 1,
     schedule: str = "1f1b",
@@ -99,10 +102,10 @@ def train(
         device="cpu",
         strategy=STRATEGIES[strategy](shared),
         hooks=[Where(place, shared.rank, shared.ranks), *hooks, hear],
-        clip_norm=clip_norm,
+        train=evenstep.Training(clip_norm=clip_norm, check_loss=check_loss, fit_memory=fit_memory),
         folder=folder,
-        log_every_updates=1,
-        **({"writers": ()} | more),
+        log=evenstep.Logging(every_updates=1, writers=writers),
+        **more,
     )
 
     def transfer(batch: Any) -> Any:
@@ -110,7 +113,7 @@ def train(
             place.strike("transfer", len(batch[0]))
         return batch
 
-    object.__setattr__(trainer._way, "transfer", transfer)  # on a CPU there is nothing to move
+    object.__setattr__(trainer._loop.engine.parts.way, "transfer", transfer)  # on a CPU there is nothing to move
     error = None
     try:
         if resume:

@@ -111,7 +111,7 @@ def run(updates: int, folder: Path, meter: Meter, *, chaos: bool) -> tuple[Ended
             "folder": folder,
             "data": {"retries": 8, "num_workers": 1},
             "hooks": [Save(every_updates=50), meter, wrong],
-            "on_non_finite": evenstep.Rewind(limit=10**6),
+            "failures": evenstep.Failures(non_finite=evenstep.Rewind(limit=10**6)),
             "writers": [Flaky()],
         }
     with patch("os.fsync", fsync):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evenstep import DropTask, Ema, Loss, MapData, Mixture, Task, Trainer
+from evenstep import DropTask, Ema, Failures, Loss, MapData, Mixture, Task, Trainer, Training
 from evenstep.data import AllTasks, RoundRobin
 from evenstep.errors import ArgumentError
 from evenstep.parallel import Ddp, Fsdp, Group, Ordered, OrderedFsdp, Processes, Single, Strategy, Zero1
@@ -75,7 +75,9 @@ def trainer(strategy: Strategy, task: Any = None, *, samples: int = 20, **more: 
         optimizer=torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.5, foreach=True),
         device="cpu",
         strategy=strategy,
-        **({"check_loss": False} | options | more),  # BatchNorm is left out where a batch is a single sample
+        **(
+            {"train": Training(check_loss=False)} | options | more
+        ),  # BatchNorm is left out where a batch is a single sample
     )
 
 
@@ -132,7 +134,7 @@ def non_finite_numbers_of_an_unseen_pass_reach_nobody(group: Group) -> object:
     """Update 1 is skipped because its batch is not finite; rank 1, without work after it, runs that batch unseen."""
     bad = [(torch.full((3,), torch.inf), torch.tensor(0.0))] * 4 + DATA[:2]
     data = MapData(bad, global_batch_size=4, micro_batch_size=2, shuffle=False)
-    one = trainer(Fsdp(group), data=data, updates=None, epochs=1, on_non_finite=Skip(limit=2))
+    one = trainer(Fsdp(group), data=data, updates=None, epochs=1, failures=Failures(non_finite=Skip(limit=2)))
     result = one.train()
     return result.update, all(bool(value.isfinite().all()) for value in values(one).values())
 
@@ -162,7 +164,7 @@ def the_average_and_the_evaluation_see_whole_parameters(group: Group) -> object:
         model = Heads()
         model.norm = nn.BatchNorm1d(3, track_running_stats=False)  # each rank sees its own part of the statistics
         valid = MapData(DATA[:5], global_batch_size=2, shuffle=False)
-        return trainer(strategy, model=model, ema=Ema(decay=0.5), evaluations={"valid": valid})
+        return trainer(strategy, model=model, train=Training(ema=Ema(decay=0.5)), evaluations={"valid": valid})
 
     ours, theirs = train(OrderedFsdp(group)), train(Single())
     a, b = ours.train().metrics["valid/loss"], theirs.train().metrics["valid/loss"]
@@ -174,7 +176,10 @@ def training_goes_on_with_whole_parameters_after_an_evaluation(group: Group) -> 
 
     evaluations = {"valid": MapData(DATA[:6], global_batch_size=2, shuffle=False)}
     with_it = trainer(
-        OrderedFsdp(group), ema=Ema(decay=0.5), evaluations=evaluations, hooks=[Evaluate(every_updates=1)]
+        OrderedFsdp(group),
+        train=Training(ema=Ema(decay=0.5)),
+        evaluations=evaluations,
+        hooks=[Evaluate(every_updates=1)],
     )
     without = trainer(OrderedFsdp(group))
     with_it.train(), without.train()
@@ -290,7 +295,7 @@ def a_task_that_is_not_finite_is_dropped_from_shards(group: Group) -> object:
         one = _mixed(
             strategy,
             task={name: Spoilt(head) for head, name in enumerate("abc")},
-            on_non_finite=DropTask(),
+            failures=Failures(non_finite=DropTask()),
         )
         one.train()
         return values(one), one.progress.samples
@@ -425,9 +430,8 @@ def state_of_an_optimizer_that_has_stepped_is_cut(group: Group) -> object:
 def a_fused_optimizer_is_refused_where_bits_must_be_equal(group: Group) -> object:
     model = Heads()
     strategy = OrderedFsdp(group)
-    strategy.wrap(model)
     try:
-        strategy.adopt(torch.optim.AdamW(model.parameters(), fused=True))
+        strategy.check_optimizer(torch.optim.AdamW(model.parameters(), fused=True))
     except ArgumentError as error:
         return "foreach=True" in str(error)
     return "not refused"

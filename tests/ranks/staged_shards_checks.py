@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evenstep import Ema, MapData, Mixture, Task, Trainer
+from evenstep import Ema, Logging, MapData, Mixture, Task, Trainer, Training
 from evenstep.checkpoint import verify
 from evenstep.data import AllTasks, RoundRobin
 from evenstep.errors import ArgumentError
@@ -75,9 +75,8 @@ def trainer(strategy: type[Strategy] | Any, *, mesh: Mesh | None = None, **more:
         "task": Square(),
         "data": MapData(points(), global_batch_size=10, micro_batch_size=2),  # 5 micro-batches, then 4
         "updates": UPDATES,
-        "clip_norm": 0.5,
-        "ema": Ema(decay=0.9),
-        "writers": (),
+        "train": Training(clip_norm=0.5, ema=Ema(decay=0.9)),
+        "log": Logging(writers=()),
     }
     return Trainer(
         model=model,

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import nn
 import evenstep
-from evenstep import MapData, Task, Trainer
+from evenstep import Checkpointing, Logging, MapData, Task, Trainer
 from evenstep.checkpoint import complete_checkpoints, newest_valid, read_checkpoint
 from evenstep.events import Best, Save
 
@@ -32,7 +32,8 @@ def train(run, until):
     data = MapData([(row, row.sum()) for row in rows], global_batch_size=8, micro_batch_size=4)
     trainer = Trainer(
         model=model, task=Square(), optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3), data=data,
-        updates=until, device="cpu", folder=run, writers=(), keep_checkpoints=2, keep_every_updates=40,
+        updates=until, device="cpu", folder=run, log=Logging(writers=()),
+        checkpoint=Checkpointing(keep_last=2, keep_every_updates=40),
         hooks=[Save(every_updates=2)],
     )
     trainer.resume("auto")

@@ -3,23 +3,43 @@
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "evenstep"
-LEAVES = {"precision", "optim", "data", "events", "checkpoint", "report"}
-ROOT = {"choice", "errors", "frames", "keys", "memory", "names", "signals", "version"}
+LEAVES = {"precision", "optim", "data", "events", "checkpoint"}
+ROOT = {
+    "choice",
+    "errors",
+    "exits",
+    "frames",
+    "internals",
+    "keys",
+    "lazy",
+    "memory",
+    "names",
+    "plugins",
+    "renamed",
+    "signals",
+    "version",
+}
+CORE = {"train", "pipeline", "parallel", *LEAVES}
+OPTIONS = "options"  # names the core's classes for type checkers only, and loads none of it
 # Each part, and the parts that it may import beside itself and the root modules.
 ALLOWED: dict[str, set[str]] = {
     **{leaf: set() for leaf in LEAVES},
     "parallel": set(),
     "pipeline": {"parallel"},
-    "train": {"pipeline", "parallel", *LEAVES},  # the report is the last thing that a run with a folder writes
-    "config": set(),
-    "build": {"train", "pipeline", "parallel", "config", *LEAVES},
-    "cli": {"build", "train", "pipeline", "parallel", "config", *LEAVES},
-    "__init__": {"train", "pipeline", "parallel", *LEAVES - {"report"}},
+    OPTIONS: CORE,
+    "train": {"pipeline", "parallel", *LEAVES, OPTIONS},
+    "config": {OPTIONS},
+    "extras": CORE,  # what not every run needs: the core knows it by name only (`plugins`)
+    "builders": {*CORE, OPTIONS, "config", "extras"},
+    "cli": {*CORE, OPTIONS, "builders", "config", "extras"},
+    "__init__": {*CORE, OPTIONS},
     "__main__": {"cli"},
 }
 DUMPING_GROUNDS = {"utils", "util", "helpers", "helper", "common", "misc"}
@@ -29,9 +49,20 @@ def part_of(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
+def is_for_type_checkers(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
+def statements(path: Path) -> Iterator[ast.AST]:
+    """All of a file, also what stands in functions; of a package's public names those that it holds itself."""
+    for statement in ast.parse(path.read_text()).body:
+        if not (is_for_type_checkers(statement) and path.name == "__init__.py"):
+            yield from ast.walk(statement)
+
+
 def imported_parts(path: Path) -> set[str]:
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in statements(path):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -53,6 +84,25 @@ def test_imports_go_one_way(path: Path) -> None:
         assert imported_parts(path) <= ALLOWED[part] | ROOT | {part}
 
 
+@pytest.mark.parametrize("package", ["", *sorted(CORE)])
+def test_lazy_names_come_from_where_type_checkers_are_told(package: str) -> None:
+    """The names that a package imports on first use stand in it twice: for type checkers and for Python."""
+    module = import_module(f"evenstep.{package}".rstrip("."))
+    tree = ast.parse(Path(str(module.__file__)).read_text())
+    told = {
+        alias.name: node.module
+        for block in tree.body
+        if isinstance(block, ast.If) and is_for_type_checkers(block)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    for name, home in told.items():
+        found, wanted = getattr(module, name), import_module(str(home))
+        assert found is getattr(wanted, name), f"{name} is not that of {home}"
+    assert set(told) <= set(module.__all__)
+
+
 def test_there_is_no_dumping_ground() -> None:
     assert not [path for path in FILES if path.stem in DUMPING_GROUNDS or path.parent.name in DUMPING_GROUNDS]
 
@@ -60,5 +110,12 @@ def test_there_is_no_dumping_ground() -> None:
 def test_the_library_imports_neither_config_nor_command_line_nor_heavy_extras() -> None:
     heavy = ["rich", "pydantic", "tensorboard", "jinja2", "safetensors", "sklearn", "evenstep.config", "evenstep.cli"]
     code = f"import sys, evenstep; evenstep.Trainer; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_options_load_nothing_of_what_they_are_options_of() -> None:
+    heavy = ["torch", *(f"evenstep.{part}" for part in CORE)]
+    code = f"import sys, evenstep.options; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "[]"

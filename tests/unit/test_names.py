@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from evenstep import Ema, MapData, Task, Trainer
+from evenstep import Ema, MapData, Task, Trainer, Training
 from evenstep.names import load_state, plain, state_of
 from evenstep.pipeline import Staged
 
@@ -60,7 +60,7 @@ def trainer(made: nn.Module, folder: Path | None, updates: int) -> Trainer:
         updates=updates,
         device="cpu",
         folder=folder,
-        ema=Ema(decay=0.5),
+        train=Training(ema=Ema(decay=0.5)),
     )
 
 

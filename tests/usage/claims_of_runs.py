@@ -80,7 +80,7 @@ AREAS = (
                 "test_complex_mixed_and_empty_parameters_train_as_one_process_does_or_are_refused_by_name",
             ),
             works(
-                "trained bfloat16 with `Full(bfloat16_parameters=True)`; frozen 16-bit parameters",
+                "trained bfloat16 with `FullPrecision(bfloat16_parameters=True)`; frozen 16-bit parameters",
                 "usage/test_surface.py::test_bfloat16_parameters_are_trained_where_that_is_said_to_be_meant",
             ),
             refused(
@@ -271,7 +271,7 @@ AREAS = (
             ),
             works(
                 "`combine`: PCGrad, Aligned-MTL, GradNorm",
-                "unit/train/test_separately.py::test_shared_gradients_are_combined_and_heads_keep_their_own",
+                "unit/extras/multitask/test_per_task.py::test_shared_gradients_are_combined_and_heads_keep_their_own",
             ),
             works(
                 "learned coefficients (uncertainty)",
@@ -296,7 +296,7 @@ AREAS = (
             ),
             refused(
                 "`combine` with strategies that are not evenstep's own, and with sparse gradients",
-                "unit/train/test_separately.py::test_strategies_that_divide_gradients_and_sparse_ones_are_refused",
+                "unit/extras/multitask/test_per_task.py::test_strategies_that_divide_gradients_and_sparse_ones_are_refused",
             ),
             limit(
                 "`fsdp` runs the tasks in one order on all ranks; what a task raises there ends the run",

@@ -44,7 +44,7 @@ def train(name: str, reduction: str, check_loss: bool) -> tuple[str, float]:
         updates=2,
         device="cpu",
         strategy=strategy,
-        check_loss=check_loss,
+        train=evenstep.Training(check_loss=check_loss),
     )
     result = trainer.train()
     return digest(trainer.state_dict()["model"]), result.metrics["train/loss"]

@@ -9,7 +9,7 @@ import torch
 from launched import digest
 from torch import nn
 
-from evenstep import Hook, MapData, Task, Trainer
+from evenstep import Hook, Logging, MapData, Task, Trainer
 from evenstep.errors import EvenstepError
 
 PAIRS = [(torch.tensor([float(x)]), torch.tensor([2.0 * x])) for x in range(8)]
@@ -58,7 +58,7 @@ def whole(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 def interrupted(folder: str) -> tuple[str, int, list[str]]:
     """What a rank raises, where it stands, and which checkpoints there are."""
-    trainer = trainer_of(strategy="ddp", folder=folder, hooks=Interrupt(), writers=())
+    trainer = trainer_of(strategy="ddp", folder=folder, hooks=Interrupt(), log=Logging(writers=()))
     try:
         trainer.train()
         said = "went on"
@@ -70,7 +70,7 @@ def interrupted(folder: str) -> tuple[str, int, list[str]]:
 def used(folder: str) -> str:
     """What a rank says about a folder that another run has trained in."""
     try:
-        trainer_of(strategy="ddp", folder=folder, writers=()).train()
+        trainer_of(strategy="ddp", folder=folder, log=Logging(writers=())).train()
     except EvenstepError as error:
         return str(error)
     return "trained"

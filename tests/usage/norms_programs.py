@@ -84,11 +84,9 @@ def metrics_of(strategy: str, pipeline: int = 1, several: bool = False, **more: 
         updates=UPDATES,
         device="cpu",
         strategy=strategy_named(strategy, data_group),
-        combine=AlignedMtl() if several else None,
-        clip_norm=0.1,
+        train=evenstep.Training(combine=AlignedMtl() if several else None, clip_norm=0.1),
         hooks=[Statistics(every_updates=1, update_ratio=True, gradient_norms=True)],
-        log_every_updates=1,
-        writers=(),
+        log=evenstep.Logging(every_updates=1, writers=()),
         **more,
     )
     trainer.train()
@@ -121,7 +119,7 @@ def connections_of_three_trainers() -> list[int]:
             updates=1,
             device="cpu",
             strategy=strategy_named("hybrid", group),
-            writers=(),
+            log=evenstep.Logging(writers=()),
         ).train()
         counts.append(len(distributed_c10d._world.pg_map))
     return counts

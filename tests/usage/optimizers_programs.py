@@ -11,7 +11,7 @@ from launched import digest, group_of_ranks, strategy_named
 from optimizers import CASES, LAYOUTS, Case, Layout
 from torch import Tensor, nn
 
-from evenstep import MapData, Task, Trainer
+from evenstep import Checkpointing, Logging, MapData, Task, Trainer
 from evenstep.errors import ArgumentError
 from evenstep.optim.schedules import InverseSqrt
 from evenstep.parallel import Group, Mesh, Single
@@ -66,8 +66,8 @@ def build(case: Case, layout: Layout, world: Group | None, **more: Any) -> Train
         device="cpu",
         strategy=strategy,
         lr_schedule=InverseSqrt(warmup_updates=2),
-        asynchronous_saves=False,
-        writers=(),
+        checkpoint=Checkpointing(asynchronous=False),
+        log=Logging(writers=()),
         **more,
     )
 

@@ -359,7 +359,7 @@ def train(folder: str, stream: str, strategy: str, what: str, leaving: dict[str,
         hooks=[watch],
         data=data,
         updates=10,
-        on_non_finite=Rewind() if what == "rewinds" else Skip(limit=3),
+        failures=evenstep.Failures(non_finite=Rewind() if what == "rewinds" else Skip(limit=3)),
     )
     if leaving.get("resume"):
         trainer.resume("auto")

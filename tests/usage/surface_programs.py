@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from evenstep import Training
+
 UPDATES = 6
 SAMPLES = [
     (torch.tensor([(i + 1) / 8, (3 - i) / 4, 0.5], dtype=torch.float64), torch.tensor((i % 3) / 2, dtype=torch.float64))
@@ -143,7 +145,7 @@ def unfreezing(strategy: str, folder: Path | None = None, stop: int | None = Non
             if event.update == stop:
                 self.trainer.ask_stop("half")
 
-    trainer = trainer_of(three_layers(), strategy, clip_norm=0.05, hooks=[Freezing()], folder=folder)
+    trainer = trainer_of(three_layers(), strategy, train=Training(clip_norm=0.05), hooks=[Freezing()], folder=folder)
     if folder is not None and folder.exists():
         trainer.resume()
     trainer.train()
@@ -168,7 +170,7 @@ def outside(strategy: str) -> tuple[dict[str, list[float]], list[bool], list[str
 
 def trained(model: str, strategy: str, clip: float | None = 0.05) -> dict[str, list[float]]:
     """The parameters of a run of one of MODELS."""
-    trainer = trainer_of(MODELS[model](), strategy, clip_norm=clip)
+    trainer = trainer_of(MODELS[model](), strategy, train=Training(clip_norm=clip))
     trainer.train()
     return numbers_of(trainer)
 

@@ -25,11 +25,25 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from evenstep import Bf16Mixed, Hook, Loss, MapData, Skip, StreamData, Task, Trainer
+from evenstep import (
+    Bf16Mixed,
+    Checkpointing,
+    Failures,
+    Hook,
+    Logging,
+    Loss,
+    MapData,
+    Skip,
+    Stop,
+    StreamData,
+    Task,
+    Trainer,
+)
 from evenstep.checkpoint import complete_checkpoints
 from evenstep.errors import ArgumentError, EvenstepError, HookError, TaskError
 from evenstep.events import ConsoleWriter, CsvWriter, JsonlWriter, Save
 from evenstep.optim.schedules import Cosine, Linear
+from evenstep.options import OPTIONS
 from evenstep.parallel import Single
 
 PAIRS = [(torch.tensor([float(x)]), torch.tensor([2.0 * x])) for x in range(8)]
@@ -83,7 +97,7 @@ def test_the_advice_about_a_used_folder_works(tmp_path: Path) -> None:
 
 
 def test_metrics_alone_make_a_folder_used(tmp_path: Path) -> None:
-    trainer_of(folder=tmp_path, keep_checkpoints=0, writers="csv").train()
+    trainer_of(folder=tmp_path, checkpoint=Checkpointing(keep_last=0), log=Logging(writers="csv")).train()
     with pytest.raises(ArgumentError, match=r"has left metrics in metrics\.csv"):
         trainer_of(folder=tmp_path).train()
 
@@ -111,7 +125,7 @@ def test_a_run_that_failed_at_its_first_update_can_be_tried_again_in_its_folder(
 
 
 def test_a_run_killed_before_its_first_checkpoint_is_resumed_from_the_beginning(tmp_path: Path) -> None:
-    trainer_of(folder=tmp_path, keep_checkpoints=0).train()
+    trainer_of(folder=tmp_path, checkpoint=Checkpointing(keep_last=0)).train()
     trainer = trainer_of(folder=tmp_path)
     assert trainer.resume() is None
     assert trainer.train().update == 4
@@ -135,7 +149,7 @@ def test_a_folder_alone_keeps_metrics_checkpoints_and_the_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     evaluations = MapData(PAIRS, global_batch_size=4, shuffle=False)
-    trainer_of(folder=tmp_path, evaluations=evaluations, log_every_updates=2).train()
+    trainer_of(folder=tmp_path, evaluations=evaluations, log=Logging(every_updates=2)).train()
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert {line["update"] for line in lines} == {1, 2, 3, 4}
     assert any("valid/loss" in line for line in lines)
@@ -154,7 +168,7 @@ def test_a_failed_run_gets_a_report_that_tells_why(tmp_path: Path) -> None:
                 raise ValueError("my mistake")
             return super().loss(output, batch)
 
-    trainer = trainer_of(folder=tmp_path, task=Wrong(), log_every_updates=1)
+    trainer = trainer_of(folder=tmp_path, task=Wrong(), log=Logging(every_updates=1))
     with pytest.raises(ValueError, match="my mistake"):
         trainer.train()
     page = (tmp_path / "report.html").read_text()
@@ -163,13 +177,13 @@ def test_a_failed_run_gets_a_report_that_tells_why(tmp_path: Path) -> None:
 
 
 def test_a_report_without_the_jsonl_writer_shows_the_values_of_the_csv_file(tmp_path: Path) -> None:
-    trainer_of(folder=tmp_path, writers=["csv"]).train()
+    trainer_of(folder=tmp_path, log=Logging(writers=["csv"])).train()
     page = (tmp_path / "report.html").read_text()
     assert "train/loss" in page and "No values were logged" not in page
 
 
 def test_a_report_without_any_metrics_file_says_which_writer_it_needs(tmp_path: Path) -> None:
-    trainer_of(folder=tmp_path, writers=()).train()
+    trainer_of(folder=tmp_path, log=Logging(writers=())).train()
     assert "Give the run the writer <code>jsonl</code>" in (tmp_path / "report.html").read_text()
 
 
@@ -193,12 +207,14 @@ def test_what_a_clock_has_measured_is_no_part_of_the_state(tmp_path: Path) -> No
 
 def test_hooks_and_writers_that_are_given_take_the_place_of_the_standard_ones(tmp_path: Path) -> None:
     mine = Save(every_updates=2)
-    trainer = trainer_of(folder=tmp_path, hooks=[mine], writers=("jsonl", CsvWriter()))
+    trainer = trainer_of(folder=tmp_path, hooks=[mine], log=Logging(writers=("jsonl", CsvWriter())))
     names = [type(hook).__name__ for hook in trainer._bus.hooks]
     assert names == ["Timer", "Save", "StopFile", "Status"]
     assert mine in trainer._bus.hooks
     assert [type(writer) for writer in trainer._writers._writers] == [JsonlWriter, CsvWriter]
-    assert [type(writer) for writer in trainer_of(writers=ConsoleWriter())._writers._writers] == [ConsoleWriter]
+    assert [type(writer) for writer in trainer_of(log=Logging(writers=ConsoleWriter()))._writers._writers] == [
+        ConsoleWriter
+    ]
 
 
 # Ctrl-C and SIGTERM.
@@ -206,7 +222,7 @@ def test_hooks_and_writers_that_are_given_take_the_place_of_the_standard_ones(tm
 SCRIPT = """
 import signal, sys, time
 import torch
-from evenstep import MapData, Task, Trainer
+from evenstep import Logging, MapData, Task, Trainer
 
 class Line(Task):
     def loss(self, output, batch):
@@ -223,7 +239,7 @@ trainer = Trainer(
     data=MapData(pairs, global_batch_size=4),
     updates=100_000,
     device="cpu",
-    log_every_updates=1,
+    log=Logging(every_updates=1),
     folder=sys.argv[1],
 )
 trainer.train()
@@ -336,7 +352,10 @@ def test_outside_the_main_thread_training_sets_no_handler() -> None:
             {"lr_schedule": Linear(warmup_updates=2, end_factor=0.5)},
         ),
         ({"strategy": "ddp"}, {"strategy": Single()}),
-        ({"on_non_finite": "skip", "on_out_of_memory": "stop"}, {"on_non_finite": Skip()}),
+        (
+            {"failures": Failures(non_finite="skip", out_of_memory="stop")},
+            {"failures": Failures(non_finite=Skip(), out_of_memory=Stop())},
+        ),
         ({"data": DataLoader(PAIRS, batch_size=4, shuffle=True)}, {}),
         ({"data": DataLoader(PAIRS, batch_size=4)}, {"data": MapData(PAIRS, global_batch_size=4, shuffle=False)}),
         (
@@ -473,42 +492,59 @@ MISTAKES = [
     ("lr_schedule", {"kind": "cosine", "warmup_updates": 30}, "`warmup_updates` must be between 0 and the 4"),
     ("lr_schedule", lambda update: 1.0, "is the function <lambda>; write one of 'constant'"),
     ("lr_schedule", Cosine, "is the class Cosine itself"),
-    ("clip_norm", "1", "`clip_norm` must be"),
-    ("clip_norm", -1.0, "`clip_norm` must be a finite number above 0"),
-    ("ema", 0.999, r"`ema` must be an object of Ema, but is 0\.999; write `ema=Ema\(decay=0\.999\)`"),
+    ("train.clip_norm", "1", "`clip_norm` must be"),
+    ("train.clip_norm", -1.0, "`clip_norm` must be a finite number above 0"),
+    ("train.ema", 0.999, r"`ema` must be an object of Ema, but is 0\.999; write `ema=Ema\(decay=0\.999\)`"),
     ("evaluations", PAIRS, "`evaluations` must be data by name, but is a list; write `evaluations={'valid': MapData"),
     ("evaluations", {"valid": PAIRS}, r"`evaluations\['valid'\]` must be evenstep's `Data`.*is a dataset \(list\)"),
     ("evaluations", {1: MapData(PAIRS, global_batch_size=4)}, "the names of `evaluations` must be words, but one is 1"),
     ("hooks", Hook, "`hooks` must be a list, but is the class Hook"),
     ("hooks", [Hook], "`hooks` must hold instances of subclasses of `Hook`, but holds the class `Hook`"),
     ("hooks", print, "`hooks` must be a list, but is <built-in function print>"),
-    ("writers", ["json"], "`writers` must be one of console, jsonl, csv, tensorboard, but is 'json'; is it 'jsonl'?"),
-    ("writers", "tensorbord", "is it 'tensorboard'?"),
-    ("writers", [JsonlWriter], "`writers` must hold instances of subclasses of `Writer`, but holds the class"),
-    ("writers", JsonlWriter, "`writers` must be a list, but is the class JsonlWriter"),
+    (
+        "log.writers",
+        ["json"],
+        "`writers` must be one of console, jsonl, csv, tensorboard, but is 'json'; is it 'jsonl'?",
+    ),
+    ("log.writers", "tensorbord", "is it 'tensorboard'?"),
+    ("log.writers", [JsonlWriter], "`writers` must hold instances of subclasses of `Writer`, but holds the class"),
+    ("log.writers", JsonlWriter, "`writers` must be a list, but is the class JsonlWriter"),
     ("folder", 3, "`folder` must be a path, but is 3"),
     ("folder", "", "`folder` must be a path, but is ''"),
     ("folder", __file__, "`folder` must be a folder, but `.*` is a file"),
-    ("log_every_updates", 0.5, "`log_every_updates` must be a whole number"),
-    ("on_non_finite", "ignore", "`on_non_finite` must be one of stop, skip, retry, rewind"),
-    ("on_non_finite", Skip, "`on_non_finite` must be an object of FailurePolicy, but is the class Skip itself"),
-    ("on_out_of_memory", "skip", "`on_out_of_memory` must be one of stop, retry, but is 'skip'"),
+    ("log.every_updates", 0.5, "`every_updates` must be a whole number"),
+    ("failures.non_finite", "ignore", "`non_finite` must be one of stop, skip, retry, rewind"),
+    ("failures.non_finite", Skip, "`non_finite` must be an object of FailurePolicy, but is the class Skip itself"),
+    ("failures.out_of_memory", "skip", "`out_of_memory` must be one of retry, stop, but is 'skip'"),
     (
-        "loss_spikes",
+        "failures.loss_spike",
         True,
-        r"`loss_spikes` must be an object of LossSpikes, but is True; write `loss_spikes=LossSpikes\(",
+        "`loss_spike` must be an object of FailurePolicy, but is True; write one of 'stop'",
     ),
-    ("on_hook_error", "ignore", "`on_hook_error` must be one of stop, continue, but is 'ignore'"),
-    ("max_skipped_samples", 0.1, "`max_skipped_samples` must be a whole number of at least 0, but is 0.1"),
-    ("fit_memory", "yes", "`fit_memory` must be True or False, but is 'yes'"),
-    ("check_loss", "no", "`check_loss` must be True or False, but is 'no'"),
-    ("keep_checkpoints", True, "`keep_checkpoints` must be a whole number of at least 0, but is True"),
-    ("asynchronous_saves", None, "`asynchronous_saves` must be True or False, but is None"),
-    ("coefficients", [1.0], "`coefficients` must be numbers by the names of tasks, but is a list"),
-    ("combine", "pcgrad", "`combine` must be one of separate, pc_grad, .*; is it 'pc_grad'?"),
-    ("norm_statistics", "per_task", "`norm_statistics` must be one of shared, per-task, frozen, .*'per-task'?"),
-    ("channels_last", 1, "`channels_last` must be True or False, but is 1"),
-    ("config", "lr=0.1", r"`config` must be a dict, but is 'lr=0\.1'"),
+    ("failures.hook", "ignore", "`hook` must be one of stop, continue, but is 'ignore'"),
+    ("failures.max_skipped_samples", 0.1, "`max_skipped_samples` must be a whole number of at least 0, but is 0.1"),
+    ("train.fit_memory", "yes", "`fit_memory` must be True or False, but is 'yes'"),
+    ("train.check_loss", "no", "`check_loss` must be True or False, but is 'no'"),
+    ("checkpoint.keep_last", True, "`keep_last` must be a whole number of at least 0, but is True"),
+    ("checkpoint.asynchronous", None, "`asynchronous` must be True or False, but is None"),
+    ("train.coefficients", [1.0], "`coefficients` must be numbers by the names of tasks, but is a list"),
+    ("train.combine", "pcgrad", "`combine` must be one of separate, pc_grad, .*; is it 'pc_grad'?"),
+    ("train.norm_statistics", "per_task", "`norm_statistics` must be one of shared, per-task, frozen, .*'per-task'?"),
+    ("train.settle_every_updates", 0, "`settle_every_updates` must be a whole number of at least 1, but is 0"),
+    ("checkpoint.every_updates", 0, "`every_updates` must be a whole number of at least 1, but is 0"),
+    ("checkpoint.every_epochs", 0.5, "`every_epochs` must be a whole number of at least 1, but is 0.5"),
+    ("checkpoint.every_minutes", -1, "`every_minutes` must be a finite number above 0, but is -1"),
+    ("checkpoint.keep_every_updates", "7", "`keep_every_updates` must be a whole number of at least 1, but is '7'"),
+    ("checkpoint.best", "valid/loss", "`best` must be an object of Best, but is 'valid/loss'; write `best=Best"),
+    ("failures.spike_window_updates", 4, "`spike_window_updates` must be a whole number of at least 8, but is 4"),
+    ("failures.spike_threshold", 0, "`spike_threshold` must be a finite number above 0, but is 0"),
+    ("failures.max_rewinds", 0, "`max_rewinds` must be a whole number of at least 1, but is 0"),
+    ("train", {"clip_norm": 1.0}, r"`train` must be an object of Training, but is a dict; write `train=Training\("),
+    ("checkpoint", True, "`checkpoint` must be an object of Checkpointing, but is True"),
+    ("failures", "skip", "`failures` must be an object of Failures, but is 'skip'"),
+    ("log", Logging, "`log` must be an object of Logging, but is the class Logging itself"),
+    ("train.channels_last", 1, "`channels_last` must be True or False, but is 1"),
+    ("checkpoint.config", "lr=0.1", "`config` must be a dict, but is a str"),
 ]
 
 
@@ -522,17 +558,20 @@ def test_a_usual_mistake_with_an_argument_is_one_clear_line_when_the_trainer_is_
 ) -> None:
     if isinstance(value, str) and value in ("scheduler", "optimizers"):
         value = made(value)
+    option, _, field = argument.partition(".")
     with pytest.raises(EvenstepError, match=text) as raised:
-        trainer_of(**{argument: value})
+        trainer_of(**{option: OPTIONS[option](**{field: value}) if field else value})
     assert len(str(raised.value).splitlines()) == 1
     assert raised.type in (ArgumentError, HookError, TaskError)
 
 
 def test_every_argument_has_a_row_of_mistakes() -> None:
     import inspect
+    from dataclasses import fields
 
-    never_wrong = {"self", "settle_every_updates", "keep_every_updates"}  # counted with `log_every_updates`
-    assert {argument for argument, *_ in MISTAKES} == set(inspect.signature(Trainer.__init__).parameters) - never_wrong
+    every = set(inspect.signature(Trainer.__init__).parameters) - {"self"}
+    every |= {f"{argument}.{field.name}" for argument, option in OPTIONS.items() for field in fields(option)}
+    assert {argument for argument, *_ in MISTAKES} == every
 
 
 @pytest.mark.parametrize(
@@ -595,7 +634,7 @@ def test_an_error_inside_torch_still_ends_with_ones_own_line() -> None:
 def test_all_frames_are_shown_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVENSTEP_FULL_TRACEBACK", "1")
     lines = shown(trainer_of(task=Labels()))
-    assert any("evenstep/train/passage.py" in line for line in lines)
+    assert any("evenstep/train/microbatch.py" in line for line in lines)
     assert lines[-1] == "KeyError: 'labels'"
 
 
@@ -611,11 +650,11 @@ def test_an_error_of_evensteps_own_shows_the_call_alone() -> None:
 
 def test_a_mistake_of_evensteps_own_keeps_all_frames() -> None:
     trainer = trainer_of()
-    trainer._loop.execution = None  # type: ignore[assignment]
+    trainer._loop.feed = None  # type: ignore[assignment]
     assert functions(shown(trainer))[-1] == "check_agreement"
 
 
 def test_the_incident_of_a_failure_keeps_the_whole_traceback(tmp_path: Path) -> None:
     shown(trainer_of(folder=tmp_path, task=Labels()))
     [file] = (tmp_path / "incidents").glob("*failed*")
-    assert "passage.py" in file.read_text()
+    assert "microbatch.py" in file.read_text()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Ema, Hook, Loss, MapData, Mixture, Task, Trainer
+from evenstep import Ema, Hook, Logging, Loss, MapData, Mixture, Task, Trainer, Training
 from evenstep.errors import ArgumentError, CheckpointError, TaskError
 
 
@@ -29,7 +29,7 @@ def trainer(model: nn.Module | None = None, **more: Any) -> Trainer:
         "data": MapData(points(), global_batch_size=8, micro_batch_size=4),
         "updates": 3,
         "device": "cpu",
-        "writers": (),
+        "log": Logging(writers=()),
     }
     return Trainer(**arguments | more)
 
@@ -150,11 +150,11 @@ def test_a_mixture_of_a_list_is_refused() -> None:
 @pytest.mark.parametrize("clip_norm", ["1", True, float("nan"), 0])
 def test_a_clip_norm_that_is_no_number_above_0_is_refused(clip_norm: Any) -> None:
     with pytest.raises(ArgumentError, match="`clip_norm` must be a finite number above 0"):
-        trainer(clip_norm=clip_norm)
+        trainer(train=Training(clip_norm=clip_norm))
 
 
 def test_an_average_is_of_one_trainer() -> None:
     ema = Ema(decay=0.9)
-    trainer(ema=ema)
+    trainer(train=Training(ema=ema))
     with pytest.raises(ArgumentError, match="an average of its own"):
-        trainer(ema=ema)
+        trainer(train=Training(ema=ema))

@@ -8,7 +8,7 @@ import torch
 from launched import Failed, on_ranks
 from torch import Tensor
 
-from evenstep import Fp16Mixed, Precision, Task, Trainer
+from evenstep import Fp16Mixed, Logging, Precision, Task, Trainer
 from evenstep.events import Statistics
 
 LAYOUTS = [
@@ -101,8 +101,7 @@ def test_norms_of_layers_have_nothing_of_a_loss_scale_or_a_late_weight(task: Tas
             device="cpu",
             precision=precision,
             hooks=[Statistics(every_updates=1, gradient_norms=True)],
-            log_every_updates=1,
-            writers=(),
+            log=Logging(every_updates=1, writers=()),
         )
         trainer.train()
         norms = programs.history_of(trainer)

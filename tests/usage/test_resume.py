@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Ema, Hook, MapData, Task, Trainer
+from evenstep import Ema, Hook, MapData, Task, Trainer, Training
 from evenstep.events import Best, EarlyStop, Evaluate, EvaluateEnd, Incident, UpdateEnd
 
 EVALUATED = ["--evaluate.every_updates", "1"]
@@ -119,7 +119,7 @@ def test_what_is_the_same_goes_on_and_nothing_is_said(tmp_path: Path) -> None:
 
 
 def test_an_average_may_be_added_and_begins_as_a_copy_of_the_parameters(tmp_path: Path) -> None:
-    trainer, said = gone_on(tmp_path, [], [], ema=Ema(decay=1 - 1e-12), lr=0.05)
+    trainer, said = gone_on(tmp_path, [], [], train=Training(ema=Ema(decay=1 - 1e-12)), lr=0.05)
     words = "the average of the parameters is new and begins as a copy of them"
     assert said == [f"the run goes on with other parts than it was saved with: {words}."]
     saved = trainer_of(tmp_path / "other", Heard(), updates=4)
@@ -129,7 +129,7 @@ def test_an_average_may_be_added_and_begins_as_a_copy_of_the_parameters(tmp_path
 
 
 def test_an_average_may_be_dropped_and_it_is_said(tmp_path: Path) -> None:
-    _, said = gone_on(tmp_path, [], [], first={"ema": Ema(decay=0.9)})
+    _, said = gone_on(tmp_path, [], [], first={"train": Training(ema=Ema(decay=0.9))})
     assert said == [
         "the run goes on with other parts than it was saved with: the average of the parameters is given up."
     ]

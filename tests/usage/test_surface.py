@@ -11,10 +11,10 @@ from launched import Failed, on_ranks
 from surface_programs import SAMPLES, UPDATES, optimizer_of, plain, three_layers, trainer_of
 from torch import Tensor, nn
 
-from evenstep import Hook, MapData, Task
+from evenstep import Failures, Hook, Logging, MapData, Task, Training
 from evenstep.errors import ArgumentError, CheckpointError, NonFiniteError, TaskError
 from evenstep.optim.schedules import Constant, Cosine, Linear
-from evenstep.precision import Bf16Mixed, Fp16Mixed, Full
+from evenstep.precision import Bf16Mixed, Fp16Mixed, FullPrecision
 from evenstep.train import Retry
 
 FAST = [(1, "single"), (2, "ddp"), (2, "ordered-zero1"), (2, "fsdp"), (2, "ordered-fsdp")]
@@ -128,7 +128,7 @@ def test_an_average_follows_complex_parameters_too() -> None:
 
     model = programs.Complex()
     before = model.phase.detach().clone()
-    trainer = trainer_of(model, "single", updates=1, ema=Ema(decay=0.5))
+    trainer = trainer_of(model, "single", updates=1, train=Training(ema=Ema(decay=0.5)))
     trainer.train()
     assert torch.allclose(trainer.state_dict()["ema"]["phase"], (before + model.phase.detach()) / 2)
 
@@ -232,7 +232,7 @@ def test_bfloat16_parameters_are_trained_where_that_is_said_to_be_meant() -> Non
             return super().forward(x.bfloat16()).double()
 
     model = Cast(nn.Linear(3, 1)).bfloat16()
-    precision = Full(bfloat16_parameters=True)
+    precision = FullPrecision(bfloat16_parameters=True)
     assert trainer_of(model, "single", precision=precision).train().update == UPDATES
     with pytest.raises(ArgumentError, match="in float16"):
         trainer_of(model.half(), "single", precision=precision)
@@ -317,7 +317,9 @@ def test_a_rate_that_torchs_own_scheduler_sets_is_the_one_that_updates_are_made_
     def run(hooks: list[Hook], *, resume: bool = False, folder: Path | None = None) -> tuple[list[float], list[float]]:
         model = three_layers()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        trainer = trainer_of(model, "single", optimizer=optimizer, hooks=hooks, folder=folder, log_every_updates=1)
+        trainer = trainer_of(
+            model, "single", optimizer=optimizer, hooks=hooks, folder=folder, log=Logging(every_updates=1)
+        )
         if resume:
             trainer.resume()
         trainer.train()
@@ -337,7 +339,7 @@ def test_a_rate_that_a_hook_sets_stays_and_is_resumed(tmp_path: Path) -> None:
         trainer.optimizer.param_groups[0]["lr"] = 0.01
 
     model = three_layers()
-    trainer = trainer_of(model, "single", hooks=[Act(2, set_rate)], log_every_updates=1)
+    trainer = trainer_of(model, "single", hooks=[Act(2, set_rate)], log=Logging(every_updates=1))
     trainer.train()
     assert [record.value for record in trainer.storage.history("train/lr")] == [0.05] * 2 + [0.01] * 4
     again = trainer_of(three_layers(), "single", updates=7)
@@ -485,7 +487,7 @@ def test_the_number_of_updates_is_not_set_where_it_would_have_no_effect() -> Non
     assert scheduled.updates == UPDATES
 
 
-@pytest.mark.parametrize("name", ["model", "optimizer", "evaluations", "folder", "device", "clip_norm", "lr_schedule"])
+@pytest.mark.parametrize("name", ["model", "optimizer", "evaluations", "folder", "device", "train", "lr_schedule"])
 def test_setting_what_a_trainer_was_given_is_refused_by_name(name: str) -> None:
     trainer = trainer_of(three_layers(), "single")
     with pytest.raises(ArgumentError, match=f"`{name}` of a trainer can't be set once it is built"):
@@ -497,7 +499,7 @@ def test_setting_what_a_trainer_was_given_is_refused_by_name(name: str) -> None:
 def test_following_the_advice_another_trainer_goes_on_with_what_was_changed() -> None:
     trainer = trainer_of(three_layers(), "single", updates=3)
     trainer.train()
-    other = trainer_of(three_layers(), "single", clip_norm=0.1)
+    other = trainer_of(three_layers(), "single", train=Training(clip_norm=0.1))
     other.load_state_dict(trainer.state_dict())
     assert other.train().update == UPDATES
 
@@ -537,6 +539,6 @@ def test_a_retry_of_what_does_not_change_ends_and_says_after_how_many_tries() ->
             said.append(event.message)
 
     with pytest.raises(NonFiniteError, match="It was tried again once, which is the limit"):
-        trainer_of(three_layers(), "single", task=task, on_non_finite=Retry(), hooks=[Listen()]).train()
+        trainer_of(three_layers(), "single", task=task, failures=Failures(non_finite=Retry()), hooks=[Listen()]).train()
     assert task.tries <= 16  # two tries of four micro-batches, and the diagnosis of the last
     assert said[0].endswith("It is tried again, once at most.")

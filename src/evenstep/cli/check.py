@@ -15,7 +15,8 @@ from pathlib import Path
 
 import torch
 
-from evenstep.build import (
+from evenstep.builders import (
+    build_checkpointing,
     build_hooks,
     build_mesh,
     build_parts,
@@ -25,7 +26,6 @@ from evenstep.build import (
     rank_device,
 )
 from evenstep.checkpoint import complete_checkpoints, pack
-from evenstep.cli.exits import EXIT_DONE
 from evenstep.cli.folder import where_to_begin
 from evenstep.cli.launch import is_rank
 from evenstep.cli.starting import start_ranks
@@ -35,6 +35,7 @@ from evenstep.config.load import Run, open_run
 from evenstep.config.schema import Config
 from evenstep.config.sources import from_arguments, from_environment
 from evenstep.events import Bus
+from evenstep.exits import EXIT_DONE
 from evenstep.parallel import Elastic, Group
 from evenstep.train import Trainer
 
@@ -91,14 +92,15 @@ def _check(opened: Run, folder: Path, source: str, group: Group, unmet: str) -> 
             hooks=[*followers(opened.config), one],
             evaluations={name: FirstBatch(data, name=name) for name, data in parts.evaluations.items()},
             strategy=build_strategy(opened.config, group if mesh is None else mesh.data),
-            config=json.loads(json.dumps(opened.resolved(), default=str)),
+            kept=json.loads(json.dumps(opened.resolved(), default=str)),
         )
         says = trainer.is_first_rank
         described = describe(parts, trainer)  # by all ranks together
         if says:
             print("\n".join([*([f"ranks       {unmet}"] if unmet else []), *described]), flush=True)
         build_writers(opened.config)
-        hooks = Bus(build_hooks(opened.config, parts.hooks), trainer)
+        best = build_checkpointing(opened.config).best
+        hooks = Bus([*([] if best is None else [best]), *build_hooks(opened.config, parts.hooks)], trainer)
         _begin(trainer, source, folder)
         if not isinstance(group, Elastic):  # whose ranks meet only when they train
             compared = trainer.compare_cuts()

@@ -15,9 +15,9 @@ from importlib import import_module
 from typing import cast, final
 
 from evenstep.cli.arguments import split
-from evenstep.cli.exits import EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
 from evenstep.cli.messages import paragraphs
 from evenstep.errors import ConfigError
+from evenstep.exits import EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
 from evenstep.signals import Terminated, ending
 from evenstep.version import __version__
 

@@ -11,7 +11,7 @@ from typing import Any
 from evenstep import checkpoint
 from evenstep.checkpoint import Contents, look_into
 from evenstep.cli.difference import differences
-from evenstep.cli.exits import EXIT_DONE, EXIT_ERROR
+from evenstep.exits import EXIT_DONE, EXIT_ERROR
 
 
 def run(path: str, settings: list[str], *, verify: bool, diff: str | None) -> int:

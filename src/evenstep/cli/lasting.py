@@ -17,8 +17,8 @@ from time import monotonic, sleep
 from types import FrameType
 from typing import Any, final
 
-from evenstep.cli.exits import EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
 from evenstep.cli.launch import ATTEMPT
+from evenstep.exits import EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
 from evenstep.parallel import ADDRESS, COUNT, NUMBER, SILENT_S, coordination
 from evenstep.signals import REQUEUE
 

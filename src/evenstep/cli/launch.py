@@ -14,7 +14,7 @@ from pathlib import Path
 from signal import SIGINT
 from time import sleep
 
-from evenstep.cli.exits import EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
+from evenstep.exits import EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
 from evenstep.parallel import place_of, seat_of
 from evenstep.signals import REQUEUE
 

@@ -12,15 +12,15 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, final
 
-from evenstep.cli.exits import EXIT_DONE
 from evenstep.cli.plan_costs import GIB, MIB, Layered, costs_of, read_costs
 from evenstep.cli.plan_options import SHARE_KEYS, Options, parse
 from evenstep.errors import ArgumentError, ConfigError, PlanError
+from evenstep.exits import EXIT_DONE
+from evenstep.extras.planning.draw import draw_svg, draw_text, draw_trace
+from evenstep.extras.planning.simulate import Simulation, simulate
+from evenstep.extras.planning.text import write_plans, written_schedule
+from evenstep.extras.planning.torch_csv import to_torch_csv
 from evenstep.pipeline import SCHEDULES, Layout, Plan, Schedule
-from evenstep.pipeline.draw import draw_svg, draw_text, draw_trace
-from evenstep.pipeline.simulate import Simulation, simulate
-from evenstep.pipeline.text import write_plans, written_schedule
-from evenstep.pipeline.torch_csv import to_torch_csv
 
 _COLOURS = {"F": "on blue", "B": "on green", "I": "on dark_orange3", "W": "on purple"}
 
@@ -88,13 +88,13 @@ def _measured(path: str, settings: Sequence[str]) -> tuple[Layered, dict[str, An
     """The layers of a run's model, measured with its first micro-batch, and the run's own micro-batches and ranks."""
     import torch
 
-    from evenstep.build import build_parts, rank_device
-    from evenstep.build.parts import build_precision, seeded
+    from evenstep.builders import build_parts, rank_device
+    from evenstep.builders.parts import build_precision, seeded
     from evenstep.config.load import open_run
     from evenstep.config.sources import from_arguments, from_environment
     from evenstep.data import Position
+    from evenstep.extras.planning.measure import measure
     from evenstep.pipeline import Layers
-    from evenstep.pipeline.measure import measure
     from evenstep.pipeline.split import flows
     from evenstep.train import Task
     from evenstep.train.transfer import build_transfer

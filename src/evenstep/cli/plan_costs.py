@@ -12,9 +12,9 @@ from typing import Any, cast, final
 from evenstep.cli.plan_options import COST_KEYS, Options, checked
 from evenstep.config.sources import read_file
 from evenstep.errors import ConfigError
+from evenstep.extras.planning.balance import LayerCost, balance, stage_costs
+from evenstep.extras.planning.simulate import Costs
 from evenstep.pipeline import Layout
-from evenstep.pipeline.balance import LayerCost, balance, stage_costs
-from evenstep.pipeline.simulate import Costs
 
 MIB, GIB = 2**20, 2**30
 _LAYER_KEYS = {

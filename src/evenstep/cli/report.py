@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from evenstep.report import write_report
+from evenstep.extras.report import write_report
 
 
 def run(path: str, settings: list[str]) -> int:

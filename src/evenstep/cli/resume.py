@@ -11,11 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from evenstep.build import joined
+from evenstep.builders import joined
 from evenstep.cli.folder import RECIPE, edited_since, find_config, origin_of_recipe
 from evenstep.cli.launch import is_rank
-from evenstep.cli.slurm import submit
-from evenstep.cli.starting import start_ranks
+from evenstep.cli.starting import start_ranks, submit_run
 from evenstep.cli.training import train_in
 from evenstep.config.load import open_run
 from evenstep.config.schema import Config
@@ -49,7 +48,7 @@ def run(path: str, settings: list[str]) -> int:
         slurm = opened.config.launch.slurm
         if slurm is not None and not is_rank():
             again = ["resume", path, *settings, "--launch.slurm", "none"]
-            return submit(slurm, again, name=opened.config.name, folder=folder.parent / f"{folder.name}-slurm")
+            return submit_run(slurm, again, name=opened.config.name, folder=folder.parent / f"{folder.name}-slurm")
         code = start_ranks(opened.config, ["resume", path, *settings])
         if code is not None:
             return code

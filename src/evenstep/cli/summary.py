@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from evenstep.build import Parts
+from evenstep.builders import Parts
 from evenstep.config.schema import Data as DataConfig
 from evenstep.data import Data, MapData, Mixture
 from evenstep.pipeline import Staged

@@ -3,11 +3,10 @@
 import os
 from pathlib import Path
 
-from evenstep.build import joined
+from evenstep.builders import joined
 from evenstep.cli.folder import check_free, where_to_begin
 from evenstep.cli.launch import is_rank
-from evenstep.cli.slurm import submit
-from evenstep.cli.starting import start_ranks
+from evenstep.cli.starting import start_ranks, submit_run
 from evenstep.cli.training import train_in
 from evenstep.config.load import open_run
 from evenstep.config.sources import from_arguments, from_environment
@@ -24,7 +23,7 @@ def run(path: str, settings: list[str]) -> int:
             # a job that was stopped is queued again, and then goes on
             again = ["--launch.slurm", "none", *(["--resume", "auto"] if config.resume == "never" else [])]
             logs = Path(config.runs) / f"{config.name}-slurm"
-            return submit(config.launch.slurm, ["train", path, *settings, *again], name=config.name, folder=logs)
+            return submit_run(config.launch.slurm, ["train", path, *settings, *again], name=config.name, folder=logs)
         if not is_rank():
             where_to_begin(config.resume, folder)  # refused before any rank is started
         code = start_ranks(config, ["train", path, *settings])

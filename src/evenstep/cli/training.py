@@ -14,16 +14,16 @@ from typing import Literal
 
 import torch
 
-from evenstep.build import build_hooks, build_mesh, build_parts, build_strategy, build_writers
+from evenstep.builders import build_hooks, build_mesh, build_parts, build_strategy, build_writers
 from evenstep.checkpoint import LOCK, complete_checkpoints
-from evenstep.cli.exits import EXIT_DONE, EXIT_INTERRUPTED, EXIT_REQUEUE
 from evenstep.cli.folder import RECIPE, origin_of_recipe, publish
 from evenstep.cli.screen import Screen
 from evenstep.cli.summary import describe
 from evenstep.config.load import Run
 from evenstep.events import Hook, Watchdog
+from evenstep.exits import EXIT_DONE, EXIT_INTERRUPTED, EXIT_REQUEUE
+from evenstep.extras.report.page import REPORT
 from evenstep.parallel import Group
-from evenstep.report.page import REPORT
 from evenstep.signals import REQUEUE, stopping
 from evenstep.train import Trainer
 
@@ -59,7 +59,7 @@ def _train_in(run: Run, folder: Path, source: str, group: Group) -> int:
             writers=build_writers(run.config),
             evaluations=parts.evaluations,
             strategy=build_strategy(run.config, mesh.data),
-            config=json.loads(json.dumps(run.resolved(), default=str)),
+            kept=json.loads(json.dumps(run.resolved(), default=str)),
         )
         said = "\n".join([f"run folder  {folder}", *describe(parts, trainer)])
         if trainer.is_first_rank:

@@ -1,15 +1,18 @@
 """What a run file may say: every key with its type, its unit in its name, and a sentence of documentation.
 
-One class per table. A default is written here and nowhere else; keys that are left out of the file take it. It holds
-what each value must be by itself; what values must be to each other is in `check`, and the targets are in `target`.
+One class per table. Tables that are an option object of the trainer take their defaults from it (`evenstep.options`);
+the others write them here. It holds what each value must be by itself; what values must be to each other is in `check`,
+and the targets are in `target`.
 """
 
 from typing import Annotated, Literal
 
 from pydantic import Field
 
+from evenstep import options
 from evenstep.config.schema_lr import Constant, LrSchedule
 from evenstep.config.section import Args, Count, CountOrAuto, Natural, NonNegative, Positive, Section, TargetName
+from evenstep.options import default_of
 
 
 class Target(Section):
@@ -77,16 +80,16 @@ class Train(Section):
     """Length of the run in epochs of the training set."""
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
     """In which number formats the model computes."""
-    clip_norm: Positive | None = None
+    clip_norm: Positive | None = default_of(options.Training, "clip_norm")
     """Gradients with a larger global 2-norm are scaled down to it; not clipped by default."""
-    norm_statistics: Literal["shared", "per-task", "frozen"] = "shared"
+    norm_statistics: options.NormStatistics = default_of(options.Training, "norm_statistics")
     """Whose running statistics normalisation layers keep: those of all tasks, of each its own, or as they are."""
-    channels_last: bool = False
+    channels_last: bool = default_of(options.Training, "channels_last")
     """Whether model and images are in channels-last order."""
-    check_loss: bool = True
+    check_loss: bool = default_of(options.Training, "check_loss")
     """Whether to find out at the start that losses are sums over the units that their weights count, by comparing a
     micro-batch with its halves; false for a loss that is meant over a micro-batch as a whole."""
-    settle_every_updates: Count | None = None
+    settle_every_updates: Count | None = default_of(options.Training, "settle_every_updates")
     """How often, in updates, the host waits for the device's verdicts; decided by the device by default."""
     max_minutes: Positive | None = None
     """Save and stop with exit code 75 after so many minutes, to be run again; never by default."""
@@ -254,27 +257,27 @@ class Launch(Section):
 class Failures(Section):
     """What to do about what goes wrong; `docs/failures.md` says what each does exactly."""
 
-    non_finite: Literal["stop", "skip", "retry", "rewind", "rewind_past", "drop_task"] = "stop"
+    non_finite: options.NonFinite = default_of(options.Failures, "non_finite")
     """A loss or gradient that is inf or NaN; it is never applied. skip gives the global batch up, retry tries it once
     more, rewind goes back to the last checkpoint, rewind_past also leaves out the data from there to here, drop_task
     applies the update without the tasks that are to blame, also for those that raise an error."""
-    out_of_memory: Literal["retry", "stop"] = "retry"
+    out_of_memory: options.OutOfMemory = default_of(options.Failures, "out_of_memory")
     """A micro-batch that does not fit into memory: retry cuts it in two, which gives the same gradient."""
-    loss_spike: Literal["ignore", "report", "stop", "rewind", "rewind_past"] = "report"
+    loss_spike: options.LossSpike = default_of(options.Failures, "loss_spike")
     """A loss far above those before."""
-    spike_window_updates: Annotated[int, Field(ge=8)] = 128
+    spike_window_updates: Annotated[int, Field(ge=8)] = default_of(options.Failures, "spike_window_updates")
     """A loss is compared with those of so many updates before."""
-    spike_threshold: Positive = 10.0
+    spike_threshold: Positive = default_of(options.Failures, "spike_threshold")
     """How many robust standard deviations above their median is a spike."""
-    max_rewinds: Count = 3
+    max_rewinds: Count = default_of(options.Failures, "max_rewinds")
     """How many times a run may go back before it stops."""
     loader: Literal["stop", "skip"] = "stop"
     """A sample that still can't be read after `loader_retries`: skip leaves it out, with its weight."""
     loader_retries: Natural = 2
     """How many times a sample is read again, and data workers that die or hang are started anew."""
-    max_skipped_samples: Natural = 100
+    max_skipped_samples: Natural = default_of(options.Failures, "max_skipped_samples")
     """How many samples may be left out before the run stops."""
-    hook: Literal["stop", "continue"] = "stop"
+    hook: options.HookFailure = default_of(options.Failures, "hook")
     """A hook that raises: continue goes on without what it was about to do."""
     lost_rank: Literal["stop", "continue"] = "stop"
     """A rank of several that is lost: continue deals the update anew over those that are left, and takes the lost one
@@ -315,19 +318,19 @@ class Best(Section):
 class Checkpoint(Section):
     """When to save, and what to keep; always saved at the end of the run as well."""
 
-    every_updates: Count | None = None
+    every_updates: Count | None = default_of(options.Checkpointing, "every_updates")
     """Save after every so many updates."""
-    every_epochs: Count | None = None
+    every_epochs: Count | None = default_of(options.Checkpointing, "every_epochs")
     """Save after every so many epochs."""
-    every_minutes: Positive = 15.0
+    every_minutes: Positive = default_of(options.Checkpointing, "every_minutes")
     """Save when this many minutes have gone by since the last save."""
-    keep_last: Count = 3
+    keep_last: Count = default_of(options.Checkpointing, "keep_last")
     """How many of the newest checkpoints to keep."""
-    keep_every_updates: Count | None = None
+    keep_every_updates: Count | None = default_of(options.Checkpointing, "keep_every_updates")
     """Also keep, for good, the checkpoints of every so many updates."""
     best: Best | None = None
     """Also keep the checkpoints with the best values of a metric."""
-    asynchronous: bool = True
+    asynchronous: bool = default_of(options.Checkpointing, "asynchronous")
     """Whether training waits only until its state is copied in memory, which is then written in the background."""
 
 
@@ -344,15 +347,12 @@ class EarlyStop(Section):
     """A change of at most this much is no improvement."""
 
 
-WriterName = Literal["console", "jsonl", "csv", "tensorboard"]
-
-
 class Log(Section):
     """What is shown and written of the metrics."""
 
-    every_updates: Count = 10
+    every_updates: Count = default_of(options.Logging, "every_updates")
     """Metrics are read from the device, and written, every so many updates; each update's values are kept."""
-    writers: Annotated[tuple[WriterName, ...], Field(strict=False)] = ("console", "jsonl")
+    writers: Annotated[tuple[options.WriterName, ...], Field(strict=False)] = options.STANDARD_WRITERS
     """Where metrics go."""
 
 

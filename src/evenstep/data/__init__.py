@@ -1,14 +1,19 @@
 """Data: which samples make which update, and how they are read."""
 
-from evenstep.data.batch import Data, DataFault, GlobalBatch, Microbatch, Part, Position
-from evenstep.data.given import data_of
-from evenstep.data.map_data import MapData
-from evenstep.data.mixing import AllTasks, Mixing, RoundRobin, Sampled
-from evenstep.data.mixture import Mixture
+from typing import TYPE_CHECKING
+
 from evenstep.data.order import order
-from evenstep.data.stream import samples_in
-from evenstep.data.stream_data import StreamData
-from evenstep.data.update_data import Batch, UpdateData, batches_in
+from evenstep.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from evenstep.data.batch import Data, DataFault, GlobalBatch, Microbatch, Part, Position
+    from evenstep.data.given import data_of
+    from evenstep.data.map_data import MapData
+    from evenstep.data.mixing import AllTasks, Mixing, RoundRobin, Sampled
+    from evenstep.data.mixture import Mixture
+    from evenstep.data.stream import samples_in
+    from evenstep.data.stream_data import StreamData
+    from evenstep.data.update_data import Batch, UpdateData, batches_in
 
 __all__ = [
     "AllTasks",
@@ -31,3 +36,17 @@ __all__ = [
     "order",
     "samples_in",
 ]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        ".batch": "Data DataFault GlobalBatch Microbatch Part Position",
+        ".given": "data_of",
+        ".map_data": "MapData",
+        ".mixing": "AllTasks Mixing RoundRobin Sampled",
+        ".mixture": "Mixture",
+        ".stream": "samples_in",
+        ".stream_data": "StreamData",
+        ".update_data": "Batch UpdateData batches_in",
+    },
+)

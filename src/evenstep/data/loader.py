@@ -23,6 +23,7 @@ from evenstep.data.batch import DataFault
 from evenstep.data.fetch import Fetcher, Reply, Request, Seeding
 from evenstep.data.seeding import undisturbed
 from evenstep.errors import DataError
+from evenstep.internals import end_workers, workers_of
 
 __all__ = ["Here", "Loader", "Workers"]
 
@@ -177,12 +178,8 @@ class Workers(Loader):
     def close(self) -> None:
         """End the processes."""
         replies, self._replies, self._loader = self._replies, None, None
-        workers = list(getattr(replies, "_workers", ()))
-        # torch ends persistent workers when the garbage collector finds the iterator, which a traceback can delay
-        # without bound; this is the method that it calls then.
-        shutdown = getattr(replies, "_shutdown_workers", None)
-        if shutdown is not None:
-            shutdown()
+        workers = workers_of(replies)
+        end_workers(replies)
         for worker in workers:
             if worker.is_alive():  # it hangs, and does not end at torch's SIGTERM
                 worker.kill()
@@ -193,7 +190,7 @@ class Workers(Loader):
             raise DataError("the data were closed while they were read; call `batches` again to go on.")
         try:
             with _deaths_are_heard():
-                for worker in getattr(self._replies, "_workers", ()):
+                for worker in workers_of(self._replies):
                     if not worker.is_alive():  # it ended while nobody waited for it
                         raise RuntimeError(f"data worker {worker.pid} has ended with exit code {worker.exitcode}.")
                 reply = next(self._replies)
@@ -218,7 +215,7 @@ class Workers(Loader):
         """End all workers, whatever they do, and have others answer what these have not."""
         self._restarted += 1
         self._faults.append(DataFault(message=f"{loss} They were started anew, at the same place."))
-        for worker in getattr(self._replies, "_workers", ()):
+        for worker in workers_of(self._replies):
             worker.kill()  # one that hangs would not hear a request to end
         requests = chain(list(self._requests.unanswered), self._requests.source)
         self.close()

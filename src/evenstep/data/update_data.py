@@ -20,7 +20,7 @@ from evenstep.data.stream_data import StreamData
 from evenstep.data.stream_ranks import Total
 from evenstep.errors import DataError
 
-__all__ = ["Batch", "UpdateData", "batches_in"]
+__all__ = ["Batch", "UpdateData", "batches_in", "named_batch"]
 
 _BY_LOOKS = samples_in
 
@@ -51,7 +51,7 @@ def batches_in(item: object) -> list[Batch]:
     [('', [1]), ('box', [2]), ('class', [3])]
     """
     if type(item) is not tuple or _is_pair(cast("tuple[object, ...]", item)):
-        return [_one(item)]
+        return [named_batch(item)]
     several = cast("tuple[object, ...]", item)
     if not several:
         raise DataError("an update was given as an empty tuple, but must hold one batch at least.")
@@ -62,7 +62,7 @@ def batches_in(item: object) -> list[Batch]:
             f"one batch of {len(several)} parts or {len(several)} batches: give `(batch,)` for one batch that is a "
             f'tuple, and `(Batch(task="", data=x), …)` for several that are tensors.'
         )
-    return [_one(one) for one in several]
+    return [named_batch(one) for one in several]
 
 
 def _is_bare(one: object) -> bool:
@@ -73,7 +73,8 @@ def _is_pair(item: tuple[object, ...]) -> bool:
     return len(item) == 2 and isinstance(item[1], str)
 
 
-def _one(item: object) -> Batch:
+def named_batch(item: object) -> Batch:
+    """One batch with its task's name: of a `Batch` and a pair (data, task name) theirs, of anything else ""."""
     if isinstance(item, Batch):
         return item
     if type(item) is tuple and _is_pair(cast("tuple[object, ...]", item)):

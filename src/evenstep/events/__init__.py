@@ -1,49 +1,62 @@
 """Events of a run, the hooks that hear them, the storage of its metrics, and the writers that keep those."""
 
-from evenstep.events.bus import Bus
-from evenstep.events.event import (
-    BackwardBegin,
-    BackwardEnd,
-    EpochBegin,
-    EpochEnd,
-    EvaluateBegin,
-    EvaluateEnd,
-    Event,
-    ForwardBegin,
-    ForwardEnd,
-    Incident,
-    Json,
-    MicrobatchBegin,
-    MicrobatchEnd,
-    Outcome,
-    SaveBegin,
-    SaveEnd,
-    StepBegin,
-    StepEnd,
-    TrainBegin,
-    TrainEnd,
-    UpdateBegin,
-    UpdateEnd,
-)
-from evenstep.events.hook import Hook, HookTrainer
-from evenstep.events.hooks import (
-    Best,
-    Console,
-    EarlyStop,
-    Evaluate,
-    Save,
-    Statistics,
-    Status,
-    StopFile,
-    TimeBudget,
-    Timer,
-    Watchdog,
-)
-from evenstep.events.incidents import IncidentFiles
-from evenstep.events.screens import is_watched
-from evenstep.events.series import Record
-from evenstep.events.storage import Storage
-from evenstep.events.writers import WRITERS, ConsoleWriter, CsvWriter, JsonlWriter, TensorBoardWriter, Writer, Writers
+from typing import TYPE_CHECKING
+
+from evenstep.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from evenstep.events.bus import Bus
+    from evenstep.events.event import (
+        BackwardBegin,
+        BackwardEnd,
+        EpochBegin,
+        EpochEnd,
+        EvaluateBegin,
+        EvaluateEnd,
+        Event,
+        ForwardBegin,
+        ForwardEnd,
+        Incident,
+        Json,
+        MicrobatchBegin,
+        MicrobatchEnd,
+        Outcome,
+        SaveBegin,
+        SaveEnd,
+        StepBegin,
+        StepEnd,
+        TrainBegin,
+        TrainEnd,
+        UpdateBegin,
+        UpdateEnd,
+    )
+    from evenstep.events.hook import Hook, HookTrainer
+    from evenstep.events.hooks import (
+        Best,
+        Console,
+        EarlyStop,
+        Evaluate,
+        Save,
+        Statistics,
+        Status,
+        StopFile,
+        TimeBudget,
+        Timer,
+        Watchdog,
+    )
+    from evenstep.events.incidents import IncidentFiles
+    from evenstep.events.screens import is_watched
+    from evenstep.events.series import Record
+    from evenstep.events.storage import Storage
+    from evenstep.events.writers import (
+        WRITERS,
+        ConsoleWriter,
+        CsvWriter,
+        JsonlWriter,
+        TensorBoardWriter,
+        Writer,
+        Writers,
+    )
 
 __all__ = [
     "WRITERS",
@@ -94,3 +107,22 @@ __all__ = [
     "Writers",
     "is_watched",
 ]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        ".bus": "Bus",
+        ".event": (
+            "BackwardBegin BackwardEnd EpochBegin EpochEnd EvaluateBegin EvaluateEnd Event ForwardBegin "
+            "ForwardEnd Incident Json MicrobatchBegin MicrobatchEnd Outcome SaveBegin SaveEnd StepBegin StepEnd "
+            "TrainBegin TrainEnd UpdateBegin UpdateEnd"
+        ),
+        ".hook": "Hook HookTrainer",
+        ".hooks": "Best Console EarlyStop Evaluate Save Statistics Status StopFile TimeBudget Timer Watchdog",
+        ".incidents": "IncidentFiles",
+        ".screens": "is_watched",
+        ".series": "Record",
+        ".storage": "Storage",
+        ".writers": "WRITERS ConsoleWriter CsvWriter JsonlWriter TensorBoardWriter Writer Writers",
+    },
+)

@@ -118,7 +118,7 @@ class ForwardBegin(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardEnd(Event):
-    """The forward of micro-batch `microbatch` ends: the `output` after inverse transforms; None when it failed."""
+    """The forward of micro-batch `microbatch` ends: the `output` after `Task.postprocess`; None when it failed."""
 
     microbatch: int
     output: object = field(repr=False, compare=False)

@@ -95,6 +95,20 @@ class Storage:
         del self._pending[mark:]
         self._meters.drop_attempt()
 
+    def pending_sum(self, name: str, *, update: int) -> Tensor:
+        """Σ sums and Σ weights, shape [2], of what is pending for metric `name` at `update`; nothing is waited for.
+
+        >>> storage = Storage()
+        >>> storage.put("loss", torch.tensor(6.0), 2, update=1)
+        >>> storage.pending_sum("loss", update=1)
+        tensor([6., 2.], dtype=torch.float64)
+        """
+        pairs = [(total, weight) for number, key, total, weight in self._pending if number == update and key == name]
+        device = next((one.device for pair in pairs for one in pair if isinstance(one, Tensor)), torch.device("cpu"))
+        wide = torch.float32 if device.type == "mps" else torch.float64
+        numbers = [torch.as_tensor(one, dtype=wide, device=device) for pair in pairs for one in pair]
+        return torch.stack(numbers).view(-1, 2).sum(0) if numbers else torch.zeros(2, dtype=wide, device=device)
+
     def settle(self, gather: Callable[[Pairs], list[Pairs]] = _alone) -> list[Record]:
         """Read everything pending and remember it; the records come by update, then in the order first put.
 

@@ -1,5 +1,17 @@
 """What happens to a gradient: apply it, follow it with an average, set its learning rate."""
 
-from evenstep.optim.multi import MultiOptimizer
+from typing import TYPE_CHECKING
+
+from evenstep.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from evenstep.optim.multi import MultiOptimizer
 
 __all__ = ["MultiOptimizer"]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        ".multi": "MultiOptimizer",
+    },
+)

@@ -18,7 +18,7 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor
 
-from evenstep.optim.foreach import foreach_divide, foreach_multiply, foreach_norms, shard
+from evenstep.internals import foreach_divide, foreach_multiply, foreach_norms, local_tensor, takes_scale
 from evenstep.optim.step import step
 
 CLIP_EPSILON = 1e-6
@@ -39,22 +39,20 @@ class Applied:
 
 
 def gradients(parameters: Sequence[Tensor], *, sparse: bool = False) -> list[Tensor]:
-    """The gradients of `parameters` that have one, as dense tensors that may be changed in place.
-
-    Of a sharded gradient this is the shard of this rank.
+    """The gradients of `parameters` that have one, as dense tensors that may be changed in place, perhaps in shards.
 
     Args:
         parameters: in any order.
         sparse: whether there may be sparse gradients; they are coalesced and give their values.
     """
-    grads = [shard(grad) for parameter in parameters if (grad := parameter.grad) is not None]
+    grads = [grad for parameter in parameters if (grad := parameter.grad) is not None]
     if not sparse:
         return grads
     for parameter in parameters:
         if parameter.grad is not None and parameter.grad.is_sparse:
             parameter.grad = parameter.grad.coalesce()
     return [
-        cast("Tensor", cast("Any", parameter.grad)._values() if parameter.grad.is_sparse else parameter.grad)
+        parameter.grad.values() if parameter.grad.is_sparse else parameter.grad
         for parameter in parameters
         if parameter.grad is not None
     ]
@@ -97,7 +95,7 @@ class Apply(ABC):
         """Take the step with g/divisor clipped, unless it is not finite.
 
         Args:
-            grads: the gradients, changed in place or by the kernel.
+            grads: the gradients, perhaps in shards, changed in place or by the kernel.
             squared: ‖g‖₂² over all parameters, stages and shards.
             divisor: loss scale × late weight.
         """
@@ -124,7 +122,7 @@ class HostApply(Apply):
             step(self._optimizer)
             del self._optimizer.grad_scale
         else:
-            foreach_multiply(grads, 1 / divisor)
+            foreach_multiply([local_tensor(grad) for grad in grads], 1 / divisor)
             step(self._optimizer)
         return Applied(norm=norm, aborted=0.0)
 
@@ -156,7 +154,7 @@ class DeviceApply(Apply):
         if self._in_kernel:
             self._optimizer.grad_scale = scale.float()
         else:
-            foreach_divide(grads, scale)
+            foreach_divide([local_tensor(grad) for grad in grads], scale)
         self._optimizer.found_inf = aborted
         step(self._optimizer)
         del self._optimizer.found_inf
@@ -184,7 +182,7 @@ def supports_scaling(optimizer: torch.optim.Optimizer) -> bool:
     >>> supports_scaling(torch.optim.SGD([torch.zeros(1, requires_grad=True)], fused=True))
     True
     """
-    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+    return takes_scale(optimizer)
 
 
 def build_apply(

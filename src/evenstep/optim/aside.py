@@ -18,10 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from evenstep.internals import OPTIMIZER_MARKS, has_state_hooks, times_written
 from evenstep.optim.multi import inner
 from evenstep.optim.sharing import TORCH
 
-_SET_BY_OTHERS = {"grad_scale", "found_inf", "step", "_opt_called", "_step_supports_amp_scaling"}
+_SET_BY_OTHERS = {"grad_scale", "found_inf", "step", *OPTIMIZER_MARKS}
 _DEPTH = 6
 _OTHER = object()
 
@@ -78,7 +79,7 @@ class Aside:
                     f"{type(one).__name__} keeps {', '.join(f'`{name}`' for name in names)} in attributes of its own, "
                     f"which its `state_dict` does not give, so a resumed run would go on without; keep it in "
                     f"`self.state[parameter]` or in the parameter groups, give the class `state_dict` and "
-                    f"`load_state_dict` that hold it, or let the run save nothing (`keep_checkpoints=0`)"
+                    f"`load_state_dict` that hold it, or let the run save nothing (`keep_last=0`)"
                 )
         return ""
 
@@ -105,8 +106,7 @@ def holds_parameters(optimizer: Optimizer) -> str:
 
 def tells_itself(optimizer: Optimizer) -> bool:
     """Whether the optimizer has a say of its own in what `state_dict` gives."""
-    hooks = cast("Any", optimizer)._optimizer_state_dict_post_hooks
-    return bool(hooks) or type(optimizer).state_dict is not Optimizer.state_dict
+    return has_state_hooks(optimizer) or type(optimizer).state_dict is not Optimizer.state_dict
 
 
 def tensors_in(value: object, depth: int = _DEPTH) -> Iterator[Tensor]:
@@ -145,7 +145,7 @@ def _tensors(optimizer: Optimizer) -> dict[str, list[tuple[ref[Tensor], int]]]:
     """The tensors in each attribute but the parameters themselves, and how often each was changed."""
     own = {id(parameter) for parameter in _parameters(optimizer)}
     return {
-        name: [(ref(tensor), tensor._version) for tensor in tensors_in(value) if id(tensor) not in own]
+        name: [(ref(tensor), times_written(tensor)) for tensor in tensors_in(value) if id(tensor) not in own]
         for name, value in _own(optimizer).items()
     }
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError
+from evenstep.internals import foreach_move, local_tensor
 from evenstep.names import named_buffers, named_parameters
-from evenstep.optim.foreach import foreach_move, shard
 
 
 @final
@@ -94,8 +94,10 @@ class Ema:
         if update % self._every_updates:
             return
         weight = 1.0 - (0.0 if update <= self._start_update else self._decay)
-        average = [shard(self._average[name]) for name in self._moving]
-        live = [shard(self._live[name]).to(tensor.dtype) for name, tensor in zip(self._moving, average, strict=True)]
+        average = [local_tensor(self._average[name]) for name in self._moving]
+        live = [
+            local_tensor(self._live[name]).to(tensor.dtype) for name, tensor in zip(self._moving, average, strict=True)
+        ]
         if isinstance(aborted, Tensor):
             share = (1.0 - aborted) * weight
             foreach_move(average, live, [share.to(tensor.dtype) for tensor in average])

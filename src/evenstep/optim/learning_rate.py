@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from evenstep.errors import ArgumentError
+from evenstep.internals import times_written
 from evenstep.optim.schedules.schedule import LrSchedule
 
 
@@ -119,7 +120,7 @@ class LearningRates:
 
 def _as_set(rate: Any) -> Any:
     """What changes whenever a rate is set to another value; that of a tensor is found without reading it."""
-    return (id(rate), rate._version) if isinstance(rate, Tensor) else rate
+    return (id(rate), times_written(rate)) if isinstance(rate, Tensor) else rate
 
 
 def _names(groups: list[dict[str, Any]]) -> list[str]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from evenstep.errors import ArgumentError
+from evenstep.internals import TAKES_SCALE, takes_scale
 
 ParameterGroup = dict[str, Any]
 
@@ -40,10 +41,10 @@ class MultiOptimizer(Optimizer):
 
     def __init__(self, *optimizers: Optimizer) -> None:
         _check(optimizers)
-        scales = all(getattr(one, "_step_supports_amp_scaling", False) for one in optimizers)
+        scales = all(takes_scale(one) for one in optimizers)
         # Torch's own constructor would make groups and state beside those that there are.
         defaults = dict(optimizers[-1].defaults)
-        self.__setstate__({"_inner": optimizers, "defaults": defaults, "_step_supports_amp_scaling": scales})
+        self.__setstate__({"_inner": optimizers, "defaults": defaults, TAKES_SCALE: scales})
 
     @property
     def optimizers(self) -> tuple[Optimizer, ...]:
@@ -100,7 +101,7 @@ class MultiOptimizer(Optimizer):
             one.load_state_dict({"state": state, "param_groups": own})
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: self.__dict__[name] for name in ("_inner", "defaults", "_step_supports_amp_scaling")}
+        return {name: self.__dict__[name] for name in ("_inner", "defaults", TAKES_SCALE)}
 
 
 def inner(optimizer: Optimizer) -> tuple[Optimizer, ...]:

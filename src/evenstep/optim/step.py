@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from evenstep.errors import OutOfMemoryError
+from evenstep.internals import takes_scale, times_written
 from evenstep.memory import give_back, is_out_of_memory
 
 
@@ -23,7 +24,7 @@ def step(optimizer: Any) -> None:
     Raises:
         OutOfMemoryError: there is no room for the step, or it broke off half-way; the message says which.
     """
-    if optimizer.state and getattr(optimizer, "_step_supports_amp_scaling", False):
+    if optimizer.state and takes_scale(optimizer):
         optimizer.step()  # one kernel, which allocates nothing: no need to look at every tensor before
         return
     before = _versions(optimizer)
@@ -71,9 +72,9 @@ def _tensors_in(tree: Any) -> Iterator[Tensor]:
 
 
 def _versions(optimizer: Any) -> dict[int, int]:
-    return {id(tensor): tensor._version for tensor in _tensors(optimizer)}
+    return {id(tensor): times_written(tensor) for tensor in _tensors(optimizer)}
 
 
 def _untouched(optimizer: Any, before: dict[int, int]) -> bool:
     """Whether all tensors are as they were, and new ones as they were made."""
-    return all(tensor._version == before.get(id(tensor), 0) for tensor in _tensors(optimizer))
+    return all(times_written(tensor) == before.get(id(tensor), 0) for tensor in _tensors(optimizer))

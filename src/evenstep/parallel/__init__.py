@@ -1,21 +1,28 @@
 """Strategies: how gradients and parameters are shared between data-parallel ranks."""
 
-from evenstep.parallel.compression import COMPRESSIONS, Bf16, Compression, Fp16
-from evenstep.parallel.ddp import Ddp
-from evenstep.parallel.elastic import Elastic
-from evenstep.parallel.fsdp import Fsdp
-from evenstep.parallel.group import Group, Processes
-from evenstep.parallel.lighthouse import ADDRESS, COUNT, NUMBER, SILENT_S, Lighthouse, Seat, coordination, seat_of
-from evenstep.parallel.mesh import Mesh
-from evenstep.parallel.named import device_of_rank, launched_group, strategy_named
-from evenstep.parallel.ordered import Ordered
-from evenstep.parallel.ordered_fsdp import OrderedFsdp
-from evenstep.parallel.per_stage import PerStage, of_stages
-from evenstep.parallel.place import Place, place_of
-from evenstep.parallel.replicas import bits
-from evenstep.parallel.single import Single
-from evenstep.parallel.strategy import Owned, Spoiled, States, Strategy, mapped
-from evenstep.parallel.zero1 import Zero1
+from typing import TYPE_CHECKING
+
+from evenstep.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from evenstep.parallel.compression import COMPRESSIONS, Bf16, Compression, Fp16
+    from evenstep.parallel.elastic import Elastic
+    from evenstep.parallel.group import Group, Processes
+    from evenstep.parallel.layout import Layout, ShardedTensorRef, States, each_norm, mapped, squared_norm
+    from evenstep.parallel.lighthouse import ADDRESS, COUNT, NUMBER, SILENT_S, Lighthouse, Seat, coordination, seat_of
+    from evenstep.parallel.mesh import Mesh
+    from evenstep.parallel.named import device_of_rank, launched_group, strategy_named
+    from evenstep.parallel.place import Place, place_of
+    from evenstep.parallel.reducer.ddp import Ddp
+    from evenstep.parallel.reducer.fsdp import Fsdp
+    from evenstep.parallel.reducer.ordered import Ordered
+    from evenstep.parallel.reducer.ordered_fsdp import OrderedFsdp
+    from evenstep.parallel.reducer.reducer import Reducer, Spoiled
+    from evenstep.parallel.reducer.single import Single
+    from evenstep.parallel.reducer.zero1 import Zero1
+    from evenstep.parallel.reducers import Reducers
+    from evenstep.parallel.replicas import bits
+    from evenstep.parallel.strategy import Strategy
 
 __all__ = [
     "ADDRESS",
@@ -30,15 +37,17 @@ __all__ = [
     "Fp16",
     "Fsdp",
     "Group",
+    "Layout",
     "Lighthouse",
     "Mesh",
     "Ordered",
     "OrderedFsdp",
-    "Owned",
-    "PerStage",
     "Place",
     "Processes",
+    "Reducer",
+    "Reducers",
     "Seat",
+    "ShardedTensorRef",
     "Single",
     "Spoiled",
     "States",
@@ -47,10 +56,35 @@ __all__ = [
     "bits",
     "coordination",
     "device_of_rank",
+    "each_norm",
     "launched_group",
     "mapped",
-    "of_stages",
     "place_of",
     "seat_of",
+    "squared_norm",
     "strategy_named",
 ]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        ".compression": "COMPRESSIONS Bf16 Compression Fp16",
+        ".elastic": "Elastic",
+        ".group": "Group Processes",
+        ".layout": "Layout ShardedTensorRef States each_norm mapped squared_norm",
+        ".lighthouse": "ADDRESS COUNT NUMBER SILENT_S Lighthouse Seat coordination seat_of",
+        ".mesh": "Mesh",
+        ".named": "device_of_rank launched_group strategy_named",
+        ".place": "Place place_of",
+        ".reducer.ddp": "Ddp",
+        ".reducer.fsdp": "Fsdp",
+        ".reducer.ordered": "Ordered",
+        ".reducer.ordered_fsdp": "OrderedFsdp",
+        ".reducer.reducer": "Reducer Spoiled",
+        ".reducer.single": "Single",
+        ".reducer.zero1": "Zero1",
+        ".reducers": "Reducers",
+        ".replicas": "bits",
+        ".strategy": "Strategy",
+    },
+)

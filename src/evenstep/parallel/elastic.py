@@ -17,10 +17,10 @@ from time import monotonic
 from typing import TypeVar, final
 
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.device_mesh import DeviceMesh
 
 from evenstep.errors import ArgumentError, EvenstepError, LostRankError
+from evenstep.internals import PrefixStore, Store, TCPStore
 from evenstep.parallel.group import Group, Processes
 from evenstep.parallel.lighthouse import Lighthouse, Member
 

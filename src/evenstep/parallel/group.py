@@ -7,7 +7,6 @@ to be said; it does no arithmetic of its own.
 """
 
 import atexit
-import logging
 import os
 import pickle
 from collections.abc import Callable, Sequence
@@ -20,19 +19,24 @@ from typing import Any, TypeVar, cast, final
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.device_mesh import DeviceMesh
 
 from evenstep.errors import ArgumentError, EvenstepError, LostRankError
+from evenstep.internals import PrefixStore, Store
 from evenstep.parallel.flight import Entry, Flight
 from evenstep.parallel.notices import Notices, Unnoticed
 from evenstep.parallel.place import place_of
 from evenstep.parallel.rendezvous import meet
+from evenstep.parallel.renewable import GLOO, NCCL, Connections, register
 
 T = TypeVar("T")
 _A_WHILE = timedelta(seconds=1)
 _LETTING_GO_S = 0.05
-_UNUSED_TAG = 2**30  # of a message that nobody sends
+_CONNECTING_S = 10.0  # for ranks that have just met
+
+
+class Interrupted(LostRankError):
+    """Another rank has broken off what all do now, and waits for this one to meet it."""
 
 
 class Group:
@@ -131,6 +135,24 @@ class Group:
         line = message.splitlines()[0] if message else "no word"
         return f"rank {self.rank} failed{self.where()}: {line}"
 
+    def interrupt(self, reason: str) -> None:
+        """Break off what all ranks of the run do now: whoever waits for another, or comes to, raises `Interrupted`.
+
+        Then all `meet`. Called on the group of all ranks; those that were split off from it are broken with it.
+        """
+
+    def interrupted(self) -> str:
+        """Why a rank has broken off what all do now; "" if none has."""
+        return ""
+
+    def meet(self, value: T) -> list[T]:
+        """After `interrupt`: wait until all ranks have come, and connect them anew; gives everybody's value, by rank.
+
+        Raises:
+            LostRankError: a rank is gone, or has failed for good.
+        """
+        return [value]
+
     def explained(self, error: BaseException) -> BaseException:
         """What `error` is, seen from here: a LostRankError if a collective of torch's own has raised it."""
         return error
@@ -179,8 +201,13 @@ class Processes(Group):
         store = meet(place, timeout_s=timeout_s)
         self.rank, self.ranks, self.device = place.rank, place.ranks, device
         self._connect(store, timeout_s)
-        holds_store = self.rank == 0 and not place.store_is_served
-        self._notices = Notices(PrefixStore("notices", store), self.rank, self.ranks, holds_store=holds_store)
+        self._notices = Notices(
+            PrefixStore("notices", store),
+            self.rank,
+            self.ranks,
+            holds_store=self.rank == 0 and not place.store_is_served,
+            broken=self._connections.break_,
+        )
         self._meeting_place = "the launcher" if place.store_is_served else "rank 0"
 
     @classmethod
@@ -203,7 +230,8 @@ class Processes(Group):
     def _connect(self, store: Store, timeout_s: float) -> None:
         self._timeout = timeout = timedelta(seconds=timeout_s)
         try:
-            dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.ranks, timeout=timeout)
+            register()
+            dist.init_process_group(GLOO, store=store, rank=self.rank, world_size=self.ranks, timeout=timeout)
         except (RuntimeError, ValueError) as error:
             raise EvenstepError(
                 f"rank {self.rank} of {self.ranks} met the others, but could not connect to each of them within "
@@ -213,10 +241,11 @@ class Processes(Group):
         self._parts = [self]  # with those that were split off
         self._meshes: dict[int, DeviceMesh] = {}  # kept: each makes new connections, for as long as the process lives
         self._timeout_s = timeout_s
-        self._hosts = cast("dist.ProcessGroup", dist.group.WORLD)
+        self._connections = Connections()
+        self._hosts: dist.ProcessGroup = self._connections.add(dist.group.WORLD)
         self._devices = self._hosts
         if self.device.type == "cuda":
-            self._devices = cast("dist.ProcessGroup", dist.new_group(backend="nccl", timeout=timeout))
+            self._devices = self._connections.add(dist.new_group(backend=NCCL, timeout=timeout))
         self._notices: Notices | Unnoticed = Unnoticed()
         self._meeting_place = ""
         self._flight = Flight()
@@ -281,26 +310,57 @@ class Processes(Group):
         mine._meshes = {}
         self._parts.append(mine)
         for part in parts:
-            hosts = dist.new_group(list(part), timeout=self._timeout, backend="gloo")
+            hosts = self._connections.add(dist.new_group(list(part), timeout=self._timeout, backend=GLOO))
             devices = hosts
             if self._devices is not self._hosts:
-                devices = dist.new_group(list(part), timeout=self._timeout, backend="nccl")
+                devices = self._connections.add(dist.new_group(list(part), timeout=self._timeout, backend=NCCL))
             if self.rank in part:
                 mine.rank, mine.ranks = part.index(self.rank), len(part)
-                mine._hosts, mine._devices = cast("dist.ProcessGroup", hosts), cast("dist.ProcessGroup", devices)
+                mine._hosts, mine._devices = hosts, devices
         return mine
 
     def abort(self, reason: str) -> None:
         self._notices.post(reason)
-        if self.ranks == 1:
-            return
-        try:
-            # gloo closes all connections of the group when a wait times out: whoever waits on either side is woken
-            other = (self.rank + 1) % self.ranks
-            work = dist.irecv(torch.empty(1), group=self._hosts, group_src=other, tag=_UNUSED_TAG)
-            cast("dist.Work", work).wait(timedelta(milliseconds=1))
-        except RuntimeError as error:
-            logging.getLogger(__name__).debug("the connections are closed: %s", error)
+        self._connections.break_(self._connections.attempt)
+
+    def interrupt(self, reason: str) -> None:
+        attempt = self._connections.attempt
+        self._notices.break_off(attempt, reason)
+        self._connections.break_(attempt)
+
+    def interrupted(self) -> str:
+        return self._notices.broken_off(self._connections.attempt)
+
+    def meet(self, value: T) -> list[T]:
+        began = perf_counter()
+        while True:
+            self._connections.break_(self._connections.attempt)
+            entry = self._flight.begin("meet", 0)
+            said = pickle.dumps(value)
+            told, gone = self._notices.meet(self._connections.attempt, said, self._timeout_s)
+            if gone is None or gone:
+                raise self._not_met(gone)
+            try:
+                self._connections.renew(timedelta(seconds=min(_CONNECTING_S, self._timeout_s)))
+            except RuntimeError as error:
+                if not self.interrupted():  # by a rank that was through with this before
+                    raise self._lost("connect to the others again", error) from error
+            else:
+                self._flight.end(entry, waited_s=perf_counter() - began)
+                return [pickle.loads(one) for one in told]
+
+    def _not_met(self, gone: list[int] | None) -> LostRankError:
+        """Why the ranks do not meet."""
+        failure = self._notices.failure()
+        if failure:
+            cause = f"{failure}."
+        elif gone is None:
+            cause = f"{self._meeting_place}, through which ranks find each other, is gone or frozen."
+        else:
+            cause = f"rank {', '.join(map(str, gone))} is gone; look at what it said last, and at its machine."
+        if not failure:
+            self._notices.post(f"rank {self.rank} could not meet the others again{self.where()}: {cause}")
+        return LostRankError(f"rank {self.rank} of {self.ranks} could not meet the others again{self.where()}: {cause}")
 
     def fail(self, message: str) -> None:
         self._notices.post(self._failed(message))
@@ -330,10 +390,10 @@ class Processes(Group):
 
     def _own_of(self, lines: Tensor) -> dist.ProcessGroup:
         """The group of the line that holds this rank, made by its ranks alone: others of the world may make none."""
-        backend = "nccl" if self.device.type == "cuda" else "gloo"
+        backend = NCCL if self.device.type == "cuda" else GLOO
         line = next(line for line in cast("Any", lines).tolist() if dist.get_rank() in line)
         made = dist.new_group(line, backend=backend, timeout=self._timeout, use_local_synchronization=True)
-        return cast("dist.ProcessGroup", made)
+        return self._connections.add(made)
 
     def close(self) -> None:
         atexit.unregister(self.close)
@@ -390,7 +450,9 @@ class Processes(Group):
                 return
 
     def _lost(self, what: str, error: BaseException) -> LostRankError:
-        """Who is missing, as far as it can be found out within seconds."""
+        """Who is missing, as far as it can be found out within seconds; or that another rank breaks this off."""
+        if reason := self.interrupted():
+            return Interrupted(f"rank {self.rank} of {self.ranks} could not {what}{self.where()}: {reason}.")
         timed_out = any(word in str(error).lower() for word in ("timed out", "timeout"))
         failure = self._notices.failure()
         missing = None if failure else self._notices.missing(late=timed_out)

@@ -10,15 +10,15 @@ import torch
 from evenstep.choice import choose
 from evenstep.errors import ArgumentError
 from evenstep.parallel.compression import Compression
-from evenstep.parallel.ddp import Ddp
-from evenstep.parallel.fsdp import Fsdp
 from evenstep.parallel.group import Group, Processes
-from evenstep.parallel.ordered import Ordered
-from evenstep.parallel.ordered_fsdp import OrderedFsdp
 from evenstep.parallel.place import place_of
-from evenstep.parallel.single import Single
+from evenstep.parallel.reducer.ddp import Ddp
+from evenstep.parallel.reducer.fsdp import Fsdp
+from evenstep.parallel.reducer.ordered import Ordered
+from evenstep.parallel.reducer.ordered_fsdp import OrderedFsdp
+from evenstep.parallel.reducer.single import Single
+from evenstep.parallel.reducer.zero1 import Zero1
 from evenstep.parallel.strategy import Strategy
-from evenstep.parallel.zero1 import Zero1
 
 STRATEGIES = {name: name for name in ("auto", "single", "ddp", "fsdp", "zero1")}
 _JOINED: dict[torch.device, Group] = {}  # a process can join the others only once

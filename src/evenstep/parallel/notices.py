@@ -1,9 +1,11 @@
-"""What ranks tell each other beside their collectives: who has failed and why, and who is still there.
+"""What ranks tell each other beside their collectives: who has failed and why, who breaks off, who is still there.
 
 It goes through the store of their rendezvous, at which each rank listens with a thread of its own, so that it hears
 whatever it computes or waits for. A failing rank leaves a notice, and stays until the others have heard it: nobody has
 to guess from a closed connection. One that has lost the others calls the roll: who is silent is gone, and who is there
-but does not wait as well is late. Nothing here waits for long, even if the store is gone.
+but does not wait as well is late. A rank that breaks off an attempt leaves a notice of that, and all `meet`: each
+leaves a value under the attempt's number and reads those of the others. Only `meet` waits for long, for ranks that are
+alive and still compute.
 """
 
 import threading
@@ -16,8 +18,9 @@ from torch.distributed import DistStoreError
 
 T = TypeVar("T")
 ANSWER_S = 3.0
-_FAILED, _MESSAGE, _ROLL = "failed", "message", "roll"
-_BELL, _ALIVE, _WAITS, _DONE = "bell", "alive", "waits", "done"  # of each rank
+_FAILED, _MESSAGE, _ROLL, _BROKEN = "failed", "message", "roll", "broken"
+_BELL, _ALIVE, _WAITS, _DONE = "bell", "alive", "waits", "done"  # of each rank; alive: how often it has answered
+_A_MOMENT = timedelta(seconds=1)
 _A_DAY = timedelta(days=1)
 _LOOKED_EVERY_S = 0.05
 
@@ -31,13 +34,23 @@ class Notices:
         rank: whose.
         ranks: how many there are.
         holds_store: whether the store ends with this process, which therefore leaves last.
+        broken: called by the thread that listens with the number of an attempt that a rank has broken off.
 
     Attributes:
         heard: what the first failing rank has said, as far as this rank's thread has heard it.
     """
 
-    def __init__(self, store: Any, rank: int, ranks: int, *, holds_store: bool = False) -> None:
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        ranks: int,
+        *,
+        holds_store: bool = False,
+        broken: Callable[[int], None] = lambda attempt: None,
+    ) -> None:
         self._store = store
+        self._broken = broken
         self._rank = rank
         self._ranks = ranks
         self._holds_store = holds_store
@@ -73,17 +86,92 @@ class Notices:
         def call() -> bool:
             self._store.set(_ROLL, "who is there?")
             self._store.set(_of(_WAITS, self._rank), "1")
-            self._ring()
             return True
 
         if not self._briefly(call, default=False):
             return None
+        silent = self.silent()
+        if silent is None or silent or not late:
+            return silent
+        until = monotonic() + ANSWER_S
+        while (absent := self._lacking(_WAITS)) and monotonic() < until:
+            sleep(_LOOKED_EVERY_S)
+        return absent
+
+    def silent(self) -> list[int] | None:
+        """The ranks whose threads do not answer within seconds, so that they are gone; None without the store."""
+
+        def ring() -> bool:
+            self._ring()
+            return True
+
+        before = self._answers()
+        if not self._briefly(ring, default=False):
+            return None
         until = monotonic() + ANSWER_S
         while True:
-            self._silent, absent = self._lacking(_ALIVE), self._lacking(_WAITS) if late else []
-            if not (self._silent or absent) or monotonic() > until:
-                return self._silent or absent
+            pairs = zip(before, self._answers(), strict=False)
+            self._silent = [rank for rank, (then, now) in enumerate(pairs) if then == now and rank != self._rank]
+            if not self._silent or monotonic() > until:
+                return self._silent
             sleep(_LOOKED_EVERY_S)
+
+    def break_off(self, attempt: int, reason: str) -> None:
+        """Say that this rank breaks off an attempt, and why; of several reasons the first is kept."""
+
+        def act() -> None:
+            self._store.compare_set(f"{_BROKEN} {attempt}", "", reason)
+            self._store.set(_BROKEN, str(attempt))
+            self._ring()
+
+        self._briefly(act, None)
+
+    def broken_off(self, attempt: int) -> str:
+        """Why a rank has broken off this attempt; "" if none has."""
+        return self._briefly(lambda: _read(self._store, f"{_BROKEN} {attempt}"), "")
+
+    def meet(self, attempt: int, said: bytes, timeout_s: float) -> tuple[list[bytes], list[int] | None]:
+        """Leave a value, and wait for those of all ranks.
+
+        Args:
+            attempt: that was broken off.
+            said: what the others get.
+            timeout_s: the longest wait for ranks that are alive.
+
+        Returns:
+            The values by rank, and []; or no values, and the ranks that are gone, or have not come in time; None in
+            their place if a rank has failed for good, or the store is gone.
+        """
+        keys = [f"met {attempt} {rank}" for rank in range(self._ranks)]
+        until = monotonic() + timeout_s
+
+        def come() -> list[bytes]:
+            try:
+                self._store.wait(keys, _A_MOMENT)
+            except DistStoreError:
+                return []
+            return [self._store.get(key) for key in keys]
+
+        self._briefly(lambda: self._store.set(keys[self._rank], said), None)
+        while not self.failure():
+            values = self._briefly(come, None)
+            if values:
+                return values, []
+            if values is None:
+                break
+            silent = self.silent()
+            if silent is None:
+                break
+            absent = self._briefly(lambda: [rank for rank, key in enumerate(keys) if not self._store.check([key])], [])
+            gone = [rank for rank in absent if rank in silent or monotonic() > until]
+            if gone:
+                return [], gone
+        return [], None
+
+    def _answers(self) -> list[int]:
+        """How often each rank has answered so far."""
+        ranks = range(self._ranks)
+        return self._briefly(lambda: [self._store.add(_of(_ALIVE, rank), 0) for rank in ranks], [])
 
     def leave(self) -> None:
         """Hear no more; but whoever has the others' store, or has left word for them, stays until they know."""
@@ -110,9 +198,10 @@ class Notices:
                 if not _rings(store, bell):
                     continue
                 store.delete_key(bell)
-                if store.check([_ROLL]):
-                    store.set(_of(_ALIVE, self._rank), "1")
-                    self._roll_is_called = True
+                store.add(_of(_ALIVE, self._rank), 1)
+                self._roll_is_called = store.check([_ROLL])
+                if attempt := _read(store, _BROKEN):
+                    self._broken(int(attempt))
                 self.heard = _read(store, _MESSAGE)
             store.set(_of(_DONE, self._rank), "1")
         except RuntimeError:  # torch's DistError: the store is gone, and who waits for its rank finds out by itself
@@ -174,6 +263,16 @@ class Unnoticed:
         return ""
 
     def answer(self) -> None: ...
+
+    def break_off(self, attempt: int, reason: str) -> None: ...
+
+    def broken_off(self, attempt: int) -> str:
+        """Always ""."""
+        return ""
+
+    def meet(self, attempt: int, said: bytes, timeout_s: float) -> tuple[list[bytes], list[int] | None]:
+        """Nobody meets here."""
+        return [], []
 
     def missing(self, *, late: bool) -> list[int]:
         """Nobody is looked for."""

@@ -10,10 +10,10 @@ from datetime import timedelta
 from time import monotonic, sleep
 
 import torch
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistStoreError
 
 from evenstep.errors import EvenstepError, ReplicaError
+from evenstep.internals import PrefixStore, Store, TCPStore
 from evenstep.parallel.place import Place, this_process
 from evenstep.version import __version__
 

@@ -5,14 +5,12 @@ in each update (`buffers`). Now and then the replicas are compared bit by bit, b
 one of them, a faulty memory) shows in nothing else.
 """
 
-from typing import final
-
 import torch
 from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError, ReplicaError
+from evenstep.internals import local_tensor
 from evenstep.names import named_parameters
-from evenstep.parallel.buffers import SharedBuffers
 from evenstep.parallel.group import Group
 
 
@@ -35,25 +33,10 @@ def synchronise(module: nn.Module, group: Group) -> None:
 CHECKED_EVERY_UPDATES = 100
 
 
-@final
-class Replicas:
-    """One rank's replica of a module, made equal to rank 0's.
-
-    Args:
-        module: this rank's.
-        group: the ranks.
-    """
-
-    def __init__(self, module: nn.Module, group: Group) -> None:
-        synchronise(module, group)
-        self._module = module
-        self._group = group
-        self.buffers = SharedBuffers(module, group)
-
-    def after_update(self, update: int) -> None:
-        """Now and then see that the replicas are equal."""
-        if update % CHECKED_EVERY_UPDATES == 0:
-            check_equal(self._module, self._group, update)
+def compare_replicas(module: nn.Module, group: Group, update: int, *, replica_ranks: int = 1) -> None:
+    """See every `CHECKED_EVERY_UPDATES` updates that replicas are equal; see `check_equal`."""
+    if update % CHECKED_EVERY_UPDATES == 0:
+        check_equal(module, group, update, replica_ranks=replica_ranks)
 
 
 def check_equal(module: nn.Module, group: Group, update: int, *, replica_ranks: int = 1) -> None:
@@ -90,6 +73,5 @@ def bits(tensor: Tensor) -> Tensor:
     >>> bits(torch.tensor([0.0, 1.0])), bits(torch.tensor([1.0, 0.0]))
     (tensor(1400), tensor(636))
     """
-    shard: Tensor = getattr(tensor, "_local_tensor", tensor)
-    data = shard.detach().contiguous().flatten().view(torch.uint8).long()
+    data = local_tensor(tensor).detach().contiguous().flatten().view(torch.uint8).long()
     return (data * (torch.arange(data.numel(), device=data.device) % 65521 + 1)).sum()

@@ -1,6 +1,6 @@
 """What FSDP2 can't take, said before anything is cut, and what its errors in the midst of a pass mean.
 
-It knows nothing of gradients; who asks is `Sharded`.
+It knows nothing of gradients; who asks is `reducer.sharded`.
 """
 
 import os

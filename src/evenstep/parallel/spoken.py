@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from evenstep.errors import TaskError
+from evenstep.internals import collectives, end_backward, gather_now, reduce_now
 from evenstep.parallel.group import Group
-from evenstep.parallel.internals import collectives, end_backward, gather_now, reduce_now
 
 
 class Word(NamedTuple):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from evenstep.parallel.group import Group
-from evenstep.parallel.strategy import Spoiled
+from evenstep.parallel.reducer.reducer import Spoiled
 from evenstep.parallel.strides import laid_out
 
 Gradients: TypeAlias = "list[Tensor | None]"

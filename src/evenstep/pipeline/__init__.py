@@ -1,16 +1,21 @@
 """Plans: what one rank does in one update, as data that is proved before it runs."""
 
-from evenstep.pipeline.action import Action, Op, Plan
+from typing import TYPE_CHECKING
+
+from evenstep.lazy import lazy_names
 from evenstep.pipeline.check import check
-from evenstep.pipeline.layers import Cuttable, Layer, Layers
-from evenstep.pipeline.layout import Layout
-from evenstep.pipeline.lower import forwards, lower
-from evenstep.pipeline.runner import Passage, Runner
-from evenstep.pipeline.schedules import SCHEDULES, Schedule
-from evenstep.pipeline.section import Section
-from evenstep.pipeline.stage import Stage
-from evenstep.pipeline.staged import Staged
-from evenstep.pipeline.stages import Stages
+from evenstep.pipeline.lower import executed, forwards, lower
+
+if TYPE_CHECKING:
+    from evenstep.pipeline.action import Action, Op, Plan
+    from evenstep.pipeline.layers import Cuttable, Layer, Layers
+    from evenstep.pipeline.layout import Layout
+    from evenstep.pipeline.runner import Runner
+    from evenstep.pipeline.schedules import SCHEDULES, Schedule
+    from evenstep.pipeline.stage import Stage, Step
+    from evenstep.pipeline.stage_module import StageModule
+    from evenstep.pipeline.staged import Staged
+    from evenstep.pipeline.stages import build_runner
 
 __all__ = [
     "SCHEDULES",
@@ -20,15 +25,31 @@ __all__ = [
     "Layers",
     "Layout",
     "Op",
-    "Passage",
     "Plan",
     "Runner",
     "Schedule",
-    "Section",
     "Stage",
+    "StageModule",
     "Staged",
-    "Stages",
+    "Step",
+    "build_runner",
     "check",
+    "executed",
     "forwards",
     "lower",
 ]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        ".action": "Action Op Plan",
+        ".layers": "Cuttable Layer Layers",
+        ".layout": "Layout",
+        ".runner": "Runner",
+        ".schedules": "SCHEDULES Schedule",
+        ".stage": "Stage Step",
+        ".stage_module": "StageModule",
+        ".staged": "Staged",
+        ".stages": "build_runner",
+    },
+)

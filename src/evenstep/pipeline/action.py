@@ -24,6 +24,8 @@ class Op(Enum):
     RECEIVE_GRADIENT = "RG"
     ARM = "A"
     REDUCE = "R"
+    UNSHARD = "US"
+    RESHARD = "RS"
 
     # enum's own hash runs Python code, and checks hash millions of actions
     __hash__ = object.__hash__
@@ -36,9 +38,11 @@ class Action:
 
     Args:
         op: what to do. ARM tells the strategy that the next backward of `stage` is its last of this update,
-            REDUCE that the stage's gradients are complete and may be summed over data-parallel ranks.
+            REDUCE that the stage's gradients are complete and may be summed over data-parallel ranks. UNSHARD gathers
+            the stage's parameters from the ranks that share them, RESHARD keeps this rank's shards only.
         stage: number of the stage in the whole model, counted from 0; the stage that acts.
-        microbatch: global number of the micro-batch; -1 for ARM and REDUCE, which concern the whole stage.
+        microbatch: global number of the micro-batch; -1 for ARM, REDUCE, UNSHARD and RESHARD, which concern the whole
+            stage.
         peer: of a communication, the stage at its other end; else -1.
 
     >>> str(Action(Op.FORWARD, 0, 3)), str(Action(Op.REDUCE, 1)), str(Action(Op.SEND_OUTPUT, 0, 3, 1))

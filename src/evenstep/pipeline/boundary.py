@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from evenstep.internals import pytree
 
 Gradients = list[Tensor | None]
 

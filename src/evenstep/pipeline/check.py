@@ -191,7 +191,7 @@ class _Part:
         stage, microbatch = action.stage, action.microbatch
         if stage not in self._stages:
             return f"it owns the stages {list(self._stages)}"
-        if action.op not in (Op.ARM, Op.REDUCE) and microbatch not in microbatches:
+        if action.microbatch >= 0 and microbatch not in microbatches:
             return f"{microbatch} is not among the {len(microbatches)} micro-batches of this update"
         if action.op is Op.BACKWARD:
             return "its plan has a backward of inputs or weights for the same stage and micro-batch"

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from evenstep.internals import compiled_in_place, unwrapped
+
 Work = Callable[[], None]
 
 
@@ -39,7 +41,7 @@ class Deferral:
 
 def prepare(module: nn.Module, deferral: Deferral) -> None:
     """Make the linear layers of `module` ask `deferral` what to do with their weight gradients."""
-    if getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod"):
+    if compiled_in_place(module) or unwrapped(module) is not module:
         return
     if type(module) is nn.Linear:
         module.__class__ = DeferredLinear

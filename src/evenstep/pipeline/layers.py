@@ -14,6 +14,7 @@ from typing import Any, Protocol, Self, TypeAlias, cast, final
 from torch import nn
 
 from evenstep.errors import ArgumentError
+from evenstep.internals import children_of, compiled_in_place, has_hooks
 
 Build: TypeAlias = nn.Module | Callable[[], nn.Module]
 
@@ -135,9 +136,7 @@ def is_chain(model: object) -> bool:
 
 
 def _opened(sequence: nn.Sequential, prefix: str) -> Iterator[Layer]:
-    # `named_children` leaves out a module that stands there again, such as one activation in several places
-    children: dict[str, nn.Module] = cast("Any", sequence)._modules
-    for name, child in children.items():
+    for name, child in children_of(sequence).items():
         if type(child) is nn.Sequential and len(child) and not _is_called_specially(child):
             yield from _opened(child, f"{prefix}{name}.")
         else:
@@ -146,8 +145,7 @@ def _opened(sequence: nn.Sequential, prefix: str) -> Iterator[Layer]:
 
 def _is_called_specially(module: nn.Module) -> bool:
     """Whether calling it is more than calling its children: it has hooks, or was compiled in place."""
-    called: Any = module
-    return bool(called._forward_hooks or called._forward_pre_hooks or called._compiled_call_impl)
+    return has_hooks(module) or compiled_in_place(module)
 
 
 def call(module: Callable[..., Any], outputs: Sequence[Any], inputs: Any, wanted: bool | tuple[str, ...]) -> Any:

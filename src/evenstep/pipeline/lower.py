@@ -41,6 +41,38 @@ def lower(plans: Sequence[Plan], layout: Layout) -> tuple[Plan, ...]:
     return tuple(_reduced(plan, layout.stages_of(rank)) for rank, plan in enumerate(_communicating(plans, layout)))
 
 
+def executed(plan: Plan, stages: Sequence[int], *, overlaps: bool = True, gathers: bool = False) -> Plan:
+    """A rank's plan as its stages execute it.
+
+    A reduction that begins beside a backward must not come before that of a later stage, since all replicas reduce
+    their stages from the last to the first: where it would, its ARM comes right before its REDUCE. Where shards are
+    gathered once per plan, that is its first actions, and its last ones let go of them.
+
+    Args:
+        plan: as `lower` or `forwards` gives it.
+        stages: of the rank.
+        overlaps: whether reductions may begin beside a backward at all.
+        gathers: whether parameters are gathered once per plan.
+
+    >>> plan = Action(Op.ARM, 0), Action(Op.BACKWARD, 0, 3), Action(Op.REDUCE, 2), Action(Op.REDUCE, 0)
+    >>> print(*executed(plan, [0, 2], gathers=True))
+    0US 2US 0B3 2A 2R 0A 0R 0RS 2RS
+    """
+    unreduced, armed = list(stages), set[int]()
+    line = [Action(Op.UNSHARD, stage) for stage in stages if gathers]
+    for action in plan:
+        if action.op is Op.ARM:
+            if not overlaps or unreduced[-1] != action.stage:
+                continue
+            armed.add(action.stage)
+        elif action.op is Op.REDUCE:
+            unreduced.remove(action.stage)
+            if action.stage not in armed:
+                line.append(Action(Op.ARM, action.stage))
+        line.append(action)
+    return (*line, *(Action(Op.RESHARD, stage) for stage in stages if gathers))
+
+
 def forwards(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
     """The forward-only plans of all ranks, with their communication, for evaluation.
 

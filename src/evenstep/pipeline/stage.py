@@ -1,37 +1,248 @@
-"""A contiguous slice of the model, owned by one pipeline rank.
+"""One stage of a model on its rank: its module, its edges, its activations and how its gradients are reduced.
 
-A stage holds any callable: a module, a compiled one, a wrapped one. It is not a module itself, so wrapping a model
-into a stage changes no parameter name.
+A stage can do each action of a plan (`act`). What lives between its forward and its backward, it owns: the leaves that
+entered, the graph's edges that left, and the last stage's losses. What enters the first stage and what the last one's
+output means, it asks of the step of micro-batches that runs. A model that is whole is a model of one stage, without
+edges.
 """
 
 from collections import UserDict
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, cast, final
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar, Protocol, cast, final
+
+import torch
+from torch import Tensor, nn
+
+from evenstep.errors import PlanError
+from evenstep.parallel.reducer.reducer import GathersPerPlan, Reducer
+from evenstep.pipeline.action import Action, Op
+from evenstep.pipeline.boundary import Crossing, Gradients, chosen, detached
+from evenstep.pipeline.deferred import Deferral, Work, accumulate
+from evenstep.pipeline.edges import Edges
+from evenstep.pipeline.stage_module import StageModule
+from evenstep.pipeline.wire import Address
+
+
+class Step(Protocol):
+    """The micro-batches that go through a plan, asked for by stages under the plan's numbers."""
+
+    @property
+    def num_microbatches(self) -> int:
+        """Of the update, over all ranks."""
+        ...
+
+    def forward(
+        self, stage: "Stage", received: Mapping[int, Any], microbatch: int
+    ) -> tuple[Mapping[int, Any], Tensor | None]:
+        """Apply a stage; gives the outputs that leave it, and the loss where the stage gives one."""
+        ...
+
+    def backward(self, loss: Tensor, microbatch: int) -> None:
+        """Go back from the loss: add to the gradients of the stage's parameters."""
+        ...
+
+    def going_back(self, microbatch: int) -> AbstractContextManager[None]:
+        """Around the backward of a stage that gives no loss."""
+        ...
+
+    def done(self, microbatch: int) -> None:
+        """This rank has nothing more to compute of the micro-batch."""
+        ...
+
+    def completed(self, microbatch: int) -> int | None:
+        """The number of the micro-batch whose gradients are complete with this one's backward; None: of none yet."""
+        ...
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """One slice of the model.
+class WholeModel:
+    """A model that is its own only stage, called as stages are."""
 
-    Args:
-        index: number of the stage in the whole model, counted from 0.
-        module: what computes the stage's output from its inputs.
-    """
+    takes_inputs = True
 
-    index: int
-    module: Callable[..., Any]
+    def __init__(self, model: Callable[..., Any]) -> None:
+        self._model = model
 
-    def __call__(self, inputs: object) -> Any:
-        """Apply the stage: a plain tuple is its positional arguments, a dict (also a `UserDict`, such as the
+    def __call__(self, received: Mapping[int, Any], inputs: Any, begin: Callable[[int], None]) -> dict[int, Any]:
+        """Call the model: a plain tuple is its positional arguments, a dict (also a `UserDict`, such as the
         `BatchEncoding` of `transformers`) its keyword arguments, all else its only argument.
 
-        >>> Stage(0, max)((3, 4)), Stage(0, dict)({"a": 1}), Stage(0, abs)(-1)
-        (4, {'a': 1}, 1)
+        >>> [WholeModel(f)({}, inputs, print)[0] for f, inputs in [(max, (3, 4)), (dict, {"a": 1}), (abs, -1)]]
+        [4, {'a': 1}, 1]
         """
         if type(inputs) is tuple:
-            return self.module(*cast("tuple[Any, ...]", inputs))
+            return {0: self._model(*cast("tuple[Any, ...]", inputs))}
         if isinstance(inputs, dict | UserDict):
-            return self.module(**cast("dict[str, Any]", inputs))
-        return self.module(inputs)
+            return {0: self._model(**cast("dict[str, Any]", inputs))}
+        return {0: self._model(inputs)}
+
+
+@final
+class Stage:
+    """One stage of a model.
+
+    Args:
+        module: a `StageModule`, or a whole model, which is then the only stage.
+        reducer: how the module's gradients are shared between data-parallel ranks.
+        index: number of the stage in the whole model, counted from 0.
+        edges: through which outputs and gradients come and go; only a stage without neighbours needs none.
+        sources: the stages whose outputs it takes.
+        carried: for each stage that takes outputs of it, the places of the layers that give them.
+        gives_loss: whether its output goes to the task's loss.
+        is_first_here: whether no earlier stage is on this rank.
+        is_last_here: whether no later stage is on this rank.
+        deferral: of this rank's weight gradients, where backwards are split.
+
+    Attributes:
+        apply: the module as it is called: with received outputs, the task's inputs, and what is told before each layer.
+        takes_batch: whether it needs the task's batch: for inputs of its layers, or for the loss.
+        is_whole: whether it is all of the model.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        reducer: Reducer,
+        *,
+        index: int = 0,
+        edges: Edges | None = None,
+        sources: Sequence[int] = (),
+        carried: Mapping[int, Sequence[int]] | None = None,
+        gives_loss: bool = True,
+        is_first_here: bool = True,
+        is_last_here: bool = True,
+        deferral: Deferral | None = None,
+    ) -> None:
+        self.module, self.reducer, self.index = module, reducer, index
+        self.apply = module if isinstance(module, StageModule) else WholeModel(module)
+        self.sources, self.carried = tuple(sources), dict(carried or {})
+        self.gives_loss, self.is_whole = gives_loss, not isinstance(module, StageModule)
+        self.takes_batch = gives_loss or self.apply.takes_inputs
+        self._edges = cast("Edges", edges)
+        self._is_first_here, self._is_last_here = is_first_here, is_last_here
+        self._deferral = deferral or Deferral()
+        self._live: dict[int, Crossing] = {}
+        self._waiting: dict[int, tuple[list[Work], list[Tensor | None]]] = {}
+
+    def act(self, action: Action, step: Step) -> None:
+        """Do one action of a plan.
+
+        Raises:
+            PlanError: there is no such action.
+        """
+        method = Stage._methods.get(action.op)
+        if method is None:
+            raise PlanError(
+                f"a stage can do {', '.join(op.name for op in Stage._methods)}, but the plan says {action}."
+            )
+        method(self, action, step)
+
+    def forget(self) -> None:
+        """Let go of all activations, after a plan that has failed."""
+        self._live.clear()
+        self._waiting.clear()
+
+    def _forward(self, action: Action, step: Step) -> None:
+        microbatch, crossing = action.microbatch, Crossing()
+        received: dict[int, Any] = {}
+        for source in self.sources:
+            tree = self._edges.take(Address("output", source, self.index, microbatch))
+            crossing.enter(source, tree)
+            received |= tree
+        outputs, crossing.loss = step.forward(self, received, microbatch)
+        del received
+        trains = torch.is_grad_enabled()
+        for destination, places in self.carried.items():
+            tree = chosen(outputs, places)
+            if trains:
+                crossing.leave(destination, tree)
+            self._edges.leave(Address("output", self.index, destination, microbatch), detached(tree))
+        if trains:
+            self._live[microbatch] = crossing
+        elif self._is_last_here:
+            step.done(microbatch)
+
+    def _backward(self, action: Action, step: Step) -> None:
+        self._go_back(action.microbatch, step)
+        self._end_backward(action.microbatch, step)
+
+    def _input_backward(self, action: Action, step: Step) -> None:
+        self._deferral.begin()
+        self._go_back(action.microbatch, step)
+        self._waiting[action.microbatch] = self._deferral.end(), self._set_aside()
+
+    def _weight_backward(self, action: Action, step: Step) -> None:
+        waiting, gradients = self._waiting.pop(action.microbatch)
+        for parameter, gradient in zip(self.module.parameters(), gradients, strict=False):
+            if gradient is not None:  # beside that of an earlier sub-batch of the same micro-batch
+                parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+        accumulate(waiting)
+        self._end_backward(action.microbatch, step)
+
+    def _go_back(self, microbatch: int, step: Step) -> None:
+        crossing = self._live.pop(microbatch)
+        if crossing.loss is not None:
+            step.backward(crossing.loss, microbatch)
+            crossing.loss = None
+        elif self.carried:
+            gradients: dict[int, Gradients] = {
+                destination: self._edges.take(Address("gradient", destination, self.index, microbatch))
+                for destination in self.carried
+            }
+            with step.going_back(microbatch):
+                crossing.backward(gradients)
+        for source in self.sources:
+            self._edges.leave(Address("gradient", self.index, source, microbatch), crossing.returned(source))
+
+    def _set_aside(self) -> list[Tensor | None]:
+        """Take this micro-batch's first gradients out of the way of the next one's, where each is summed by itself."""
+        if not self.reducer.collects:
+            return []
+        parameters = list(self.module.parameters())
+        gradients = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+        return gradients
+
+    def _end_backward(self, microbatch: int, step: Step) -> None:
+        if self._is_first_here:
+            step.done(microbatch)
+        complete = step.completed(microbatch)
+        if complete is not None:
+            self.reducer.collect(complete)
+
+    def _send(self, action: Action, step: Step) -> None:
+        self._edges.send(action)
+
+    def _receive(self, action: Action, step: Step) -> None:
+        self._edges.receive(action)
+
+    def _arm(self, action: Action, step: Step) -> None:
+        self.reducer.arm()
+
+    def _reduce(self, action: Action, step: Step) -> None:
+        self.reducer.reduce(step.num_microbatches)
+
+    def _unshard(self, action: Action, step: Step) -> None:
+        assert isinstance(self.reducer, GathersPerPlan)
+        self.reducer.unshard()
+
+    def _reshard(self, action: Action, step: Step) -> None:
+        assert isinstance(self.reducer, GathersPerPlan)
+        self.reducer.reshard()
+
+    _methods: ClassVar[dict[Op, Callable[["Stage", Action, Step], None]]] = {
+        Op.FORWARD: _forward,
+        Op.BACKWARD: _backward,
+        Op.INPUT_BACKWARD: _input_backward,
+        Op.WEIGHT_BACKWARD: _weight_backward,
+        Op.SEND_OUTPUT: _send,
+        Op.SEND_GRADIENT: _send,
+        Op.RECEIVE_INPUT: _receive,
+        Op.RECEIVE_GRADIENT: _receive,
+        Op.ARM: _arm,
+        Op.REDUCE: _reduce,
+        Op.UNSHARD: _unshard,
+        Op.RESHARD: _reshard,
+    }

@@ -15,14 +15,15 @@ import torch
 from torch import nn
 
 from evenstep.errors import ArgumentError, TaskError
+from evenstep.internals import unwrapped
 from evenstep.keys import key
 from evenstep.names import named_parameters
 from evenstep.parallel.mesh import Mesh
 from evenstep.pipeline.layers import Build, Layer, Layers
 from evenstep.pipeline.layout import Layout
 from evenstep.pipeline.schedules import SCHEDULES, Schedule
-from evenstep.pipeline.section import Section, original, register
 from evenstep.pipeline.split import cut, flows
+from evenstep.pipeline.stage_module import StageModule, register
 from evenstep.pipeline.ties import Tie, equalise
 
 
@@ -83,7 +84,7 @@ class Staged(nn.Module):
         # what other ranks hold must not stay here because this refers to it
         kept = tuple(replace(layer, build=nn.Identity) for layer in self.layers.layers)
         self.layers = Layers(kept, self.layers.ties)
-        self.sections = {stage: self._section(stage, built) for stage in self.own}
+        self.stage_modules = {stage: self._stage_module(stage, built) for stage in self.own}
         self.parameter_names, self.ties = self._described((*self.layers.ties, *ties, *shared))
         for place, module in built.items():
             register(self, self.layers.layers[place].name, module)
@@ -135,13 +136,13 @@ class Staged(nn.Module):
             )
         values: dict[int, Any] = {}
         for stage in self.own:
-            values |= self.sections[stage](values, kwargs or args, _unseeded)
+            values |= self.stage_modules[stage](values, kwargs or args, _unseeded)
         return values[len(self.layers.layers) - 1]
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile each layer by itself, with the arguments of `torch.compile`; names of parameters stay."""
-        for section in self.sections.values():
-            section.compile_layers(*args, **kwargs)
+        for module in self.stage_modules.values():
+            module.compile_layers(*args, **kwargs)
 
     def _build(self, seed: int) -> dict[int, nn.Module]:
         """This rank's layers, by place."""
@@ -161,19 +162,19 @@ class Staged(nn.Module):
             built[place] = module
         return built
 
-    def _section(self, stage: int, built: dict[int, nn.Module]) -> Section:
+    def _stage_module(self, stage: int, built: dict[int, nn.Module]) -> StageModule:
         places = self._places[stage]
         leaving = {place for edge, carried in self.carried.items() if edge[0] == stage for place in carried}
         if stage == self.last:
             leaving.add(places[-1])
-        return Section(self.layers, places, sorted(leaving), [built[place] for place in places])
+        return StageModule(self.layers, places, sorted(leaving), [built[place] for place in places])
 
     def _described(self, tied: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], tuple[Tie, ...]]:
         """The names of the whole model's parameters, each tied one once, and what is tied, with its owners."""
         mine: list[tuple[int, dict[str, int]]] = []
-        for section in self.sections.values():
-            sizes = {name: parameter.numel() for name, parameter in named_parameters(section).items()}
-            for place in section.places:
+        for module in self.stage_modules.values():
+            sizes = {name: parameter.numel() for name, parameter in named_parameters(module).items()}
+            for place in module.places:
                 layer = self.layers.layers[place].name
                 mine.append((place, {name: size for name, size in sizes.items() if name.startswith(f"{layer}.")}))
         shared = list(tied)
@@ -216,7 +217,7 @@ def _shared(layers: Layers) -> list[tuple[str, ...]]:
                     f"layers '{first}' and '{layer.name}' share a module, so they can't be put on different ranks; "
                     f"give each a module of its own, and name their parameters in `ties`."
                 )
-        for name, parameter in named_parameters(original(layer.build)).items():
+        for name, parameter in named_parameters(unwrapped(layer.build)).items():
             parameters.setdefault(id(parameter), []).append(f"{layer.name}.{name}")
     return [tuple(names) for names in parameters.values() if len(names) > 1]
 
@@ -226,7 +227,7 @@ def _separate(modules: Iterable[nn.Module]) -> None:
     seen: dict[int, nn.Module] = {}
     for module in modules:
         copies: dict[int, nn.Parameter] = {}
-        for part in original(module).modules():
+        for part in unwrapped(module).modules():
             for name, parameter in part.named_parameters(recurse=False):
                 if seen.setdefault(id(parameter), module) is not module:
                     copy = copies.setdefault(id(parameter), _copied(parameter))
@@ -236,7 +237,7 @@ def _separate(modules: Iterable[nn.Module]) -> None:
 
 def _check_whole(modules: Iterable[nn.Module]) -> None:
     """Refuse parameters that are cut over ranks already, and sparse gradients."""
-    parts = [part for module in modules for part in original(module).modules()]
+    parts = [part for module in modules for part in unwrapped(module).modules()]
     for part in parts:
         for name, parameter in part.named_parameters(recurse=False):
             if hasattr(parameter, "placements"):  # a DTensor, without importing what it is made of

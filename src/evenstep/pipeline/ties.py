@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError
+from evenstep.internals import local_tensor
 from evenstep.parallel.group import Group
 
 
@@ -97,7 +98,7 @@ def _sum_one(tie: Tie, present: set[str], parameters: Mapping[str, nn.Parameter]
 
 def _held(tensor: Any) -> Tensor:
     """What this rank holds of a tensor that may be in shards: the owners cut it alike, so sums of shards are shards."""
-    return getattr(tensor, "_local_tensor", tensor)
+    return local_tensor(tensor)
 
 
 def _received(like: Tensor, rank: int, group: Group) -> Tensor:

@@ -17,10 +17,10 @@ from struct import Struct
 from typing import Any, final
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor
 
 from evenstep.errors import EvenstepError, LostRankError
+from evenstep.internals import pytree
 from evenstep.parallel.group import Group
 
 AHEAD = 1  # messages from one rank whose buffers wait before the plan has come to their place

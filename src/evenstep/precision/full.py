@@ -13,14 +13,14 @@ from evenstep.precision.precision import Precision
 
 
 @final
-class Full(Precision):
+class FullPrecision(Precision):
     """No mixed precision.
 
     Args:
         bfloat16_parameters: whether parameters in bfloat16 are trained as they are. The optimizer then adds its updates
             to numbers of 8 bits, so those below 1/256 of a parameter are lost, unless it keeps copies of its own.
 
-    >>> Full().name, Full().scale
+    >>> FullPrecision().name, FullPrecision().scale
     ('32-true', 1.0)
     """
 

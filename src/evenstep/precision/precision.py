@@ -80,7 +80,7 @@ def _refusal(name: str, found: str, trained: Mapping[str, Tensor]) -> str:
     digits = 256 if found == "bfloat16" else 2048
     meant = (
         " If they are meant to be trained so, as by an optimizer that keeps float32 copies of its own, say it: "
-        "`precision=Full(bfloat16_parameters=True)`."
+        "`precision=FullPrecision(bfloat16_parameters=True)`."
     )
     return (
         f"trained parameters must be float32 or float64, but {count} of {len(trained)} are of 16 bits, first `{name}` "

@@ -34,29 +34,29 @@ def check_agreement(
         evaluations: sets of data by name.
         given: further arguments of the run, as plain values by name.
     """
-    last = loop.updates or 1000
+    last, engine = loop.updates or 1000, loop.engine
     run: dict[str, object] = {
         "evenstep": __version__,
         "torch": torch.__version__,
-        "seed": loop.seed,
-        "precision": loop.precision.name,
-        "update": loop.progress.update,
+        "seed": engine.seed,
+        "precision": engine.precision.name,
+        "update": engine.progress.update,
         "updates": loop.updates,
         "epochs": loop.epochs,
-        "data": loop.data.fingerprint(),
+        "data": loop.feed.data.fingerprint(),
         "evaluations": {name: data.fingerprint() for name, data in evaluations.items()},
         "optimizer": type(optimizer).__name__,
         **{f"optimizer.param_groups[{n}]": options_of(group) for n, group in enumerate(optimizer.param_groups)},
         "the number of parameter groups": len(optimizer.param_groups),
-        "lr_schedule": loop.update.learning_rates.factors([1, max(last // 2, 1), last]),
+        "lr_schedule": engine.core.learning_rates.factors([1, max(last // 2, 1), last]),
         **given,
     }
-    check_same_on_all_ranks(loop.execution.group, run)
+    check_same_on_all_ranks(engine.group, run)
     # Ranks that hold different stages of a model agree with those that hold the same.
-    shapes = {name: list(value.shape) for name, value in state_of(unwrapped(loop.model)).items()}
-    flags = {name: one.requires_grad for name, one in named_parameters(unwrapped(loop.model)).items()}
+    shapes = {name: list(value.shape) for name, value in state_of(unwrapped(engine.model)).items()}
+    flags = {name: one.requires_grad for name, one in named_parameters(unwrapped(engine.model)).items()}
     check_same_on_all_ranks(
-        loop.execution.strategy.group,
+        engine.strategy.group,
         {"model": shapes, "the parameters of the optimizer's groups": groups, "requires_grad": flags},
     )
 

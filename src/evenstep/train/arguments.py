@@ -4,9 +4,7 @@ Each check raises with what was, what must be and what to do. Whether the parts 
 update; whether they can at all shows here.
 """
 
-import math
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import nn
@@ -39,41 +37,18 @@ def choose_device(device: str | torch.device) -> torch.device:
     return chosen
 
 
-def check_counts(
-    *,
-    updates: int | None,
-    epochs: int | None,
-    log_every_updates: int,
-    settle_every_updates: int | None,
-    keep_checkpoints: int | None,
-    keep_every_updates: int | None,
-    clip_norm: Any,
-) -> None:
-    """Raise ArgumentError for a number out of its range, or a run without an end."""
+def check_length(updates: object, epochs: object) -> None:
+    """Raise ArgumentError for a run without an end, or with two."""
     if (updates is None) == (epochs is None):
         given = "neither is" if updates is None else "both are"
         raise ArgumentError(f"give either `updates` or `epochs`, which says when the run is done; {given} given.")
-    counts = {
-        "updates": updates,
-        "epochs": epochs,
-        "log_every_updates": log_every_updates,
-        "settle_every_updates": settle_every_updates,
-        "keep_checkpoints": keep_checkpoints,
-        "keep_every_updates": keep_every_updates,
-    }
-    for name, count in counts.items():
-        least = 0 if name == "keep_checkpoints" else 1
-        if count is not None and (type(count) is not int or count < least):
-            raise ArgumentError(f"`{name}` must be a whole number of at least {least}, but is {count!r}.")
-    if clip_norm is None:
-        return
-    if isinstance(clip_norm, bool) or not isinstance(clip_norm, int | float) or not 0 < clip_norm < math.inf:
-        raise ArgumentError(f"`clip_norm` must be a finite number above 0, but is {clip_norm!r}; None does not clip.")
+    for name, count in (("updates", updates), ("epochs", epochs)):
+        if count is not None and (type(count) is not int or count < 1):
+            raise ArgumentError(f"`{name}` must be a whole number of at least 1, but is {count!r}.")
 
 
-def check_keeping(data: Data, *, folder: object, keep_checkpoints: int | None, rewinds: bool) -> None:
+def check_keeping(data: Data, *, keeps: bool, rewinds: bool) -> None:
     """Raise ArgumentError for a policy that has nothing to go back to, or checkpoints that can't be gone on from."""
-    keeps = folder is not None and keep_checkpoints != 0
     if rewinds and not keeps:
         raise ArgumentError(
             "a policy that goes back to a checkpoint needs checkpoints, but this run keeps none; give it a `folder` "
@@ -83,7 +58,7 @@ def check_keeping(data: Data, *, folder: object, keep_checkpoints: int | None, r
         raise ArgumentError(
             "a run with a `folder` saves checkpoints, but this stream cannot say where it is, so none could be "
             "resumed; give the stream `state_dict` and `load_state_dict`, give what has samples by number (a list, a "
-            "dataset with a length) to `MapData`, or save none with `keep_checkpoints=0`."
+            "dataset with a length) to `MapData`, or save none with `checkpoint=Checkpointing(keep_last=0)`."
         )
 
 

@@ -12,6 +12,8 @@ from typing import Any, Literal, cast, final
 
 from torch import Tensor, nn
 
+from evenstep.internals import local_tensor
+
 Role = Literal["input", "output", "parameter"]
 
 
@@ -99,7 +101,7 @@ class Backwards:
 
 def is_finite(tensor: Tensor) -> bool:
     """Whether all elements of a tensor, of its shard here, or of its values if it is sparse, are finite."""
-    values = cast("Any", tensor)._values() if tensor.is_sparse else getattr(tensor, "_local_tensor", tensor)
+    values = tensor.coalesce().values() if tensor.is_sparse else local_tensor(tensor)
     return bool(values.isfinite().all())
 
 

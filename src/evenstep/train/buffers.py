@@ -8,11 +8,12 @@ decide what statistics mean under accumulation.
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, cast, final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor, nn
 
+from evenstep.internals import buffers_of, is_temporary, times_written
 from evenstep.names import plain
 from evenstep.parallel.buffers import running_statistics
 
@@ -47,23 +48,24 @@ class Buffers:
         self._buffers: list[Tensor] = []
         self._silent: list[bool] = []
         for prefix, module in model.named_modules():
-            registry: dict[str, Tensor | None] = cast("Any", module)._buffers
-            for name, buffer in registry.items():
+            for name, buffer in buffers_of(module).items():
                 if buffer is not None:
                     self._add(module, name, f"{prefix}.{name}" if prefix else name, buffer, id(buffer) in silent)
         self._kept = [buffer.detach().clone() for buffer in self._buffers]
-        self._versions = [buffer._version for buffer in self._buffers]
+        self._versions = [times_written(buffer) for buffer in self._buffers]
 
-    def _add(self, module: Any, name: str, full: str, buffer: Tensor, silent: bool) -> None:
+    def _add(self, module: nn.Module, name: str, full: str, buffer: Tensor, silent: bool) -> None:
         if id(buffer) not in self._numbers:
             self._numbers[id(buffer)] = len(self._buffers)
             self._buffers.append(buffer)
             self._silent.append(silent)
-        number, temporary = self._numbers[id(buffer)], name in module._non_persistent_buffers_set
-        self._places.append(_Place(module._buffers, name, plain(full), number, temporary))
+        number, temporary = self._numbers[id(buffer)], is_temporary(module, name)
+        self._places.append(_Place(buffers_of(module), name, plain(full), number, temporary))
 
     def _changed(self) -> list[int]:
-        return [i for i, buffer in enumerate(self._buffers) if self._silent[i] or buffer._version != self._versions[i]]
+        return [
+            i for i, buffer in enumerate(self._buffers) if self._silent[i] or times_written(buffer) != self._versions[i]
+        ]
 
     def settle(self) -> None:
         """Write what has been put in the place of a buffer into the buffer itself, which others hold as well."""
@@ -76,7 +78,7 @@ class Buffers:
                 place.registry[place.name] = buffer
             else:  # a table that has grown
                 self._buffers[place.number], self._kept[place.number] = now, now.detach().clone()
-                self._versions[place.number] = now._version
+                self._versions[place.number] = times_written(now)
                 self._numbers[id(now)] = place.number
 
     def value(self, buffer: Tensor) -> Tensor:
@@ -86,7 +88,7 @@ class Buffers:
     def moved(self, buffer: Tensor) -> bool:
         """Whether something has written to `buffer` since, of those whose version tells."""
         number = self._numbers[id(buffer)]
-        return buffer._version != self._versions[number]
+        return times_written(buffer) != self._versions[number]
 
     def moved_names(self, *, only_temporary: bool = False) -> list[str]:
         """The names of the buffers that have moved since the last committed update, but for running statistics.
@@ -112,15 +114,15 @@ class Buffers:
         tensor([0.])
         """
         self.settle()
-        before = [(buffer._version, buffer.detach().clone()) for buffer in self._buffers]
+        before = [(times_written(buffer), buffer.detach().clone()) for buffer in self._buffers]
         yield
         self.settle()
         for number, (version, value) in enumerate(before):
             buffer = self._buffers[number]
-            if (self._silent[number] or buffer._version != version) and buffer.shape == value.shape:
+            if (self._silent[number] or times_written(buffer) != version) and buffer.shape == value.shape:
                 buffer.detach().copy_(value)
                 if version == self._versions[number]:
-                    self._versions[number] = buffer._version  # so it has not moved
+                    self._versions[number] = times_written(buffer)  # so it has not moved
 
     def restore(self, aborted: Tensor | float) -> None:
         """Take back the changes if `aborted` is 1, else keep them; a tensor decides on its device."""
@@ -132,4 +134,4 @@ class Buffers:
             elif aborted:
                 buffer.copy_(kept)
             kept.copy_(buffer)
-            self._versions[i] = self._buffers[i]._version
+            self._versions[i] = times_written(self._buffers[i])

@@ -5,7 +5,8 @@ Tensors of four dims are reordered, containers are rebuilt around them, and all 
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
+
+from evenstep.internals import pytree
 
 
 def channels_last(batch: object) -> object:

@@ -10,55 +10,44 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from evenstep.events import Incident
 from evenstep.parallel import Group
 from evenstep.signals import REQUEUE, interrupted, stopping
 from evenstep.train.loop import Loop
 from evenstep.train.result import Result
-from evenstep.train.saving import Saving
 from evenstep.train.standard import write_page
 from evenstep.train.tracebacks import shorten
 
 EXIT_REQUEUE = 75  # sysexits' EX_TEMPFAIL, as of the command line: saved, and wants to be run again
 
 
-def conduct(
-    train: Callable[[], Result],
-    *,
-    ask_stop: Callable[[str], None],
-    loop: Loop,
-    group: Group,
-    saving: Saving,
-    report: Callable[[Incident], None],
-) -> Result:
+def conduct(train: Callable[[], Result], loop: Loop) -> Result:
     """What `train` gives.
 
     Args:
         train: does the work.
-        ask_stop: notes that it is to stop.
         loop: that does the work.
-        group: all ranks.
-        saving: of the run.
-        report: told of a page that could not be written.
 
     Raises:
         KeyboardInterrupt: Ctrl-C came on some rank.
         SystemExit: another signal did, with exit code 75.
     """
+    engine, saving, group = loop.engine, loop.checkpointer.saving, loop.engine.group
     try:
-        with stopping(ask_stop, spares_own=True) as caught:
+        with stopping(loop.requests.request_stop, spares_own=True) as caught:
             try:
                 result = train()
             finally:
                 # not at the beginning: a signal may have asked before
-                loop.asks.stop, loop.asks.requeue = "", False
+                loop.requests.forget_stop()
                 if saving.folder is not None and saving.is_claimed and group.rank == 0:
-                    write_page(saving.folder, loop.progress.update, report)
-        update = loop.progress.update
+                    write_page(saving.folder, engine.progress.update, loop.reporter.report)
+        update = engine.progress.update
         saved = saving.path_of(update) if saving.enabled else None
         end_program(caught.number, group=group, update=update, saved=saved)
     except BaseException as error:
-        shorten(error, f"in update {loop.failed[1]}" if loop.failed else f"after update {loop.progress.update}")
+        shorten(
+            error, f"in update {loop.in_progress[1]}" if loop.in_progress else f"after update {engine.progress.update}"
+        )
         raise
     return result
 

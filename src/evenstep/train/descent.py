@@ -2,16 +2,12 @@
 
 `torch.autograd.backward` first looks at the gradient it is given: its shape with symbolic sizes, its dtype, whether it
 is complex. Here that gradient was made like the loss, and looking at it costs as much as three small kernels, so the
-engine is called where `backward` itself, and torch's pipelining runtime, call it. The function has no public name in
-torch 2.11 to 2.13, so it is named here and nowhere else.
+engine is called where `backward` itself, and torch's pipelining runtime, call it.
 """
 
-from typing import Any, cast
-
 from torch import Tensor
-from torch.autograd import graph
 
-_run = cast("Any", graph)._engine_run_backward
+from evenstep.internals import run_backward
 
 
 def descend(loss: Tensor, gradient: Tensor) -> None:
@@ -28,7 +24,7 @@ def descend(loss: Tensor, gradient: Tensor) -> None:
     tensor(3.)
     """
     try:
-        _run((loss,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+        run_backward(loss, gradient)
     except RuntimeError as error:
         if "backward through the graph a second time" in str(error):
             error.add_note(

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from evenstep.internals import local_tensor
 from evenstep.names import named_parameters
-from evenstep.optim.foreach import shard
 from evenstep.parallel import Group
 from evenstep.train.backwards import Backwards, is_finite, tensors_in
 
@@ -72,7 +72,7 @@ def gradient_norms(model: nn.Module, group: Group) -> dict[str, float | str]:
         if parameter.grad is not None:
             grad: Any = parameter.grad
             place = grad.device_mesh.get_local_rank() if hasattr(grad, "device_mesh") else 0
-            values = shard(grad.coalesce().values() if grad.is_sparse else grad)
+            values = local_tensor(grad.coalesce().values() if grad.is_sparse else grad)
             mine[name, place] = float(values.norm(dtype=None if values.dtype == torch.float64 else torch.float32))
     squares: dict[str, float] = {}
     # copies of one shard are equal, so each place counts once
@@ -83,6 +83,6 @@ def gradient_norms(model: nn.Module, group: Group) -> dict[str, float | str]:
 
 
 def _finite(tensor: Tensor) -> bool:
-    values = getattr(tensor, "_local_tensor", tensor)
+    values = local_tensor(tensor)
     # -inf is what masks are made of; what it does harm to shows up behind it.
     return not bool((values.isnan() | (values == torch.inf)).any())

@@ -21,7 +21,8 @@ from evenstep.memory import give_back, is_out_of_memory
 from evenstep.parallel import Spoiled
 from evenstep.train.cuts import Cuts, described, half_of
 from evenstep.train.execution import Execution
-from evenstep.train.passage import Passage, Way
+from evenstep.train.microbatch import MicrobatchStep
+from evenstep.train.passage import Way
 from evenstep.train.randomness import undisturbed
 from evenstep.train.task import Task
 from evenstep.train.weigh import Weights, weigh
@@ -48,7 +49,7 @@ class Evaluation:
         name: of the set, the prefix of its metrics: "valid" gives "valid/loss".
         data: evaluated for one epoch, whole, in its own order.
         model: what is evaluated.
-        way: task, precision, device and recording; see `Passage`.
+        way: task, precision, device and recording.
         execution: how forwards are run, and on which ranks.
         cuts: how finely micro-batches are cut to fit into this rank's memory.
         report: told of incidents.
@@ -125,7 +126,7 @@ class Evaluation:
     def _through(self, weights: Weights, update: int, place: int) -> bool:
         """Take one task's part of a global batch through the model; False if it must be cut finer first."""
         way, mark, task = self._way, self._way.storage.mark(), next(iter(weights.totals))
-        passage = self._execution.passage(
+        step = MicrobatchStep(
             way,
             weights,
             path=("evaluate", self._name, place),
@@ -136,21 +137,21 @@ class Evaluation:
         )
         passes = self._cuts.passes(way.tasks, weights.work)
         halve = partial(half_of, way.tasks)
-        self._execution.match(passes, partial(Passage.unseen, way), halve=halve, backward=False, kind=task)
-        fault = self._try(weights, passage)
-        if not self._execution.any_failed(fault is not None):
+        self._execution.match(passes, partial(MicrobatchStep.dummy, way), halve=halve, backward=False, kind=task)
+        fault = self._try(step)
+        if not self._execution.strategy.any_failed(fault is not None):
             return True
         way.storage.drop_after(mark)
         if fault:
-            self._cut(passage, way.tasks[task], update, fault)
+            self._cut(step, way.tasks[task], update, fault)
         self._execution.cut_alike(self._cuts)
         return False
 
-    def _try(self, weights: Weights, passage: Passage) -> str | None:
+    def _try(self, step: MicrobatchStep) -> str | None:
         """Run the micro-batches; gives None, or the traceback of what did not fit into memory, "" if a peer's."""
         try:
-            with passage:
-                self._execution.evaluate(tuple(microbatch.index for microbatch in weights.work), passage)
+            with step:
+                self._execution.evaluator.run(self._execution.forwards(step.lay_out(step.work)), step)
         except Spoiled as spoiled:
             return spoiled.fault
         except (MemoryError, RuntimeError) as error:
@@ -159,9 +160,9 @@ class Evaluation:
             return traceback.format_exc()
         return None
 
-    def _cut(self, passage: Passage, task: Task, update: int, fault: str) -> None:
-        assert passage.doing is not None, "memory is taken by micro-batches"
-        phase, microbatch, piece = passage.doing
+    def _cut(self, step: MicrobatchStep, task: Task, update: int, fault: str) -> None:
+        assert step.doing is not None, "memory is taken by micro-batches"
+        phase, microbatch, piece = step.doing
         what = f"rank {self._execution.strategy.rank} ran out of memory in the {phase} of {described(piece)}"
         message = f"{what} of evaluation '{self._name}'"
         if not self._cuts.finer(task, piece):

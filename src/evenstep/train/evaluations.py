@@ -1,89 +1,82 @@
 """The evaluations of a run: each of its sets of data, with what hooks and writers hear of it.
 
-The parameters' average, if there is one, is evaluated in their place. It remembers how finely each set had to be cut,
-and when all of them were last evaluated. How one set is evaluated is told in `evaluate`; when is the loop's to say.
+The parameters' average, if there is one, is evaluated in their place. It remembers when all sets were last evaluated.
+How one set is evaluated is told in `evaluate`; when is the loop's to say.
 """
 
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import final
 
 from evenstep.data import Data
 from evenstep.errors import ArgumentError
-from evenstep.events import EvaluateBegin, EvaluateEnd, Incident, Writers
-from evenstep.optim.ema import Ema
-from evenstep.optim.modes import Modes
-from evenstep.train.cuts import Cuts
-from evenstep.train.evaluate import Evaluation
-from evenstep.train.loop import Loop
-from evenstep.train.passage import Way
+from evenstep.events import EvaluateBegin, EvaluateEnd
+from evenstep.train.engine import Engine
 from evenstep.train.predict import Prediction, predict
+from evenstep.train.reporter import Reporter
 
 
 @final
 @dataclass(slots=True, kw_only=True)
 class Evaluations:
-    """Evaluates for a trainer.
+    """Evaluates for a trainer. All that was trained must have been written before.
 
     Args:
-        loop: whose model is evaluated, on its ranks.
-        way: task, precision, device and recording; see `Passage`.
-        ema: the average that is evaluated in place of the parameters, or None.
-        modes: of the optimizer, which may have other parameters to evaluate than it trains.
-        writers: get the metrics.
-        report: told of incidents.
+        engine: whose model is evaluated.
+        sets: of data, by name.
+        reporter: hands the metrics to the writers.
         all_at: the update after which all were last evaluated, or -1.
+        is_running: whether an evaluation or a prediction is under way.
     """
 
-    loop: Loop
-    way: Way
-    ema: Ema | None
-    modes: Modes
-    writers: Writers
-    report: Callable[[Incident], None]
+    engine: Engine
+    sets: Mapping[str, Data]
+    reporter: Reporter
     all_at: int = -1
-    _cuts: dict[str, Cuts] = field(default_factory=dict)
+    is_running: bool = False
 
-    def __call__(self, sets: Mapping[str, Data], update: int) -> dict[str, dict[str, float]]:
-        """Evaluate the parameters after `update` on `sets`; gives each one's metrics, without the prefix.
+    def all(self) -> None:
+        """Evaluate the parameters on all sets."""
+        self(self.sets)
+        self.all_at = self.engine.progress.update
 
-        All that was trained must have been written: nothing else may be pending in the storage.
-        """
-        with self.modes.evaluating(), self.ema.swapped() if self.ema is not None else nullcontext():
-            return {name: self._one(name, data, update) for name, data in sets.items()}
+    def __call__(self, sets: Mapping[str, Data]) -> dict[str, dict[str, float]]:
+        """Evaluate the parameters on `sets`; gives each one's metrics, without the prefix."""
+        with self._running():
+            return {name: self._one(name, data) for name, data in sets.items()}
 
     def predict(self, data: Data, *, collect: bool | None) -> list[Prediction]:
         """Collect what the tasks keep of the outputs for `data`; see `predict.predict`."""
-        with self.modes.evaluating(), self.ema.swapped() if self.ema is not None else nullcontext():
+        with self._running():
             return predict(
                 data,
-                model=self.loop.model,
-                way=self.way,
-                execution=self.loop.execution,
+                model=self.engine.model,
+                way=self.engine.parts.way,
+                execution=self.engine.parts.execution,
                 collect=collect,
-                hear=self.loop.hear,
+                hear=lambda batch: self.reporter.data_faults(batch, self.engine.progress.update + 1),
             )
 
-    def _one(self, name: str, data: Data, update: int) -> dict[str, float]:
+    @contextmanager
+    def _running(self) -> Generator[None]:
+        self.is_running = True
+        try:
+            with self.engine.evaluating():
+                yield
+        finally:
+            self.is_running = False
+
+    def _one(self, name: str, data: Data) -> dict[str, float]:
         values: dict[str, float] = {}
-        evaluation = Evaluation(
-            name=name,
-            data=data,
-            model=self.loop.model,
-            way=self.way,
-            execution=self.loop.execution,
-            cuts=self._cuts.setdefault(name, Cuts()),
-            report=self.report,
-            guard=self.loop.guard,
-        )
-        with self.way.bus.span(
+        update, evaluation = self.engine.progress.update, self.engine.evaluation(name, data)
+        with self.engine.bus.span(
             "evaluate",
             lambda: EvaluateBegin(update=update, name=name),
             lambda error: EvaluateEnd(update=update, name=name, metrics=values),
         ):
             records = evaluation(update)
-            self.writers.write(records)
+            self.reporter.write(records)
             values |= {record.name: record.value for record in records}
         return {key.removeprefix(f"{name}/"): value for key, value in values.items()}
 

@@ -16,34 +16,45 @@ from torch.utils.data import DataLoader
 from evenstep.choice import choose
 from evenstep.data import Data, data_of
 from evenstep.errors import ArgumentError
+from evenstep.events import Best
 from evenstep.optim.ema import Ema
 from evenstep.optim.schedules import LR_SCHEDULES, LrSchedule
+from evenstep.options import OPTIONS, Failures, Training
 from evenstep.parallel import Strategy, device_of_rank, launched_group, strategy_named
-from evenstep.precision import PRECISIONS, Full, Precision
-from evenstep.train.arguments import check_counts
+from evenstep.plugins import COMBINES, load
+from evenstep.precision import PRECISIONS, FullPrecision, Precision
+from evenstep.train.arguments import check_length
 from evenstep.train.coefficients import Coefficients
-from evenstep.train.combine import COMBINES, Combine
-from evenstep.train.failures import FAILURE_POLICIES, MAX_REWINDS, FailurePolicy
+from evenstep.train.combine import Combine
+from evenstep.train.failures import FAILURE_POLICIES, FailurePolicy
+from evenstep.train.policies import Policies
 from evenstep.train.spikes import LossSpikes
 from evenstep.train.task import Task
 
-_COUNTS = (
-    *("updates", "epochs", "log_every_updates", "settle_every_updates"),
-    *("keep_checkpoints", "keep_every_updates", "clip_norm"),
-)
-_SWITCHES = ("check_loss", "fit_memory", "asynchronous_saves", "channels_last")
-_WORDS = {"on_hook_error": ("stop", "continue"), "norm_statistics": ("shared", "per-task", "frozen")}
 _DEVICES = "'auto', 'cpu' or an accelerator such as 'cuda:0'"
 
 
 def check(asked: Mapping[str, Any]) -> None:
     """Raise ArgumentError for what can't be among a trainer's arguments, by name, whatever the others are."""
-    check_counts(**{name: asked[name] for name in _COUNTS})
+    check_length(asked["updates"], asked["epochs"])
     _check_objects(asked["model"], asked["task"], asked["optimizer"])
     _check_values(asked)
-    for name in _SWITCHES:
-        if not isinstance(asked[name], bool):
-            raise ArgumentError(f"`{name}` must be True or False, but is {asked[name]!r}.")
+    for name, option in OPTIONS.items():
+        _check(name, asked[name], option, f"`{name}={option.__name__}(…)`")
+    _check_training(asked["train"])
+    best: object = asked["checkpoint"].best
+    if best is not None:
+        _check("best", best, Best, "`best=Best(metric='valid/loss')`")
+
+
+def check_engine(asked: Mapping[str, Any]) -> None:
+    """The same for an engine's arguments."""
+    if asked["updates"] is not None:
+        check_length(asked["updates"], None)
+    _check_objects(asked["model"], asked["task"], asked["optimizer"])
+    _check_values({"folder": None, **asked})
+    _check("train", asked["train"], Training, "`train=Training(…)`")
+    _check_training(asked["train"])
 
 
 def _check_objects(model: object, task: object, optimizer: object) -> None:
@@ -63,30 +74,26 @@ def _check_objects(model: object, task: object, optimizer: object) -> None:
 
 
 def _check_values(asked: Mapping[str, Any]) -> None:
-    seed, device, folder, config = asked["seed"], asked["device"], asked["folder"], asked["config"]
-    skipped, coefficients = asked["max_skipped_samples"], asked["coefficients"]
+    seed, device, folder = asked["seed"], asked["device"], asked["folder"]
     if type(seed) is not int:
         raise ArgumentError(f"`seed` must be a whole number, but is {seed!r}; write `seed=42`.")
     if isinstance(device, bool) or device is None:
         raise ArgumentError(f"`device` must be {_DEVICES}, but is {device!r}.")
-    _check_or_none("ema", asked["ema"], Ema, "`ema=Ema(decay=0.999)`")
-    _check_or_none("loss_spikes", asked["loss_spikes"], LossSpikes, "`loss_spikes=LossSpikes()`")
     if folder is not None and (not isinstance(folder, str | Path) or not str(folder)):
         raise ArgumentError(f"`folder` must be a path, but is {folder!r}; write `folder='runs/first'`.")
     if folder is not None and Path(cast("str", folder)).is_file():
         raise ArgumentError(f"`folder` must be a folder, but `{folder}` is a file; give another path.")
-    for name, words in _WORDS.items():
-        value = asked[name]
-        choose(name, value if isinstance(value, str) else repr(value), dict.fromkeys(words))
+
+
+def _check_training(train: Training) -> None:
+    ema, coefficients = cast("object", train.ema), cast("object", train.coefficients)
+    if ema is not None:
+        _check("ema", ema, Ema, "`ema=Ema(decay=0.999)`")
     if coefficients is not None and not isinstance(coefficients, Mapping | Coefficients):
         raise ArgumentError(
             f"`coefficients` must be numbers by the names of tasks, but is {_said(coefficients)}; write "
             f"`coefficients={{'class': 1.0, 'box': 0.5}}`."
         )
-    if config is not None and not isinstance(config, Mapping):
-        raise ArgumentError(f"`config` must be a dict, but is {_said(config)}; write `config={{'lr': 0.1}}`.")
-    if type(skipped) is not int or skipped < 0:
-        raise ArgumentError(f"`max_skipped_samples` must be a whole number of at least 0, but is {skipped!r}.")
 
 
 def evaluations_of(given: object) -> dict[str, Data]:
@@ -118,7 +125,7 @@ def precision_of(given: object) -> Precision:
     'bf16-mixed'
     """
     if given is None:
-        return Full()
+        return FullPrecision()
     if isinstance(given, str):
         return choose("precision", given, PRECISIONS)()
     _check("precision", given, Precision, f"one of {_quoted(PRECISIONS)}")
@@ -179,33 +186,48 @@ def strategy_of(given: object, device: object) -> Strategy:
     return cast("Strategy", given)
 
 
-def policy_of(argument: str, given: object) -> FailurePolicy | None:
-    """A failure policy by itself or by its name in run files."""
-    names = {"stop": 0, "retry": 0} if argument == "on_out_of_memory" else FAILURE_POLICIES
-    if given is None:
+def policies_of(failures: Failures) -> Policies:
+    """The policies that are given by name or by themselves.
+
+    >>> policies_of(Failures(non_finite="rewind")).may_rewind
+    True
+    """
+    out_of_memory = None if failures.out_of_memory == "retry" else _policy("out_of_memory", failures)
+    return Policies(
+        non_finite=_policy("non_finite", failures), out_of_memory=out_of_memory, spikes=_spikes_of(failures)
+    )
+
+
+def _spikes_of(failures: Failures) -> LossSpikes | None:
+    asked = failures.loss_spike
+    if isinstance(asked, LossSpikes):
+        return asked
+    if asked == "ignore":
         return None
-    if isinstance(given, str):
-        choose(argument, given, names)
-        if argument == "on_out_of_memory" and given == "retry":
-            return None  # which is to cut it finer as long as that helps
-        return FAILURE_POLICIES[given](MAX_REWINDS)
-    _check(argument, given, FailurePolicy, f"one of {_quoted(names)}")
-    return cast("FailurePolicy", given)
+    return LossSpikes(
+        None if asked == "report" else _policy("loss_spike", failures),
+        window_updates=failures.spike_window_updates,
+        threshold=failures.spike_threshold,
+    )
+
+
+def _policy(argument: str, failures: Failures) -> FailurePolicy:
+    asked: object = getattr(failures, argument)
+    if isinstance(asked, str):  # one of the names, which `Failures` has checked
+        return FAILURE_POLICIES[asked](failures.max_rewinds)
+    _check(argument, asked, FailurePolicy, f"one of {_quoted(FAILURE_POLICIES)}")
+    return cast("FailurePolicy", asked)
 
 
 def combine_named(given: object) -> Combine | None:
     """A method for the tasks' gradients by itself or by its name in run files."""
     if given is None:
         return None
+    methods: Mapping[str, Callable[..., Combine]] = load(COMBINES)
     if isinstance(given, str):
-        return choose("combine", given, COMBINES)()
-    _check("combine", given, Combine, f"one of {_quoted(COMBINES)}")
+        return choose("combine", given, methods)()
+    _check("combine", given, Combine, f"one of {_quoted(methods)}")
     return cast("Combine", given)
-
-
-def _check_or_none(argument: str, given: object, kind: type, write: str) -> None:
-    if given is not None:
-        _check(argument, given, kind, write)
 
 
 def _check(argument: str, given: object, kind: type, write: str) -> None:

@@ -26,8 +26,9 @@ from evenstep.train.cuts import Cuts, Piece, half_of, part_of, parts_of, reason_
 from evenstep.train.evaluate import evaluating
 from evenstep.train.execution import Execution
 from evenstep.train.loss_faults import batch_norms, loss_fault, metric_note, norm_note, uncut_note, weight_fault
+from evenstep.train.microbatch import MicrobatchStep
 from evenstep.train.onlooker import Onlooker
-from evenstep.train.passage import Passage, Way
+from evenstep.train.passage import Way
 from evenstep.train.split import copied, num_samples, tensors_in
 from evenstep.train.task import Loss, Task
 from evenstep.train.untouched import untouched
@@ -37,7 +38,7 @@ TRIES = 8  # global batches in which a task's micro-batches are looked at, where
 REPEATS = 6  # of a suspect whole, to see how far random numbers move it: with 2 they seem not to, once in 40 times
 WHILE_LOOKING = (
     "It was raised while the loss of a micro-batch was compared with those of its halves, as `Task.split` cuts it; "
-    "`Trainer(check_loss=False)`, in a run file `train.check_loss = false`, leaves that out."
+    "`Trainer(train=Training(check_loss=False))`, in a run file `train.check_loss = false`, leaves that out."
 )
 _16_BITS = frozenset({torch.float16, torch.bfloat16})
 
@@ -181,7 +182,7 @@ class Guard:
 
     def _precise(self, *, narrow: bool) -> Precise:
         """How exactly losses can be compared, of which some are `narrow`."""
-        gathers = getattr(self.execution.strategy, "options", {}).get("gather_dtype")
+        gathers = self.execution.strategy.gather_dtype
         formats = {parameter.dtype for parameter in self.model.parameters()}
         if narrow or gathers or self.way.precision.name != "32-true" or not formats.isdisjoint(_16_BITS):
             return NARROW
@@ -249,18 +250,18 @@ class Guard:
     def _passed(self, name: str, work: tuple[Microbatch, ...], listening: "_Listening", path: str) -> Heard:
         """Take micro-batches through the model, past everybody who would hear or record them."""
         execution, strategy = self.execution, self.execution.strategy
-        together = strategy.in_turn or execution.stages is not None  # what one rank does not run, others wait for
+        together = strategy.in_turn or execution.in_stages  # what one rank does not run, others wait for
         each = {one.index: 1.0 for one in work}
         weights = Weights(
             totals={name: 1.0}, num_microbatches=len(work), each=each, divisors={}, work=work, num_tasks=1
         )
-        unseen = partial(Passage.unseen, self._silent(name, _Listening(self.way.tasks[name])))
+        dummy = partial(MicrobatchStep.dummy, self._silent(name, _Listening(self.way.tasks[name])))
         halve = partial(half_of, self.way.tasks)
-        execution.match(work, unseen, halve=halve, backward=False, kind=f"check {name}")
+        execution.match(work, dummy, halve=halve, backward=False, kind=f"check {name}")
         way, heard = self._silent(name, listening), Heard()
         try:
-            with execution.passage(way, weights, path=(path,), update=0, factor=1.0, prefix="", cuts=Cuts()) as passage:
-                execution.evaluate(tuple(one.index for one in work), passage)
+            with MicrobatchStep(way, weights, path=(path,), update=0, factor=1.0, prefix="", cuts=Cuts()) as step:
+                execution.evaluator.run(execution.forwards(step.lay_out(work)), step)
         except Spoiled:
             heard = Heard(no_memory=True)
         except Exception as error:
@@ -270,7 +271,7 @@ class Guard:
                 raise
             # what else is raised the update will raise as well, and say it
             heard = Heard(no_memory=no_memory, error="" if no_memory else f"{type(error).__name__}: {error}")
-        execution.any_failed(heard.no_memory)
+        strategy.any_failed(heard.no_memory)
         if heard.no_memory:
             give_back()
         return heard

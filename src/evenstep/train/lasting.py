@@ -21,7 +21,8 @@ from torch import Tensor
 from evenstep.errors import ArgumentError, EvenstepError, LostRankError
 from evenstep.events import Incident, Json
 from evenstep.parallel import Elastic, Group, bits
-from evenstep.train.reports import Reports
+from evenstep.train.loop import Loop
+from evenstep.train.reporter import Reporter
 from evenstep.train.run_state import RunState
 from evenstep.train.saving import Saving
 from evenstep.train.state import unwrapped
@@ -57,17 +58,19 @@ class Lasting(Course):
 
     Args:
         group: that changes.
+        loop: that does the work.
         state: of the run.
         saving: of the run.
         agree: raises unless all that are there train the same.
-        reports: of this process.
+        reporter: of this process.
     """
 
     group: Elastic
+    loop: Loop
     state: RunState
     saving: Saving
     agree: Callable[[], None]
-    reports: Reports
+    reporter: Reporter
     _is_whole: bool = True
     _before: dict[str, int] = field(default_factory=dict[str, int])
     _done: bool = False
@@ -93,18 +96,17 @@ class Lasting(Course):
 
     @property
     def _update(self) -> int:
-        return self.state.loop.progress.update if self._is_whole else -1
+        return self.loop.engine.progress.update if self._is_whole else -1
 
     def _give_up(self) -> None:
-        loop = self.state.loop
-        self._is_whole = self._is_whole and loop.update.is_whole
-        loop.abandon()
+        self._is_whole = self._is_whole and self.loop.engine.core.is_whole
+        self.loop.abandon()
         self.saving.settle_alone()
 
     def _heal(self) -> None:
         """Make all the same: who does not hold what the one with the most updates holds takes its state."""
-        loop, group = self.state.loop, self.group
-        holds = unwrapped(loop.model).state_dict().values()
+        engine, group = self.loop.engine, self.group
+        holds = unwrapped(engine.model).state_dict().values()
         mine = (self._update, [int(bits(one)) for one in holds if isinstance(one, Tensor)])
         told = group.gather((mine, self._before))
         everybody = [theirs for theirs, _ in told]
@@ -117,20 +119,20 @@ class Lasting(Course):
             if mine != everybody[source]:
                 self._take(state)
         self._same_ends()
-        loop.guard.agree()
+        engine.parts.guard.agree()
         self.agree()
         self._tell(told[source][1], most)
         if most:
-            loop.act()  # what was wanted at that update may not have been done
+            self.loop.act()  # what was wanted at that update may not have been done
 
     def _take(self, state: Any) -> None:
-        loop, before = self.state.loop, max(self._update, 0)
+        engine, before = self.loop.engine, max(self._update, 0)
         self.state.load_state_dict(state)
-        loop.update.begin()
-        loop.update.is_whole = self._is_whole = True
+        engine.core.begin()
+        engine.core.is_whole = self._is_whole = True
         # the others' history holds what this process would have written, had it been there
-        history = [record for name in loop.storage.names() for record in loop.storage.history(name)]
-        self.reports.write(sorted((one for one in history if one.update > before), key=lambda one: one.update))
+        history = [record for name in engine.storage.names() for record in engine.storage.history(name)]
+        self.reporter.write(sorted((one for one in history if one.update > before), key=lambda one: one.update))
 
     def _same_ends(self) -> None:
         """Agree on what was evaluated, and on what the first process has saved."""
@@ -148,14 +150,12 @@ class Lasting(Course):
         what += [f"{_processes(came)} there, with the state of the others"] if came else []
         message = f"{' and '.join(what)}: update {update + 1} is dealt over {len(now)} of {self.group.count}."
         details: dict[str, Json] = {"lost": [*lost], "came": [*came], "processes": [*sorted(now.values())]}
-        self.reports.report(
+        self.reporter.report(
             Incident(kind="lost_rank" if lost else "rank_came", update=update, message=message, details=details)
         )
 
 
-def build_course(
-    group: Group, state: RunState, saving: Saving, reports: Reports, *, agree: Callable[[], None]
-) -> Course:
+def build_course(group: Group, loop: Loop, *, agree: Callable[[], None]) -> Course:
     """The course of a run of this group.
 
     Raises:
@@ -163,15 +163,22 @@ def build_course(
     """
     if not isinstance(group, Elastic):
         return Straight()
-    loop = state.loop
-    if loop.execution.part_held[1] > 1:
+    checkpointer, engine = loop.checkpointer, loop.engine
+    if engine.parts.execution.part_held[1] > 1:
         raise ArgumentError("ranks that may be lost must each hold the whole state; use `Ddp` or `Ordered`.")
-    if loop.data.num_batches(0, seed=loop.seed) is None:
+    if loop.feed.data.num_batches(0, seed=engine.seed) is None:
         raise ArgumentError(
             "the data of ranks that may be lost must be dealt anew over those that are left, which a stream can't; "
             "give a dataset with a length, or let a lost rank stop the run."
         )
-    return Lasting(group=group, state=state, saving=saving, agree=agree, reports=reports)
+    return Lasting(
+        group=group,
+        loop=loop,
+        state=checkpointer.state,
+        saving=checkpointer.saving,
+        agree=agree,
+        reporter=loop.reporter,
+    )
 
 
 def shared(group: Group, tree: Any, source: int) -> Any:

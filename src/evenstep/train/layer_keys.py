@@ -12,6 +12,7 @@ from typing import Any, cast, final
 import torch
 from torch import nn
 
+from evenstep.internals import compiled_in_place, has_hooks, unwrapped
 from evenstep.pipeline import Layer, Layers, Staged
 from evenstep.pipeline.layers import is_chain
 from evenstep.train.randomness import Randomness
@@ -52,12 +53,7 @@ def may_draw(module: nn.Module) -> bool:
     (False, True)
     """
     parts: list[Any] = [*module.modules()]
-    return any(
-        type(part).__module__ not in _QUIET
-        or isinstance(part, _LOUD)
-        or bool(part._forward_hooks or part._forward_pre_hooks)
-        for part in parts
-    )
+    return any(type(part).__module__ not in _QUIET or isinstance(part, _LOUD) or has_hooks(part) for part in parts)
 
 
 def key_layers(model: nn.Module, randomness: Randomness) -> str:
@@ -68,11 +64,14 @@ def key_layers(model: nn.Module, randomness: Randomness) -> str:
             micro-batch alone, and can't be put in stages.
         randomness: of the run.
     """
-    original: nn.Module = getattr(model, "_orig_mod", model)
+    if isinstance(model, Staged):  # its stages say by themselves which layer begins
+        randomness.by_layer = True
+        return ""
+    original = unwrapped(model)
     layers = _layers_of(original)
     if not layers:
         return ""
-    if original is not model or _is_compiled(model):
+    if original is not model or compiled_in_place(model):
         return _COMPILED if _drops(original) else ""
     parts = {id(part) for part in model.modules()}
     places: dict[int, list[int]] = {}
@@ -80,7 +79,7 @@ def key_layers(model: nn.Module, randomness: Randomness) -> str:
     foreign: list[str] = []
     for place, layer in enumerate(layers):
         module = layer.build
-        if not isinstance(module, nn.Module) or id(module) not in parts or _is_compiled(module):
+        if not isinstance(module, nn.Module) or id(module) not in parts or compiled_in_place(module):
             foreign.append(layer.name)
         elif may_draw(module):
             modules[id(module)] = module
@@ -160,10 +159,6 @@ def _is_needed(parameter: Any) -> bool:
         parameter.VAR_POSITIONAL,
         parameter.VAR_KEYWORD,
     )
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    return cast("Any", module)._compiled_call_impl is not None
 
 
 def _drops(model: nn.Module) -> bool:

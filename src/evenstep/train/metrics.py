@@ -11,10 +11,10 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from evenstep.errors import ArgumentError, MissingExtraError, TaskError
 from evenstep.events.meters import Meters
+from evenstep.internals import pytree
 from evenstep.train.task import Loss, Task
 
 _TAKEN = ("loss", "no_loss")  # the engine's own metrics of a task

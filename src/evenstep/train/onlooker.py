@@ -28,8 +28,8 @@ class Onlooker(Task):
     def inputs(self, batch: Any) -> Any:
         return self._task.inputs(batch)
 
-    def inverse(self, output: Any, batch: Any) -> Any:
-        return self._task.inverse(output, batch)
+    def postprocess(self, output: Any, batch: Any) -> Any:
+        return self._task.postprocess(output, batch)
 
     def split(self, batch: Any) -> list[Any]:
         return self._task.split(batch)

@@ -15,7 +15,7 @@ from evenstep.errors import ArgumentError
 from evenstep.optim.aside import Aside, holds_parameters, tells_itself
 from evenstep.optim.multi import inner
 from evenstep.optim.sharing import Part, why_not_by
-from evenstep.parallel import Elastic, Strategy
+from evenstep.parallel import Elastic, Layout, Strategy
 from evenstep.pipeline import Staged
 from evenstep.train.arguments import choose_device
 
@@ -32,8 +32,8 @@ def check_optimizer(
     """
     for one in inner(optimizer):
         _check_step(one, choose_device(device))
-    if is_shared(model, strategy):
-        _check_shared(optimizer, strategy, stages=in_stages(model))
+    if is_shared(model, strategy.layout):
+        _check_shared(optimizer, strategy.layout, stages=in_stages(model))
     joined = isinstance(strategy.group, Elastic)
     fault = Aside(optimizer).fault() if keeps or joined else ""
     if fault:
@@ -46,9 +46,9 @@ def in_stages(model: nn.Module) -> bool:
     return isinstance(model, Staged) and model.mesh.pipeline.ranks > 1
 
 
-def is_shared(model: nn.Module, strategy: Strategy) -> bool:
+def is_shared(model: nn.Module, layout: Layout) -> bool:
     """Whether each rank steps a share of what is trained only."""
-    return strategy.divides != "nothing" or in_stages(model)
+    return layout.divides != "nothing" or in_stages(model)
 
 
 def _check_step(optimizer: Optimizer, device: torch.device) -> None:
@@ -77,14 +77,14 @@ def _check_step(optimizer: Optimizer, device: torch.device) -> None:
         )
 
 
-def _check_shared(optimizer: Optimizer, strategy: Strategy, *, stages: bool) -> None:
-    shards = strategy.divides == "elements"
+def _check_shared(optimizer: Optimizer, layout: Layout, *, stages: bool) -> None:
+    shards = layout.divides == "elements"
     part = Part.ELEMENT if shards else Part.PARAMETER
     cut = (
         "with `fsdp` each rank steps a part of every parameter"
         if shards
         else "with `zero1` each rank steps some of the parameters"
-        if strategy.divides == "parameters"
+        if layout.divides == "parameters"
         else "in a pipeline each rank steps the parameters of its own stages"
     )
     other = (

@@ -33,7 +33,7 @@ def check_parameters(model: nn.Module, optimizer: Optimizer, precision: Precisio
 
 def _check_whole(tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in tensors.items():
-        if hasattr(tensor, "_local_tensor"):
+        if hasattr(tensor, "to_local"):
             raise ArgumentError(
                 f"`{name}` of the model is a DTensor: it is cut over ranks, or copied on them, by something else "
                 f"(tensor parallelism, `fully_shard`, another trainer), so norms, sums and checkpoints would be of a "

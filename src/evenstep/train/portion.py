@@ -13,8 +13,8 @@ from evenstep.checkpoint import Shard, is_sharded, outline
 from evenstep.errors import ArgumentError
 from evenstep.names import named_buffers, named_parameters, state_of
 from evenstep.parallel import mapped
-from evenstep.pipeline import Staged, Stages
-from evenstep.pipeline.wire import Address
+from evenstep.pipeline import Staged
+from evenstep.pipeline.wire import Address, Wire
 from evenstep.train.state import Tree
 
 T = TypeVar("T")
@@ -41,12 +41,12 @@ class StagesPortion(Portion):
 
     Args:
         model: whose stages.
-        stages: through whose wire states are sent.
+        wire: over which states are sent.
     """
 
-    def __init__(self, model: Staged, stages: Stages) -> None:
+    def __init__(self, model: Staged, wire: Wire) -> None:
         self._model = model
-        self._wire = stages.wire
+        self._wire = wire
         self._pipeline = model.mesh.pipeline
         self._places = {layer.name: place for place, layer in enumerate(model.layers.layers)}
 
@@ -165,9 +165,9 @@ class _Outlines:
         return self._made.setdefault(key, outline(tree))
 
 
-def build_portion(model: nn.Module, stages: Stages | None) -> Portion:
+def build_portion(model: nn.Module, wire: Wire | None) -> Portion:
     """The portion of this kind of model."""
-    return StagesPortion(model, stages) if isinstance(model, Staged) and stages is not None else Portion()
+    return StagesPortion(model, wire) if isinstance(model, Staged) and wire is not None else Portion()
 
 
 def _address(rank: int) -> Address:

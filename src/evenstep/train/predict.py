@@ -11,18 +11,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias, cast, final
 
-import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from evenstep.data import Data, GlobalBatch, Microbatch, Position
 from evenstep.errors import LostRankError, OutOfMemoryError
+from evenstep.internals import pytree
 from evenstep.parallel import Group, Spoiled
 from evenstep.pipeline.wire import Address, Wire
 from evenstep.train.cuts import Cuts, half_of
 from evenstep.train.evaluate import evaluating
 from evenstep.train.execution import Execution
+from evenstep.train.microbatch import MicrobatchStep
 from evenstep.train.onlooker import Onlooker
-from evenstep.train.passage import Passage, Way
+from evenstep.train.passage import Way
 from evenstep.train.task import Task
 from evenstep.train.weigh import Weights, task_of
 
@@ -102,7 +103,7 @@ def _kept(batch: GlobalBatch, way: Way, execution: Execution) -> list[Kept]:
     for name in dict.fromkeys(part.task for part in batch.parts) or [""]:  # one task after the other, on all ranks
         work = tuple(one for one in batch.microbatches if one.task == name)
         halve = partial(half_of, way.tasks)
-        execution.match(work, partial(_unseen, way), halve=halve, backward=False, kind=f"predict {name}")
+        execution.match(work, partial(_dummy, way), halve=halve, backward=False, kind=f"predict {name}")
         keeping, silent = _keeping(way)
         weights = Weights(
             totals={name: 1.0},
@@ -113,9 +114,8 @@ def _kept(batch: GlobalBatch, way: Way, execution: Execution) -> list[Kept]:
             num_tasks=1,
         )
         path = ("predict", batch.position.batch)
-        kind = execution.passage
-        with kind(silent, weights, path=path, update=0, factor=1.0, prefix="", cuts=Cuts()) as passage:
-            _evaluate(execution, tuple(one.index for one in work), passage)
+        with MicrobatchStep(silent, weights, path=path, update=0, factor=1.0, prefix="", cuts=Cuts()) as step:
+            _evaluate(execution, step)
         if execution.holds_output:
             outputs = keeping[name].kept if work else []
             kept += [
@@ -125,9 +125,9 @@ def _kept(batch: GlobalBatch, way: Way, execution: Execution) -> list[Kept]:
     return kept
 
 
-def _evaluate(execution: Execution, microbatches: tuple[int, ...], passage: Passage) -> None:
+def _evaluate(execution: Execution, step: MicrobatchStep) -> None:
     try:
-        execution.evaluate(microbatches, passage)
+        execution.evaluator.run(execution.forwards(step.lay_out(step.work)), step)
     except Spoiled as spoiled:
         where = f"rank {execution.group.rank}" if spoiled.fault else "a rank of this pipeline"
         raise OutOfMemoryError(
@@ -141,8 +141,8 @@ def _keeping(way: Way) -> "tuple[dict[str, _Keeping], Way]":
     return tasks, replace(way.silently(), tasks=tasks)
 
 
-def _unseen(way: Way, microbatch: Microbatch) -> Passage:
-    return Passage.unseen(_keeping(way)[1], microbatch)
+def _dummy(way: Way, microbatch: Microbatch) -> MicrobatchStep:
+    return MicrobatchStep.dummy(_keeping(way)[1], microbatch)
 
 
 @final

@@ -6,23 +6,19 @@ else is in a micro-batch: dropout and batch statistics do by nature, a loss or w
 """
 
 import math
-from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, cast, final
 
-import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 
-from evenstep.data import GlobalBatch
+from evenstep.data import Data, GlobalBatch
 from evenstep.errors import TaskError
 from evenstep.train.cuts import Cuts, check_weights, parts_of, whole_of
 from evenstep.train.diagnose import gradient_norms
-from evenstep.train.loop import Loop
+from evenstep.train.engine import Engine
 from evenstep.train.randomness import undisturbed
 from evenstep.train.state import unwrapped
-from evenstep.train.task import Task
 
 # by precision; float32 as accelerators multiply it, with the 10 bits of TF32
 _ROUNDING = {"32-true": 2e-3, "bf16-mixed": 6e-2, "16-mixed": 2e-2}
@@ -60,80 +56,81 @@ class Comparison:
         )
 
 
-def compare_cuts(loop: Loop, tasks: Mapping[str, Task], cuts: Cuts, device: torch.device) -> str:
+def compare_cuts(engine: Engine, data: Data) -> str:
     """Compare them for the next update; all ranks together.
 
     Args:
-        loop: of a trainer that is not training.
-        tasks: by name.
-        cuts: of its update; they are as before when this returns.
-        device: of the model.
+        engine: of a trainer that is not training; nothing of it has changed when this returns.
+        data: of the next update.
 
     Returns:
         The comparison in a sentence; "" where nothing is to be compared: a stream, whose batches can't be taken twice,
         micro-batches that can't be cut in two, or a gradient that is not finite.
     """
-    strategy = loop.execution.strategy
-    if loop.data.num_batches(loop.progress.position.epoch, seed=loop.seed) is None or not strategy.cuts_alone:
+    strategy, cuts = engine.strategy, engine.parts.cuts
+    if data.num_batches(engine.progress.position.epoch, seed=engine.seed) is None or not strategy.cuts_alone:
         return ""
-    batch = _first(loop)
+    batch = _first(engine, data)
     if batch is None:
         return ""
-    halved, odd = _halved(loop, batch, tasks)
+    halved, odd = _halved(engine, batch)
     if odd or halved is None:
         return odd
-    loop.model.train()
-    loop.update.begin()
-    with undisturbed(device), strategy.uncompressed():
-        whole = _norms(loop, batch)
+    engine.model.train()
+    engine.core.begin()
+    with undisturbed(engine.parts.way.device), strategy.uncompressed():
+        whole = _norms(engine, batch)
         before = cuts.limit
         cuts.limit = halved if before is None else min(halved, before)
         try:
-            parts = _norms(loop, batch)
+            parts = _norms(engine, batch)
         finally:
             cuts.limit = before
-            loop.storage.discard_from(0)
+            engine.storage.discard_from(0)
     total = math.sqrt(math.fsum(norm * norm for norm in whole.values()))
     largest = max((abs(norm - parts.get(name, 0.0)) for name, norm in whole.items()), default=0.0)
     if not 0 < total < math.inf or not largest < math.inf:
         return ""
-    rounding = _ROUNDING.get(loop.precision.name, 2e-3)
-    compared = Comparison(difference=largest / total, rounding=rounding, by_nature=_by_nature(loop))
+    rounding = _ROUNDING.get(engine.precision.name, 2e-3)
+    compared = Comparison(difference=largest / total, rounding=rounding, by_nature=_by_nature(engine))
     return str(compared)
 
 
-def _first(loop: Loop) -> GlobalBatch | None:
-    strategy = loop.execution.strategy
-    batches = loop.data.batches(loop.progress.position, seed=loop.seed, rank=strategy.rank, ranks=strategy.ranks)
-    with closing(cast("Any", batches)), closing(loop.data):
+def _first(engine: Engine, data: Data) -> GlobalBatch | None:
+    strategy = engine.strategy
+    batches = data.batches(engine.progress.position, seed=engine.seed, rank=strategy.rank, ranks=strategy.ranks)
+    with closing(cast("Any", batches)), closing(data):
         return next(batches, None)
 
 
-def _norms(loop: Loop, batch: GlobalBatch) -> dict[str, float]:
-    loop.update.rerun(batch, loop.progress.update + 1)
-    norms = gradient_norms(unwrapped(loop.model), loop.execution.group)
+def _norms(engine: Engine, batch: GlobalBatch) -> dict[str, float]:
+    engine.core.rerun(batch, engine.progress.update + 1)
+    norms = gradient_norms(unwrapped(engine.model), engine.group)
     return {name: float(norm) for name, norm in norms.items()}
 
 
-def _halved(loop: Loop, batch: GlobalBatch, tasks: Mapping[str, Task]) -> tuple[int | None, str]:
+def _halved(engine: Engine, batch: GlobalBatch) -> tuple[int | None, str]:
     """The limit at which some rank's largest micro-batch is cut in two, None if none can be; or why they must not."""
     finer, odd = Cuts(), ""
     for microbatch in batch.microbatches:
-        task, piece = tasks[microbatch.task], whole_of(microbatch)
+        task, piece = engine.parts.way.tasks[microbatch.task], whole_of(microbatch)
         try:
             if finer.finer(task, piece):
                 check_weights(task, piece, parts_of(task, piece))
         except TaskError as error:  # only a micro-batch that is out of memory must be cut: no fault of the run yet
             odd = f"not compared: {error}"
-    everybody = loop.execution.group.gather((finer.limit, odd))
+    everybody = engine.group.gather((finer.limit, odd))
     limits = [limit for limit, _ in everybody if limit is not None]
     return min(limits, default=None), next((odd for _, odd in everybody if odd), "")
 
 
-def _by_nature(loop: Loop) -> tuple[str, ...]:
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+def _by_nature(engine: Engine) -> tuple[str, ...]:
     def depends(module: nn.Module) -> bool:
         rate = getattr(module, "p", getattr(module, "dropout", 0.0))
-        return isinstance(module, _BatchNorm) or (isinstance(rate, float) and rate > 0)
+        return isinstance(module, _BATCH_NORMS) or (isinstance(rate, float) and rate > 0)
 
-    mine = {type(module).__name__ for module in loop.model.modules() if depends(module)}
-    return tuple(sorted({name for theirs in loop.execution.group.gather(mine) for name in theirs}))
+    mine = {type(module).__name__ for module in engine.model.modules() if depends(module)}
+    return tuple(sorted({name for theirs in engine.group.gather(mine) for name in theirs}))

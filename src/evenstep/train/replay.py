@@ -7,26 +7,25 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
-import torch
 from torch import nn
 
 from evenstep.data import Data, GlobalBatch, Microbatch, Part, Position
 from evenstep.errors import DataError
 from evenstep.names import by_plain_name, load_state, state_of
 from evenstep.train.diagnose import diagnose
-from evenstep.train.loop import Loop
+from evenstep.train.engine import Engine
 from evenstep.train.randomness import undisturbed
 from evenstep.train.state import Tree, check_fits, unwrapped
 
 _FINITE = "all is finite"
 
 
-def replay_failure(loop: Loop, device: torch.device, state: Tree, failure: Tree) -> str:
+def replay_failure(engine: Engine, data: Data, state: Tree, failure: Tree) -> str:
     """Run the update of a failure again, up to its gradients; says what is not finite in it, or "".
 
     Args:
-        loop: of a run that is built as the one that failed was.
-        device: of its model.
+        engine: of a run that is built as the one that failed was.
+        data: of that run.
         state: of the update before; only the model is taken, and a loss scale.
         failure: as `describe_failure` gave it.
 
@@ -34,17 +33,17 @@ def replay_failure(loop: Loop, device: torch.device, state: Tree, failure: Tree)
         CheckpointError: the state is of another model.
         Exception: what the update raises.
     """
-    whole = unwrapped(loop.model)
+    whole = unwrapped(engine.model)
     saved = by_plain_name(state["model"])
     check_fits(saved, state_of(whole), "model")
     load_state(whole, saved)
-    if state["run"]["precision"] == loop.precision.name:
-        loop.precision.state = state["precision"]
-    batch = failed_batch(failure, loop.data, seed=loop.seed)
-    loop.model.train()
-    loop.update.begin()
-    with undisturbed(device), closing(loop.data):
-        return replay(loop.model, lambda: loop.update.rerun(batch, failure["update"]))
+    if state["run"]["precision"] == engine.precision.name:
+        engine.precision.state = state["precision"]
+    batch = failed_batch(failure, data, seed=engine.seed)
+    engine.model.train()
+    engine.core.begin()
+    with undisturbed(engine.parts.way.device), closing(data):
+        return replay(engine.model, lambda: engine.core.rerun(batch, failure["update"]))
 
 
 def failed_batch(failure: dict[str, Any], data: Data, *, seed: int) -> GlobalBatch:

@@ -5,22 +5,15 @@ and which part of a model in stages belongs to this rank in `portion`. It does n
 when.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
-from torch.optim import Optimizer
-
+from evenstep.data import Data
 from evenstep.errors import CheckpointError
-from evenstep.optim.ema import Ema
-from evenstep.train.cuts import Cuts
+from evenstep.train.engine import Engine
 from evenstep.train.evaluations import Evaluations
-from evenstep.train.loop import Loop
-from evenstep.train.portion import Portion, build_portion
-from evenstep.train.progress import Progress
-from evenstep.train.reports import Reports
-from evenstep.train.state import Saved, Tree, check_same_run, unwrapped, with_plain_names
-from evenstep.train.task import Task
+from evenstep.train.reporter import Reporter
+from evenstep.train.state import Tree, check_same_run
 
 _PARTS = ("model", "optimizer", "progress", "data", "hooks", "storage", "run")
 
@@ -31,23 +24,17 @@ class RunState:
     """The state of a run.
 
     Args:
-        loop: with its data, hooks, metrics and counters.
-        saved: the tensors.
-        portion: which part of the whole model this rank holds.
+        engine: with model, optimizer, metrics and counters.
+        data: of the run.
         evaluations: that know when they were last made.
-        cuts: of this rank.
-        reports: that know how finely each rank cuts.
-        tasks: by name, of which some have a state.
+        reporter: that knows how finely each rank cuts.
         config: kept as it is.
     """
 
-    loop: Loop
-    saved: Saved
-    portion: Portion
+    engine: Engine
+    data: Data
     evaluations: Evaluations
-    cuts: Cuts
-    reports: Reports
-    tasks: Mapping[str, Task]
+    reporter: Reporter
     config: dict[str, Any]
 
     def state_dict(self, *, whole: bool) -> Tree:
@@ -56,16 +43,14 @@ class RunState:
         Args:
             whole: False to leave tensors that are cut over ranks as they are.
         """
-        data, ranks = self._state_of_data(), self.loop.execution.strategy.group
-        states = ranks.gather(data) if self.loop.data.state_is_of_rank else [data]
-        tensors = {**self.saved.state_dict(whole=whole), "trained": self.loop.update.trained.state_dict()}
-        return self._with_counters(self.portion.gathered(tensors), dict(enumerate(states)))
+        data, ranks = self._state_of_data(), self.engine.strategy.group
+        states = ranks.gather(data) if self.data.state_is_of_rank else [data]
+        return self._with_counters(self.engine.tensors(whole=whole), dict(enumerate(states)))
 
     def part(self) -> Tree:
         """What this rank holds of it, without asking the others."""
-        rank = self.loop.execution.strategy.rank if self.loop.data.state_is_of_rank else 0
-        tensors = {**self.saved.part(), "trained": self.loop.update.trained.state_dict()}
-        tensors = self.portion.part(tensors)
+        rank = self.engine.strategy.rank if self.data.state_is_of_rank else 0
+        tensors = self.engine.held_tensors()
         if self._holds_copy:  # of what another rank writes as well
             tensors = {**tensors, "model": {}, "ema": {}, "optimizer": {**tensors["optimizer"], "state": {}}}
         return self._with_counters(tensors, {rank: self._state_of_data()})
@@ -73,38 +58,37 @@ class RunState:
     @property
     def part_held(self) -> tuple[int, int]:
         """Which part of the state `part` gives, and of how many: each rank's own, where each has data of its own."""
-        execution = self.loop.execution
-        if self.loop.data.state_is_of_rank:
-            return execution.group.rank, execution.group.ranks
-        return execution.part_held
+        if self.data.state_is_of_rank:
+            return self.engine.group.rank, self.engine.group.ranks
+        return self.engine.parts.execution.part_held
 
     @property
     def _holds_copy(self) -> bool:
-        strategy = self.loop.execution.strategy
-        return self.loop.data.state_is_of_rank and strategy.rank >= strategy.part_held[1]
+        strategy = self.engine.strategy
+        return self.data.state_is_of_rank and strategy.rank >= strategy.layout.num_shards
 
     def _state_of_data(self) -> Tree:
         """What this rank's data need to go on at the committed position."""
-        return self.loop.data.state_dict(self.loop.progress.position)
+        return self.data.state_dict(self.engine.progress.position)
 
     def _with_counters(self, tensors: Tree, data: dict[int, Tree]) -> Tree:
-        loop = self.loop
+        engine = self.engine
         return {
             **tensors,
-            "progress": loop.progress.state_dict(),
+            "progress": engine.progress.state_dict(),
             "data": {
-                "fingerprint": loop.data.fingerprint(),
-                "ranks": loop.execution.strategy.ranks if loop.data.state_is_of_rank else 0,
+                "fingerprint": self.data.fingerprint(),
+                "ranks": engine.strategy.ranks if self.data.state_is_of_rank else 0,
                 "states": data,
             },
-            "hooks": loop.bus.state_dict(),
-            "tasks": {name: state for name, task in self.tasks.items() if (state := task.state_dict())},
-            "storage": loop.storage.state_dict(),
+            "hooks": engine.bus.state_dict(),
+            "tasks": engine.task_states(),
+            "storage": engine.storage.state_dict(),
             "run": {
-                "seed": loop.seed,
-                "precision": loop.precision.name,
+                "seed": engine.seed,
+                "precision": engine.precision.name,
                 "evaluated_at": self.evaluations.all_at,
-                "cuts": self.reports.limits,
+                "cuts": self.reporter.limits,
                 "config": self.config,
             },
         }
@@ -115,7 +99,7 @@ class RunState:
         Raises:
             CheckpointError: it is of another model, optimizer, data, seed or precision. Nothing has been changed.
         """
-        loop = self.loop
+        engine = self.engine
         lacking = [part for part in _PARTS if part not in state]
         if lacking:
             raise CheckpointError(
@@ -125,22 +109,14 @@ class RunState:
             )
         check_same_run(
             {**state["run"], "data": state["data"]["fingerprint"]},
-            {"seed": loop.seed, "precision": loop.precision.name, "data": loop.data.fingerprint()},
+            {"seed": engine.seed, "precision": engine.precision.name, "data": self.data.fingerprint()},
         )
         data = self._own_data(state["data"])
-        state = self.portion.own(with_plain_names(state))
-        self.saved.check(state)
-        tasks = state.get("tasks", {})
-        check_tasks_fit(tasks, self.tasks)
-        changed = loop.bus.load_state_dict(state["hooks"])
-        for name, theirs in tasks.items():
-            self.tasks[name].load_state_dict(theirs)
-        loop.data.load_state_dict(data)
-        changed += self.saved.load_state_dict(state)
-        loop.update.trained.load_state_dict(state.get("trained", {}))
-        loop.update.learning_rates.reloaded()
-        loop.storage.load_state_dict(state["storage"])
-        loop.progress = Progress.from_state_dict(state["progress"])
+        own = engine.own_part(state)
+        changed = engine.bus.load_state_dict(state["hooks"])
+        self.data.load_state_dict(data)
+        changed += engine.load_own(own)
+        engine.storage.load_state_dict(state["storage"])
         self.evaluations.all_at = state["run"]["evaluated_at"]
         self._load_cuts(state["run"].get("cuts", []))
         return changed
@@ -151,7 +127,7 @@ class RunState:
         Raises:
             CheckpointError: each rank has data of its own, and they were as many as there are now.
         """
-        strategy, of_rank = self.loop.execution.strategy, self.loop.data.state_is_of_rank
+        strategy, of_rank = self.engine.strategy, self.data.state_is_of_rank
         now = strategy.ranks if of_rank else 0
         # before each rank's was kept, there was the first one's
         states = saved.get("states", {0: saved.get("state")})
@@ -167,69 +143,13 @@ class RunState:
 
     def _load_cuts(self, limits: list[int | None]) -> None:
         """Cut as finely as this rank did; on another number of ranks, and in stages, as the one that did so most."""
-        execution = self.loop.execution
-        if not execution.strategy.cuts_alone:
+        group = self.engine.group
+        if not self.engine.strategy.cuts_alone:
             return
         known = [limit for limit in limits if limit is not None]
-        same = len(limits) == execution.group.ranks and execution.stages is None
-        self.cuts.limit = limits[execution.group.rank] if same else min(known, default=None)
+        same = len(limits) == group.ranks and not self.engine.parts.execution.in_stages
+        self.engine.parts.cuts.limit = limits[group.rank] if same else min(known, default=None)
 
 
 def _ranks(count: int) -> str:
     return "rank" if count == 1 else "ranks"
-
-
-def build_run_state(
-    loop: Loop,
-    optimizer: Optimizer,
-    names: list[list[str]],
-    ema: Ema | None,
-    evaluations: Evaluations,
-    cuts: Cuts,
-    reports: Reports,
-    tasks: Mapping[str, Task],
-    config: dict[str, Any],
-) -> RunState:
-    """The state of the run of `loop`; the average begins as a copy of what the parameters are now.
-
-    Args:
-        loop, evaluations, cuts, reports, tasks, config: see `RunState`.
-        optimizer, ema: of the run.
-        names: of the optimizer's groups' parameters, over all ranks.
-    """
-    portion = build_portion(loop.model, loop.execution.stages)
-    saved = Saved(
-        model=unwrapped(loop.model),
-        optimizer=optimizer,
-        names=names,
-        strategy=loop.execution.strategy,
-        ema=ema,
-        precision=loop.precision,
-    )
-    return RunState(
-        loop=loop,
-        saved=saved,
-        portion=portion,
-        evaluations=evaluations,
-        cuts=cuts,
-        reports=reports,
-        tasks=tasks,
-        config=config,
-    )
-
-
-def check_tasks_fit(saved: Mapping[str, Any], tasks: Mapping[str, Task]) -> None:
-    """Raise CheckpointError unless the tasks that have a state are those whose state was saved."""
-    missing = [name for name, task in tasks.items() if name not in saved and task.state_dict()]
-    surplus = [name for name in saved if name not in tasks]
-    faults = [f"has no state of {_said(name)}, which has some" for name in missing]
-    faults += [f"has a state of {_said(name)}, which this run has not" for name in surplus]
-    if faults:
-        raise CheckpointError(
-            f"the checkpoint {' and '.join(faults)}, so going on from it would not be exact; resume with the tasks "
-            f"that it was saved with."
-        )
-
-
-def _said(name: str) -> str:
-    return f"task `{name}`" if name else "the task"

@@ -330,7 +330,7 @@ class Saving:
             return self._saver
         if self.folder is None:
             raise ArgumentError("this trainer keeps nothing: give it a `folder` to save checkpoints in.")
-        raise ArgumentError("a checkpoint was asked for, but `keep_checkpoints` is 0; set how many to keep.")
+        raise ArgumentError("a checkpoint was asked for, but `checkpoint.keep_last` is 0; set how many to keep.")
 
 
 def describe_failure(

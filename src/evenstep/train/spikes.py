@@ -17,6 +17,7 @@ from typing import final
 
 from evenstep.errors import ArgumentError
 from evenstep.events import Incident, Record
+from evenstep.options import SPIKE_THRESHOLD, SPIKE_WINDOW_UPDATES
 from evenstep.train.failures import FailurePolicy
 
 LOSS = "train/loss"
@@ -45,7 +46,11 @@ class LossSpikes:
     """
 
     def __init__(
-        self, policy: FailurePolicy | None = None, *, window_updates: int = 128, threshold: float = 10.0
+        self,
+        policy: FailurePolicy | None = None,
+        *,
+        window_updates: int = SPIKE_WINDOW_UPDATES,
+        threshold: float = SPIKE_THRESHOLD,
     ) -> None:
         if window_updates < 8:
             raise ArgumentError(f"`window_updates` must be at least 8, but is {window_updates}; 128 is usual.")

@@ -1,6 +1,6 @@
 """What a run has without being asked: metrics in its folder, a word on the screen, a page at the end.
 
-    with a folder      writers `console` and `jsonl`; hooks Timer, Save (every 15 minutes), StopFile, Status; the report
+    with a folder      writers `console` and `jsonl`; hooks Timer, Save, StopFile, Status; the report at its end
     with `console`     the hook Console, which says what happens around the numbers
     with neither       `console`, where a person watches (a terminal, a notebook); else nothing
 
@@ -27,8 +27,8 @@ from evenstep.events import (
     Writer,
     is_watched,
 )
-
-SAVE_EVERY_MINUTES = 15.0
+from evenstep.options import STANDARD_WRITERS, Checkpointing
+from evenstep.plugins import REPORT, load
 
 
 def writers_of(given: object, *, folder: Path | None, every_updates: int) -> list[Writer]:
@@ -43,13 +43,13 @@ def writers_of(given: object, *, folder: Path | None, every_updates: int) -> lis
         ArgumentError: an unknown name, or nothing that writers can be.
     """
     if given is None:
-        given = ("console", "jsonl") if folder is not None else ("console",) if is_watched() else ()
-    several = _several("writers", given, (Writer, str), "`writers=('console', 'jsonl')`")
+        given = STANDARD_WRITERS if folder is not None else ("console",) if is_watched() else ()
+    several = _several("writers", given, (Writer, str), "`log=Logging(writers=('console', 'jsonl'))`")
     return [choose("writers", one, WRITERS)(every_updates) if isinstance(one, str) else one for one in several]
 
 
 def hooks_of(
-    given: object, writers: Sequence[Writer], *, folder: Path | None, every_updates: int, saves: bool
+    given: object, writers: Sequence[Writer], *, folder: Path | None, every_updates: int, checkpoint: Checkpointing
 ) -> list[Hook | None]:
     """The hooks of a run: those that were given, among the standard ones.
 
@@ -58,23 +58,30 @@ def hooks_of(
         writers: of the run.
         folder: of the run.
         every_updates: how often metrics are handed to the writers.
-        saves: whether checkpoints are kept.
+        checkpoint: when checkpoints are written, and which are kept.
 
     Raises:
         ArgumentError: nothing that hooks can be.
     """
-    own: list[Any] = _several("hooks", given, (Hook,), "`hooks=[MyHook()]`")
+    best = [] if folder is None or checkpoint.best is None else [checkpoint.best]
+    own: list[Any] = [*best, *_several("hooks", given, (Hook,), "`hooks=[MyHook()]`")]
     screen = next((writer for writer in writers if isinstance(writer, ConsoleWriter)), None)
     before: list[Hook] = []
     after: list[Hook] = []
     if folder is not None:
-        before += [Timer(every_updates=every_updates)]
-        before += [Save(every_minutes=SAVE_EVERY_MINUTES)] if saves else []
+        before += [Timer(every_updates=every_updates), *_saves(checkpoint)]
         after += [StopFile(), Status()]
     if screen is not None:
         after.insert(0, Console(writer=screen))
     kinds = {type(one) for one in own}
     return [hook for hook in (*before, *own, *after) if hook is None or hook in own or type(hook) not in kinds]
+
+
+def _saves(checkpoint: Checkpointing) -> list[Hook]:
+    periods = {name: getattr(checkpoint, name) for name in ("every_updates", "every_epochs", "every_minutes")}
+    if checkpoint.keep_last == 0 or all(period is None for period in periods.values()):
+        return []
+    return [Save(**periods)]
 
 
 def _several(argument: str, given: object, kinds: tuple[type, ...], write: str) -> list[Any]:
@@ -91,12 +98,9 @@ def _several(argument: str, given: object, kinds: tuple[type, ...], write: str) 
 
 def write_page(folder: Path, update: int, report: Callable[[Incident], None]) -> None:
     """Write the report of the run in `folder`; that it could not be written is an incident, not the end of the run."""
-    # what no run needs to train is imported when it is needed
-    from evenstep.report import write_report
-
     if not (folder / "status.json").exists():
         return  # it never began
     try:
-        write_report(folder)
+        load(REPORT)(folder)
     except Exception as error:  # noqa: BLE001 - not lost: it is an incident
         report(Incident(kind="report", update=update, message=str(error), traceback=traceback.format_exc()))

@@ -14,20 +14,16 @@ from torch.optim import Optimizer
 
 from evenstep.checkpoint import Shard
 from evenstep.errors import ArgumentError, CheckpointError
+from evenstep.internals import unwrapped
 from evenstep.names import by_plain_name, load_state, named_parameters, plain, state_of
 from evenstep.optim.aside import Aside
 from evenstep.optim.ema import Ema
-from evenstep.parallel import Owned, States, Strategy, mapped
+from evenstep.parallel import Layout, ShardedTensorRef, States, mapped
 from evenstep.precision import Precision
 from evenstep.train.optimizer_state import check_optimizer, load_optimizer, optimizer_state, options_of
 from evenstep.train.optimizers import is_shared
 
 Tree = dict[str, Any]
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The module that `torch.compile` wrapped, whose parameter names have no prefix."""
-    return cast("nn.Module", getattr(model, "_orig_mod", model))
 
 
 def parameter_names(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
@@ -57,7 +53,7 @@ class Saved:
         model: unwrapped.
         optimizer: of its parameters, or of those that this rank steps.
         names: of each of the optimizer's groups' parameters, over all ranks.
-        strategy: how tensors are shared between ranks.
+        layout: who holds what of a tensor.
         ema: the average that follows them, or None.
         precision: whose state may be a loss scale.
 
@@ -71,7 +67,7 @@ class Saved:
     model: nn.Module
     optimizer: Optimizer
     names: list[list[str]]
-    strategy: Strategy
+    layout: Layout
     ema: Ema | None
     precision: Precision
     _own: list[list[str]] = field(init=False)
@@ -81,7 +77,7 @@ class Saved:
     def __post_init__(self) -> None:
         self._own = parameter_names(self.model, self.optimizer)
         self._built = options_of(self.optimizer)
-        self.aside = Aside(self.optimizer, shared=is_shared(self.model, self.strategy))
+        self.aside = Aside(self.optimizer, shared=is_shared(self.model, self.layout))
         if self.ema is not None:
             self.ema.attach(self.model)
 
@@ -91,20 +87,18 @@ class Saved:
         Args:
             whole: False to leave tensors that are cut over ranks as they are, which costs no memory.
         """
-        if whole:
-            return self._tree(self._whole, self.strategy.all_states)
-        return self._tree(_held, self.strategy.kept_states)
+        return self._tree(self._gathered if whole else _held, self.layout.optimizer_state)
 
     def part(self) -> Tree:
         """The same of what this rank holds; it needs no other rank."""
         return self._tree(dict, lambda states: states)
 
-    def _tree(self, taken: Callable[[Mapping[str, Any]], Tree], gathered: Callable[[States], States]) -> Tree:
+    def _tree(self, taken: Callable[[Mapping[str, Any]], Tree], of_all: Callable[[States], States]) -> Tree:
         fault = self.aside.fault()
         if fault:
             raise CheckpointError(f"the state of the optimizer can't be saved: {fault}.")
         state = optimizer_state(self.optimizer, self._own, self._built, self.aside.values())
-        everybody = gathered(state["state"])
+        everybody = of_all(state["state"])
         for group, names in zip(state["groups"], self.names, strict=True):
             group["parameters"] = list(names)
         return {
@@ -130,11 +124,11 @@ class Saved:
         load_state(self.model, self._parts(live, state["model"]))
         own: dict[str, Tensor] = {name: live[name] for group in self._own for name in group}
         states: Tree = {}
-        part = self.strategy.part
+        cut = self.layout.scatter_like
         for name in own:
             if name in state["optimizer"]["state"]:
                 values: Tree = state["optimizer"]["state"][name]
-                states[name] = {key: mapped(value, partial(part, own[name])) for key, value in values.items()}
+                states[name] = {key: mapped(value, partial(cut, own[name])) for key, value in values.items()}
         load_optimizer({**state["optimizer"], "state": states}, self.optimizer, self._own, self._built)
         self.aside.restore(state["optimizer"].get("beside", {}).get("attributes", []))
         self.precision.state = state["precision"]
@@ -146,12 +140,12 @@ class Saved:
         self.ema.restart()
         return ["the average of the parameters is new and begins as a copy of them"]
 
-    def _whole(self, tensors: Mapping[str, Any]) -> Tree:
-        return mapped(dict(tensors), self.strategy.whole)
+    def _gathered(self, tensors: Mapping[str, Any]) -> Tree:
+        return mapped(dict(tensors), self.layout.gather_full)
 
     def _parts(self, live: Mapping[str, Tensor], whole: Mapping[str, Any]) -> Tree:
-        part = self.strategy.part
-        return {name: part(live[name], value) if isinstance(value, Tensor) else value for name, value in whole.items()}
+        cut = self.layout.scatter_like
+        return {name: cut(live[name], value) if isinstance(value, Tensor) else value for name, value in whole.items()}
 
 
 def _held(tensors: Mapping[str, Any]) -> Tree:
@@ -160,8 +154,8 @@ def _held(tensors: Mapping[str, Any]) -> Tree:
 
 
 def _as_shard(value: Any) -> Any:
-    if isinstance(value, Owned):
-        return Shard(local=value.local, shape=value.size, offsets=(0,) * len(value.size))
+    if isinstance(value, ShardedTensorRef):
+        return Shard(local=value.local, shape=value.shape, offsets=(0,) * len(value.shape))
     if isinstance(value, dict):
         return _held(cast("Tree", value))
     if type(value) in (list, tuple):

@@ -14,7 +14,6 @@ from torch import Tensor
 from evenstep.errors import ArgumentError
 from evenstep.parallel import Group
 from evenstep.train.loop import Loop
-from evenstep.train.passage import Way
 from evenstep.train.progress import Progress
 
 
@@ -23,10 +22,8 @@ class Surface:
 
     _is_built = False
     _is_training = False
-    _is_evaluating = False
     _updates: int | None
     _loop: Loop
-    _way: Way
     _group: Group
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -57,13 +54,13 @@ class Surface:
                 f"`updates` of a trainer that was given `epochs` can't be set; build another trainer with "
                 f"`updates={updates}`, and let it `resume` or `load_state_dict`."
             )
-        if type(updates) is not int or updates < max(loop.progress.update, 1):
+        if type(updates) is not int or updates < max(self.progress.update, 1):
             raise ArgumentError(
-                f"`updates` must be a whole number of at least the {loop.progress.update} that are committed, but is "
+                f"`updates` must be a whole number of at least the {self.progress.update} that are committed, but is "
                 f"{updates!r}."
             )
-        self._way.coefficients.check(updates)
-        loop.update.learning_rates.updates = updates
+        loop.engine.parts.way.coefficients.check(updates)
+        loop.engine.core.learning_rates.updates = updates
         self._updates = loop.updates = updates
 
     @property
@@ -74,7 +71,7 @@ class Surface:
     @property
     def progress(self) -> Progress:
         """The counters of committed work."""
-        return self._loop.progress
+        return self._loop.engine.progress
 
     @property
     def group_names(self) -> tuple[tuple[str, ...], ...]:
@@ -82,7 +79,7 @@ class Surface:
 
         Of a model in stages they are those of this rank's stages.
         """
-        return tuple(tuple(group) for group in self._loop.update.trained.names)
+        return tuple(tuple(group) for group in self._loop.engine.core.trained.names)
 
     def norms(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """‖v‖₂ of tensors that are held as the parameters of these names are, such as gradients, on every strategy.
@@ -93,12 +90,13 @@ class Surface:
         Args:
             values: by the name of a parameter that the optimizer holds: those that this rank has.
         """
-        return self._loop.update.norms(values)
+        return self._loop.engine.core.norms(values)
 
     def _check_idle(self, what: str, advice: str) -> None:
         """Raise ArgumentError where `what` is called by a hook or task in the midst of an update or an evaluation."""
-        if self._loop.under_way or self._is_evaluating:
-            midst = f"update {self._loop.under_way}" if self._loop.under_way else "an evaluation"
+        computes = self._loop.engine.is_computing
+        if computes or self._loop.evaluator.is_running:
+            midst = f"update {self.progress.update + 1}" if computes else "an evaluation"
             raise ArgumentError(
                 f"`{what}` was called in the midst of {midst}, by a hook or the task, when nothing of it is complete; "
                 f"{advice}."

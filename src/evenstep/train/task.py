@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from evenstep.errors import TaskError
+from evenstep.renamed import warn
 from evenstep.train.split import contents, halves, num_samples
 
 
@@ -120,9 +121,15 @@ class Task(ABC):
         """
         return batch[0] if isinstance(batch, tuple | list) else batch
 
-    def inverse(self, output: Any, batch: Any) -> Any:
-        """Take back in the model's output what `transform` did to the batch; nothing by default."""
+    def postprocess(self, output: Any, batch: Any) -> Any:
+        """The output as `loss` sees it, such as with what `transform` did undone; unchanged by default."""
         return output
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "inverse" in vars(cls) and "postprocess" not in vars(cls):
+            warn(f"{cls.__name__}.inverse", f"{cls.__name__}.postprocess")
+            cls.postprocess = cls.inverse  # pyright: ignore[reportAttributeAccessIssue]
 
     def weight(self, batch: Any) -> float | Tensor:
         """How many units the summed loss of `batch` covers: valid tokens, samples, boxes.

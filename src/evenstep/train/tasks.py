@@ -16,11 +16,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from evenstep.data import Data
-from evenstep.errors import ArgumentError
-from evenstep.parallel import Ddp, Ordered, Single, Strategy, Zero1
-from evenstep.parallel.sharded import Sharded
+from evenstep.errors import ArgumentError, CheckpointError
+from evenstep.parallel import Strategy
 from evenstep.pipeline import Staged
-from evenstep.train.coefficients import Coefficients, Fixed, Scheduled
+from evenstep.train.coefficients import Coefficients, Fixed
 from evenstep.train.combine import Combine, Separate
 from evenstep.train.failures import FailurePolicy
 from evenstep.train.norms import Kind, Norms, build_norms
@@ -116,10 +115,9 @@ def combine_of(given: Combine | None, tasks: Mapping[str, Task]) -> Combine | No
 
 def check_tasks(
     tasks: Tasks,
-    data: Data,
+    data: Data | None,
     evaluations: Mapping[str, Data],
     *,
-    strategy: Strategy,
     model: nn.Module,
     policy: FailurePolicy,
 ) -> None:
@@ -127,14 +125,14 @@ def check_tasks(
 
     Args:
         tasks: of the run.
-        data: for training.
+        data: for training; None where a loop of one's own brings them.
         evaluations: for evaluation, by name.
-        strategy: of the ranks.
         model: whose gradients they are.
         policy: for what goes wrong.
     """
     by_name, combine = tasks.by_name, tasks.combine
-    _check_names("`data`", data.tasks, by_name)
+    if data is not None:
+        _check_names("`data`", data.tasks, by_name)
     for name, one in evaluations.items():
         _check_names(f"the evaluation '{name}'", one.tasks, by_name)
     for name, task in by_name.items():
@@ -155,12 +153,15 @@ def check_tasks(
     if isinstance(model, Staged):
         _check_stages(tasks, policy)
     if combine is not None and combine.needs_products:
-        _check_separable(strategy, model)
+        _check_separable(model)
 
 
 def _check_stages(tasks: Tasks, policy: FailurePolicy) -> None:
-    learned = not isinstance(tasks.coefficients, Fixed | Scheduled)
-    asked = {"learned coefficients": learned, "`combine`": tasks.combine, "DropTask": policy.tolerates_errors}
+    asked = {
+        "learned coefficients": tasks.coefficients.are_learned,
+        "`combine`": tasks.combine,
+        "DropTask": policy.tolerates_errors,
+    }
     for what, wanted in asked.items():
         if wanted:
             raise ArgumentError(
@@ -186,12 +187,7 @@ def _check_names(what: str, names: Sequence[str] | None, tasks: Mapping[str, Tas
         raise ArgumentError(f"{what} has batches of task `{name}`, which the run has not; {advice}")
 
 
-def _check_separable(strategy: Strategy, model: nn.Module) -> None:
-    if not isinstance(strategy, Single | Ddp | Ordered | Zero1 | Sharded):
-        raise ArgumentError(
-            f"`combine` must know how the strategy {type(strategy).__name__} divides gradients between ranks, and "
-            f"does not; train with one of evenstep's own, or leave `combine` out."
-        )
+def _check_separable(model: nn.Module) -> None:
     sparse = [name for name, part in model.named_modules() if getattr(part, "sparse", False) is True]
     if sparse:
         raise ArgumentError(f"`combine` needs dense gradients, but those of `{sparse[0]}` are sparse.")
@@ -214,8 +210,25 @@ def poison_of(optimizer: Optimizer, policy: FailurePolicy, strategy: Strategy) -
     """Gives losses whose gradient is NaN, in a parameter that every rank has; None where what a task raises must end
     the run: shards are gathered in the midst of a forward, where the peers of a rank that stops there wait for it.
     """
-    if not policy.tolerates_errors or isinstance(strategy, Sharded):
+    if not policy.tolerates_errors or strategy.layout.divides == "elements":
         return None
     parameters = (one for group in optimizer.param_groups for one in group["params"] if one.requires_grad)
     first: Tensor = next(parameters)
     return lambda: first.flatten()[:1].float().sum() * math.nan
+
+
+def check_task_states(saved: Mapping[str, Any], tasks: Mapping[str, Task]) -> None:
+    """Raise CheckpointError unless the tasks that have a state are those whose state was saved."""
+    missing = [name for name, task in tasks.items() if name not in saved and task.state_dict()]
+    surplus = [name for name in saved if name not in tasks]
+    faults = [f"has no state of {_named(name)}, which has some" for name in missing]
+    faults += [f"has a state of {_named(name)}, which this run has not" for name in surplus]
+    if faults:
+        raise CheckpointError(
+            f"the checkpoint {' and '.join(faults)}, so going on from it would not be exact; resume with the tasks "
+            f"that it was saved with."
+        )
+
+
+def _named(name: str) -> str:
+    return f"task `{name}`" if name else "the task"

@@ -7,16 +7,17 @@ trainer was built with, another parameter group, a parameter unfrozen that the o
 objects only, at no values.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import is_
-from typing import Any, cast, final
+from typing import Any, final
 from zlib import crc32
 
 from torch import nn
 from torch.optim import Optimizer
 
 from evenstep.errors import ArgumentError, TaskError
+from evenstep.internals import children_of, parameters_of
 from evenstep.names import named_parameters
 
 
@@ -176,6 +177,5 @@ class Trained:
 
 def _places(model: nn.Module) -> list[tuple[dict[str, Any], list[Any]]]:
     """Where the model's modules and parameters stand, each with what stands there now."""
-    everything = (cast("Any", one) for one in model.modules())  # torch has no public way to where they stand
-    held = chain.from_iterable((one._modules, one._parameters) for one in everything)
+    held: Iterator[dict[str, Any]] = chain.from_iterable((children_of(m), parameters_of(m)) for m in model.modules())
     return [(some, list(some.values())) for some in held]

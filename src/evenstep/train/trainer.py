@@ -9,46 +9,50 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast, final
+from typing import TYPE_CHECKING, Any, cast, final
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from evenstep.checkpoint import read_checkpoint
 from evenstep.data import Data, data_of
 from evenstep.errors import ArgumentError
-from evenstep.events import Bus, Hook, Incident, IncidentFiles, Storage, TrainBegin, TrainEnd, Writer, Writers
-from evenstep.optim.ema import Ema
+from evenstep.events import Bus, Hook, IncidentFiles, Storage, TrainBegin, TrainEnd, Writers
 from evenstep.optim.schedules import LrSchedule
+from evenstep.options import (
+    OLD_ARGUMENTS,
+    OLD_NONES,
+    OPTIONS,
+    Checkpointing,
+    Failures,
+    Logging,
+    Training,
+)
 from evenstep.parallel import Strategy
 from evenstep.pipeline import Staged
 from evenstep.precision import Precision
+from evenstep.renamed import old_arguments
 from evenstep.train import given
 from evenstep.train.agreement import check_agreement
 from evenstep.train.arguments import check_keeping, check_launched, check_model, check_trains, try_resume
-from evenstep.train.assembly import build_loop, build_surroundings, build_way, place, updates_of
-from evenstep.train.coefficients import Coefficients
-from evenstep.train.combine import Combine
+from evenstep.train.assembly import build_loop, check_fit_memory, updates_of
 from evenstep.train.conduct import conduct
-from evenstep.train.cuts import Cuts
+from evenstep.train.emergency import emergency_save
+from evenstep.train.engine import Engine
 from evenstep.train.evaluations import named_set
-from evenstep.train.failures import FailurePolicy, Stop
 from evenstep.train.lasting import build_course
-from evenstep.train.loop import Actions
 from evenstep.train.metrics import build_meters
 from evenstep.train.optimizers import check_optimizer, watch_first_step
 from evenstep.train.parameter_checks import check_parameters
+from evenstep.train.parts import build_parts, build_way, place
 from evenstep.train.predict import Prediction
 from evenstep.train.randomness import undisturbed
 from evenstep.train.rehearsal import compare_cuts
 from evenstep.train.replay import replay_failure
+from evenstep.train.reporter import Reporter
+from evenstep.train.requests import End
 from evenstep.train.result import Result
-from evenstep.train.rewinding import may_rewind
-from evenstep.train.run_state import build_run_state
-from evenstep.train.salvage import salvage
 from evenstep.train.saving import Saving
-from evenstep.train.spikes import LossSpikes
 from evenstep.train.standard import hooks_of, writers_of
 from evenstep.train.state import Tree, parameter_names
 from evenstep.train.surface import Surface
@@ -79,33 +83,14 @@ class Trainer(Surface):
         precision: the number formats, also by name, such as "bf16-mixed"; float32 throughout by default.
         lr_schedule: multiplies each group's learning rate; also by name, "cosine", or as a table,
             `{"kind": "cosine", "warmup_updates": 100}`; None leaves the rates alone, so that hooks may set them.
-        clip_norm: the largest norm of an update's gradient; None does not clip.
-        ema: an average that follows the parameters and is evaluated in their place.
         evaluations: sets of data to evaluate on, by name; one alone is called "valid".
         hooks: called before and after everything; see `Hook`. With a `folder` there are also Timer, Save, StopFile and
             Status, unless one of that class is given.
-        writers: get every value of every metric; also by name: "console", "jsonl", "csv", "tensorboard". By default
-            the first two with a `folder`, else the first where a person watches; `()` for none.
         folder: of the run, for checkpoints, metrics and the report; None keeps nothing.
-        log_every_updates: how often metrics are handed to the writers.
-        on_non_finite: what to do about gradients that are inf or NaN, also by name, such as "skip"; stops by default.
-        on_out_of_memory: what to do about a micro-batch that does not fit: cut it and try again by default, or "stop".
-        loss_spikes: looks for losses far above those before, and says what to do about them; None does not look.
-        on_hook_error: what to do about a hook that raises and does not say so itself (`Hook.failure_policy`).
-        max_skipped_samples: how many samples that can't be read may be left out (see `MapData`) before it stops.
-        fit_memory: whether to find out at the start, by trying, how finely micro-batches must be cut to fit.
-        check_loss: whether to find out at the start that losses are sums over their units; False for one over a batch.
-        keep_checkpoints: how many of the newest to keep; None keeps all, 0 writes none.
-        keep_every_updates: also keep the checkpoints of every so many updates.
-        asynchronous_saves: whether training waits only until the state is copied, into as much memory again.
-        settle_every_updates: how many updates an accelerator may run ahead of the host's knowledge of what was
-            committed; `log_every_updates` by default. A CPU, an optimizer that is not fused, or a stream: always 1.
-        coefficients: how much each task counts: numbers by name, or what changes or learns them; 1 by default.
-        combine: what is made of the tasks' separate gradients, also by name, such as "pc_grad"; by default they are
-            accumulated into one.
-        norm_statistics: whose running statistics normalisation layers keep: "shared", "per-task", or "frozen".
-        channels_last: whether model and images are in channels-last order.
-        config: anything to be kept with checkpoints, such as the resolved configuration.
+        train: how an update is made: clipping, an average of the parameters, several tasks, checks.
+        checkpoint: when checkpoints are written into the folder, and which are kept.
+        failures: what is done about gradients that are not finite, too little memory, spikes of the loss, and more.
+        log: how often metrics are written, and by which writers.
 
     Raises:
         ArgumentError: an argument that cannot be.
@@ -121,6 +106,7 @@ class Trainer(Surface):
     ('all 200 updates are done', 2.0)
     """
 
+    @old_arguments(OPTIONS, OLD_ARGUMENTS, OLD_NONES)
     def __init__(
         self,
         *,
@@ -135,29 +121,13 @@ class Trainer(Surface):
         strategy: Strategy | str | None = None,
         precision: Precision | str | None = None,
         lr_schedule: LrSchedule | str | Mapping[str, Any] | None = None,
-        clip_norm: float | None = None,
-        ema: Ema | None = None,
         evaluations: "Mapping[str, Data | DataLoader[Any]] | Data | DataLoader[Any] | None" = None,
         hooks: Sequence[Hook | None] | Hook = (),
-        writers: Sequence[Writer | str] | Writer | str | None = None,
         folder: Path | str | None = None,
-        log_every_updates: int = 10,
-        on_non_finite: FailurePolicy | str | None = None,
-        on_out_of_memory: FailurePolicy | str | None = None,
-        loss_spikes: LossSpikes | None = None,
-        on_hook_error: Literal["stop", "continue"] = "stop",
-        max_skipped_samples: int = 100,
-        fit_memory: bool = False,
-        check_loss: bool = True,
-        keep_checkpoints: int | None = 3,
-        keep_every_updates: int | None = None,
-        asynchronous_saves: bool = True,
-        settle_every_updates: int | None = None,
-        coefficients: Coefficients | Mapping[str, float] | None = None,
-        combine: Combine | str | None = None,
-        norm_statistics: Literal["shared", "per-task", "frozen"] = "shared",
-        channels_last: bool = False,
-        config: Mapping[str, Any] | None = None,
+        train: Training = Training(),
+        checkpoint: Checkpointing = Checkpointing(),
+        failures: Failures = Failures(),
+        log: Logging = Logging(),
     ) -> None:
         given.check(locals().copy())
         check_launched(strategy, model, os.environ)
@@ -165,112 +135,93 @@ class Trainer(Surface):
         check_trains(optimizer, model)
         batches, sets = data_of(data, "data"), given.evaluations_of(evaluations)
         formats, schedule = given.precision_of(precision), given.lr_schedule_of(lr_schedule)
-        policy = given.policy_of("on_non_finite", on_non_finite) or Stop()
+        policies = given.policies_of(failures)
         sharing = given.strategy_of(strategy, device)
         check_parameters(model, optimizer, formats)
-        keeps = folder is not None and keep_checkpoints != 0
+        keeps = folder is not None and checkpoint.keep_last != 0
         check_optimizer(optimizer, model=model, strategy=sharing, device=device, keeps=keeps)
-        self._can_rewind = may_rewind(policy, loss_spikes)
-        check_keeping(batches, folder=folder, keep_checkpoints=keep_checkpoints, rewinds=self._can_rewind)
+        check_keeping(batches, keeps=keeps, rewinds=policies.may_rewind)
         self._said_of_data = try_resume(batches, sharing.group) if keeps else []
-        tasks = Tasks.of(task, coefficients, given.combine_named(combine), norm_statistics)
-        check_tasks(tasks, batches, sets, strategy=sharing, model=model, policy=policy)
-        self._norms = tasks.attach(model, optimizer)
-        self.device = place(model, device, formats, channels_last=channels_last)
+        tasks = Tasks.of(task, train.coefficients, given.combine_named(train.combine), train.norm_statistics)
+        check_tasks(tasks, batches, sets, model=model, policy=policies.non_finite)
+        norms = tasks.attach(model, optimizer)
+        self.device = place(model, device, formats, channels_last=train.channels_last)
         self.model, self.optimizer = model, optimizer
         self.evaluations = sets
         self.folder = None if folder is None else Path(folder)
         self.storage = Storage(meters=build_meters(tasks.by_name, self.device))
         self._updates = updates if updates is not None else updates_of(batches, cast("int", epochs), seed)
-        self._data, self._config, self._resumed = batches, dict(config or {}), False
+        self._resumed = False
         self._group = model.mesh.world if isinstance(model, Staged) else sharing.group
-        written = writers_of(writers, folder=self.folder, every_updates=log_every_updates)
-        self._writers = Writers(written if self.is_first_rank else (), report=lambda incident: self._report(incident))
-        every = hooks_of(
-            hooks, written, folder=self.folder, every_updates=log_every_updates, saves=keep_checkpoints != 0
-        )
+        written = writers_of(log.writers, folder=self.folder, every_updates=log.every_updates)
+        files = IncidentFiles(self.folder, makes_folder=self.is_first_rank)
+        reporter = Reporter(files=files, group=self._group)
+        self._writers = Writers(written if self.is_first_rank else (), report=reporter.report)
+        every = hooks_of(hooks, written, folder=self.folder, every_updates=log.every_updates, checkpoint=checkpoint)
         heard = [hook for hook in every if self.is_first_rank or not getattr(hook, "first_rank_only", False)]
-        self._bus = Bus(heard, self, on_error=on_hook_error, report=lambda incident: self._report(incident))
-        self._saving = Saving(
+        bus = Bus(heard, self, on_error=failures.hook, report=reporter.report)
+        reporter.attach(bus, self._writers)
+        saving = Saving(
             folder=self.folder,
             group=self._group,
-            bus=self._bus,
-            report=self._report,
-            keep=keep_checkpoints,
-            keep_every_updates=keep_every_updates,
-            asynchronous=asynchronous_saves,
+            bus=bus,
+            report=reporter.report,
+            keep=checkpoint.keep_last,
+            keep_every_updates=checkpoint.keep_every_updates,
+            asynchronous=checkpoint.asynchronous,
         )
-        self._way = build_way(
+        way = build_way(
             tasks,
             formats,
-            policy,
+            policies.non_finite,
             sharing,
             optimizer,
             self.device,
-            channels_last=channels_last,
+            channels_last=train.channels_last,
             seed=seed,
             storage=self.storage,
-            bus=self._bus,
-            norms=self._norms,
+            bus=bus,
+            norms=norms,
         )
-        names, cuts = parameter_names(model, optimizer), Cuts()
-        self._loop = build_loop(
-            way=self._way,
+        check_fit_memory(model, sharing, wanted=train.fit_memory)
+        names = parameter_names(model, optimizer)
+        parts = build_parts(
+            way=way,
             model=model,
             names=names,
             optimizer=optimizer,
-            data=batches,
             strategy=sharing,
             combine=tasks.combine,
             lr_schedule=schedule,
-            clip_norm=clip_norm,
-            ema=ema,
-            cuts=cuts,
-            actions=self._actions(),
-            on_non_finite=policy,
-            on_out_of_memory=given.policy_of("on_out_of_memory", on_out_of_memory),
+            train=train,
+            on_out_of_memory=policies.out_of_memory,
+            report=reporter.report,
+            planned_updates=self.updates,
+        )
+        config = dict(checkpoint.config or {})
+        self._engine = Engine.of(parts, report=reporter.report)
+        self._loop = build_loop(
+            self._engine,
+            data=batches,
+            sets=sets,
+            policies=policies,
+            saving=saving,
+            writers=self._writers,
+            reporter=reporter,
+            config=config,
             updates=updates,
             epochs=epochs,
-            planned_updates=self.updates,
-            log_every_updates=log_every_updates,
-            settle_every_updates=settle_every_updates,
-            max_skipped_samples=max_skipped_samples,
-            fit_memory=fit_memory,
-            check_loss=check_loss,
-        )
-        self._reports, self._evaluations, self._rewinding = build_surroundings(
-            self._loop,
-            way=self._way,
-            writers=self._writers,
-            saving=self._saving,
-            files=IncidentFiles(self.folder, makes_folder=self.is_first_rank),
-            cuts=cuts,
-            spikes=loss_spikes,
-            ema=ema,
-            optimizer=optimizer,
-            report=self._report,
-            load=self.load_state_dict,
-        )
-        # After the strategy has made replicas equal: the average begins as a copy of the parameters.
-        self._state = build_run_state(
-            self._loop, optimizer, names, ema, self._evaluations, cuts, self._reports, tasks.by_name, self._config
+            log_every_updates=log.every_updates,
+            max_skipped_samples=failures.max_skipped_samples,
+            train=train,
         )
         if keeps:
-            watch_first_step(optimizer, self._state.saved.aside)
-        said = {"tasks": [*tasks.by_name], "config": self._config, "clip_norm": clip_norm, "ema": ema and ema.settings}
+            watch_first_step(optimizer, parts.saved.aside)
+        said = {"tasks": [*tasks.by_name], "config": config, "clip_norm": train.clip_norm}
+        said["ema"] = train.ema and train.ema.settings
         self._agree = partial(check_agreement, self._loop, optimizer, names, self.evaluations, said)
-        self._course = build_course(self._group, self._state, self._saving, self._reports, agree=self._agree)
+        self._course = build_course(self._group, self._loop, agree=self._agree)
         self._is_built = True
-
-    def _actions(self) -> Actions:
-        return Actions(
-            write=self._write,
-            evaluate=self._evaluate_all,
-            save=self._begin_save,
-            report=self._report,
-            poll=lambda: self._saving.poll(self.progress.update, self._held),
-            rewind=lambda update: self._rewinding.to_before(update),
-        )
 
     def ask_stop(self, reason: str, *, requeue: bool = False) -> None:
         """Stop at the end of this update.
@@ -279,16 +230,15 @@ class Trainer(Surface):
             reason: what the result and the logs will say.
             requeue: whether the run wants to be run again, to go on from there.
         """
-        self._loop.asks.stop = reason or "asked to stop"
-        self._loop.asks.requeue = requeue
+        self._loop.requests.request_stop(reason, requeue=requeue)
 
     def ask_save(self) -> None:
         """Save at the end of this update."""
-        self._loop.asks.save = True
+        self._loop.requests.save = True
 
     def ask_evaluate(self) -> None:
         """Evaluate at the end of this update."""
-        self._loop.asks.evaluate = True
+        self._loop.requests.evaluate = True
 
     def train(self) -> Result:
         """Train until all is done, then evaluate and save what is not yet; or until something asks to stop, then save.
@@ -314,76 +264,55 @@ class Trainer(Surface):
             )
         self._is_training = True
         try:
-            return conduct(
-                self._train,
-                ask_stop=self.ask_stop,
-                loop=self._loop,
-                group=self._group,
-                saving=self._saving,
-                report=self._report,
-            )
+            return conduct(self._train, self._loop)
         finally:
             self._is_training = False
 
     def _train(self) -> Result:
-        reason = ""
+        ended = End("")
+        loop, saving = self._loop, self._loop.checkpointer.saving
         self._agree()
-        self._saving.claim()
-        if not self.model.training:
-            self.model.train()
-        self._evaluations.modes.train()
-        self._norms.prepare()
+        saving.claim()
+        self._engine.prepare()
 
         def work() -> None:
-            nonlocal reason
-            self._loop.run()
-            reason = self._loop.why_over()
-            self._finish()
+            nonlocal ended
+            ended = loop.run()
 
         def end(error: BaseException | None) -> TrainEnd:
-            done = not self._loop.asks.stop
-            outcome = "failed" if error is not None else "done" if done else "stopped"
-            return TrainEnd(update=self.progress.update, outcome=outcome, reason=reason, error=error)
+            outcome = ended.outcome if error is None else "failed"
+            return TrainEnd(update=self.progress.update, outcome=outcome, reason=ended.reason, error=error)
 
         begin = TrainBegin(update=self.progress.update, updates=self.updates, resumed=self._resumed)
         with (
             self.holding_folder(),
             self._writers.opened(self.folder, self.progress.update),
-            closing(self._data),
+            closing(loop.feed.data),
             undisturbed(self.device),
             torch.enable_grad(),
         ):
             self._writers.event("train_begin", begin)
-            self._saving.clean(self.progress.update)
+            saving.clean(self.progress.update)
             while self._said_of_data:
-                self._report(self._said_of_data.pop())
-            with self._bus.span("train", lambda: begin, end):
+                loop.reporter.report(self._said_of_data.pop())
+            with self._engine.bus.span("train", lambda: begin, end):
                 try:
-                    if self._can_rewind and self._saving.saved_at < 0:
+                    if loop.policies.may_rewind and saving.saved_at < 0:
                         self.save()  # something to go back to
                     self._course.through(work)
                     self._writers.event("train_end", end(None))
                 except BaseException as raised:
                     error = self._group.explained(raised)
-                    salvage(
-                        error,
-                        loop=self._loop,
-                        group=self._group,
-                        saving=self._saving,
-                        report=self._report,
-                        state=self._state,
-                        write=self._write,
-                        end=lambda error: self._writers.event("train_end", end(error)),
-                    )
+                    emergency_save(error, loop, end=lambda error: self._writers.event("train_end", end(error)))
                     if error is raised:
                         raise
                     raise error from raised
-            self._write()  # hooks may have put values when they heard of the end
+            loop.write_known()  # hooks may have put values when they heard of the end
         return Result(
             update=self.progress.update,
-            outcome="stopped" if self._loop.asks.stop else "done",
-            reason=reason,
-            requeue=self._loop.asks.requeue,
+            outcome=ended.outcome,
+            reason=ended.reason,
+            requeue=ended.requeue,
             metrics={name: record.value for name in self.storage.names() if (record := self.storage.latest(name))},
         )
 
@@ -393,16 +322,7 @@ class Trainer(Surface):
         Raises:
             CheckpointError: on entering, when another run is in it.
         """
-        return self._saving.holding_folder()
-
-    def _finish(self) -> None:
-        # A run that was stopped goes on later, and whoever stopped it is waiting: it is saved, not evaluated.
-        if not self._loop.asks.stop and self._evaluations.all_at != self.progress.update:
-            self._evaluate_all()
-        wanted = self._loop.asks.take_save()  # by what has heard of the evaluation
-        self._saving.settle()
-        if self._saving.enabled and (wanted or self._saving.saved_at != self.progress.update):
-            self.save()
+        return self._loop.checkpointer.saving.holding_folder()
 
     def evaluate(self, name: str | None = None) -> dict[str, dict[str, float]]:
         """Evaluate the parameters (or their average, if there is one) as of the last committed update.
@@ -418,13 +338,8 @@ class Trainer(Surface):
         """
         sets = self.evaluations if name is None else named_set(self.evaluations, name)
         self._check_idle("evaluate", "call `ask_evaluate`, which does it when the update is complete")
-        self._loop.settle()
-        self._write()
-        self._is_evaluating = True
-        try:
-            return self._evaluations(sets, self.progress.update)
-        finally:
-            self._is_evaluating = False
+        self._loop.settle_between_updates()
+        return self._loop.evaluator(sets)
 
     def predict(self, data: "Data | DataLoader[Any]", *, collect: bool | None = None) -> list[Prediction]:
         """What the task keeps (`Task.predict`) of one epoch of `data`, in its order, by the parameters of `evaluate`.
@@ -435,16 +350,8 @@ class Trainer(Surface):
         """
         self._check_idle("predict", "call it in `after_update`, `after_evaluate`, or when training has ended")
         batches = data_of(data, "data")
-        self._loop.settle()
-        self._is_evaluating = True
-        try:
-            return self._evaluations.predict(batches, collect=collect)
-        finally:
-            self._is_evaluating = False
-
-    def _evaluate_all(self) -> None:
-        self.evaluate()
-        self._evaluations.all_at = self.progress.update
+        self._loop.settle_between_updates(write=False)
+        return self._loop.evaluator.predict(batches, collect=collect)
 
     def save(self) -> Path:
         """Write a checkpoint of the state as of the last committed update; gives its folder once it is published.
@@ -454,14 +361,8 @@ class Trainer(Surface):
             CheckpointError: it could not be written; earlier checkpoints are untouched.
         """
         self._check_idle("save", "call `ask_save`, which does it when the update is complete")
-        self._begin_save(must=True)
-        self._saving.finish()
-        return self._saving.path_of(self.progress.update)
-
-    def _begin_save(self, *, must: bool = False) -> None:
-        self._loop.settle()
-        self._write()
-        self._saving.begin(self.progress.update, self._held, must=must)
+        self._loop.settle_between_updates()
+        return self._loop.checkpointer.save()
 
     def resume(self, source: Path | str = "auto") -> Path | None:
         """Go on from a checkpoint.
@@ -476,25 +377,20 @@ class Trainer(Surface):
         Raises:
             CheckpointError: it is not there, damaged, or of another run. Nothing has been changed then.
         """
-        path = Path(source) if source != "auto" else self._group.first_rank_does(self._saving.newest)
-        self._saving.is_claimed |= source == "auto"
+        checkpointer = self._loop.checkpointer
+        path = Path(source) if source != "auto" else self._group.first_rank_does(checkpointer.saving.newest)
+        checkpointer.saving.is_claimed |= source == "auto"
         if path is None:
             return None
-        checkpoint = read_checkpoint(path)
-        self.load_state_dict(checkpoint.state)
-        self._saving.resumed(self.progress.update, checkpoint.path)
-        return checkpoint.path
+        self._resumed = True
+        return checkpointer.resume(path)
 
     def state_dict(self) -> Tree:
         """Everything that the run needs to go on exactly, as a tree.
 
         All ranks call it together. Of a model in stages the first rank gets the whole, the others what they hold.
         """
-        return self._state.state_dict(whole=True)
-
-    def _held(self) -> Tree:
-        """The same for a checkpoint, in which each rank writes its part of tensors that are cut over ranks."""
-        return self._state.state_dict(whole=False)
+        return self._loop.checkpointer.state.state_dict(whole=True)
 
     def load_state_dict(self, state: Tree) -> None:
         """Restore what `state_dict` gave. Hooks and an average that are new begin afresh, which is said.
@@ -502,7 +398,7 @@ class Trainer(Surface):
         Raises:
             CheckpointError: it is of another model, optimizer, data, seed or precision. Nothing has been changed.
         """
-        self._reports.changed(self._state.load_state_dict(state), self.progress.update)
+        self._loop.checkpointer.load(state)
         self._resumed = True
 
     def replay(self, state: Tree, failure: Tree) -> str:
@@ -516,17 +412,8 @@ class Trainer(Surface):
             CheckpointError: the state is of another model.
             Exception: what the update raises.
         """
-        return replay_failure(self._loop, self.device, state, failure)
+        return replay_failure(self._engine, self._loop.feed.data, state, failure)
 
     def compare_cuts(self) -> str:
         """How far the next update's gradient is from that with finer micro-batches, in words; changes nothing."""
-        return compare_cuts(self._loop, self._way.tasks, self._state.cuts, self.device)
-
-    def _write(self) -> None:
-        self._reports.update = self.progress.update
-        records = self.storage.settle(self._reports.gather)
-        self._writers.write(records)
-        self._rewinding.look_for_spikes(records)
-
-    def _report(self, incident: Incident) -> None:
-        self._reports.report(incident)
+        return compare_cuts(self._engine, self._loop.feed.data)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.data.seeding import undisturbed
+from evenstep.internals import times_written
 
 _CONTAINERS = (dict, list, set, OrderedDict, deque)
 
@@ -35,7 +36,7 @@ def untouched(owners: Iterable[object]) -> Generator[None]:
     everybody = _with_modules(owners)
     kept = [_Kept(one) for one in everybody if hasattr(one, "__dict__")]
     buffers = {id(one): one for owner in everybody if isinstance(owner, nn.Module) for one in owner.buffers(False)}
-    values = [(buffer, buffer._version, buffer.detach().clone()) for buffer in buffers.values()]
+    values = [(buffer, times_written(buffer), buffer.detach().clone()) for buffer in buffers.values()]
     try:
         with ExitStack() as around:
             around.enter_context(undisturbed())
@@ -47,7 +48,7 @@ def untouched(owners: Iterable[object]) -> Generator[None]:
             one.put_back()
         with torch.no_grad():
             for buffer, version, value in values:
-                if buffer._version != version or not _equal(buffer, value):
+                if times_written(buffer) != version or not _equal(buffer, value):
                     buffer.detach().copy_(value)
 
 

@@ -9,7 +9,6 @@ accumulation begins anew with smaller pieces, on this rank alone as long as the 
 import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import final
 
@@ -34,28 +33,13 @@ from evenstep.train.dependence import Dependence
 from evenstep.train.execution import Execution
 from evenstep.train.failures import Answer, FailurePolicy
 from evenstep.train.fit import fitting, state_allocated
-from evenstep.train.passage import Gathered, Passage, Way
-from evenstep.train.separately import build_gather
+from evenstep.train.late_weights import build_gather
+from evenstep.train.microbatch import MicrobatchStep
+from evenstep.train.outcome import PendingUpdate
+from evenstep.train.passage import Gathered, Way
+from evenstep.train.progress import Progress
 from evenstep.train.trained import Trained
 from evenstep.train.weigh import Weights, weigh
-
-
-@final
-@dataclass(slots=True, kw_only=True)  # not frozen: one is made in every update, and freezing costs
-class Outcome:
-    """What became of one update.
-
-    Args:
-        aborted: 0.0 when it was applied, 1.0 when not; a tensor while only the device knows.
-        total: Σw of the update; a tensor where the weight is late.
-        skipped_samples: how many samples all ranks had to leave out.
-        gathered: of this rank's micro-batches.
-    """
-
-    aborted: float | Tensor
-    total: float | Tensor
-    skipped_samples: int = 0
-    gathered: Gathered = field(default_factory=Gathered)
 
 
 @final
@@ -66,7 +50,7 @@ class Update:
         model: what is trained.
         optimizer: of the parameters.
         parameters: those of the model that are clipped and stepped together, on whichever rank.
-        way: task, precision, device and recording; see `Passage`.
+        way: task, precision, device and recording.
         execution: how forwards and backwards are run, and gradients shared.
         apply: how a gradient is applied.
         ema: the average that follows the parameters, or None.
@@ -128,13 +112,14 @@ class Update:
             by_name = {name: one for name, one in named_parameters(model).items() if id(one) in held}
             self._gather = build_gather(self._accumulate, combine, by_name, way, execution)
 
-    def __call__(self, batch: GlobalBatch, update: int) -> Outcome:
-        """Execute update number `update` with `batch`.
+    def __call__(self, batch: GlobalBatch, before: Progress) -> PendingUpdate:
+        """Execute the update that follows `before` with `batch`.
 
         With S the loss scale and all sums over micro-batches and ranks, the parameters' gradients become
         S·Σ_t λ_t·Σ∇S_m / Σw_m, or S·Σ∇S_m where the weight is late; what is left of S / Σw_m goes into the divisor of
         `Apply`.
         """
+        update, pending = before.update + 1, self._pending(batch, before)
         self.begin()
         self._execution.group.at(update)
         self.trained.follow()
@@ -144,10 +129,10 @@ class Update:
                 f"not `train()` afterwards. Freeze single layers by calling `eval()` on those."
             )
         weights = self._weigh(batch)
-        skipped = weights.skipped_samples
+        pending.skipped_samples = weights.skipped_samples
         covered = weights.total
         if covered == 0:
-            return Outcome(aborted=1.0, total=0.0, skipped_samples=skipped)
+            return pending
         gathered = self._gather(weights, update)
         self._buffers.settle()
         self._dependence.look(update)
@@ -157,10 +142,10 @@ class Update:
         scale = self._way.precision.scale
         rates = self.learning_rates(update)
         grads = gradients(self._parameters, sparse=self._sparse)
-        squared = self._execution.squared_norm(grads)
+        squared = self._execution.norms.squared(grads)
         if squared is None:  # no task gave a loss
             self._buffers.restore(1.0)
-            return Outcome(aborted=1.0, total=0.0, skipped_samples=skipped)
+            return pending
         self.is_whole = False  # until all that follows has been applied
         divisor = scale if late_weight is None else scale * total
         begin = partial(StepBegin, update=update, divisor=divisor)
@@ -176,11 +161,16 @@ class Update:
         put("train/grad_norm", applied.norm, update=update)
         for name, rate in zip(self.learning_rates.names, rates, strict=True):
             put(name, rate, update=update)
-        return Outcome(aborted=applied.aborted, total=total, gathered=gathered, skipped_samples=skipped)
+        pending.aborted, pending.norm, pending.total, pending.gathered = applied.aborted, applied.norm, total, gathered
+        return pending
+
+    def _pending(self, batch: GlobalBatch, before: Progress) -> PendingUpdate:
+        """The update as it ends where nothing has a weight or a loss: aborted."""
+        return PendingUpdate(batch=batch, before=before, precision=self._way.precision.state, aborted=1.0, total=0.0)
 
     def norms(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `Execution.norms`."""
-        return self._execution.norms(values)
+        """See `GradientNorms.each`."""
+        return self._execution.norms.each(values)
 
     def begin(self) -> None:
         """Take the buffers as they are: whatever the user did to them since the last update stays."""
@@ -205,11 +195,11 @@ class Update:
         weights = Weights.of_one(Microbatch(index=0, data=data, num_samples=1, task=task), weight=1.0)
         mark = self._way.storage.mark()
         self._discard(mark)
-        passage = self._passage(weights, path=("fit",), update=0)
+        step = self._step(weights, path=("fit",), update=0)
         fits = True
         try:
-            with passage:
-                self._execution.try_one(passage)
+            with step:
+                self._execution.try_one(step)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -243,7 +233,7 @@ class Update:
     def is_finite(self, batch: GlobalBatch, update: int) -> bool:
         """Whether the gradient of an aborted update is finite if it is computed again; all ranks ask together."""
         self.rerun(batch, update)
-        squared = self._execution.squared_norm(gradients(self._parameters, sparse=self._sparse))
+        squared = self._execution.norms.squared(gradients(self._parameters, sparse=self._sparse))
         return squared is None or bool(squared.isfinite())
 
     def blame(self, batch: GlobalBatch, gathered: Gathered, update: int) -> list[Blamed]:
@@ -258,7 +248,7 @@ class Update:
         for name in weights.totals:
             self._accumulate(weights.of(name), update)
             self._buffers.restore(1.0)
-            squared = self._execution.squared_norm(gradients(self._parameters, sparse=self._sparse))
+            squared = self._execution.norms.squared(gradients(self._parameters, sparse=self._sparse))
             if squared is not None and not bool(squared.isfinite()):
                 blamed.append(Blamed(microbatch=-1, task=name, why="its gradient is not finite, though its losses are"))
         return blamed
@@ -282,25 +272,24 @@ class Update:
         mark = self._way.storage.mark()
         while True:
             self._discard(mark)
-            passage = self._passage(weights, path=(update,), update=update)
-            fault = self._try(passage, weights)
+            step = self._step(weights, path=(update,), update=update)
+            fault = self._try(step, weights)
             if fault is None:
                 break
             if fault:
-                self._make_room(passage, weights, update, fault)
+                self._make_room(step, weights, update, fault)
             self._execution.cut_alike(self._cuts)
             self._buffers.restore(1.0)
-        gathered = passage.gathered
+        gathered = step.gathered
         for parameter in self.trained.outside:
             parameter.grad = None
         if all(self._way.tasks[name].late_weight for name in weights.totals):
-            gathered.late_total = self._late_total(passage.late_weights, weights)
+            gathered.late_total = self._late_total(step.late_weights, weights)
         return gathered
 
-    def _passage(self, weights: Weights, *, path: tuple[int | str, ...], update: int) -> Passage:
-        factor = self._way.precision.scale
-        kind = self._execution.passage
-        return kind(self._way, weights, path=path, update=update, factor=factor, prefix="train/", cuts=self._cuts)
+    def _step(self, weights: Weights, *, path: tuple[int | str, ...], update: int) -> MicrobatchStep:
+        factor, cuts = self._way.precision.scale, self._cuts
+        return MicrobatchStep(self._way, weights, path=path, update=update, factor=factor, prefix="train/", cuts=cuts)
 
     def _discard(self, mark: int) -> None:
         """Forget what a failed try has left."""
@@ -309,22 +298,23 @@ class Update:
             parameter.grad = None
         self._execution.begin()
 
-    def _try(self, passage: Passage, weights: Weights) -> str | None:
+    def _try(self, step: MicrobatchStep, weights: Weights) -> str | None:
         """Run the micro-batches; gives None, or why it must be done again: a traceback, or "" if a peer wants it.
 
         The error itself does not leave: its traceback refers to all that must be freed.
         """
-        in_turn = self._execution.strategy.in_turn
+        execution = self._execution
+        in_turn = execution.strategy.in_turn
         parts = [weights.of(task) for task in weights.totals] if in_turn else [weights]
         try:
-            with passage:
+            with step:
                 while parts:
                     part, *self._later = parts
-                    passage.doing = None
+                    step.doing = None
                     if in_turn:
                         self._match(part, part.work)
-                    work = tuple([microbatch.index for microbatch in part.work])
-                    self._execution.train(work, passage, weights.num_microbatches, last=not self._later)
+                    plan = execution.plan(step.lay_out(part.work), not self._later)
+                    execution.trainer.run(plan, step)  # forwards, backwards and reductions
                     parts = self._later
         except Spoiled as spoiled:
             return spoiled.fault
@@ -338,7 +328,7 @@ class Update:
         """Let all ranks run the same passes of one kind, of which `work` is this rank's."""
         self._execution.match(
             self._cuts.passes(self._way.tasks, work),
-            self._unseen,
+            self._dummy,
             halve=self._halve,
             backward=True,
             kind=next(iter(part.totals)),
@@ -354,18 +344,18 @@ class Update:
             self._match(part, ())
         self._execution.spoil(num_microbatches, error)
 
-    def _make_room(self, passage: Passage, weights: Weights, update: int, fault: str) -> None:
+    def _make_room(self, step: MicrobatchStep, weights: Weights, update: int, fault: str) -> None:
         """Answer an out-of-memory error: cut the micro-batch finer, and let the peers know if they must begin anew."""
         for parameter in self.trained.with_grad:
             parameter.grad = None
         give_back()
-        if not self._execution.strategy.cuts_alone or passage.doing is None:
+        if not self._execution.strategy.cuts_alone or step.doing is None:
             raise OutOfMemoryError(
                 f"rank {self._execution.group.rank} ran out of memory in update {update}. Where ranks share the "
                 f"model, a micro-batch can't be cut on one of them alone: make the micro-batches smaller "
                 f"(`data.micro_batch_size`), and go on from the last checkpoint."
             )
-        phase, microbatch, piece = passage.doing
+        phase, microbatch, piece = step.doing
         where = f"the {phase} of {described(piece)} of micro-batch {microbatch} in update {update}"
         message = f"rank {self._execution.strategy.rank} ran out of memory in {where}"
         incident = Incident(
@@ -397,10 +387,10 @@ class Update:
             self._spoil(weights.num_microbatches, error)
 
     @contextmanager
-    def _unseen(self, microbatch: Microbatch) -> Generator[Passage]:
-        """The passage of a micro-batch that counts nowhere, after which buffers are as before."""
-        with self._buffers.unchanged(), Passage.unseen(self._way, microbatch) as passage:
-            yield passage
+    def _dummy(self, microbatch: Microbatch) -> Generator[MicrobatchStep]:
+        """A micro-batch that counts nowhere, after which buffers are as before."""
+        with self._buffers.unchanged(), MicrobatchStep.dummy(self._way, microbatch) as step:
+            yield step
 
     def _late_total(self, late: dict[int, Tensor], weights: Weights) -> Tensor:
         """Σw_m over all ranks, in the order of the micro-batches' numbers whoever ran them."""

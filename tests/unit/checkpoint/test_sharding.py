@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from evenstep import Logging
 from evenstep.checkpoint import Saver, Shard, look_into, read_checkpoint, verify, write_checkpoint
 from evenstep.checkpoint.manifest import _checksum
 from evenstep.checkpoint.sharding import Piece, Stored, check_cover
@@ -86,7 +87,7 @@ def test_one_process_reads_all_of_it(three: Path) -> None:
 
 
 @settings(max_examples=12, deadline=None)
-@given(writers=st.integers(1, 4), readers=st.integers(1, 4), dim=st.integers(0, 1))
+@given(log=Logging(writers=st.integers(1, 4)), readers=st.integers(1, 4), dim=st.integers(0, 1))
 def test_any_number_of_ranks_reads_what_any_other_wrote(
     tmp_path_factory: pytest.TempPathFactory, writers: int, readers: int, dim: int
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from evenstep import Hook, MapData, Task, Trainer
+from evenstep import Checkpointing, Hook, Logging, MapData, Task, Trainer
 from evenstep.checkpoint import Saver, newest_valid, read_checkpoint
 from evenstep.errors import CheckpointError
 from evenstep.events import Incident, JsonlWriter, Save, UpdateEnd
@@ -98,9 +98,8 @@ def test_a_run_whose_disk_is_full_for_a_while_trains_on_and_saves_when_there_is_
         device="cpu",
         hooks=[Save(every_updates=2), Spoil()],
         folder=disk / "run",
-        writers=[JsonlWriter()],
-        log_every_updates=1,
-        keep_checkpoints=2,
+        log=Logging(writers=[JsonlWriter()], every_updates=1),
+        checkpoint=Checkpointing(keep_last=2),
     )
     assert trainer.train().update == 12
     assert {"save_failed", "writer"} <= set(heard), heard

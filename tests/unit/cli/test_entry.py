@@ -78,7 +78,7 @@ def test_the_json_schema_is_printed(evenstep: Run) -> None:
 
 
 def test_help_imports_nothing_that_a_command_needs() -> None:
-    heavy = ["pydantic", "rich", "safetensors", "evenstep.config", "evenstep.build", "evenstep.report"]
+    heavy = ["pydantic", "rich", "safetensors", "evenstep.config", "evenstep.builders", "evenstep.extras.report"]
     code = f"import sys; from evenstep.cli import main; main([]); print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.splitlines()[-1] == "[]"

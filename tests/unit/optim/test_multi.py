@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import MapData, Mixture, Task, Trainer
+from evenstep import MapData, Mixture, Task, Trainer, Training
 from evenstep.errors import ArgumentError
 from evenstep.optim import MultiOptimizer
 from evenstep.optim.apply import supports_scaling
@@ -47,7 +47,7 @@ def trained(clip_norm: float | None = None, **more: Any) -> Trainer:
         data=data,
         updates=4,
         device="cpu",
-        clip_norm=clip_norm,
+        train=Training(clip_norm=clip_norm),
         lr_schedule=InverseSqrt(warmup_updates=2),
     )
     trainer.train()
@@ -165,7 +165,7 @@ def test_coefficients_that_are_learned_are_the_last_optimizers_without_weight_de
         data=Mixture({"one": data, "two": MapData(points(), global_batch_size=8)}),
         updates=2,
         device="cpu",
-        coefficients=Uncertainty(),
+        train=Training(coefficients=Uncertainty()),
     ).train()
     learned = optimizer.param_groups[2]
     assert learned["weight_decay"] == 0 and all(len(optimizer.state[one]) for one in learned["params"])

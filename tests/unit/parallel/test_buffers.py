@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Ema, Hook, MapData, Task, Trainer
+from evenstep import Ema, Hook, MapData, Task, Trainer, Training
 from evenstep.parallel import Ddp, Ordered
 from evenstep.parallel.buffers import SharedBuffers
 from evenstep.train.buffers import Buffers
@@ -68,7 +68,7 @@ def trainer(made: nn.Module, strategy: Any, *, updates: int = 4, size: int = 6, 
         updates=updates,
         device="cpu",
         strategy=strategy,
-        ema=Ema(decay=0.5),
+        train=Training(ema=Ema(decay=0.5)),
         hooks=hooks,
     )
 

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from evenstep import MapData, Skip, Task, Trainer
+from evenstep import Failures, MapData, Skip, Task, Trainer
 from evenstep.errors import ArgumentError, NonFiniteError
 from evenstep.parallel import Bf16, Compression, Ddp, Fp16
 
@@ -32,12 +32,12 @@ def test_a_sum_is_off_by_no_more_than_the_stated_bound(
 
     def act(group: Any) -> Tensor:
         module = nn.ParameterList([torch.zeros(40), torch.zeros(7)])
-        strategy = Ddp(group, compression=kind())
-        strategy.wrap(module)
-        strategy.arm(module)
+        reducer = Ddp(group, compression=kind()).reducer(module)
+        reducer.wrap()
+        reducer.arm()
         for parameter, gradient in zip(module, of_rank(group.rank, seed), strict=True):
             parameter.grad = gradient
-        strategy.reduce(module, ranks)
+        reducer.reduce(ranks)
         return torch.cat([parameter.grad for parameter in module]).double()
 
     each = torch.stack([torch.cat(of_rank(rank, seed)) for rank in range(ranks)]).double()
@@ -51,8 +51,8 @@ def test_a_sum_is_off_by_no_more_than_the_stated_bound(
 def test_half_as_many_bytes_travel(on_ranks: Callable[..., list[Any]]) -> None:
     def act(group: Any, compression: Compression) -> list[int]:
         module, bytes_sent = nn.Linear(50, 20), []
-        strategy = Ddp(group, compression=compression)
-        strategy.wrap(module)
+        reducer = Ddp(group, compression=compression).reducer(module)
+        reducer.wrap()
         whole = group.sum
 
         def counted(tensor: Tensor) -> Any:
@@ -60,9 +60,9 @@ def test_half_as_many_bytes_travel(on_ranks: Callable[..., list[Any]]) -> None:
             return whole(tensor)
 
         group.sum = counted
-        strategy.arm(module)
+        reducer.arm()
         module(torch.ones(1, 50)).sum().backward()
-        strategy.reduce(module, 2)
+        reducer.reduce(2)
         assert module.weight.grad is not None and module.weight.grad.dtype is torch.float32
         return bytes_sent
 
@@ -88,7 +88,7 @@ def train(group: Any, factor: float, on_non_finite: Any = None) -> Trainer:
         updates=1,
         device="cpu",
         strategy=Ddp(group, compression=Fp16()),
-        on_non_finite=on_non_finite,
+        failures=Failures(non_finite=on_non_finite),
     )
     trainer.train()
     return trainer
@@ -122,6 +122,7 @@ def test_a_policy_that_skips_skips_it_on_all_ranks(on_ranks: Callable[..., list[
 def test_gradients_of_another_kind_are_refused(on_ranks: Callable[..., list[Any]]) -> None:
     def act(group: Any) -> None:
         with pytest.raises(ArgumentError, match="has parameters of complex64"):
-            Ddp(group, compression=Bf16()).wrap(nn.ParameterList([torch.zeros(2, dtype=torch.complex64)]))
+            module = nn.ParameterList([torch.zeros(2, dtype=torch.complex64)])
+            Ddp(group, compression=Bf16()).reducer(module).wrap()
 
     on_ranks(1, act)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError, ReplicaError
-from evenstep.parallel import Ddp, Ordered
+from evenstep.parallel import Ddp, Ordered, Reducers
 from evenstep.train.buffers import Buffers
 
 
@@ -55,17 +55,18 @@ def test_the_gradient_is_that_of_one_process_whatever_a_rank_has_used(
     def act(group: Any) -> dict[str, Tensor | None]:
         made_strategy = Ddp(group, bucket_bytes=bucket_bytes) if strategy is Ddp else Ordered(group)
         model = made(group.rank)  # different at first: wrapping makes them equal
-        module = made_strategy.wrap(model)
+        reducer = made_strategy.reducer(model)
+        module = reducer.wrap()
         work = WORK[group.rank]
         for place, (microbatch, head) in enumerate(work):
             loss = module(inputs(microbatch), head)
             if place == len(work) - 1:
-                made_strategy.arm(module)
+                reducer.arm()
             loss.backward()
-            made_strategy.collect(module, microbatch)
+            reducer.collect(microbatch)
         if not work:
-            made_strategy.arm(module)
-        made_strategy.reduce(module, 4)
+            reducer.arm()
+        reducer.reduce(4)
         return {name: parameter.grad for name, parameter in model.named_parameters()}
 
     wanted = reference()
@@ -82,7 +83,7 @@ def test_the_gradient_is_that_of_one_process_whatever_a_rank_has_used(
 def test_sparse_gradients_are_refused_on_several_ranks(on_ranks: Callable[..., list[Any]], strategy: Any) -> None:
     def act(group: Any) -> None:
         with pytest.raises(ArgumentError, match="those of `0` are sparse"):
-            strategy(group).wrap(nn.Sequential(nn.Embedding(3, 2, sparse=True)))
+            strategy(group).reducer(nn.Sequential(nn.Embedding(3, 2, sparse=True))).wrap()
 
     on_ranks(2, act)
 
@@ -92,16 +93,16 @@ def test_a_replica_that_differs_in_one_bit_is_found_and_named(
     on_ranks: Callable[..., list[Any]], strategy: Any
 ) -> None:
     def act(group: Any) -> str:
-        made_strategy = strategy(group)
-        module = made_strategy.wrap(made(0))
-        made_strategy.after_update(100)  # all equal
+        reducer = strategy(group).reducer(made(0))
+        module = reducer.wrap()
+        reducer.after_update(100)  # all equal
         if group.rank == 1:
             with torch.no_grad():
                 weight = module.heads[1].weight.view(torch.int64)
                 weight[0, 2] ^= 1
-        made_strategy.after_update(101)  # not a time to look
+        reducer.after_update(101)  # not a time to look
         with pytest.raises(ReplicaError) as raised:
-            made_strategy.after_update(200)
+            reducer.after_update(200)
         return str(raised.value)
 
     for said in on_ranks(3, act):
@@ -110,12 +111,12 @@ def test_a_replica_that_differs_in_one_bit_is_found_and_named(
 
 def test_all_ranks_say_the_same_in_the_same_order(on_ranks: Callable[..., list[Any]]) -> None:
     def act(group: Any) -> list[str]:
-        strategy = Ddp(group, bucket_bytes=64)
-        module = strategy.wrap(made(0))
-        strategy.arm(module)
+        reducer = Ddp(group, bucket_bytes=64).reducer(made(0))
+        module = reducer.wrap()
+        reducer.arm()
         for microbatch, head in WORK[group.rank][-1:]:
             module(inputs(microbatch), head).backward()
-        strategy.reduce(module, 4)
+        reducer.reduce(4)
         return group.said
 
     first, second, third = on_ranks(3, act)
@@ -126,11 +127,11 @@ def test_all_ranks_say_the_same_in_the_same_order(on_ranks: Callable[..., list[A
 @pytest.mark.parametrize("strategy", [Ddp, Ordered])
 def test_running_statistics_are_averaged_over_ranks(on_ranks: Callable[..., list[Any]], strategy: Any) -> None:
     def act(group: Any) -> Tensor:
-        made_strategy = strategy(group)
+        reducers = Reducers(strategy(group))
         norm = nn.BatchNorm1d(1)
-        module, before = made_strategy.wrap(norm), Buffers(norm)
+        (module, _), before = reducers.wrap(norm), Buffers(norm)
         module(torch.tensor([[0.0], [2.0 * group.rank]]))  # means 0 and 1
-        made_strategy.share_buffers(before)
+        reducers.share_buffers(before)
         assert norm.running_mean is not None
         return norm.running_mean
 

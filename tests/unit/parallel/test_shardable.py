@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from evenstep.errors import ArgumentError, TaskError
+from evenstep.parallel.reducer.sharded import units
 from evenstep.parallel.shardable import check_shardable, explained
-from evenstep.parallel.sharded import units
 
 
 def model_of(count: int) -> nn.Module:

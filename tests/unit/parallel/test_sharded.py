@@ -6,9 +6,9 @@ from torch import nn
 
 from evenstep.errors import ArgumentError
 from evenstep.parallel import Fsdp, Group
-from evenstep.parallel.ordered_fsdp import check_exact
-from evenstep.parallel.sharded import units
-from evenstep.parallel.sharded_stage import layers
+from evenstep.parallel.reducer.ordered_fsdp import check_exact
+from evenstep.parallel.reducer.per_plan import layers
+from evenstep.parallel.reducer.sharded import units
 
 
 class Ranks(Group):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from evenstep import DropTask, Hook, Loss, MapData, Mixture, Trainer
+from evenstep import DropTask, Failures, Hook, Loss, MapData, Mixture, Trainer, Training
 from evenstep.data import RoundRobin
 from evenstep.errors import EvenstepError
 from evenstep.parallel import Ddp, Group, Ordered, Single
@@ -31,13 +31,13 @@ def trained(several: Any, strategy: Any, group: Any, *, updates: int = 4, **more
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     more.setdefault("task", {name: several.Regress(name, REDUCTIONS[name]) for name in SIZES})
     more.setdefault("data", mixture(several))
+    more.setdefault("train", Training(clip_norm=1.0))
     trainer = Trainer(
         model=model,
         optimizer=optimizer,
         updates=updates,
         device="cpu",
         strategy=strategy(group),
-        clip_norm=1.0,
         **more,
     )
     trainer.train()
@@ -53,10 +53,10 @@ CASES: dict[str, Callable[[Any], dict[str, Any]]] = {
     "all in each": lambda several: {},
     "one micro-batch per task": lambda several: {"data": mixture(several, 6)},
     "one task at a time, ranks without work": lambda several: {"data": mixture(several, 6, mixing=RoundRobin())},
-    "uncertainty": lambda several: {"coefficients": Uncertainty(regression=("a",))},
-    "PCGrad": lambda several: {"combine": PcGrad()},
-    "Aligned-MTL": lambda several: {"combine": AlignedMtl()},
-    "GradNorm": lambda several: {"combine": GradNorm()},
+    "uncertainty": lambda several: {"train": Training(clip_norm=1.0, coefficients=Uncertainty(regression=("a",)))},
+    "PCGrad": lambda several: {"train": Training(clip_norm=1.0, combine=PcGrad())},
+    "Aligned-MTL": lambda several: {"train": Training(clip_norm=1.0, combine=AlignedMtl())},
+    "GradNorm": lambda several: {"train": Training(clip_norm=1.0, combine=GradNorm())},
 }
 
 
@@ -150,7 +150,12 @@ def test_one_bad_task_on_one_rank_is_dropped_on_all(several: Any, on_ranks: OnRa
                 heard.append((event.kind, event.update, event.details["tasks"], event.details["microbatches"]))
 
         model, _ = trained(
-            several, kind, group, task=bad_task(several, what), on_non_finite=DropTask(), hooks=[Listens()]
+            several,
+            kind,
+            group,
+            task=bad_task(several, what),
+            failures=Failures(non_finite=DropTask()),
+            hooks=[Listens()],
         )
         return model.state_dict(), heard
 
@@ -169,7 +174,7 @@ def test_what_one_rank_raised_ends_all_when_the_policy_says_so(several: Any, on_
         policy = DropTask(limit=1)
         policy._limit = 0
         try:
-            trained(several, Ddp, group, task=task, on_non_finite=policy)
+            trained(several, Ddp, group, task=task, failures=Failures(non_finite=policy))
         except Bad as error:
             return f"Bad {' '.join(error.__notes__)}"
         except EvenstepError as error:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evenstep import Ema, MapData, Task, Trainer
+from evenstep import Ema, MapData, Task, Trainer, Training
 from evenstep.parallel import Ordered
 
 
@@ -30,7 +30,7 @@ def test_the_average_begins_at_the_first_ranks_parameters_on_all_ranks(on_ranks:
             updates=1,
             device="cpu",
             strategy=Ordered(group),
-            ema=Ema(decay=0.5),
+            train=Training(ema=Ema(decay=0.5)),
         )
         return {name: value.clone() for name, value in trainer.state_dict()["ema"].items()}
 

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from evenstep import Ema, MapData, Task, Trainer
+from evenstep import Ema, MapData, Task, Trainer, Training
 from evenstep.checkpoint import look_into, read_checkpoint
 from evenstep.parallel import Group, Ordered, Strategy, Zero1
-from evenstep.parallel.zero1 import dealt
+from evenstep.parallel.reducer.zero1 import dealt
 
 OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
 
@@ -46,8 +46,7 @@ def trained(
         updates=updates,
         device="cpu",
         strategy=strategy,
-        clip_norm=0.3,
-        ema=Ema(decay=0.9),
+        train=Training(clip_norm=0.3, ema=Ema(decay=0.9)),
         folder=folder,
     )
     trainer.train()

@@ -1,11 +1,18 @@
-from typing import Any
+"""Plans, action by action: what a stage asks of its reducer and of the step of micro-batches that runs."""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from enum import Enum
+from typing import Any, cast
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from evenstep.parallel import Strategy
-from evenstep.pipeline import SCHEDULES, Layout, Plan, Runner, Stage, forwards
+from evenstep.errors import PlanError
+from evenstep.parallel import Group
+from evenstep.parallel.reducer.reducer import ExplainsErrors, GathersPerPlan, Reducer
+from evenstep.pipeline import SCHEDULES, Action, Layout, Op, Plan, Runner, Stage, executed, forwards
 
 ONE = Layout.chain(ranks=1)
 
@@ -14,52 +21,142 @@ def sequential(microbatches: list[int]) -> Plan:
     return SCHEDULES["sequential"].plans(ONE, microbatches)[0]
 
 
-class Log(Strategy):
-    """Writes down what it and the passage are asked for."""
+class Log(Reducer, GathersPerPlan):
+    """Writes down what it is asked for, as a reducer and as a step of micro-batches."""
+
+    num_microbatches = 7
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(nn.Identity(), Group())
         self.said: list[str] = []
 
-    def arm(self, module: Any) -> None:
+    def arm(self) -> None:
         self.said.append("arm")
 
-    def reduce(self, module: Any, num_microbatches: int) -> None:
+    def collect(self, microbatch: int) -> None:
+        self.said.append(f"collect {microbatch}")
+
+    def reduce(self, num_microbatches: int) -> None:
         assert num_microbatches == 7
         self.said.append("reduce")
 
-    def forward(self, stage: Stage, microbatch: int) -> Any:
+    def unshard(self) -> None:
+        self.said.append("unshard")
+
+    def reshard(self) -> None:
+        self.said.append("reshard")
+
+    def forward(
+        self, stage: Stage, received: Mapping[int, Any], microbatch: int
+    ) -> tuple[Mapping[int, Any], Tensor | None]:
+        assert stage.is_whole
+        assert not received
         self.said.append(f"F{microbatch}")
-        return torch.tensor(float(microbatch))
+        return {}, torch.tensor(float(microbatch))
 
     def backward(self, loss: Tensor, microbatch: int) -> None:
         assert loss.item() == microbatch
         self.said.append(f"B{microbatch}")
 
+    def going_back(self, microbatch: int) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def done(self, microbatch: int) -> None:
+        self.said.append(f"done {microbatch}")
+
+    def completed(self, microbatch: int) -> int | None:
+        return microbatch
+
+
+def run(plan: Plan, log: Log) -> list[str]:
+    Runner([Stage(nn.Identity(), log)]).run(plan, log)
+    return log.said
+
 
 def test_the_runner_does_what_the_plan_says_in_its_order() -> None:
-    log = Log()
-    Runner([Stage(0, abs)], log).run(sequential([3, 5]), log, 7)
-    assert log.said == ["F3", "B3", "F5", "arm", "B5", "reduce"]
+    said = run(sequential([3, 5]), Log())
+    assert said == ["F3", "B3", "done 3", "collect 3", "F5", "arm", "B5", "done 5", "collect 5", "reduce"]
 
 
 def test_a_rank_without_work_still_takes_part_in_the_reduction() -> None:
-    log = Log()
-    Runner([Stage(0, abs)], log).run(sequential([]), log, 7)
-    assert log.said == ["arm", "reduce"]
+    assert run(sequential([]), Log()) == ["arm", "reduce"]
 
 
 def test_forwards_alone_reduce_nothing() -> None:
+    with torch.no_grad():
+        assert run(forwards(ONE, [0, 1])[0], Log()) == ["F0", "done 0", "F1", "done 1"]
+
+
+def test_gradients_are_collected_when_all_sub_batches_of_a_micro_batch_have_come_back() -> None:
+    class Halves(Log):
+        def completed(self, microbatch: int) -> int | None:
+            return 4 if microbatch == 1 else None
+
+    said = run(sequential([0, 1]), Halves())
+    assert said == ["F0", "B0", "done 0", "F1", "arm", "B1", "done 1", "collect 4", "reduce"]
+
+
+def test_shards_are_gathered_and_freed_where_the_plan_says_so() -> None:
+    said = run(executed(sequential([0]), [0], gathers=True), Log())
+    assert said == ["unshard", "F0", "arm", "B0", "done 0", "collect 0", "reduce", "reshard"]
+
+
+def test_a_micro_batch_without_a_loss_has_no_backward() -> None:
+    class Lossless(Log):
+        def forward(self, stage: Stage, received: Mapping[int, Any], microbatch: int) -> Any:
+            return {}, None
+
+    assert run(sequential([0]), Lossless()) == ["arm", "done 0", "collect 0", "reduce"]
+
+
+def test_an_unknown_action_is_an_error() -> None:
+    class Odd(Enum):
+        ODD = "?"
+
     log = Log()
-    Runner([Stage(0, abs)], log).run(forwards(ONE, [0, 1])[0], log, 7)
-    assert log.said == ["F0", "F1"]
+    with pytest.raises(PlanError, match=r"a stage can do FORWARD, .*RESHARD, but the plan says 0\?3"):
+        run((Action(cast("Op", Odd.ODD), 0, 3),), log)
+    assert log.said == []
 
 
 def test_an_error_in_a_forward_is_the_callers() -> None:
     class Failing(Log):
-        def forward(self, stage: Stage, microbatch: int) -> Any:
+        def forward(self, stage: Stage, received: Mapping[int, Any], microbatch: int) -> Any:
+            raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        run(sequential([0]), Failing())
+
+
+def test_what_waits_for_its_backward_is_let_go_when_an_action_raises() -> None:
+    class Failing(Log):
+        def backward(self, loss: Tensor, microbatch: int) -> None:
             raise ValueError("no")
 
     log = Failing()
+    stage = Stage(nn.Identity(), log)
+    both = tuple(Action(op, 0, number) for op in (Op.FORWARD, Op.BACKWARD) for number in (0, 1))
     with pytest.raises(ValueError, match="no"):
-        Runner([Stage(0, abs)], log).run(sequential([0]), log, 7)
+        Runner([stage]).run(both, log)
+    with pytest.raises(KeyError):
+        Runner([stage]).run((Action(Op.BACKWARD, 0, 1),), log)
+
+
+def test_what_an_error_means_is_asked_of_the_stages_reducer() -> None:
+    class Explaining(Log, ExplainsErrors):
+        def forward(self, stage: Stage, received: Mapping[int, Any], microbatch: int) -> Any:
+            raise RuntimeError("torch's")
+
+        def explained(self, error: Exception) -> Exception:
+            return ValueError("what it means")
+
+    with pytest.raises(ValueError, match="what it means") as raised:
+        run(sequential([0]), Explaining())
+    assert str(raised.value.__cause__) == "torch's"
+
+
+def test_a_reduction_never_overtakes_that_of_a_later_stage() -> None:
+    actions = [(Op.ARM, 0), (Op.BACKWARD, 0), (Op.ARM, 2), (Op.BACKWARD, 2), (Op.REDUCE, 2), (Op.REDUCE, 0)]
+    plan = tuple(Action(op, stage, 5 if op is Op.BACKWARD else -1) for op, stage in actions)
+    assert " ".join(map(str, executed(plan, [0, 2]))) == "0B5 2A 2B5 2R 0A 0R"
+    assert " ".join(map(str, executed(plan, [0, 2], overlaps=False))) == "0B5 2B5 2A 2R 0A 0R"

@@ -66,7 +66,7 @@ def test_what_other_ranks_hold_is_let_go(on_ranks: Callable[..., list[Any]]) -> 
         staged = Staged(whole, mesh=Mesh.of(group, pipeline=2))
         del whole
         gc.collect()
-        assert staged.sections
+        assert staged.stage_modules
         return [layer() is None for layer in left]
 
     assert on_ranks(2, act) == [[False, False, True, True], [True, True, False, False]]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Fp16Mixed, MapData, Retry, Skip, Task, Trainer
+from evenstep import Failures, Fp16Mixed, MapData, Retry, Skip, Task, Trainer
 from evenstep.errors import NonFiniteError
 from evenstep.events import Hook, Incident
 from evenstep.precision import Precision
@@ -63,7 +63,7 @@ def kinds(keep: Keep) -> list[str]:
 @pytest.mark.parametrize("in_backward", [False, True], ids=["infinite loss", "infinite gradient"])
 def test_one_bad_batch_in_16_mixed_is_skipped_where_the_policy_says_so_and_the_scale_stays(in_backward: bool) -> None:
     keep = Keep()
-    trainer = trainer_of(Squares(in_backward=in_backward), keep, on_non_finite=Skip())
+    trainer = trainer_of(Squares(in_backward=in_backward), keep, failures=Failures(non_finite=Skip()))
     trainer.train()
     assert kinds(keep) == ["non_finite"]
     assert trainer.progress.skipped == 1
@@ -83,7 +83,7 @@ def test_one_bad_batch_in_16_mixed_stops_at_once_and_keeps_the_loss_scale_of_bef
 
 def test_retry_takes_a_bad_batch_once_more_without_lowering_the_scale() -> None:
     keep = Keep()
-    trainer = trainer_of(Squares(in_backward=True), keep, on_non_finite=Retry(limit=1))
+    trainer = trainer_of(Squares(in_backward=True), keep, failures=Failures(non_finite=Retry(limit=1)))
     with pytest.raises(NonFiniteError):
         trainer.train()
     assert kinds(keep) == ["non_finite", "non_finite"]
@@ -103,7 +103,10 @@ def test_an_overflow_in_16_mixed_is_tried_again_at_half_the_scale_until_it_fits(
 def test_a_bad_batch_among_overflows_is_still_told_from_them() -> None:
     keep = Keep()
     trainer = trainer_of(
-        Squares(in_backward=True, factor=100.0), keep, precision=Fp16Mixed(initial=2.0**30), on_non_finite=Skip()
+        Squares(in_backward=True, factor=100.0),
+        keep,
+        precision=Fp16Mixed(initial=2.0**30),
+        failures=Failures(non_finite=Skip()),
     )
     trainer.train()
     assert kinds(keep).count("non_finite") == 1

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from evenstep import Hook, Loss, MapData, Mixture, Task, Trainer
+from evenstep import Hook, Loss, MapData, Mixture, Task, Trainer, Training
 from evenstep.errors import TaskError
 from evenstep.precision import Bf16Mixed, Fp16Mixed
 
@@ -67,7 +67,7 @@ def test_the_advice_for_a_mean_helps(advice: str) -> None:
             return Loss.of_mean(super().loss(output, batch), len(batch[1]))
 
     task = {"sum": Sums, "of_mean": OfMean, "meant": Means}[advice]()
-    trainer = trainer_of(task, check_loss=advice != "meant")
+    trainer = trainer_of(task, train=Training(check_loss=advice != "meant"))
     assert trainer.train().update == 2
 
 
@@ -147,7 +147,7 @@ def test_batch_norm_is_said_once_and_only_where_batches_are_cut(caplog: pytest.L
     assert text.startswith("`1` normalises each micro-batch by its own statistics (BatchNorm)")
     caplog.clear()
     assert said(caplog, model=model(), micro=8) == []
-    assert said(caplog, model=model(), norm_statistics="frozen") == []
+    assert said(caplog, model=model(), train=Training(norm_statistics="frozen")) == []
 
 
 def test_batch_norm_without_running_statistics_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
@@ -214,7 +214,7 @@ def test_the_guard_leaves_no_trace(tmp_path: Path) -> None:
         np.random.seed(0)
         torch.manual_seed(0)
         model, task = Leaves(), Counts()
-        trainer = trainer_of(task, model, hooks=[Hears()], check_loss=check_loss, updates=4)
+        trainer = trainer_of(task, model, hooks=[Hears()], train=Training(check_loss=check_loss), updates=4)
         trainer.train()
         records = [record[:3] for name in trainer.storage.names() for record in trainer.storage.history(name)]
         records = [record for record in records if "perf" not in record[1]]

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 import evenstep
 from evenstep.errors import ArgumentError, LostRankError
 from evenstep.parallel import Ddp, Elastic, Group, Ordered, Seat, Strategy, Zero1
-from evenstep.train.asks import Asks
 from evenstep.train.lasting import shared
+from evenstep.train.requests import Requests
 
 TREE: dict[str, Any] = {
     "float": torch.tensor([1.5, -0.0, float("nan")]),
@@ -53,7 +53,7 @@ def test_a_tree_of_one_rank_is_on_all(on_ranks: Callable[..., Any]) -> None:
 
 
 def test_what_broke_off_because_a_rank_was_lost_is_still_wanted() -> None:
-    asks = Asks(save=True, evaluate=True)
+    asks = Requests(save=True, evaluate=True)
     with pytest.raises(LostRankError), asks.evaluating():
         raise LostRankError("gone")
     with pytest.raises(ValueError, match="else"), asks.saving():
@@ -90,7 +90,7 @@ def test_ranks_that_hold_parts_of_the_state_cannot_be_lost() -> None:
 def test_a_run_file_whose_ranks_were_started_together_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from evenstep.build import joined
+    from evenstep.builders import joined
     from evenstep.config.schema import Config
     from evenstep.errors import ConfigError
 

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from torch.profiler import profile
 
-from evenstep import Hook, MapData, Mixture, Task, Trainer
+from evenstep import Hook, MapData, Mixture, Task, Trainer, Training
 
 TRACE: list[str] = []
-EACH = ["transform", "forward begin", "inputs", "inverse", "forward end", "loss"]
+EACH = ["transform", "forward begin", "inputs", "postprocess", "forward end", "loss"]
 
 
 class Told(Task):
@@ -28,8 +28,8 @@ class Told(Task):
         TRACE.append(f"{self.name} inputs")
         return batch
 
-    def inverse(self, output: Any, batch: Any) -> Any:
-        TRACE.append(f"{self.name} inverse")
+    def postprocess(self, output: Any, batch: Any) -> Any:
+        TRACE.append(f"{self.name} postprocess")
         return output / 2
 
     def loss(self, output: Any, batch: Any) -> Any:
@@ -111,7 +111,7 @@ def test_begin_and_end_are_paired_when_a_task_raises() -> None:
 
 def test_nothing_is_called_that_nobody_hears() -> None:
     trainer_of({"a": 1.0}, hooks=[]).train()
-    assert [f"a {step}" for step in ("transform", "inputs", "inverse", "loss")] == TRACE
+    assert [f"a {step}" for step in ("transform", "inputs", "postprocess", "loss")] == TRACE
 
 
 def test_a_profiler_sees_a_range_per_task() -> None:
@@ -150,7 +150,7 @@ def test_channels_last_comes_after_transforms_and_survives_saving_and_resuming(t
             data=MapData(data, global_batch_size=4),
             updates=updates,
             device="cpu",
-            channels_last=True,
+            train=Training(channels_last=True),
             folder=tmp_path,
         )
         trainer.resume()

@@ -11,7 +11,7 @@ import torchmetrics
 from torch import Tensor
 from torchmetrics.classification import BinaryAUROC, BinaryConfusionMatrix, MulticlassF1Score
 
-from evenstep import DropTask, Loss, MapData, Mixture, Skip, Task, Trainer
+from evenstep import DropTask, Failures, Logging, Loss, MapData, Mixture, Skip, Task, Trainer, Training
 from evenstep.errors import ArgumentError, MissingExtraError, TaskError
 from evenstep.events import Storage
 from evenstep.events.meters import Meters
@@ -77,7 +77,7 @@ def trainer_of(several: Any, model: Any, *, strategy: Any = None, **more: Any) -
         optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
         device="cpu",
         strategy=strategy,
-        **{"updates": 4, "log_every_updates": 2} | more,
+        **{"updates": 4, "log": Logging(every_updates=2)} | more,
     )
 
 
@@ -143,7 +143,9 @@ def test_training_metrics_cover_the_updates_since_they_were_written_last(several
             return super().loss(output, batch)
 
     task = {"a": Noted(several, "a"), "b": Measured(several, "b")}
-    trainer = trainer_of(several, several.model_of(*SIZES), task=task, check_loss=False)  # nobody else asks for losses
+    trainer = trainer_of(
+        several, several.model_of(*SIZES), task=task, train=Training(check_loss=False)
+    )  # nobody else asks for losses
     trainer.train()
     history = trainer.storage.history("train/a/error")
     assert [record.update for record in history] == [2, 4]
@@ -162,7 +164,9 @@ def test_an_update_that_is_given_up_is_not_seen(several: Any) -> None:
     for policy in (Skip(), DropTask()):
         task = {"a": Bad(several, "a", {"count": torchmetrics.SumMetric()}), "b": Measured(several, "b", {})}
         task["a"].task.loss = lambda output, batch: Loss(output.sum() * 0 + batch[2].sum() * 0 + output.sum())
-        trainer = trainer_of(several, several.model_of(*SIZES), task=_counting(task), on_non_finite=policy, updates=3)
+        trainer = trainer_of(
+            several, several.model_of(*SIZES), task=_counting(task), failures=Failures(non_finite=policy), updates=3
+        )
         trainer.train()
         counts[type(policy).__name__] = sum(one.value for one in trainer.storage.history("train/a/count"))
     assert counts == {"Skip": 18.0, "DropTask": 12.0}

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from evenstep import MapData, Mixture, Trainer
+from evenstep import MapData, Mixture, Trainer, Training
 
 
 def trunk() -> nn.Module:
@@ -26,7 +26,7 @@ def trained(several: Any, kind: Any, folder: Path | None = None, updates: int = 
         optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
         updates=updates,
         device="cpu",
-        norm_statistics=kind,
+        train=Training(norm_statistics=kind),
         folder=folder,
     )
     return model, trainer
@@ -81,7 +81,7 @@ def test_evaluation_uses_the_statistics_of_each_batches_task(several: Any) -> No
 
 def test_frozen_statistics_do_not_move_and_the_model_stays_in_training_mode(several: Any) -> None:
     model, trainer = trained(several, "frozen")
-    trainer.evaluations["valid"] = trained(several, "shared")[1]._data
+    trainer.evaluations["valid"] = trained(several, "shared")[1]._loop.feed.data
     trainer.train()
     assert model.training
     assert not model.trunk[1].training

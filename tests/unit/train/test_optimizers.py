@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Hook, MapData, Task, Trainer
+from evenstep import Checkpointing, Hook, MapData, Task, Trainer
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.optim import MultiOptimizer
 from evenstep.optim.sharing import TORCH, Part, known, why_not_by
-from evenstep.parallel import Elastic, Group, Ordered, Single, Strategy, Zero1
+from evenstep.parallel import Elastic, Fsdp, Group, Ordered, Single, Strategy, Zero1
 from evenstep.train.fit import state_allocated
 from evenstep.train.optimizers import check_optimizer
 
@@ -24,12 +24,12 @@ class Square(Task):
         return ((output - batch[1]) ** 2).sum()
 
 
-class Shards(Strategy):
-    divides = "elements"
+def shards() -> Strategy:
+    return Fsdp(Group())
 
 
-class Parts(Strategy):
-    divides = "parameters"
+def parts() -> Strategy:
+    return Zero1(Single())
 
 
 class Unknown(torch.optim.SGD):
@@ -91,7 +91,7 @@ def trainer(make: Callable[[nn.Module], torch.optim.Optimizer], **more: Any) -> 
 )
 def test_fsdp_with_optimizers_that_look_at_whole_tensors_is_refused_when_built(make: Any, said: str) -> None:
     with pytest.raises(ArgumentError, match=said):
-        check(make, Shards())
+        check(make, shards())
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_fsdp_with_optimizers_that_look_at_whole_tensors_is_refused_when_built(m
     ],
 )
 def test_those_that_step_each_element_by_itself_or_say_so_are_not(make: Any) -> None:
-    check(make, Shards())
+    check(make, shards())
 
 
 def test_of_a_class_that_is_not_yours_it_is_said_of_the_object() -> None:
@@ -116,10 +116,10 @@ def test_of_a_class_that_is_not_yours_it_is_said_of_the_object() -> None:
 
 def test_zero1_with_optimizers_that_may_look_at_all_parameters_is_refused_when_built() -> None:
     with pytest.raises(ArgumentError, match=r"with `zero1` .* Unknown.* `parameterwise = True` .* let `ddp` share"):
-        check(lambda model: Unknown(model.parameters()), Parts())
-    check(lambda model: SaidOfParameters(model.parameters()), Parts())
-    check(lambda model: Said(model.parameters()), Parts())
-    check(lambda model: torch.optim.Muon(matrices(model)), Parts())
+        check(lambda model: Unknown(model.parameters()), parts())
+    check(lambda model: SaidOfParameters(model.parameters()), parts())
+    check(lambda model: Said(model.parameters()), parts())
+    check(lambda model: torch.optim.Muon(matrices(model)), parts())
 
 
 class OwnReferences(torch.optim.SGD):
@@ -139,11 +139,11 @@ class Told(OwnReferences):
 
 def test_fsdp_with_an_optimizer_that_holds_parameters_of_its_own_accord_is_refused_when_built() -> None:
     with pytest.raises(ArgumentError, match="holds whole parameters in its attribute `slow`"):
-        check(lambda model: OwnReferences(model.parameters(), lr=0.1), Shards())
+        check(lambda model: OwnReferences(model.parameters(), lr=0.1), shards())
 
 
 def test_state_that_no_part_can_be_made_of_is_refused_where_ranks_share_it() -> None:
-    for strategy in (Shards(), Parts()):
+    for strategy in (shards(), parts()):
         with pytest.raises(ArgumentError, match=r"holds whole|Told has a `state_dict` of its own"):
             check(lambda model: Told(model.parameters(), lr=0.1), strategy)
 
@@ -154,7 +154,7 @@ def test_an_optimizer_whose_inner_state_would_be_lost_on_resume_is_refused_by_na
 
     with pytest.raises(ArgumentError, match=r"`folder` saves checkpoints.*OwnReferences keeps `slow`"):
         trainer(make, folder=tmp_path)
-    trainer(make, folder=tmp_path, keep_checkpoints=0).train()  # as it is advised
+    trainer(make, folder=tmp_path, checkpoint=Checkpointing(keep_last=0)).train()  # as it is advised
     alone = trainer(make)
     alone.train()
     with pytest.raises(CheckpointError, match="`slow`"):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Ema, MapData, Mixture, Task, Trainer
+from evenstep import Ema, MapData, Mixture, Task, Trainer, Training
 from evenstep.errors import EvenstepError, TaskError
 from evenstep.parallel import Ddp, Group, Mesh, Ordered, Single, Zero1
 from evenstep.pipeline import Staged
@@ -206,7 +206,7 @@ def test_the_average_is_what_predicts_and_training_goes_on_as_if_nothing_had_bee
             return (output**2).sum()
 
     def made() -> Trainer:
-        return trainer(layers(), task=Fit(), updates=3, ema=Ema(decay=0.5), folder=None)
+        return trainer(layers(), task=Fit(), updates=3, train=Training(ema=Ema(decay=0.5)), folder=None)
 
     straight, one = made(), made()
     straight.train()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Hook, MapData, Task, Trainer
+from evenstep import Hook, MapData, Task, Trainer, Training
 from evenstep.parallel import Ordered
 from evenstep.pipeline import Layer, Layers, Staged
 from evenstep.train.layer_keys import key_layers, may_draw
@@ -108,7 +108,7 @@ def test_the_first_forward_is_keyed_already_and_each_micro_batch_has_numbers_of_
             return mine[-1]
 
         random.seed()
-        trained(noisy(draw), updates=1, evaluations={}, check_loss=False)
+        trained(noisy(draw), updates=1, evaluations={}, train=Training(check_loss=False))
     assert drawn[0] == drawn[1] and len(set(drawn[0])) == 4
 
 
@@ -130,7 +130,7 @@ def test_a_forward_that_begins_to_draw_later_is_said_by_name_and_keyed_from_then
         return float(np.random.rand()) if calls[0] > 4 * 4 else 0.0  # from update 5 on
 
     heard = Heard()
-    trained(noisy(draw), updates=20, evaluations={}, hooks=[heard], check_loss=False)
+    trained(noisy(draw), updates=20, evaluations={}, hooks=[heard], train=Training(check_loss=False))
     [message] = heard.messages
     assert "draw from `numpy.random`, as was noticed in update 8 only" in message
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Hook, MapData, Task, Trainer
+from evenstep import Checkpointing, Hook, MapData, Task, Trainer
 from evenstep.checkpoint import LocalDisk, complete_checkpoints, locked, read_checkpoint
 from evenstep.errors import CheckpointError
 from evenstep.events import Incident, SaveBegin, SaveEnd, UpdateBegin, UpdateEnd
@@ -94,7 +94,9 @@ def states(folder: Path) -> list[Any]:
 
 def test_saved_in_the_background_or_not_is_the_same(tmp_path: Path) -> None:
     for name, asynchronous in (("one", True), ("other", False)):
-        trainer_of(tmp_path / name, hooks=[Save(every_updates=2)], asynchronous_saves=asynchronous).train()
+        trainer_of(
+            tmp_path / name, hooks=[Save(every_updates=2)], checkpoint=Checkpointing(asynchronous=asynchronous)
+        ).train()
     one, other = states(tmp_path / "one"), states(tmp_path / "other")
     assert [state["progress"]["update"] for state in one] == [6, 8, 9]
     for a, b in zip(one, other, strict=True):
@@ -136,7 +138,7 @@ def test_a_save_that_fails_in_the_background_is_an_incident_and_the_next_one_is_
 ) -> None:
     broken(monkeypatch, code, names="step-00000004")
     log = Log()
-    trainer_of(tmp_path, hooks=[Save(every_updates=2), log], keep_checkpoints=None).train()
+    trainer_of(tmp_path, hooks=[Save(every_updates=2), log], checkpoint=Checkpointing(keep_last=None)).train()
     assert "not saved 4" in log.heard
     (incident,) = log.incidents
     assert (incident.kind, incident.update) == ("save_failed", 4)
@@ -165,7 +167,7 @@ def test_a_place_that_is_no_folder_is_an_incident_at_first_and_an_error_in_the_e
 def test_a_save_in_the_foreground_that_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken(monkeypatch, errno.ENOSPC, names="step-00000004")
     with pytest.raises(CheckpointError, match="update 4 could not be written"):
-        trainer_of(tmp_path, hooks=[Save(every_updates=2)], asynchronous_saves=False).train()
+        trainer_of(tmp_path, hooks=[Save(every_updates=2)], checkpoint=Checkpointing(asynchronous=False)).train()
 
 
 def test_after_an_error_the_last_committed_update_is_saved_and_goes_on_to_the_same_bits(tmp_path: Path) -> None:

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import DropTask, Ema, Fp16Mixed, MapData, Mixture, Task, Trainer
+from evenstep import DropTask, Ema, Fp16Mixed, MapData, Mixture, Task, Trainer, Training
 from evenstep.data import RoundRobin
 from evenstep.errors import ArgumentError, EvenstepError
 from evenstep.events import Hook, UpdateEnd
 from evenstep.optim.schedules import Constant
-from evenstep.parallel import Ddp, Group, Mesh, Ordered, Single, Strategy, Zero1
+from evenstep.parallel import Ddp, Group, Mesh, Ordered, Reducer, Single, Strategy, Zero1
 from evenstep.pipeline import SCHEDULES, Layer, Layers, Layout, Op, Plan, Staged
 from evenstep.train import PcGrad, Scheduled, Uncertainty
 
@@ -81,7 +81,7 @@ def check_same(mine: State, other: State) -> None:
 
 @pytest.fixture(scope="module")
 def alone() -> State:
-    return trained(Staged(deep()), Ordered(), ema=Ema(decay=0.9))[1]
+    return trained(Staged(deep()), Ordered(), train=Training(ema=Ema(decay=0.9)))[1]
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -92,7 +92,7 @@ def test_every_pipeline_schedule_ends_at_the_bits_of_one_process(
     def act(group: Any) -> State:
         mesh = Mesh.of(group, pipeline=ranks)
         model = Staged(deep(), mesh=mesh, schedule=schedule)
-        return trained(model, Ordered(mesh.data), ema=Ema(decay=0.9))[1]
+        return trained(model, Ordered(mesh.data), train=Training(ema=Ema(decay=0.9)))[1]
 
     check_same(on_ranks(ranks, act)[0], alone)
 
@@ -113,7 +113,7 @@ def test_replicas_of_pipelines_train_what_one_process_does(
     def act(group: Any) -> State:
         mesh = Mesh.of(group, pipeline=2)
         model = Staged(deep(), mesh=mesh, schedule=schedule)
-        return trained(model, strategy(mesh.data), ema=Ema(decay=0.9))[1]
+        return trained(model, strategy(mesh.data), train=Training(ema=Ema(decay=0.9)))[1]
 
     state = on_ranks(6, act)[0]  # three replicas for five micro-batches, two in the short last batch
     if strategy in (Ordered, zero1):
@@ -205,10 +205,10 @@ def test_tied_parameters_stay_equal_wherever_their_owners_are(on_ranks: OnRanks,
     def act(group: Any) -> State:
         mesh = Mesh.of(group, pipeline=ranks)
         model = Staged(tied(), mesh=mesh, schedule=schedule)
-        return trained(model, Ordered(mesh.data), ema=Ema(decay=0.9))[1]
+        return trained(model, Ordered(mesh.data), train=Training(ema=Ema(decay=0.9)))[1]
 
     state = on_ranks(ranks, act)[0]
-    check_same(state, trained(Staged(tied()), Ordered(), ema=Ema(decay=0.9))[1])
+    check_same(state, trained(Staged(tied()), Ordered(), train=Training(ema=Ema(decay=0.9)))[1])
     assert torch.equal(state["model"]["0.weight"], state["model"]["10.weight"])
     assert "10.weight" not in state["optimizer"]["state"]
 
@@ -262,7 +262,7 @@ def test_running_statistics_are_those_of_one_process(on_ranks: OnRanks) -> None:
 def test_metrics_and_evaluations_are_known_on_all_ranks(on_ranks: OnRanks) -> None:
     def more() -> dict[str, Any]:
         data = MapData(points(7), global_batch_size=7, micro_batch_size=2, shuffle=False)
-        return {"evaluations": {"valid": data}, "ema": Ema(decay=0.5)}
+        return {"evaluations": {"valid": data}, "train": Training(ema=Ema(decay=0.5))}
 
     def act(group: Any) -> dict[str, float]:
         mesh = Mesh.of(group, pipeline=2)
@@ -311,7 +311,7 @@ def test_a_run_goes_on_with_other_stages_on_other_ranks(on_ranks: OnRanks) -> No
                 updates=end,
                 device="cpu",
                 strategy=Ordered(mesh.data),
-                ema=Ema(decay=0.9),
+                train=Training(ema=Ema(decay=0.9)),
             )
             if begin:
                 trainer.load_state_dict(begin)
@@ -319,7 +319,9 @@ def test_a_run_goes_on_with_other_stages_on_other_ranks(on_ranks: OnRanks) -> No
             return trainer.state_dict()
 
         state = on_ranks(ranks, act)[0]
-    check_same(state, trained(Staged(tied()), Ordered(), updates=8, ema=Ema(decay=0.9), clip_norm=None)[1])
+    check_same(
+        state, trained(Staged(tied()), Ordered(), updates=8, train=Training(ema=Ema(decay=0.9)), clip_norm=None)[1]
+    )
 
 
 class Failing(nn.Module):
@@ -341,7 +343,7 @@ def test_an_error_in_one_stage_wakes_the_others_with_rank_action_and_micro_batch
         layers.insert(place, Failing(rows=1))
         data = MapData(points(5), global_batch_size=5, micro_batch_size=2)  # the third micro-batch has one row
         with pytest.raises((ValueError, EvenstepError)) as raised:
-            trained(Staged(layers, mesh=mesh), Single(mesh.data), data=data, check_loss=False)
+            trained(Staged(layers, mesh=mesh), Single(mesh.data), data=data, train=Training(check_loss=False))
         return "\n".join([str(raised.value), *raised.value.__notes__])
 
     said = on_ranks(2, act)
@@ -353,14 +355,24 @@ def test_an_error_in_one_stage_wakes_the_others_with_rank_action_and_micro_batch
 
 
 class Other(Strategy):
-    """A strategy of somebody's own."""
+    """A strategy of somebody's own, with another's reducers."""
+
+    def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
+        return Ordered(self.group).reducer(module, per_plan=per_plan)
 
 
-def test_a_strategy_that_is_not_for_stages_or_not_for_these_ranks_is_refused(on_ranks: OnRanks) -> None:
+def test_a_strategy_of_ones_own_makes_a_reducer_for_each_stage(on_ranks: OnRanks) -> None:
+    def act(group: Any, kind: Any) -> Any:
+        mesh = Mesh.of(group, pipeline=2)
+        return trained(Staged(deep(), mesh=mesh), kind(mesh.data))[1]
+
+    ours, theirs = (on_ranks(4, lambda group, kind=kind: act(group, kind))[0] for kind in (Other, Ordered))
+    check_same(ours, theirs)
+
+
+def test_a_strategy_that_is_not_for_these_ranks_is_refused(on_ranks: OnRanks) -> None:
     def act(group: Any) -> None:
         mesh = Mesh.of(group, pipeline=2)
-        with pytest.raises(ArgumentError, match="but the strategy is Other"):
-            trained(Staged(deep(), mesh=mesh), Other(mesh.data))
         with pytest.raises(ArgumentError, match="between the 2 data-parallel ranks"):
             trained(Staged(deep(), mesh=mesh), Single())
 
@@ -395,7 +407,7 @@ def test_an_update_that_raised_leaves_nothing_behind(kind: str) -> None:
         updates=5,
         device="cpu",
         strategy=Ordered(),
-        clip_norm=0.5,
+        train=Training(clip_norm=0.5),
         hooks=[Once()],
     )
     with pytest.raises(RuntimeError, match="once"):

@@ -11,7 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from evenstep import Batch, DropTask, Hook, Loss, MapData, Mixture, Skip, Stop, Task, Trainer, UpdateData
+from evenstep import (
+    Batch,
+    DropTask,
+    Failures,
+    Hook,
+    Loss,
+    MapData,
+    Mixture,
+    Skip,
+    Stop,
+    Task,
+    Trainer,
+    Training,
+    UpdateData,
+)
 from evenstep.data import AllTasks
 from evenstep.errors import ArgumentError, NonFiniteError, TaskError
 from evenstep.events.hooks import Timer
@@ -56,7 +70,7 @@ def divided(several: Any, model: nn.Module, name: str, batches: Sequence[Sequenc
     reductions=st.tuples(*[st.sampled_from(["weight", "sum", "mean"])] * 2),
     micro=st.integers(1, 7),
     repeats=st.tuples(st.integers(1, 3), st.integers(1, 2)),
-    coefficients=st.tuples(st.sampled_from([1.0, 0.25]), st.sampled_from([1.0, 3.0])),
+    train=Training(coefficients=st.tuples(st.sampled_from([1.0, 0.25]), st.sampled_from([1.0, 3.0]))),
 )
 @settings(max_examples=25)
 def test_the_update_is_that_of_whole_batches_for_every_reduction_and_cut(
@@ -70,8 +84,7 @@ def test_the_update_is_that_of_whole_batches_for_every_reduction_and_cut(
         model,
         task={name: several.Regress(name, kinds[name]) for name in BATCHES},
         data=mixture(several, micro=micro, repeats=counts, count=72),
-        coefficients=lambdas,
-        clip_norm=0.5,
+        train=Training(coefficients=lambdas, clip_norm=0.5),
     ).train()
     wanted = several.model_of("a", "b")
     optimizer = torch.optim.SGD(wanted.parameters(), lr=0.1, momentum=0.5)
@@ -206,7 +219,11 @@ def test_one_bad_task_is_dropped_exactly_and_named(several: Any, what: str) -> N
 
     model = several.model_of("a", "b")
     trainer = trainer_of(
-        several, model, task={"a": several.Regress("a"), "b": bad}, on_non_finite=DropTask(), hooks=[Listens()]
+        several,
+        model,
+        task={"a": several.Regress("a"), "b": bad},
+        failures=Failures(non_finite=DropTask()),
+        hooks=[Listens()],
     )
     trainer.train()
     # The reference: task b takes no part in update 2, and its batch of that update is gone.
@@ -239,7 +256,9 @@ def test_a_task_that_stays_bad_stops_the_run_and_is_named(several: Any, policy: 
             return output.sum() * math.nan
 
     model = several.model_of("a", "b")
-    trainer = trainer_of(several, model, task={"a": several.Regress("a"), "b": Nan()}, on_non_finite=policy)
+    trainer = trainer_of(
+        several, model, task={"a": several.Regress("a"), "b": Nan()}, failures=Failures(non_finite=policy)
+    )
     with pytest.raises(NonFiniteError, match="task `b`, micro-batch 3: its loss is nan"):
         trainer.train()
     assert torch.isfinite(several.flat(model)).all()
@@ -248,7 +267,9 @@ def test_a_task_that_stays_bad_stops_the_run_and_is_named(several: Any, policy: 
 def test_what_a_task_raises_is_raised_as_it_is_without_a_policy_for_it(several: Any) -> None:
     bad = Fails(several, "loss")
     model = several.model_of("a", "b")
-    trainer = trainer_of(several, model, task={"a": several.Regress("a"), "b": bad}, on_non_finite=Skip())
+    trainer = trainer_of(
+        several, model, task={"a": several.Regress("a"), "b": bad}, failures=Failures(non_finite=Skip())
+    )
     with pytest.raises(RuntimeError, match="no such loss"):
         trainer.train()
     assert trainer.progress.update == 1
@@ -257,7 +278,7 @@ def test_what_a_task_raises_is_raised_as_it_is_without_a_policy_for_it(several: 
 def test_coefficients_follow_their_schedule(several: Any) -> None:
     model = several.model_of("a", "b")
     schedule = Scheduled({"b": Linear(end_factor=0.0)}, values={"b": 2.0})
-    trainer_of(several, model, coefficients=schedule).train()
+    trainer_of(several, model, train=Training(coefficients=schedule)).train()
     wanted = several.model_of("a", "b")
     optimizer = torch.optim.SGD(wanted.parameters(), lr=0.1, momentum=0.5)
     for update in range(3):
@@ -279,7 +300,7 @@ def test_uncertainty_is_optimised_with_the_model_saved_and_idle_with_its_task(se
             model,
             data=Mixture(mixture(several).data, windows={"b": (1, 2)}),
             optimizer=optimizer,
-            coefficients=Uncertainty(regression=("b",)),
+            train=Training(coefficients=Uncertainty(regression=("b",))),
             updates=updates,
             folder=folder,
         )
@@ -328,7 +349,9 @@ def test_weights_that_come_late_beside_other_tasks_are_divided_by(several: Any, 
 
 def test_metrics_are_routed_by_task_and_the_loss_of_all_is_their_weighted_sum(several: Any) -> None:
     model = several.model_of("a", "b")
-    trainer = trainer_of(several, model, coefficients={"b": 0.5}, hooks=[Timer(every_updates=1)], updates=2)
+    trainer = trainer_of(
+        several, model, train=Training(coefficients={"b": 0.5}), hooks=[Timer(every_updates=1)], updates=2
+    )
     trainer.train()
     for update in (0, 1):
         a, b, both = (

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from evenstep import Hook, MapData, Task, Trainer
+from evenstep import Hook, MapData, Task, Trainer, Training
 from evenstep.parallel import Mesh, Ordered
 from evenstep.pipeline import Layers, Staged
 from evenstep.train.trained import Trained
@@ -50,7 +50,7 @@ def built(model: nn.Module, strategy: Any, **more: Any) -> Trainer:
         data=MapData(points, global_batch_size=8, micro_batch_size=2),
         device="cpu",
         strategy=strategy,
-        clip_norm=0.5,
+        train=Training(clip_norm=0.5),
         **{"updates": 5, "hooks": [Unfreeze()], **more},
     )
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from evenstep import Ema, Hook, Loss, MapData, StreamData, Task, Trainer
+from evenstep import Checkpointing, Ema, Hook, Loss, MapData, StreamData, Task, Trainer, Training
 from evenstep.errors import ArgumentError, CheckpointError, DataError, HookError, TaskError
 from evenstep.events import EvaluateEnd, Incident, TrainEnd, UpdateEnd
 from evenstep.events.hooks import Best, Save
@@ -102,10 +102,9 @@ def test_a_resumed_run_ends_at_the_bits_of_the_undisturbed_one(saved_at: int, tm
         trainer = trainer_of(
             model,
             folder=folder,
-            ema=Ema(decay=0.9),
+            train=Training(ema=Ema(decay=0.9), clip_norm=0.5),
             lr_schedule=Linear(warmup_updates=3),
             hooks=[StopAt() if stop else None],
-            clip_norm=0.5,
             updates=10,
         )
         if folder:
@@ -166,7 +165,7 @@ def test_the_average_is_what_is_evaluated() -> None:
 
     model = network()
     valid = MapData(points(9), global_batch_size=9, shuffle=False)
-    trainer = trainer_of(model, ema=Ema(decay=0.99), evaluations={"valid": valid}, hooks=[Record()])
+    trainer = trainer_of(model, train=Training(ema=Ema(decay=0.99)), evaluations={"valid": valid}, hooks=[Record()])
     trainer.train()
     live = [p.detach().clone() for p in model.parameters()]
     other = network()
@@ -261,7 +260,7 @@ def test_no_more_checkpoints_than_asked_for_are_kept(tmp_path: Path) -> None:
         def after_update(self, event: UpdateEnd) -> None:
             self.trainer.ask_save()
 
-    trainer_of(folder=tmp_path, hooks=[SaveAlways()], keep_checkpoints=2).train()
+    trainer_of(folder=tmp_path, hooks=[SaveAlways()], checkpoint=Checkpointing(keep_last=2)).train()
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert names == ["step-00000006", "step-00000007"]
     assert (tmp_path / "latest").read_text().strip() == "step-00000007"
@@ -359,12 +358,12 @@ def test_a_stream_without_length_trains_and_ends_with_its_data() -> None:
 
 def test_a_stream_that_cannot_be_resumed_is_refused_where_checkpoints_would_be_saved(tmp_path: Path) -> None:
     stream = StreamData([(torch.randn(6, 4), torch.randn(6))] * 3, batched=True)
-    with pytest.raises(ArgumentError, match="keep_checkpoints=0"):
+    with pytest.raises(ArgumentError, match=r"checkpoint=Checkpointing\(keep_last=0\)"):
         trainer_of(data=stream, folder=tmp_path)
-    trainer = trainer_of(data=stream, folder=tmp_path, keep_checkpoints=0)
+    trainer = trainer_of(data=stream, folder=tmp_path, checkpoint=Checkpointing(keep_last=0))
     assert trainer.train().update == 7
     assert not (tmp_path / "checkpoints").exists()
-    with pytest.raises(ArgumentError, match="`keep_checkpoints` is 0"):
+    with pytest.raises(ArgumentError, match=r"`checkpoint\.keep_last` is 0"):
         trainer.save()
 
 
@@ -452,9 +451,6 @@ def test_an_optimizer_of_other_parameters_is_refused() -> None:
         ({"updates": None}, "neither is"),
         ({"updates": 3, "epochs": 2}, "both are"),
         ({"updates": 0}, "`updates` must be a whole number"),
-        ({"clip_norm": 0.0}, "`clip_norm`"),
-        ({"log_every_updates": 0}, "`log_every_updates`"),
-        ({"keep_checkpoints": -1}, "`keep_checkpoints`"),
     ],
 )
 def test_impossible_numbers_are_refused(arguments: dict[str, Any], text: str) -> None:

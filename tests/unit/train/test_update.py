@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from evenstep import Ema, Fp16Mixed, Loss, MapData, Skip, Task, Trainer
+from evenstep import Ema, Failures, Fp16Mixed, Loss, MapData, Skip, Task, Trainer, Training
 from evenstep.errors import NonFiniteError, TaskError
 
 CPU = torch.device("cpu")
@@ -96,7 +96,7 @@ def test_no_cut_changes_the_parameters(
     weights: list[float], size: int, micro: int, late: bool, clip: float | None
 ) -> None:
     data, model = dataset(weights), network()
-    trainer_of(model, data, micro=micro, late=late, global_batch_size=size, clip_norm=clip).train()
+    trainer_of(model, data, micro=micro, late=late, global_batch_size=size, train=Training(clip_norm=clip)).train()
     wanted = reference(data, updates=3, size=size, clip=clip)
     torch.testing.assert_close(flat(model), wanted, rtol=1e-12, atol=1e-14)
 
@@ -145,9 +145,8 @@ def breaking(calls: set[int], settle: int | None, **more: Any) -> tuple[Breaks, 
         task=Square(),
         lr=0.01,
         fused=True,
-        ema=Ema(decay=0.5),
-        settle_every_updates=settle,
-        on_non_finite=Skip(),
+        train=Training(ema=Ema(decay=0.5), settle_every_updates=settle),
+        failures=Failures(non_finite=Skip()),
         **more,
     )
 
@@ -187,7 +186,14 @@ def test_an_overflow_is_tried_again_with_the_same_batch_and_nothing_else_notices
         data = [(x.float(), y.float()) for x, y, _ in dataset([1.0] * 36)]
         precision = Fp16Mixed(initial=initial, growth_updates=10_000)
         trainer = trainer_of(
-            model, data, micro=6, task=Square(), lr=0.01, fused=True, precision=precision, settle_every_updates=settle
+            model,
+            data,
+            micro=6,
+            task=Square(),
+            lr=0.01,
+            fused=True,
+            precision=precision,
+            train=Training(settle_every_updates=settle),
         )
         trainer.train()
         return model, trainer
@@ -207,7 +213,9 @@ def test_the_loss_scale_cancels_exactly_once_in_plain_sgd() -> None:
         torch.manual_seed(1)
         model = nn.Linear(4, 1)
         data = [(x.float(), y.float()) for x, y, _ in dataset([1.0] * 12)]
-        trainer = trainer_of(model, data, micro=4, task=Square(), precision=precision, updates=1, clip_norm=0.5)
+        trainer = trainer_of(
+            model, data, micro=4, task=Square(), precision=precision, updates=1, train=Training(clip_norm=0.5)
+        )
         before = flat(model)
         trainer.train()
         results.append(flat(model) - before)
@@ -238,7 +246,7 @@ def test_skipping_has_a_limit() -> None:
     data = dataset([1.0] * 24)
     for x, _, _ in data:
         x[0] = math.nan
-    trainer = trainer_of(network(), data, micro=4, on_non_finite=Skip(limit=3))
+    trainer = trainer_of(network(), data, micro=4, failures=Failures(non_finite=Skip(limit=3)))
     with pytest.raises(NonFiniteError, match=r"update 1 \(global batch 1 of epoch 1\)"):
         trainer.train()
     assert (trainer.progress.update, trainer.progress.skipped) == (0, 3)
@@ -288,7 +296,7 @@ def test_a_batch_without_weight_changes_nothing_of_the_updates_after_it(settle: 
     results: list[Tensor] = []
     for some in (data, data[:12] + data[24:]):
         model = network().float()
-        trainer = trainer_of(model, some, micro=4, fused=True, updates=4, settle_every_updates=settle)
+        trainer = trainer_of(model, some, micro=4, fused=True, updates=4, train=Training(settle_every_updates=settle))
         trainer.train()
         results.append(flat(model))
     # the keys of micro-batches are those of updates, so nothing else differs
@@ -300,9 +308,14 @@ def test_a_verdict_that_only_the_device_knows_is_not_read_for_the_average(monkey
     read: list[str] = []
     model = network()
     trainer = trainer_of(
-        model, dataset([1.0] * 12), micro=6, ema=Ema(decay=0.5), updates=2, fused=True, settle_every_updates=2
+        model,
+        dataset([1.0] * 12),
+        micro=6,
+        train=Training(ema=Ema(decay=0.5), settle_every_updates=2),
+        updates=2,
+        fused=True,
     )
-    apply = trainer._loop.update._apply  # type: ignore[attr-defined]
+    apply = trainer._loop.engine.core._apply  # type: ignore[attr-defined]
 
     class Unread(Tensor):
         """Says that it was read."""
@@ -317,6 +330,6 @@ def test_a_verdict_that_only_the_device_knows_is_not_read_for_the_average(monkey
         return applied
 
     unread.resume = apply.resume  # type: ignore[attr-defined]
-    monkeypatch.setattr(trainer._loop.update, "_apply", unread)
+    monkeypatch.setattr(trainer._loop.engine.core, "_apply", unread)
     trainer.train()
     assert read == []

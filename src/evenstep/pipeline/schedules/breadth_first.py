@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from evenstep.pipeline.action import Action, Op, Plan
 from evenstep.pipeline.layout import Layout
+from evenstep.pipeline.schedules.schedule import Schedule
 
 
 def breadth_first(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
@@ -24,3 +25,12 @@ def breadth_first(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ..
         backwards = [Action(Op.BACKWARD, stage, each) for stage in reversed(stages) for each in microbatches]
         plans.append((*forwards, *backwards))
     return tuple(plans)
+
+
+BREADTH_FIRST = Schedule(
+    name="breadth_first",
+    order=breadth_first,
+    summary="stage after stage for all micro-batches: for sharded weights",
+    min_stages_per_rank=2,
+    max_stages_per_rank=None,
+)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from evenstep.pipeline.action import Action, Op, Plan
 from evenstep.pipeline.layout import Layout
 from evenstep.pipeline.schedules.demands import check_one_stage_per_rank
+from evenstep.pipeline.schedules.schedule import Schedule
 
 
 def gpipe(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
@@ -22,3 +23,6 @@ def gpipe(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
         tuple(Action(op, stage, microbatch) for op in (Op.FORWARD, Op.BACKWARD) for microbatch in microbatches)
         for stage in (layout.stages_of(rank)[0] for rank in range(layout.ranks))
     )
+
+
+GPIPE = Schedule(name="gpipe", order=gpipe, summary="all forwards, then all backwards")

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from evenstep.pipeline.action import Action, Op, Plan
 from evenstep.pipeline.layout import Layout
 from evenstep.pipeline.schedules.demands import check_loop
+from evenstep.pipeline.schedules.schedule import Schedule
 
 
 def interleaved(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
@@ -32,3 +33,12 @@ def _plan(layout: Layout, rank: int, microbatches: Sequence[int]) -> Plan:
     turns = [each for pair in zip(forwards[ahead:], backwards, strict=False) for each in pair]
     order = [*forwards[:ahead], *turns, *backwards[len(forwards) - ahead :]]
     return tuple(Action(op, stage, microbatches[place]) for op, stage, place in order if place < count)
+
+
+INTERLEAVED = Schedule(
+    name="interleaved",
+    order=interleaved,
+    summary="1F1B over several stages per rank: less bubble, more messages",
+    min_stages_per_rank=2,
+    max_stages_per_rank=None,
+)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from evenstep.pipeline.action import Action, Op, Plan
 from evenstep.pipeline.layout import Layout
 from evenstep.pipeline.schedules.demands import check_one_stage_per_rank
+from evenstep.pipeline.schedules.schedule import Schedule
 
 
 def one_f_one_b(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
@@ -36,3 +37,8 @@ def alternated(stage: int, microbatches: Sequence[int], *, ahead: int) -> Plan:
     backwards = [Action(Op.BACKWARD, stage, microbatch) for microbatch in microbatches]
     turns = [action for pair in zip(forwards[ahead:], backwards, strict=False) for action in pair]
     return (*forwards[:ahead], *turns, *backwards[len(forwards) - ahead :])
+
+
+ONE_F_ONE_B = Schedule(
+    name="1f1b", order=one_f_one_b, summary="backward as soon as possible: GPipe's time, less memory"
+)

@@ -78,3 +78,16 @@ class Schedule:
         plans = lower(self.order(layout, microbatches), layout)
         check(plans, layout, microbatches)
         return plans
+
+
+def v_shaped(name: str, order: Order, *, summary: str) -> Schedule:
+    """A schedule whose ranks own two stages each, the first rank the first and the last, and so on inwards."""
+    return Schedule(
+        name=name,
+        order=order,
+        summary=summary,
+        min_stages_per_rank=2,
+        max_stages_per_rank=2,
+        v_shaped=True,
+        splits_backward=True,
+    )

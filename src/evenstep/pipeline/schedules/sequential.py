@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from evenstep.pipeline.action import Action, Op, Plan
 from evenstep.pipeline.layout import Layout
+from evenstep.pipeline.schedules.schedule import Schedule
 
 
 def sequential(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
@@ -30,3 +31,11 @@ def sequential(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
             )
         )
     return tuple(plans)
+
+
+SEQUENTIAL = Schedule(
+    name="sequential",
+    order=sequential,
+    summary="one micro-batch at a time: nothing overlaps, least memory",
+    max_stages_per_rank=None,
+)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from evenstep.pipeline.action import Plan
 from evenstep.pipeline.layout import Layout
+from evenstep.pipeline.schedules.schedule import v_shaped
 from evenstep.pipeline.schedules.v_blocks import in_blocks
 
 
@@ -27,3 +28,8 @@ def v_min(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
     0F0 0F1 5F0 5I0 5F1 5I1 5W0 5W1 0I0 0W0 0I1 0W1
     """
     return in_blocks("v_min", layout, microbatches, legs=(1, 1, 1, 1))
+
+
+V_HALF = v_shaped("v_half", v_half, summary="half of 1F1B's memory and about half of its bubble")
+
+V_MIN = v_shaped("v_min", v_min, summary="a third of 1F1B's memory, two thirds of its bubble")

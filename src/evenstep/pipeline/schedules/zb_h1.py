@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from evenstep.pipeline.action import Action, Op, Plan
 from evenstep.pipeline.layout import Layout
 from evenstep.pipeline.schedules.demands import check_one_stage_per_rank
+from evenstep.pipeline.schedules.schedule import Schedule
 
 
 def zb_h1(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
@@ -52,3 +53,8 @@ def split_alternated(stage: int, microbatches: Sequence[int], *, ahead: int, max
             weights += 1
     plan += [Action(Op.WEIGHT_BACKWARD, stage, microbatch) for microbatch in microbatches[weights:]]
     return tuple(plan)
+
+
+ZB_H1 = Schedule(
+    name="zb_h1", order=zb_h1, summary="1F1B whose bubble is filled with gradients of weights", splits_backward=True
+)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from evenstep.pipeline.action import Plan
 from evenstep.pipeline.layout import Layout
 from evenstep.pipeline.schedules.demands import check_one_stage_per_rank
+from evenstep.pipeline.schedules.schedule import Schedule
 from evenstep.pipeline.schedules.zb_h1 import split_alternated
 
 
@@ -25,3 +26,6 @@ def zb_h2(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
         (stage,) = layout.stages_of(rank)
         plans.append(split_alternated(stage, microbatches, ahead=most - 1 - 2 * stage, max_live=most))
     return tuple(plans)
+
+
+ZB_H2 = Schedule(name="zb_h2", order=zb_h2, summary="hardly any bubble, twice the memory of 1F1B", splits_backward=True)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from evenstep.pipeline.action import Action, Op, Plan
 from evenstep.pipeline.layout import Layout
 from evenstep.pipeline.schedules.demands import check_v
+from evenstep.pipeline.schedules.schedule import v_shaped
 
 
 def zb_v(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
@@ -52,3 +53,6 @@ def _plan(depth: int, ranks: int, microbatches: Sequence[int]) -> Plan:
         if place < len(microbatches):
             plan.append(Action(ops[name[0]], stages[int(name[1])], microbatches[place]))
     return tuple(plan)
+
+
+ZB_V = v_shaped("zb_v", zb_v, summary="hardly any bubble, the memory of 1F1B")

@@ -9,7 +9,6 @@ from evenstep.train.failures.rewind import Rewind
 from evenstep.train.failures.skip import Skip
 from evenstep.train.failures.stop import Stop
 
-MAX_REWINDS = 3
 FAILURE_POLICIES: Mapping[str, Callable[[int], FailurePolicy]] = {  # each takes how often it may rewind
     "stop": lambda _: Stop(),
     "skip": lambda _: Skip(),
@@ -19,4 +18,4 @@ FAILURE_POLICIES: Mapping[str, Callable[[int], FailurePolicy]] = {  # each takes
     "drop_task": lambda _: DropTask(),
 }
 
-__all__ = ["FAILURE_POLICIES", "MAX_REWINDS", "Answer", "DropTask", "FailurePolicy", "Retry", "Rewind", "Skip", "Stop"]
+__all__ = ["FAILURE_POLICIES", "Answer", "DropTask", "FailurePolicy", "Retry", "Rewind", "Skip", "Stop"]

@@ -8,6 +8,7 @@ from typing import final
 
 from evenstep.errors import ArgumentError
 from evenstep.events import Incident
+from evenstep.options import MAX_REWINDS
 from evenstep.train.failures.policy import Answer, FailurePolicy
 
 
@@ -25,7 +26,7 @@ class Rewind(FailurePolicy):
     (<Answer.REWIND: 'rewind'>, <Answer.STOP: 'stop'>)
     """
 
-    def __init__(self, *, past_data: bool = False, limit: int = 3) -> None:
+    def __init__(self, *, past_data: bool = False, limit: int = MAX_REWINDS) -> None:
         if limit < 1:
             raise ArgumentError(f"`limit` must be at least 1, but is {limit}; use `Stop()` to never go back.")
         self._answer = Answer.REWIND_PAST if past_data else Answer.REWIND

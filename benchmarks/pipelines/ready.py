@@ -1,0 +1,46 @@
+"""Micro-batches of ready-made tensors on their way through stages, without what a trainer would add."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from torch import Tensor
+
+from evenstep.pipeline import Stage
+
+
+class ReadyStep:
+    """The micro-batches of one update.
+
+    Args:
+        inputs: of each.
+        loss: of the last stage's output, from it and the micro-batch's number.
+    """
+
+    def __init__(self, inputs: Sequence[Tensor], loss: Callable[[Tensor, int], Tensor]) -> None:
+        self._inputs = inputs
+        self._loss = loss
+        self.num_microbatches = len(inputs)
+
+    def forward(
+        self, stage: Stage, received: Mapping[int, Any], microbatch: int
+    ) -> tuple[Mapping[int, Any], Tensor | None]:
+        outputs = stage.apply(received, self._inputs[microbatch], _begin)
+        if not stage.gives_loss:
+            return outputs, None
+        (output,) = outputs.values()
+        return {}, self._loss(output, microbatch)
+
+    def backward(self, loss: Tensor, microbatch: int) -> None:
+        loss.backward()
+
+    def going_back(self, microbatch: int) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def done(self, microbatch: int) -> None: ...
+
+    def completed(self, microbatch: int) -> int:
+        return microbatch
+
+
+def _begin(place: int) -> None: ...

@@ -1,0 +1,213 @@
+"""The parts of a run, built from its configuration, and the trainer that puts them together.
+
+What the configuration names is called in a fixed order and from seeded generators, so the same configuration gives
+the same initial parameters. Nothing is trained here, and no file is written.
+"""
+
+import random
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast, final
+
+import numpy as np
+import torch
+from torch import nn
+
+from evenstep.builders.data import build_data, build_evaluation
+from evenstep.builders.optimizer import build_optimizer
+from evenstep.builders.options import build_checkpointing, build_failures, build_training
+from evenstep.builders.pipeline import build_model
+from evenstep.builders.ranks import rank_device
+from evenstep.builders.tasks import build_mixture
+from evenstep.config.load import Run
+from evenstep.config.schema import Config, OneTask
+from evenstep.config.tasks import data_tables, evaluations_of
+from evenstep.data import Data, Mixture
+from evenstep.errors import TaskError
+from evenstep.events import Hook, Writer
+from evenstep.optim.schedules import LR_SCHEDULES, Constant, LrSchedule
+from evenstep.options import Logging
+from evenstep.parallel import Mesh
+from evenstep.pipeline import Layers
+from evenstep.precision import PRECISIONS, Precision
+from evenstep.train import Task, Trainer
+
+_Made = TypeVar("_Made")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a run is made of.
+
+    Args:
+        config: that it was built from.
+        model: on the CPU, as initialised.
+        task: what a batch means; several by name.
+        optimizer: of the model's parameters.
+        data: the training set, or a mixture of those of several tasks.
+        evaluations: the evaluation sets, by name.
+        hooks: the recipe's own, in the order of the run file.
+    """
+
+    config: Config
+    model: nn.Module
+    task: Task | Mapping[str, Task]
+    optimizer: torch.optim.Optimizer
+    data: Data
+    evaluations: Mapping[str, Data]
+    hooks: Sequence[Hook]
+
+    def trainer(
+        self,
+        *,
+        hooks: Sequence[Hook] = (),
+        writers: Sequence[Writer] = (),
+        evaluations: Mapping[str, Data] | None = None,
+        kept: Mapping[str, Any] | None = None,
+        **more: Any,
+    ) -> Trainer:
+        """The trainer of these parts.
+
+        Args:
+            hooks: in their order.
+            writers: of the metrics.
+            evaluations: what to evaluate on; nothing by default.
+            kept: plain values that are kept with each checkpoint, such as the resolved configuration.
+            more: further arguments of the trainer, such as `folder`.
+        """
+        config = self.config
+        return Trainer(
+            model=self.model,
+            task=self.task,
+            optimizer=self.optimizer,
+            data=self.data,
+            updates=config.train.updates,
+            epochs=config.train.epochs,
+            seed=config.seed,
+            device=rank_device(config),
+            precision=build_precision(config),
+            lr_schedule=build_lr_schedule(config),
+            evaluations=evaluations,
+            hooks=hooks,
+            train=build_training(config),
+            checkpoint=build_checkpointing(config, kept),
+            failures=build_failures(config),
+            log=Logging(every_updates=config.log.every_updates, writers=writers),
+            **more,
+        )
+
+    def close(self) -> None:
+        """End the processes that load data."""
+        for data in (self.data, *self.evaluations.values()):
+            data.close()
+
+
+def build_parts(run: Run, mesh: Mesh | None = None) -> Parts:
+    """Call everything that the run names.
+
+    Args:
+        run: open.
+        mesh: the ranks that share the model; None for this process alone, with all stages of a pipeline.
+
+    Raises:
+        ConfigError: data and their settings that don't fit each other.
+        TaskError: a target that gives something else than it must.
+        Exception: whatever a target of the recipe raises.
+    """
+    config, calls = run.config, run.calls
+
+    def make(key: str, kind: type[_Made]) -> _Made:
+        with seeded(config.seed):
+            made: object = calls[key]()
+        return _checked(key, made, kind)
+
+    def make_task(key: str, table: OneTask) -> Task:
+        task = make(key, Task)
+        if table.metrics:
+            task.metrics = {**task.metrics, **{name: make(f"{key}.metrics.{name}", object) for name in table.metrics}}
+        return task
+
+    with seeded(config.seed):
+        made: object = calls["model"]()
+    if not isinstance(made, Layers):
+        made = _checked("model", made, nn.Module)
+    model = build_model(config, made, mesh)
+    fuse = config.parallel.reduction == "fast" or rank_device(config).type != "cpu"
+    shards = config.parallel.strategy == "fsdp"
+    tables = data_tables(config.data, config.tasks)
+    task = {name: make_task(f"tasks.{name}", one) for name, one in config.tasks.items()}
+    train = {
+        key: build_data(table, config.failures, make(f"{key}.train", object), calls.get(f"{key}.collate"), key=key)
+        for key, table in tables.items()
+    }
+
+    def evaluation(name: str) -> dict[str, Data]:
+        return {
+            key: build_evaluation(
+                name,
+                table,
+                config.failures,
+                make(f"{key}.evaluations.{name}", object),
+                calls.get(f"{key}.collate"),
+                key=key,
+            )
+            for key, table in tables.items()
+            if name in table.evaluations
+        }
+
+    evaluations = {name: evaluation(name) for name in evaluations_of(config.data, config.tasks)}
+    return Parts(
+        config=config,
+        model=model,
+        task=task or make_task("task", cast("OneTask", config.task)),
+        optimizer=build_optimizer(calls["optimizer"], model, config.optimizer.lr, fuse=fuse, shards=shards),
+        data=build_mixture(config, _by_task(train)) if config.tasks else train["data"],
+        evaluations={
+            name: Mixture(_by_task(some), end="max") if config.tasks else some["data"]
+            for name, some in evaluations.items()
+        },
+        hooks=[make(f"hooks.{index}", Hook) for index in range(len(config.hooks))],
+    )
+
+
+def _by_task(data: Mapping[str, Data]) -> dict[str, Data]:
+    """By the names of the tasks instead of the keys of their tables, `tasks.NAME.data`."""
+    return {key.removeprefix("tasks.").removesuffix(".data"): one for key, one in data.items()}
+
+
+def _checked(key: str, made: object, kind: type[_Made]) -> _Made:
+    if not isinstance(made, kind):
+        raise TaskError(
+            f"`{key}.target` must give a subclass of `{kind.__name__}`, but what it gave is of type "
+            f"{type(made).__name__}; name the class itself, or a function that returns an object of it."
+        )
+    return made
+
+
+@contextmanager
+def seeded(seed: int) -> Generator[None]:
+    """Seed torch's, numpy's and Python's generators inside the `with`, and give them back as they were."""
+    states = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.default_generator.manual_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+
+
+def build_lr_schedule(config: Config) -> LrSchedule | None:
+    """The LR schedule; None where nothing multiplies the rates, so that hooks may set them."""
+    schedule = LR_SCHEDULES[config.lr_schedule.kind](**config.lr_schedule.model_dump(exclude={"kind"}))
+    return None if schedule == Constant() else schedule
+
+
+def build_precision(config: Config) -> Precision:
+    """The precision mode, with its loss scale if it has one."""
+    scale = {} if config.loss_scale is None else config.loss_scale.model_dump()
+    return PRECISIONS[config.train.precision](**scale)

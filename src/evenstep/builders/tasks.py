@@ -1,0 +1,54 @@
+"""The tasks of a run, their mixture, and how they are weighed, from their tables.
+
+A run of one task has none of this.
+"""
+
+from evenstep.config.schema import Config
+from evenstep.config.schema import Mixture as MixtureConfig
+from evenstep.data import AllTasks, Data, Mixing, Mixture, RoundRobin, Sampled
+from evenstep.extras.multitask import COMBINES, Scheduled, Uncertainty
+from evenstep.optim.schedules import LR_SCHEDULES
+from evenstep.train import Coefficients, Combine, Fixed
+
+
+def build_mixture(config: Config, data: dict[str, Data]) -> Mixture:
+    """The training data of all tasks, mixed."""
+    mixture = config.mixture or MixtureConfig()
+    windows = {
+        name: (task.start_update, task.end_update)
+        for name, task in config.tasks.items()
+        if (task.start_update, task.end_update) != (1, None)
+    }
+    return Mixture(data, mixing=_mixing(config, mixture), end=mixture.end, windows=windows)
+
+
+def _mixing(config: Config, mixture: MixtureConfig) -> Mixing:
+    if mixture.kind == "sampled":
+        given = {name: task.sampling_weight for name, task in config.tasks.items()}
+        weights = {name: weight for name, weight in given.items() if weight is not None}
+        return Sampled(temperature=mixture.temperature, weights=weights, draws=mixture.draws)
+    repeats = {name: task.repeats for name, task in config.tasks.items() if task.repeats != 1}
+    return RoundRobin(repeats=repeats) if mixture.kind == "round_robin" else AllTasks(repeats=repeats)
+
+
+def build_coefficients(config: Config) -> Coefficients | None:
+    """How much each task counts; None for a run of one task."""
+    if not config.tasks:
+        return None
+    if config.coefficients is not None and config.coefficients.kind == "uncertainty":
+        return Uncertainty(regression=config.coefficients.regression)
+    values = {name: task.coefficient for name, task in config.tasks.items()}
+    schedules = {
+        name: LR_SCHEDULES[task.coefficient_schedule.kind](**task.coefficient_schedule.model_dump(exclude={"kind"}))
+        for name, task in config.tasks.items()
+        if task.coefficient_schedule is not None
+    }
+    return Scheduled(schedules, values=values) if schedules else Fixed(values)
+
+
+def build_combine(config: Config) -> Combine | None:
+    """What is made of the tasks' separate gradients; None accumulates them."""
+    if config.combine is None:
+        return None
+    more = {"alpha", "coefficient_lr", "parameters"} if config.combine.kind == "grad_norm" else set[str]()
+    return COMBINES[config.combine.kind](**config.combine.model_dump(include=more))

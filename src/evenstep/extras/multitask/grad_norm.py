@@ -1,0 +1,113 @@
+"""Coefficients learned so that all tasks' gradients are as long as their pace of learning asks for.
+
+With G_t = λ_t · ‖∇L_t‖ over the shared parameters, Ḡ their mean, r_t = (L_t / L_t(first)) / mean of those, and the
+target Ḡ · r_t^α taken as a constant,
+
+    λ_t ← λ_t - η · sign(G_t - Ḡ · r_t^α) · ‖∇L_t‖,  then scaled so that the λ_t sum to what they did
+
+A task that learns slowly gets more. The λ_t of an update are those from before it.
+
+Reference: Chen et al., "GradNorm: gradient normalization for adaptive loss balancing in deep multitask networks",
+ICML 2018, algorithm 1.
+"""
+
+import math
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from evenstep.errors import ArgumentError
+from evenstep.train.combine import Combine, TaskWeights
+
+_SMALLEST = 1e-3
+
+
+class _Learned(nn.Module):
+    """λ_t, and the first loss of each task (0 before it comes); buffers, so that checkpoints have them."""
+
+    coefficients: Tensor
+    first_losses: Tensor
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.register_buffer("coefficients", torch.ones(count))
+        self.register_buffer("first_losses", torch.zeros(count))
+
+
+@final
+class GradNorm(Combine):
+    """Coefficients from gradient norms.
+
+    Args:
+        alpha: α, how strongly slow tasks are favoured; 0 makes all gradients equally long.
+        coefficient_lr: η, how fast the coefficients move.
+        parameters: patterns of the names of the shared parameters whose gradients are measured, such as
+            `("trunk.4.*",)` for the last shared layer; all shared ones by default.
+
+    Raises:
+        ArgumentError: a number out of its range.
+
+    >>> method = GradNorm(coefficient_lr=0.1)
+    >>> _ = method.build(("a", "b"))
+    >>> products = torch.tensor([[4.0, 0.0], [0.0, 1.0]], dtype=torch.float64)  # ‖∇L_a‖ = 2, ‖∇L_b‖ = 1
+    >>> for update in (1, 2):
+    ...     shares = method(products, [1.0, 1.0], tasks=("a", "b"), seed=1, update=update)
+    >>> [round(share, 3) for share in shares.shared]  # 1 - 0.2 and 1 + 0.1, scaled to sum to 2
+    [0.842, 1.158]
+    """
+
+    def __init__(
+        self, *, alpha: float = 1.5, coefficient_lr: float = 0.025, parameters: Sequence[str] = ("*",)
+    ) -> None:
+        if not 0 <= alpha < math.inf:
+            raise ArgumentError(f"`alpha` must be finite and at least 0, but is {alpha}; 0.5 to 1.5 is usual.")
+        if not 0 < coefficient_lr < math.inf:
+            raise ArgumentError(f"`coefficient_lr` must be finite and above 0, but is {coefficient_lr}.")
+        self._alpha = alpha
+        self._lr = coefficient_lr
+        self._patterns = tuple(parameters)
+        self._tasks: tuple[str, ...] = ()
+        self._learned = _Learned(0)
+
+    def build(self, tasks: Sequence[str]) -> nn.Module | None:
+        self._tasks = tuple(tasks)
+        self._learned = _Learned(len(tasks))
+        return self._learned
+
+    def looks_at(self, parameter: str) -> bool:
+        return any(fnmatchcase(parameter, pattern) for pattern in self._patterns)
+
+    def __call__(
+        self, products: Tensor, losses: Sequence[float], *, tasks: Sequence[str], seed: int, update: int
+    ) -> TaskWeights:
+        places = [self._tasks.index(name) for name in tasks]
+        every, first = self._learned.coefficients.tolist(), self._learned.first_losses.tolist()
+        now = [every[place] for place in places]
+        for place, loss in zip(places, losses, strict=True):
+            first[place] = first[place] or loss
+        moved = self._moved(now, products.diagonal().sqrt().tolist(), losses, [first[place] for place in places])
+        for place, value in zip(places, moved, strict=True):
+            every[place] = value
+        with torch.no_grad():
+            self._learned.coefficients.copy_(torch.tensor(every))
+            self._learned.first_losses.copy_(torch.tensor(first))
+        return TaskWeights(shared=now, own=now)
+
+    def _moved(
+        self, now: list[float], norms: list[float], losses: Sequence[float], first: Sequence[float]
+    ) -> list[float]:
+        """λ_t after the update."""
+        count = len(now)
+        lengths = [share * norm for share, norm in zip(now, norms, strict=True)]
+        mean = sum(lengths) / count
+        paces = [loss / begin if begin > 0 and loss >= 0 else 1.0 for loss, begin in zip(losses, first, strict=True)]
+        mean_pace = sum(paces) / count or 1.0
+        targets = [mean * (pace / mean_pace) ** self._alpha for pace in paces]
+        raw = [
+            max(share - self._lr * (math.copysign(1.0, length - target) if length != target else 0.0) * norm, _SMALLEST)
+            for share, length, target, norm in zip(now, lengths, targets, norms, strict=True)
+        ]
+        return [value * sum(now) / sum(raw) for value in raw]

@@ -1,0 +1,95 @@
+"""Accumulates tasks' gradients by themselves, and combines them when all are whole.
+
+The plan is run once per task, so a strategy sums each task's gradient over ranks as it sums any other, and nothing is
+combined before it is whole. It costs one reduction per task and, beside the gradients themselves, T copies of those of
+the trained parameters; the inner products are read by the host, one wait per update. Where gradients are only added,
+because some have a weight that comes late, `train.late_weights` needs less.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from evenstep.train.combine import Combine, TaskWeights
+from evenstep.train.execution import Execution
+from evenstep.train.late_weights import Accumulate, sum_gradients, take_gradients
+from evenstep.train.passage import Gathered, Way
+from evenstep.train.weigh import Weights
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PerTaskGradients:
+    """Leaves in `.grad` what a method makes of the tasks' gradients.
+
+    Args:
+        accumulate: leaves the whole gradient of the given micro-batches in `.grad`.
+        combine: the method.
+        parameters: those that are trained, by name.
+        way: the run's.
+        execution: on which ranks, and how they share gradients.
+    """
+
+    accumulate: Accumulate
+    combine: Combine
+    parameters: Mapping[str, nn.Parameter]
+    way: Way
+    execution: Execution
+
+    def __call__(self, weights: Weights, update: int) -> Gathered:
+        """Run the update's tasks one after the other, in the run's order, and combine their gradients."""
+        tasks = [name for name in self.way.tasks if name in weights.totals]
+        gradients: dict[str, list[Tensor | None]] = {}
+        whole = Gathered()
+        for name in tasks:
+            one = self.accumulate(weights.of(name), update)
+            gradients[name] = take_gradients(self.parameters, one.late_total)
+            whole.add(one)
+        names, parameters = list(self.parameters), list(self.parameters.values())
+        having = [[name for name in tasks if gradients[name][place] is not None] for place in range(len(names))]
+        seen = [place for place, those in enumerate(having) if len(those) > 1 and self.combine.looks_at(names[place])]
+        shares = TaskWeights(shared=[1.0] * len(tasks), own=[1.0] * len(tasks))
+        if self.combine.needs_products:
+            products = self._products([[gradients[name][place] for name in tasks] for place in seen], len(tasks))
+            losses = self._losses(tasks, weights, whole)
+            if bool(products.isfinite().all()) and bool(losses.isfinite().all()):  # else the update will be aborted
+                shares = self.combine(products, losses.tolist(), tasks=tasks, seed=self.way.seed, update=update)
+        for place, parameter in enumerate(parameters):
+            factors = shares.shared if len(having[place]) > 1 else shares.own
+            parameter.grad = sum_gradients([gradients[name][place] for name in tasks], factors)
+        return whole
+
+    def _losses(self, tasks: Sequence[str], weights: Weights, whole: Gathered) -> Tensor:
+        """Σ S_m / divisor of each task over all ranks, in the order of the micro-batches whoever ran them."""
+        each = torch.zeros(len(tasks), weights.num_microbatches, dtype=torch.float64)
+        for microbatch, (name, loss) in whole.losses.items():
+            each[tasks.index(name), microbatch] = loss.double().cpu() / weights.divisors[microbatch]
+        summed = self.execution.group.sum_floats(each.flatten().tolist())
+        return torch.tensor(summed, dtype=torch.float64).view_as(each).sum(1)
+
+    def _products(self, columns: list[list[Tensor | None]], count: int) -> Tensor:
+        """⟨g_s, g_t⟩ without the loss scale, in float64 on the CPU; a column is a parameter's gradient in each task."""
+        device, layout = self.way.device, self.execution.strategy.layout
+        dtype = torch.float32 if device.type == "mps" else torch.float64
+        pairs = [(i, j) for i in range(count) for j in range(i + 1)]
+        dots: dict[tuple[int, int], list[Tensor]] = {pair: [] for pair in pairs}
+        for column in columns:
+            local = [None if one is None else _real(layout.local_shard(one)).flatten().to(dtype) for one in column]
+            for i, j in pairs:
+                one, other = local[i], local[j]
+                if one is not None and other is not None:
+                    dots[i, j].append(torch.dot(one, other))
+        products = torch.zeros(count, count, dtype=dtype, device=device)
+        for (i, j), some in dots.items():
+            if some:
+                products[i, j] = products[j, i] = torch.stack(some).sum()
+        layout.all_reduce_shards(products)
+        return products.cpu().double() / self.way.precision.scale**2
+
+
+def _real(gradient: Tensor) -> Tensor:
+    """Itself, or the real and imaginary parts of a complex one, of which inner products are real as well."""
+    return torch.view_as_real(gradient) if gradient.is_complex() else gradient

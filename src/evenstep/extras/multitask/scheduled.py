@@ -1,0 +1,52 @@
+"""Coefficients that follow a schedule over the run, of the same shapes as learning rates.
+
+λ_t(u) = λ_t · schedule_t(u). Nothing is accumulated, so an aborted or resumed update has the coefficient of its number.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import final
+
+from torch import nn
+
+from evenstep.optim.schedules import LrSchedule
+from evenstep.train.coefficients import Coefficients, check_positive, check_tasks
+
+
+@final
+class Scheduled(Coefficients):
+    """A number for each task, times a schedule for some.
+
+    Args:
+        schedules: by task; a task without one keeps its number.
+        values: λ by task; 1 where none is given.
+
+    Raises:
+        ArgumentError: a number that is not finite and above 0.
+
+    >>> from evenstep.optim.schedules import Constant
+    >>> coefficients = Scheduled({"box": Constant(warmup_updates=4)}, values={"box": 2.0})
+    >>> coefficients.check(updates=100)
+    >>> [coefficients.value("box", update) for update in (1, 2, 4, 9)]
+    [0.5, 1.0, 2.0, 2.0]
+    """
+
+    are_learned = False
+
+    def __init__(self, schedules: Mapping[str, LrSchedule], *, values: Mapping[str, float] | None = None) -> None:
+        self._schedules = dict(schedules)
+        self._values = {name: float(value) for name, value in (values or {}).items()}
+        self._updates: int | None = None
+        check_positive(self._values)
+
+    def build(self, tasks: Sequence[str]) -> nn.Module | None:
+        check_tasks({**self._schedules, **self._values}, tasks)
+        return None
+
+    def check(self, updates: int | None) -> None:
+        for schedule in self._schedules.values():
+            schedule.check(updates)
+        self._updates = updates
+
+    def value(self, task: str, update: int) -> float:
+        schedule = self._schedules.get(task)
+        return self._values.get(task, 1.0) * (1.0 if schedule is None else schedule(update, self._updates))

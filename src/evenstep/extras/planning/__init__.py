@@ -1,0 +1,1 @@
+"""Pipeline plans before they run: measured, balanced, simulated, drawn, and written down."""

@@ -1,0 +1,72 @@
+"""A timeline in characters: one line per rank, time from left to right.
+
+Each computation is as many characters as its time is wide and begins with its name, if there is room: `F3` is the
+forward of micro-batch 3, `1F3` that of stage 1 where a rank owns several. Dots are idle time. Colours are for who
+prints it.
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+from evenstep.extras.planning.simulate import Simulation
+from evenstep.pipeline.action import Op
+from evenstep.pipeline.order import Span
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some characters of a line.
+
+    Args:
+        text: them.
+        op: of the computation that they show, or None for idle time.
+    """
+
+    text: str
+    op: Op | None
+
+
+def draw_text(simulation: Simulation, *, width: int = 100) -> list[list[Piece]]:
+    """The timeline of each rank.
+
+    Args:
+        simulation: of the plans.
+        width: characters of each line.
+
+    >>> from evenstep.pipeline import Layout, SCHEDULES
+    >>> from evenstep.extras.planning.simulate import Costs, simulate
+    >>> layout = Layout.chain(ranks=2)
+    >>> costs = Costs.even(layout, forward_s=1, input_backward_s=1, weight_backward_s=1)
+    >>> simulation = simulate(SCHEDULES["1f1b"].plans(layout, [0, 1]), layout, costs)
+    >>> for pieces in draw_text(simulation, width=36):
+    ...     print("".join(piece.text for piece in pieces))
+    F0--F1--........B0------....B1------
+    ....F0--B0------F1--B1------........
+    """
+    lines: list[list[Piece]] = []
+    scale = width / simulation.makespan_s if simulation.makespan_s else 0
+    for rank in range(len(simulation.busy_s)):
+        spans = [span for span in simulation.spans if span.rank == rank]
+        several = len({span.action.stage for span in spans}) > 1
+        pieces: list[Piece] = []
+        at = 0
+        for span in spans:
+            start, end = round(span.start * scale), round(span.end * scale)
+            if start > at:
+                pieces.append(Piece("." * (start - at), None))
+            if end > start:
+                pieces.append(Piece(_label(span, several, end - start), span.action.op))
+            at = end
+        if at < width:
+            pieces.append(Piece("." * (width - at), None))
+        lines.append(pieces)
+    return lines
+
+
+def _label(span: Span, several: bool, room: int) -> str:
+    op = span.action.op.value
+    for label in (str(span.action) if several else op, f"{op}{span.action.microbatch}"):
+        if len(label) > 1 and len(label) < room:  # so that a dash tells it from the next
+            return label.ljust(room, "-")
+    return op.ljust(room, "-")

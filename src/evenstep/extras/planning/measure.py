@@ -1,0 +1,134 @@
+"""Measures on this machine what each layer of a model costs: time forward and backward, and memory.
+
+Every layer is run by itself on what the layers before it gave, a few times; the median counts. The backward is timed
+whole and for the inputs alone; the difference is what the weights take. The task's loss, the optimizer's state and the
+network are not measured.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from statistics import median
+from time import perf_counter
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from evenstep.extras.planning.balance import LayerCost
+from evenstep.pipeline.layers import Layers, call
+
+
+def measure(
+    layers: Layers,
+    inputs: Any,
+    *,
+    device: torch.device | None = None,
+    context: Callable[[], AbstractContextManager[object]] = nullcontext,
+    repeats: int = 5,
+) -> list[LayerCost]:
+    """The cost of each layer for one micro-batch.
+
+    Args:
+        layers: of the model.
+        inputs: the task's, of one micro-batch, on `device`.
+        device: where to run; the CPU by default.
+        context: in which forwards run, such as a precision's.
+        repeats: how often each layer is run.
+
+    >>> [cost.name for cost in measure(Layers.of(nn.Sequential(nn.Linear(2, 3), nn.ReLU())), torch.ones(4, 2))]
+    ['0', '1']
+    """
+    where = device or torch.device("cpu")
+    values: list[Any] = []
+    costs: list[LayerCost] = []
+    for place, layer in enumerate(layers.layers):
+        module = layer.build if isinstance(layer.build, nn.Module) else layer.build()
+        module.to(where)
+        taken = [_fresh(values[source]) for source in layers.sources(place)]
+
+        def forward(module: nn.Module = module, taken: list[Any] = taken, place: int = place) -> Any:
+            with context():
+                return call(module, taken, inputs, layers.inputs(place))
+
+        cost, output = _measured(layer.name, module, taken, forward, where, repeats)
+        costs.append(cost)
+        values.append(_fresh(output))
+    return costs
+
+
+def _measured(
+    name: str, module: nn.Module, taken: list[Any], forward: Callable[[], Any], device: torch.device, repeats: int
+) -> tuple[LayerCost, Any]:
+    own = {tensor.untyped_storage().data_ptr() for tensor in (*module.parameters(), *module.buffers())}
+    saved: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, _unpacked):
+        output = forward()
+    forward_s = _timed(forward, device, repeats)
+    outputs = [tensor for tensor in _tensors(output) if tensor.requires_grad]
+    sources = [tensor for value in taken for tensor in _tensors(value) if tensor.requires_grad]
+    weights = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    seeds = [torch.ones_like(tensor) for tensor in outputs]
+
+    def backward_s(wanted: list[Tensor]) -> float:
+        if not outputs or not wanted:
+            return 0.0
+        return _timed(
+            lambda: torch.autograd.grad(outputs, wanted, seeds, retain_graph=True, allow_unused=True), device, repeats
+        )
+
+    whole = backward_s([*sources, *weights])
+    inputs_alone = min(backward_s(sources), whole) if weights else whole
+    cost = LayerCost(
+        name=name,
+        forward_s=forward_s,
+        input_backward_s=inputs_alone,
+        weight_backward_s=whole - inputs_alone,
+        activation_bytes=sum(saved.values()),
+        output_bytes=sum(tensor.nbytes for tensor in _tensors(output)),
+        state_bytes=sum(parameter.nbytes * (1 + parameter.requires_grad) for parameter in module.parameters()),
+    )
+    return cost, output
+
+
+def _unpacked(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _timed(run: Callable[[], object], device: torch.device, repeats: int) -> float:
+    times: list[float] = []
+    for _ in range(repeats + 1):
+        begin = perf_counter()
+        run()
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
+        times.append(perf_counter() - begin)
+    return median(times[1:])  # the first one warms up
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for inner in cast("Mapping[Any, Any]", value).values():
+            yield from _tensors(inner)
+    elif isinstance(value, tuple | list):
+        for inner in cast("list[Any]", value):
+            yield from _tensors(inner)
+
+
+def _fresh(value: Any) -> Any:
+    """`value` as if it had come from another rank: without its graph, and asking for gradients."""
+    if isinstance(value, Tensor):
+        return value.detach().requires_grad_(value.is_floating_point())
+    if isinstance(value, dict):
+        return {key: _fresh(inner) for key, inner in cast("dict[Any, Any]", value).items()}
+    if isinstance(value, tuple | list):
+        return type(cast("list[Any]", value))(_fresh(inner) for inner in cast("list[Any]", value))
+    return value

@@ -1,0 +1,131 @@
+"""Plans as text: one line per rank, actions as they print, so that people can write and read them.
+
+Blank lines, and what follows a `#`, are left out. A whole file of computations makes a pipeline schedule: which rank
+owns a stage is where the stage is named. Communication, ARM and REDUCE are not written: `lower` adds them.
+"""
+
+import re
+from collections.abc import Sequence
+
+from evenstep.errors import PlanError
+from evenstep.pipeline.action import Action, Op, Plan
+from evenstep.pipeline.layout import Layout
+from evenstep.pipeline.order import COMPUTES
+from evenstep.pipeline.schedules.schedule import Schedule
+
+_OPS = {op.value: op for op in Op}
+_WHOLE_STAGE = (Op.ARM, Op.REDUCE, Op.UNSHARD, Op.RESHARD)
+_WORD = re.compile(r"\S+")
+_PARTS = re.compile(r"(\d*)([A-Za-z]*)(\d*)(:?)(\d*)(.*)")
+
+
+def write_plans(plans: Sequence[Plan]) -> str:
+    """The text of `plans`, which `read_plans` reads again.
+
+    >>> write_plans([(Action(Op.FORWARD, 0, 0), Action(Op.BACKWARD, 0, 0))])
+    '0F0 0B0\\n'
+    """
+    return "".join(" ".join(map(str, plan)) + "\n" for plan in plans)
+
+
+def read_plans(text: str) -> tuple[Plan, ...]:
+    """The plans that `text` writes, one rank per line.
+
+    Args:
+        text: such as "0F0 0B0" on the first line for rank 0.
+
+    Raises:
+        PlanError: a word that is no action; the message has its line and column and what was expected.
+
+    >>> read_plans("0F0 0B0  # rank 0")[0][1]
+    Action(op=<Op.BACKWARD: 'B'>, stage=0, microbatch=0, peer=-1)
+    """
+    plans: list[Plan] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        words = list(_WORD.finditer(line.partition("#")[0]))
+        if words:
+            plans.append(tuple(_action(word.group(), number, word.start() + 1) for word in words))
+    return tuple(plans)
+
+
+def _action(word: str, line: int, column: int) -> Action:
+    match = _PARTS.fullmatch(word)
+    assert match is not None, "every part may be empty"
+    stage, op, microbatch, colon, peer, rest = match.groups()
+    at = column
+    for part, given, expected in (
+        (stage, bool(stage), "the number of a stage"),
+        (op, op in _OPS, f"one of {', '.join(_OPS)} after the stage"),
+    ):
+        if not given:
+            raise _unreadable(word, line, at, expected)
+        at += len(part)
+    kind = _OPS[op]
+    if kind in _WHOLE_STAGE:
+        if microbatch or colon or rest:
+            raise _unreadable(word, line, at, f"nothing after {op}, which concerns the whole stage")
+        return Action(kind, int(stage))
+    if not microbatch:
+        raise _unreadable(word, line, at, f"the number of a micro-batch after {op}")
+    at += len(microbatch)
+    if kind in COMPUTES:
+        if colon or rest:
+            raise _unreadable(word, line, at, "a space and the next action")
+        return Action(kind, int(stage), int(microbatch))
+    if not (colon and peer) or rest:
+        raise _unreadable(word, line, at, "a colon and the number of the stage at the other end")
+    return Action(kind, int(stage), int(microbatch), int(peer))
+
+
+def _unreadable(word: str, line: int, column: int, expected: str) -> PlanError:
+    return PlanError(f"line {line}, column {column}: `{word}` is no action: expected {expected}, as in 0F0 or 2B13.")
+
+
+def written_schedule(name: str, text: str) -> Schedule:
+    """The pipeline schedule that a user has written as text.
+
+    Args:
+        name: to call it by, such as the file's.
+        text: the computations of each rank for micro-batches 0, 1, …; it fits updates of as many micro-batches.
+
+    Raises:
+        PlanError: it cannot be read, names a stage on two ranks, skips a stage, or has more than computations.
+
+    >>> written_schedule("mine", "0F0 0F1 0B0 0B1\\n1F0 1B0 1F1 1B1").layout(2).rank_of
+    (0, 1)
+    """
+    plans = read_plans(text)
+    others = [action for plan in plans for action in plan if action.op not in COMPUTES]
+    if others:
+        raise PlanError(f"{name}: write F, B, I and W only, but there is {others[0]}; the rest is added to them.")
+    owner: dict[int, int] = {}
+    for rank, plan in enumerate(plans):
+        for action in plan:
+            if owner.setdefault(action.stage, rank) != rank:
+                raise PlanError(
+                    f"{name}: each stage must stand on one line, its rank's, but stage {action.stage} is on those of "
+                    f"the ranks {owner[action.stage]} and {rank}."
+                )
+    stages = range(max(owner, default=-1) + 1)
+    missing = [stage for stage in stages if stage not in owner]
+    if missing or not owner:
+        raise PlanError(f"{name}: there must be actions of stage {missing[0] if missing else 0}, but there are none.")
+    count = max(action.microbatch for plan in plans for action in plan) + 1
+
+    def order(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
+        if len(microbatches) != count:
+            raise PlanError(f"{name} is written for {count} micro-batches, but there are {len(microbatches)}.")
+        return tuple(
+            tuple(Action(action.op, action.stage, microbatches[action.microbatch]) for action in plan) for plan in plans
+        )
+
+    per_rank = [len({action.stage for action in plan}) for plan in plans]
+    return Schedule(
+        name=name,
+        order=order,
+        summary="written by hand",
+        min_stages_per_rank=max(per_rank),
+        max_stages_per_rank=max(per_rank),
+        splits_backward=any(action.op is Op.INPUT_BACKWARD for plan in plans for action in plan),
+        rank_of=tuple(owner[stage] for stage in stages),
+    )

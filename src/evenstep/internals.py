@@ -1,0 +1,275 @@
+"""What is used of torch that it does not promise to keep, each with the reason; nothing else here asks for it.
+
+All of it is as it was found in torch 2.11 to 2.13: `tests/unit/test_internals.py` fails when torch changes any of it,
+or when another file uses a name of torch's that begins with an underscore. First what belongs to tensors, modules,
+optimizers and the autograd engine, then FSDP2's.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.autograd import graph
+from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
+
+__all__ = ["PrefixStore", "Store", "TCPStore", "pytree"]
+# `torch.distributed` has the stores without types, and `torch.utils.pytree` is not in all versions.
+
+_torch = cast("Any", torch)
+_backward = cast("Any", graph)._engine_run_backward
+
+
+def foreach_norms(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> list[Tensor]:
+    """‖t‖₂ of each tensor, 0-dim, computed in `dtype` (None: in its own); this and the next three in one launch.
+
+    torch's optimizers are made of these kernels, which have no public names.
+    """
+    return _torch._foreach_norm(tensors) if dtype is None else _torch._foreach_norm(tensors, 2, dtype)
+
+
+def foreach_multiply(tensors: Sequence[Tensor], factor: float) -> None:
+    """t ← t · factor, in place."""
+    if tensors:  # a rank of a pipeline may have nothing to train
+        _torch._foreach_mul_(tensors, factor)
+
+
+def foreach_divide(tensors: Sequence[Tensor], divisor: Tensor) -> None:
+    """t ← t / divisor, in place; the divisor is 0-dim and stays on its device."""
+    if tensors:
+        _torch._foreach_div_(tensors, divisor)
+
+
+def foreach_move(tensors: Sequence[Tensor], ends: Sequence[Tensor], share: float | Sequence[Tensor]) -> None:
+    """t ← t + share · (end - t), in place."""
+    if tensors:
+        _torch._foreach_lerp_(tensors, ends, share)
+
+
+def times_written(tensor: Tensor) -> int:
+    """How often the tensor was written to in place: nothing public tells without reading its values."""
+    return tensor._version
+
+
+def run_backward(loss: Tensor, gradient: Tensor) -> None:
+    """Go back from `loss`, beginning with `gradient`; the graph is freed.
+
+    `torch.autograd.backward` first looks at the gradient, which costs as much as three small kernels.
+    """
+    _backward((loss,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+
+
+def profiler_runs() -> bool:
+    """Whether torch's profiler records now: names for what is done cost time, and nobody else sees them."""
+    return bool(cast("Any", torch.autograd)._profiler_enabled())
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The module that `torch.compile` wrapped, whose parameter names have no prefix; or `module` itself."""
+    return cast("nn.Module", getattr(module, "_orig_mod", module))
+
+
+def compiled_in_place(module: nn.Module) -> bool:
+    """Whether `module.compile()` was called."""
+    return cast("Any", module)._compiled_call_impl is not None
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether calling the module calls forward hooks, which can be registered but not asked for."""
+    one = cast("Any", module)
+    return bool(one._forward_hooks or one._forward_pre_hooks)
+
+
+def children_of(module: nn.Module) -> dict[str, nn.Module]:
+    """The live dict of a module's children: `named_children` leaves out one that stands there for the second time, and
+    `add_module` refuses names that are also attributes, such as "layers" or "last".
+    """
+    return cast("Any", module)._modules
+
+
+def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:
+    """The live dict of a module's own parameters, to see whether others have taken their places."""
+    return cast("Any", module)._parameters
+
+
+def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
+    """The live dict of a module's own buffers, in which one can be put back without `__setattr__`."""
+    return cast("Any", module)._buffers
+
+
+def is_temporary(module: nn.Module, buffer: str) -> bool:
+    """Whether a module's buffer was registered with `persistent=False`."""
+    return buffer in cast("Any", module)._non_persistent_buffers_set
+
+
+TAKES_SCALE = "_step_supports_amp_scaling"
+"""The attribute by which an optimizer says that its kernel takes `grad_scale` and `found_inf`."""
+
+OPTIMIZER_MARKS = ("_opt_called", TAKES_SCALE)
+"""What torch sets on optimizers by itself, and no state_dict needs to hold."""
+
+
+def takes_scale(optimizer: Optimizer) -> bool:
+    """Whether the optimizer's kernel takes `grad_scale` and `found_inf`, as torch's fused ones do."""
+    return bool(getattr(optimizer, TAKES_SCALE, False))
+
+
+def has_state_hooks(optimizer: Optimizer) -> bool:
+    """Whether hooks change what `state_dict` gives."""
+    return bool(cast("Any", optimizer)._optimizer_state_dict_post_hooks)
+
+
+def workers_of(loader: object) -> list[Any]:
+    """The processes of a `DataLoader`'s iterator: to see that one has ended, and to end one that hangs."""
+    return list(getattr(loader, "_workers", ()))
+
+
+def end_workers(loader: object) -> None:
+    """End a loader's processes now: torch does so when the garbage collector finds the iterator, which a traceback can
+    delay without bound.
+    """
+    shutdown = getattr(loader, "_shutdown_workers", None)
+    if shutdown is not None:
+        shutdown()
+
+
+def local_tensor(tensor: Tensor) -> Tensor:
+    """The part of a sharded tensor that this rank holds, sharing its memory; any other tensor itself.
+
+    Asked without importing `DTensor`, which takes long, and without autograd, which would make a view.
+    """
+    to_local = getattr(tensor, "to_local", None)
+    if to_local is None:
+        return tensor
+    with torch.no_grad():
+        return to_local()
+
+
+def parts(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """The modules that FSDP2 gathers at once, by name; the outermost, "", first."""
+    from torch.distributed.fsdp import FSDPModule
+
+    return ((name, part) for name, part in module.named_modules() if isinstance(part, FSDPModule))
+
+
+def state(part: Any) -> Any:
+    """FSDP2's state of a part: there is no public way to reduce outside of a backward, or to forget passes."""
+    return part._get_fsdp_state()
+
+
+def record(part: Any) -> Any | None:
+    """FSDP2's record of a part's parameters, in which it keeps gradients before their reduction; None without any."""
+    return next(iter(state(part)._fsdp_param_groups), None)
+
+
+def forget_order(root: Any) -> None:
+    """Forget in which order earlier passes went forward: FSDP2 would gather the next one's parts by it."""
+    of_root = state(root)
+    for one in of_root._state_ctx.all_states:
+        for group in one._fsdp_param_groups:
+            group._post_forward_indices.clear()
+    if of_root._state_ctx.all_states:
+        of_root._comm_ctx.post_forward_order.clear()
+
+
+def begin(root: Any) -> None:
+    """Make ready what FSDP2 makes in its first forward, for ranks that reduce before they have run any."""
+    state(root)._lazy_init()
+
+
+def has_begun(root: Any) -> bool:
+    """Whether any pass has gone through the root."""
+    return bool(state(root)._state_ctx.all_states)
+
+
+def end_backward(root: Any) -> None:
+    """Do what FSDP2 does at the end of a backward: reduce what is not reduced yet, and wait for all that is."""
+    state(root)._root_post_backward_final_callback()
+
+
+def be_idle(root: Any) -> None:
+    """Let no part wait for the rest of a backward that has broken off."""
+    for one in state(root)._state_ctx.all_states:
+        for group in one._fsdp_param_groups:
+            group._training_state = type(group._training_state).IDLE
+
+
+def at_end_of_backward(part: Any, act: Callable[[], None]) -> None:
+    """Call `act` when all gradients of a backward have come, before FSDP2 does its rest: hooks only see one tensor."""
+    of_part = state(part)
+    rest = of_part._root_post_backward_final_callback
+
+    def ends() -> None:
+        act()
+        rest()
+
+    of_part._root_post_backward_final_callback = ends
+
+
+def choose_formats(part: Any) -> None:
+    """Choose a part's number formats anew: FSDP2 has done so once, by what was trained in its first pass."""
+    if (group := record(part)) is not None:
+        group._init_mp_dtypes()
+
+
+def collectives(group: Any) -> tuple[Any, Any]:
+    """How FSDP2 gathers and how it reduces a part: it takes others', but does not give its own."""
+    return group._all_gather_comm, group._reduce_scatter_comm
+
+
+def gather_now(group: Any) -> None:
+    """Gather a part as peers do, and leave it as it was; by itself FSDP2 does not gather what is gathered."""
+    group.wait_for_unshard()
+    kept = group.is_unsharded
+    group._to_sharded()
+    group.unshard()
+    group.wait_for_unshard()
+    if not kept:
+        group._to_sharded()
+
+
+def reduce_now(group: Any) -> None:
+    """Reduce a part's gradients, or zeros, as at the end of its backward."""
+    group.post_backward()
+
+
+def leave_inputs_alone(part: Any) -> None:
+    """Let a part use its inputs themselves.
+
+    To find the end of a part's backward, FSDP2 passes its inputs through an identity, in which autograd sums what comes
+    back from several uses of one input within the part before it adds what comes from elsewhere: other bits than
+    without it. Here the end is found by hooks, which change nothing. An input that others use as well gets its gradient
+    later, and a leaf, as in a re-entrant checkpoint, may get it before the part is through: then the part stays
+    gathered until the backward ends.
+    """
+    group = record(part)
+
+    def watch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if not torch.is_grad_enabled():
+            return args, kwargs
+        tensors = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor) and one.requires_grad]
+        inputs = {id(one): one for one in tensors}
+        if any(one.is_leaf for one in inputs.values()):
+            return args, kwargs
+        countdown = _countdown(len(inputs), cast("Any", group).post_backward)
+        for one in inputs.values():
+            one.register_hook(countdown)
+        return args, kwargs
+
+    if group is not None:
+        group._register_post_backward_hook = watch
+
+
+def _countdown(count: int, act: Callable[[], None]) -> Callable[[Tensor], None]:
+    left = count
+
+    def arrived(gradient: Tensor) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            left = count
+            act()
+
+    return arrived

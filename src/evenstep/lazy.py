@@ -1,0 +1,71 @@
+"""Names of a package that are imported when they are first used, so that importing it loads no more than a run needs.
+
+A package says in `TYPE_CHECKING` where its names come from, for editors and type checkers, and gives the same table
+here for Python. A test compares the two.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from typing import Any, TypeVar, final
+
+from evenstep.plugins import load
+from evenstep.renamed import old_names
+
+T = TypeVar("T")
+
+
+def lazy_names(
+    package: str, homes: Mapping[str, str], old: Mapping[str, str] | None = None
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """The `__getattr__` and `__dir__` of a package.
+
+    Args:
+        package: its `__name__`.
+        homes: module → its public names, separated by spaces; `.module` is one of the package.
+        old: the new name of each old one; see `renamed`.
+
+    >>> square_root = lazy_names("example", {"math": "sqrt pi"})[0]("sqrt")
+    >>> square_root(9.0)
+    3.0
+    """
+    home_of = {name: home for home, names in homes.items() for name in names.split()}
+    renamed = old_names(package, old or {})
+
+    def named(name: str) -> Any:
+        if name not in home_of:
+            return renamed(name)
+        return getattr(import_module(home_of[name], package), name)
+
+    def listed() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *home_of})
+
+    return named, listed
+
+
+@final
+class LazyTable(Mapping[str, T]):
+    """A table of names whose values are imported when they are looked up; its names are known before.
+
+    Args:
+        targets: what each name stands for, as "module:name".
+
+    >>> roots = LazyTable[Any]({"square": "math:sqrt", "cube": "math:cbrt"})
+    >>> list(roots), roots["square"](9.0)
+    (['square', 'cube'], 3.0)
+    """
+
+    def __init__(self, targets: Mapping[str, str]) -> None:
+        self._targets = targets
+
+    def __getitem__(self, name: str) -> T:
+        return load(self._targets[name])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._targets
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._targets)
+
+    def __len__(self) -> int:
+        return len(self._targets)

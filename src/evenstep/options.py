@@ -1,0 +1,261 @@
+"""What belongs together of a trainer's arguments, as one object each; the tables of a run file have the same keys.
+
+    Training       how an update is made         `[train]`, with `[ema]`, `[coefficients]`, `[combine]`
+    Checkpointing  when to save, what to keep    `[checkpoint]`
+    Failures       what to do about what fails   `[failures]`
+    Logging        where metrics go              `[log]`
+
+Every default and every rule for a single value stands here and nowhere else. Nothing is built here, and importing this
+loads neither torch nor the rest of evenstep: the names of their classes are for type checkers.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal, final, get_args
+
+from evenstep.choice import choose
+from evenstep.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from evenstep.events import Best, Writer
+    from evenstep.optim.ema import Ema
+    from evenstep.train.coefficients import Coefficients
+    from evenstep.train.combine import Combine
+    from evenstep.train.failures import FailurePolicy
+    from evenstep.train.spikes import LossSpikes
+
+NonFinite = Literal["stop", "skip", "retry", "rewind", "rewind_past", "drop_task"]
+OutOfMemory = Literal["retry", "stop"]
+LossSpike = Literal["ignore", "report", "stop", "rewind", "rewind_past"]
+HookFailure = Literal["stop", "continue"]
+NormStatistics = Literal["shared", "per-task", "frozen"]
+WriterName = Literal["console", "jsonl", "csv", "tensorboard"]
+
+STANDARD_WRITERS: tuple[WriterName, ...] = ("console", "jsonl")
+SPIKE_WINDOW_UPDATES = 128
+SPIKE_THRESHOLD = 10.0
+MAX_REWINDS = 3
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """How an update is made of what the micro-batches give.
+
+    Args:
+        clip_norm: the largest 2-norm of an update's gradient, above 0; a larger gradient is scaled down to it. None
+            does not clip.
+        ema: an `Ema`, an average that follows the parameters and is evaluated in their place; None for none.
+        coefficients: what the loss of each task is multiplied by: numbers above 0 by the names of tasks, or a
+            `Coefficients` that changes or learns them; 1 each by default.
+        combine: what is made of the tasks' separate gradients, a `Combine` or its name, such as "pc_grad"; by default
+            they are accumulated into one.
+        norm_statistics: whose running statistics normalisation layers keep: "shared" by all tasks, "per-task", or
+            "frozen", as they are.
+        channels_last: whether the model and its images are brought into channels-last memory order.
+        check_loss: whether the first updates compare a micro-batch with its halves, to find losses that are not sums
+            over the units of their weight; False for a loss that is meant over a micro-batch as a whole.
+        settle_every_updates: how many updates an accelerator may run ahead of the host's knowledge of what was
+            committed; by default as many as metrics are written after. On a CPU, with an optimizer that is not fused,
+            or on a stream it is always 1.
+        fit_memory: whether to find at the start, by trying, how finely micro-batches must be cut to fit into memory.
+
+    Raises:
+        ArgumentError: a value out of its range.
+
+    >>> Training(clip_norm=1.0).check_loss
+    True
+    """
+
+    clip_norm: float | None = None
+    ema: "Ema | None" = None
+    coefficients: "Coefficients | Mapping[str, float] | None" = None
+    combine: "Combine | str | None" = None
+    norm_statistics: NormStatistics = "shared"
+    channels_last: bool = False
+    check_loss: bool = True
+    settle_every_updates: int | None = None
+    fit_memory: bool = False
+
+    def __post_init__(self) -> None:
+        _check_positive("clip_norm", self.clip_norm, "; None does not clip.")
+        _check_word("norm_statistics", self.norm_statistics, NormStatistics)
+        for name in ("channels_last", "check_loss", "fit_memory"):
+            _check_switch(name, getattr(self, name))
+        _check_count("settle_every_updates", self.settle_every_updates)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpointing:
+    """When checkpoints are written into the run's folder, and which are kept. There is one at the end of a run as well.
+
+    Args:
+        every_updates: save after every so many updates; None for none.
+        every_epochs: save after every so many epochs; None for none.
+        every_minutes: save when this many minutes have gone by since the last checkpoint; None for never.
+        keep_last: how many of the newest checkpoints to keep; None keeps all, 0 writes none.
+        keep_every_updates: also keep, for good, the checkpoints of every so many updates.
+        best: a `Best`, which also keeps those with the best values of a metric; None for none.
+        asynchronous: whether training waits only until the state is copied, into as much memory again, while it is
+            written in the background.
+        config: anything of plain values to be kept with checkpoints, such as the resolved configuration. All ranks
+            must give the same.
+
+    Raises:
+        ArgumentError: a value out of its range.
+
+    >>> Checkpointing(every_updates=1000, keep_last=5).every_minutes
+    15.0
+    """
+
+    every_updates: int | None = None
+    every_epochs: int | None = None
+    every_minutes: float | None = 15.0
+    keep_last: int | None = 3
+    keep_every_updates: int | None = None
+    best: "Best | None" = None
+    asynchronous: bool = True
+    config: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("every_updates", "every_epochs", "keep_every_updates"):
+            _check_count(name, getattr(self, name))
+        _check_positive("every_minutes", self.every_minutes)
+        _check_count("keep_last", self.keep_last, at_least=0)
+        _check_switch("asynchronous", self.asynchronous)
+        _check_table("config", self.config)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failures:
+    """What is done about what goes wrong; `docs/failures.md` says what each answer does exactly.
+
+    Args:
+        non_finite: about a loss or gradient that is inf or NaN, which is never applied: a `FailurePolicy` or its name.
+            "skip" gives the global batch up, "retry" tries it once more, "rewind" goes back to the last checkpoint,
+            "rewind_past" also leaves out the data from there to here, "drop_task" applies the update without the tasks
+            that are to blame.
+        out_of_memory: about a micro-batch that does not fit: "retry" cuts it in two, which gives the same gradient,
+            until it fits; "stop", or a `FailurePolicy`.
+        loss_spike: about a loss far above those before: "ignore", "report", "stop", "rewind", "rewind_past", a
+            `FailurePolicy`, or a `LossSpikes` that decides by itself what is one.
+        spike_window_updates: a loss is compared with those of so many updates before, at least 8.
+        spike_threshold: how many robust standard deviations above their median is a spike, above 0.
+        max_rewinds: how many times a run may go back before it stops.
+        max_skipped_samples: how many samples that can't be read may be left out (see `MapData`) before it stops.
+        hook: about a hook that raises and does not say so itself (`Hook.failure_policy`): "stop", or "continue"
+            without what it was about to do.
+
+    Raises:
+        ArgumentError: a value out of its range, or a name that is none of these.
+
+    >>> Failures(non_finite="skip").max_skipped_samples
+    100
+    """
+
+    non_finite: "FailurePolicy | NonFinite" = "stop"
+    out_of_memory: "FailurePolicy | OutOfMemory" = "retry"
+    loss_spike: "LossSpikes | FailurePolicy | LossSpike" = "report"
+    spike_window_updates: int = SPIKE_WINDOW_UPDATES
+    spike_threshold: float = SPIKE_THRESHOLD
+    max_rewinds: int = MAX_REWINDS
+    max_skipped_samples: int = 100
+    hook: HookFailure = "stop"
+
+    def __post_init__(self) -> None:
+        for name, words in (("non_finite", NonFinite), ("out_of_memory", OutOfMemory), ("loss_spike", LossSpike)):
+            value = getattr(self, name)
+            if value is None or isinstance(value, str):
+                _check_word(name, value, words)
+        _check_count("spike_window_updates", self.spike_window_updates, at_least=8)
+        _check_positive("spike_threshold", self.spike_threshold)
+        _check_count("max_rewinds", self.max_rewinds)
+        _check_count("max_skipped_samples", self.max_skipped_samples, at_least=0)
+        _check_word("hook", self.hook, HookFailure)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logging:
+    """Where metrics go, and how often.
+
+    Args:
+        every_updates: metrics are read from the device and handed to the writers every so many updates; the values of
+            every update are kept.
+        writers: one or several `Writer`, by themselves or by name: "console", "jsonl", "csv", "tensorboard". None
+            takes the first two in a run with a folder, "console" alone where a person watches, and else none; `()`
+            writes nothing.
+
+    Raises:
+        ArgumentError: a period below 1.
+
+    >>> Logging(writers="csv").every_updates
+    10
+    """
+
+    every_updates: int = 10
+    writers: "Sequence[Writer | WriterName] | Writer | WriterName | None" = None
+
+    def __post_init__(self) -> None:
+        _check_count("every_updates", self.every_updates)
+
+
+OPTIONS = {"train": Training, "checkpoint": Checkpointing, "failures": Failures, "log": Logging}
+"""The option classes, by the trainer's arguments, which are the tables of a run file."""
+
+OLD_ARGUMENTS = {
+    **{name: f"train.{name}" for name in ("clip_norm", "ema", "coefficients", "combine", "norm_statistics")},
+    **{name: f"train.{name}" for name in ("channels_last", "check_loss", "settle_every_updates", "fit_memory")},
+    "keep_checkpoints": "checkpoint.keep_last",
+    "keep_every_updates": "checkpoint.keep_every_updates",
+    "asynchronous_saves": "checkpoint.asynchronous",
+    "config": "checkpoint.config",
+    "on_non_finite": "failures.non_finite",
+    "on_out_of_memory": "failures.out_of_memory",
+    "loss_spikes": "failures.loss_spike",
+    "max_skipped_samples": "failures.max_skipped_samples",
+    "on_hook_error": "failures.hook",
+    "log_every_updates": "log.every_updates",
+    "writers": "log.writers",
+}
+"""Arguments that a trainer had before there were option objects, and the field that each is now."""
+
+OLD_NONES = {"on_non_finite": "stop", "on_out_of_memory": "retry", "loss_spikes": "ignore"}
+
+
+def default_of(option: type, name: str) -> Any:
+    """The default of a field of an option class.
+
+    >>> default_of(Logging, "every_updates")
+    10
+    """
+    return next(field.default for field in fields(option) if field.name == name)
+
+
+def _check_count(name: str, value: object, *, at_least: int = 1) -> None:
+    if value is not None and (type(value) is not int or value < at_least):
+        raise ArgumentError(f"`{name}` must be a whole number of at least {at_least}, but is {value!r}.")
+
+
+def _check_positive(name: str, value: object, advice: str = ".") -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ArgumentError(f"`{name}` must be a finite number above 0, but is {value!r}{advice}")
+
+
+def _check_table(name: str, value: object) -> None:
+    if value is not None and not isinstance(value, Mapping):
+        raise ArgumentError(f"`{name}` must be a dict, but is a {type(value).__name__}; write `{name}={{'lr': 0.1}}`.")
+
+
+def _check_switch(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ArgumentError(f"`{name}` must be True or False, but is {value!r}.")
+
+
+def _check_word(name: str, value: object, words: Any) -> None:
+    choose(name, value if isinstance(value, str) else repr(value), dict.fromkeys(get_args(words)))

@@ -1,0 +1,235 @@
+"""Who holds what of a tensor: what norms, products, checkpoints and emergency saves ask, so that they know no strategy.
+
+A layout says which part of a tensor this rank answers for, sums over those parts, and turns whole tensors into parts
+and back. Here every rank holds every tensor whole, or a shard of each parameter (`Shards`); whose optimizer state is
+dealt out by whole parameters is `reducer.zero1`'s. It does not sum gradients over ranks; that is a reducer's.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, cast, final
+
+import torch
+from torch import Tensor
+
+from evenstep.internals import local_tensor
+from evenstep.parallel.group import Group
+
+States = Mapping[str, Mapping[str, Any]]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ShardedTensorRef:
+    """A tensor that one rank holds, as all ranks see it.
+
+    Args:
+        local: its values on `owner`; elsewhere a tensor without elements, of the same dtype.
+        shape: of the whole tensor, the same on all ranks.
+        owner: the rank that holds it.
+    """
+
+    local: Tensor
+    shape: tuple[int, ...]
+    owner: int
+
+
+def mapped(tree: Any, act: Callable[[Any], Any]) -> Any:
+    """The same dicts, lists and tuples, with `act(tensor)` in the place of each tensor or `ShardedTensorRef`.
+
+    >>> mapped({"step": 3, "last": [torch.ones(1), torch.zeros(2)]}, len)
+    {'step': 3, 'last': [1, 2]}
+    """
+    if isinstance(tree, Tensor | ShardedTensorRef):
+        return act(tree)
+    if isinstance(tree, dict):
+        return {key: mapped(value, act) for key, value in cast("dict[Any, Any]", tree).items()}
+    if type(tree) in (list, tuple):
+        return type(tree)(mapped(value, act) for value in tree)
+    return tree
+
+
+class Layout:
+    """Every rank holds every tensor whole.
+
+    Args:
+        group: the data-parallel ranks.
+
+    Attributes:
+        divides: what is dealt out between ranks, each of which steps its share only: whole parameters, or the elements
+            of each.
+        exact: whether sums over elements are made of gathered tensors, so that they have the bits of one process.
+
+    >>> layout = Layout(Group())
+    >>> layout.shard_index, layout.num_shards, layout.local_shard(torch.ones(2))
+    (0, 1, tensor([1., 1.]))
+    """
+
+    divides: Literal["nothing", "parameters", "elements"] = "nothing"
+    exact: bool = False
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+
+    @property
+    def shard_index(self) -> int:
+        """Which of the `num_shards` parts of the state this rank holds without asking the others."""
+        return 0
+
+    @property
+    def num_shards(self) -> int:
+        """Into how many parts the state is cut; ranks with equal `shard_index` hold copies of one part."""
+        return 1
+
+    @property
+    def sums_are_partial(self) -> bool:
+        """Whether a sum over the elements of `local_shard` is complete only after `all_reduce_shards`."""
+        return False
+
+    def local_shard(self, tensor: Tensor) -> Tensor:
+        """The elements of `tensor` that this rank answers for, sharing its memory: of each, one rank does.
+
+        With `exact` those are all, on every rank: the tensor is gathered, so all ranks must ask for the same ones in
+        the same order.
+        """
+        return tensor
+
+    def all_reduce_shards(self, values: Tensor) -> None:
+        """Sum over all ranks, in place, what each has computed from its `local_shard`s."""
+
+    def gather_full(self, tensor: Tensor | ShardedTensorRef) -> Tensor:
+        """All of a tensor of which this rank may hold a shard; all ranks ask for the same ones in one order."""
+        return cast("Tensor", tensor)
+
+    def scatter_like(self, live: Tensor, full: Tensor) -> Tensor:
+        """What of `full` this rank holds, cut as `live`, which it will replace."""
+        return full
+
+    def optimizer_state(self, states: States) -> States:
+        """The optimizer state of all parameters, from this rank's; what one rank holds is a `ShardedTensorRef`."""
+        return states
+
+
+class StepsByOwner(ABC):
+    """What a layout can do besides, where each parameter is stepped by one rank for all."""
+
+    @abstractmethod
+    def deal(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let `optimizer` hold the parameters that this rank steps, and no others."""
+
+    @abstractmethod
+    def fetch_parameters(self) -> None:
+        """Get the parameters that other ranks have stepped; all ranks call it together."""
+
+
+@final
+class Shards(Layout):
+    """Each rank holds a part of every parameter, its gradient and its optimizer state, as torch's `DTensor`s.
+
+    Args:
+        group: the data-parallel ranks.
+        num_shards: how many neighbouring ranks share one copy of the parameters; it divides the ranks.
+        exact: see `Layout`.
+    """
+
+    divides = "elements"
+
+    def __init__(self, group: Group, *, num_shards: int, exact: bool = False) -> None:
+        super().__init__(group)
+        self._num_shards = num_shards
+        self.exact = exact
+
+    @property
+    def shard_index(self) -> int:
+        return self.group.rank % self._num_shards
+
+    @property
+    def num_shards(self) -> int:
+        return self._num_shards
+
+    @property
+    def sums_are_partial(self) -> bool:
+        return not self.exact
+
+    def local_shard(self, tensor: Tensor) -> Tensor:
+        if self.exact:
+            return self.gather_full(tensor)
+        local = local_tensor(tensor)
+        is_whole = local is tensor  # a parameter of a single number, which every rank holds
+        if self.group.rank >= self._num_shards or (is_whole and self.group.rank):
+            return local.new_empty(0)
+        return local
+
+    def all_reduce_shards(self, values: Tensor) -> None:
+        if not self.exact:
+            self.group.sum(values)()
+
+    def gather_full(self, tensor: Tensor | ShardedTensorRef) -> Tensor:
+        own = cast("Tensor", tensor)
+        full = getattr(own.to(self.group.device), "full_tensor", None)
+        return own if full is None else full().to(own.device)
+
+    def scatter_like(self, live: Tensor, full: Tensor) -> Tensor:
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        if not isinstance(live, DTensor) or live.shape != full.shape:
+            return full
+        # No rank is the source: each takes its part of what it has.
+        return distribute_tensor(full.to(live.device), live.device_mesh, live.placements, src_data_rank=None)
+
+
+def shard_optimizer(optimizer: torch.optim.Optimizer, replaced: Mapping[int, Tensor], layout: Layout) -> None:
+    """Let `optimizer`, built with whole parameters, hold what this rank steps of them, with its part of their state.
+
+    Args:
+        optimizer: of which some parameters may belong to no stage of this rank.
+        replaced: by the `id` of a parameter, what has taken its place in the module.
+        layout: of the parameters.
+    """
+    whole: list[Tensor] = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for group in optimizer.param_groups:
+        group["params"] = [replaced.get(id(parameter), parameter) for parameter in group["params"]]
+    for parameter in whole:  # some optimizers make their state when they are built
+        cut = replaced.get(id(parameter), parameter)
+        if cut is not parameter and parameter in optimizer.state:
+            state: dict[str, Any] = optimizer.state.pop(parameter)
+            optimizer.state[cut] = mapped(state, partial(layout.scatter_like, cut))
+    if isinstance(layout, StepsByOwner):
+        layout.deal(optimizer)
+
+
+def _local_norms(layout: Layout, gradients: list[Tensor], norms: Callable[[list[Tensor]], Tensor]) -> Tensor:
+    if layout.exact:  # one at a time is whole
+        each = [norms([layout.local_shard(gradient)]) for gradient in gradients]
+        return torch.cat(each) if each else norms([])
+    return norms([layout.local_shard(gradient) for gradient in gradients])
+
+
+def squared_norm(layout: Layout, gradients: list[Tensor], norms: Callable[[list[Tensor]], Tensor]) -> Tensor:
+    """‖g‖₂² over all parameters and their shards, 0-dim, the same on every rank, which all call it together.
+
+    Args:
+        layout: of the gradients.
+        gradients: this rank's, complete, perhaps in shards.
+        norms: gives the norm of each of some tensors, as one tensor.
+
+    >>> three_four = [torch.tensor([3.0]), torch.tensor([4.0])]
+    >>> squared_norm(Layout(Group()), three_four, lambda some: torch.stack([one.norm() for one in some]))
+    tensor(25.)
+    """
+    each = _local_norms(layout, gradients, norms)
+    squared = each.dot(each)
+    layout.all_reduce_shards(squared)
+    return squared
+
+
+def each_norm(layout: Layout, gradients: list[Tensor], norms: Callable[[list[Tensor]], Tensor]) -> Tensor:
+    """‖g‖₂ of each gradient, whole, shape [len(gradients)]; the arguments are those of `squared_norm`."""
+    each = _local_norms(layout, gradients, norms)
+    if not layout.sums_are_partial:
+        return each
+    squares = each.square()
+    layout.all_reduce_shards(squares)
+    return squares.sqrt()

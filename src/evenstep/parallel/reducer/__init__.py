@@ -1,0 +1,1 @@
+"""Reducers: how the gradients of a stage become their sums over all data-parallel ranks, one variant in each file."""

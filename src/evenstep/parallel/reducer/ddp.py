@@ -1,0 +1,191 @@
+"""Data parallelism with replicas: every rank holds the whole model, gradients are summed over ranks.
+
+While the last backward of an update runs, each bucket of gradients is summed as soon as it is complete, so that the
+wire works beside the backward. Buckets go in one fixed order on all ranks, also where a rank has no gradient, or no
+work at all. torch's `DistributedDataParallel` is not used: it arms its reduction in the *forward*, which is wrong for
+plans whose last backward does not follow their last forward, and divides by the number of ranks.
+"""
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import final
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from evenstep.parallel.compression import Compression
+from evenstep.parallel.group import Group
+from evenstep.parallel.reducer.reducer import ChoosesTrained, Compresses, Reducer, Spoiled
+from evenstep.parallel.replicas import compare_replicas, synchronise
+from evenstep.parallel.strategy import Strategy
+from evenstep.parallel.strides import laid_out
+
+BUCKET_BYTES = 25 * 2**20  # as torch's DDP has it
+
+
+@final
+@dataclass(slots=True)
+class _Bucket:
+    """Parameters whose gradients travel together."""
+
+    parameters: list[nn.Parameter]
+    missing: int = 0
+    flat: Tensor | None = None
+    wait: Callable[[], None] | None = None
+    present: list[bool] = field(default_factory=list)
+
+
+@final
+class Ddp(Strategy):
+    """Replicas whose gradients are summed.
+
+    Args:
+        group: the ranks.
+        bucket_bytes: how many bytes of gradients travel together.
+        compression: how they travel; as they are by default.
+    """
+
+    cuts_alone = True
+
+    def __init__(
+        self, group: Group, *, bucket_bytes: int = BUCKET_BYTES, compression: Compression | None = None
+    ) -> None:
+        super().__init__(group)
+        self._bucket_bytes = bucket_bytes
+        self._compression = compression or Compression()
+
+    def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
+        return DdpReducer(module, self.group, bucket_bytes=self._bucket_bytes, compression=self._compression)
+
+
+@final
+class DdpReducer(Reducer, ChoosesTrained, Compresses):
+    """Sums buckets of gradients while the last backward runs; the arguments are those of `Ddp`."""
+
+    def __init__(self, module: nn.Module, group: Group, *, bucket_bytes: int, compression: Compression) -> None:
+        super().__init__(module, group)
+        self._bucket_bytes = bucket_bytes
+        self._compression = compression
+        self._buckets: list[_Bucket] = []
+        self._hooks: list[RemovableHandle] = []
+        self._armed = False
+        self._next = 0
+        self._told = False  # whether the ranks have said which gradients may be used
+
+    def wrap(self) -> nn.Module:
+        synchronise(self.module, self.group)
+        self.share([parameter for parameter in self.module.parameters() if parameter.requires_grad])
+        return self.module
+
+    def share(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._compression.check([parameter.dtype for parameter in parameters])
+        for hook in self._hooks:
+            hook.remove()
+        # A backward reaches the last parameters first.
+        self._buckets = _in_buckets(list(reversed(parameters)), self._bucket_bytes)
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(self._hook_of(bucket))
+            for bucket in self._buckets
+            for parameter in bucket.parameters
+        ]
+        self._forget()
+
+    @property
+    def retries_alone(self) -> bool:
+        return self._next == 0  # no bucket is on its way
+
+    def begin(self) -> None:
+        self._armed = False
+        self._forget()
+
+    def arm(self) -> None:
+        self._armed = True
+        self._next = 0
+        for bucket in self._buckets:
+            bucket.missing = len(bucket.parameters)
+
+    def reduce(self, num_microbatches: int) -> None:
+        if self._sum(spoiled=False):
+            raise Spoiled
+
+    def spoil(self, num_microbatches: int, error: Exception) -> None:
+        if self._told:
+            raise error
+        self._sum(spoiled=True)
+
+    def _sum(self, *, spoiled: bool) -> bool:
+        """Sum what is not on its way yet, and say whether any rank's gradients must not be used."""
+        self._armed = False
+        self._launch_until(len(self._buckets))
+        # Which gradients exist on any rank: others must stay None, or an idle head's optimizer state would move.
+        present = [float(has) for bucket in self._buckets for has in bucket.present]
+        *counts, bad = self.group.sum_floats([*present, float(spoiled)])
+        self._told = True
+        anywhere = iter(counts)
+        for bucket in self._buckets:
+            assert bucket.flat is not None and bucket.wait is not None
+            bucket.wait()
+            total = self._compression.unpack(bucket.flat, bucket.parameters[0].dtype)
+            sizes = [parameter.numel() for parameter in bucket.parameters]
+            for parameter, gradient in zip(bucket.parameters, total.split(sizes), strict=True):
+                parameter.grad = laid_out(gradient, parameter) if next(anywhere) else None
+        self._forget()
+        return bad > 0
+
+    def _forget(self) -> None:
+        self._next, self._told = 0, False
+        for bucket in self._buckets:
+            bucket.flat = bucket.wait = None
+
+    def after_update(self, update: int) -> None:
+        compare_replicas(self.module, self.group, update)
+
+    @contextmanager
+    def uncompressed(self) -> Generator[str]:
+        compression, self._compression = self._compression, Compression()
+        try:
+            yield compression.advice
+        finally:
+            self._compression = compression
+
+    def _hook_of(self, bucket: _Bucket) -> Callable[[Tensor], None]:
+        def ready(_: Tensor) -> None:
+            if self._armed:
+                bucket.missing -= 1
+                if bucket.missing == 0:
+                    self._launch_ready()
+
+        return ready
+
+    def _launch_ready(self) -> None:
+        ready = self._next
+        while ready < len(self._buckets) and self._buckets[ready].missing == 0:
+            ready += 1
+        self._launch_until(ready)
+
+    def _launch_until(self, end: int) -> None:
+        for bucket in self._buckets[self._next : end]:
+            bucket.present = [parameter.grad is not None for parameter in bucket.parameters]
+            bucket.flat = self._compression.pack([_flat_gradient(parameter) for parameter in bucket.parameters])
+            bucket.wait = self.group.sum(bucket.flat)
+            self._next += 1  # one by one: memory may run out at the next
+
+
+def _flat_gradient(parameter: nn.Parameter) -> Tensor:
+    gradient = parameter.grad
+    return parameter.new_zeros(parameter.numel()) if gradient is None else gradient.reshape(-1)
+
+
+def _in_buckets(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[_Bucket]:
+    """Neighbours of one dtype, up to `bucket_bytes` together."""
+    buckets: list[_Bucket] = []
+    room = 0
+    for parameter in parameters:
+        size = parameter.numel() * parameter.element_size()
+        if not buckets or size > room or buckets[-1].parameters[0].dtype != parameter.dtype:
+            buckets.append(_Bucket([]))
+            room = bucket_bytes
+        buckets[-1].parameters.append(parameter)
+        room -= size
+    return buckets

@@ -1,0 +1,101 @@
+"""Full sharding by torch's FSDP2: each rank holds a part of parameters, gradients and optimizer state.
+
+Gradients of all micro-batches but the last are summed on each rank, unsharded; during the last backward each unit's
+sum is reduced and scattered while the next unit's backward runs. A stage of a pipeline is reduced when its plan says so
+instead. It is equal to `Ddp` up to rounding.
+"""
+
+from contextlib import suppress
+from typing import final
+
+from torch import nn
+
+from evenstep.internals import be_idle, end_backward
+from evenstep.parallel.reducer.padded import PaddedReducer
+from evenstep.parallel.reducer.per_plan import PlanReducer, unreduced
+from evenstep.parallel.reducer.reducer import Reducer, Spoiled
+from evenstep.parallel.reducer.sharded import Sharded
+
+
+@final
+class Fsdp(Sharded):
+    """Shards whose gradients are reduced and scattered while the last backward runs; see `Sharded`."""
+
+    def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
+        kind = FsdpPlanReducer if per_plan else FsdpReducer
+        return kind(module, self.group, self._options)
+
+
+@final
+class FsdpReducer(PaddedReducer):
+    """FSDP2 reduces each unit in the last backward."""
+
+    _owed = False
+
+    def begin(self) -> None:
+        super().begin()
+        self._owed = False
+        self._accumulate_only()
+
+    def arm(self) -> None:
+        self._spoken.arm(armed=True)
+        self._complete_sums()
+        self._fsdp.set_requires_gradient_sync(True)
+        self._fsdp.set_is_last_backward(True)
+
+    def reduce(self, num_microbatches: int) -> None:
+        if self._owed:
+            self._owed = False
+            self._lost = self._follow() or self._lost
+        self._spoken.finish()
+        self._accumulate_only()
+        self._finish(self._present_anywhere(spoiled=self._lost))
+
+    def spoil(self, num_microbatches: int, error: Exception) -> None:
+        self._owed = False
+        self._follow_to_the_end(self.arm)
+        self._accumulate_only()
+        with suppress(Spoiled):
+            self._present_anywhere(spoiled=True)
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        self._accumulate_only()
+
+    def _owe(self) -> None:
+        self._owed = True
+
+    def _accumulate_only(self) -> None:
+        self._spoken.arm(armed=False)
+        self._fsdp.set_requires_gradient_sync(False)
+        self._fsdp.set_is_last_backward(False)
+
+
+@final
+class FsdpPlanReducer(PlanReducer):
+    """FSDP2 reduces and scatters a stage's gradients when the plan says so."""
+
+    def collect(self, microbatch: int) -> None:
+        for shard in self._shards:  # as FSDP2 does after a backward, which weight gradients that wait come behind
+            shard.accumulate_unsharded_grad_if_needed()
+            shard.to_accumulated_grad_if_needed()
+
+    def reduce(self, num_microbatches: int) -> None:
+        self._reducing = True
+        gradients = [*map(unreduced, self._shards), *(number.grad for number in self._numbers)]
+        self._present = [gradient is not None for gradient in gradients]
+        self._finish(self._scattered(spoiled=False))
+
+    def _spoil(self) -> None:
+        be_idle(self.module)  # a backward may have broken off
+        self._scattered(spoiled=True)
+
+    def _scattered(self, *, spoiled: bool) -> list[bool]:
+        """Reduce and scatter all gradients; gives which there are anywhere."""
+        self._fsdp.set_requires_gradient_sync(True)
+        self._fsdp.set_is_last_backward(True)
+        self._fsdp.set_reshard_after_backward(True)
+        self._complete_sums()
+        end_backward(self.module)
+        self._accumulate_only()
+        return self._present_anywhere(spoiled=spoiled)

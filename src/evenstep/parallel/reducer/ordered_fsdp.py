@@ -1,0 +1,153 @@
+"""Full sharding whose gradients are summed in one fixed order: the same bits as `Ordered`, and as one process.
+
+Each micro-batch's gradients are taken before FSDP2 would reduce them and summed in the tree of `parallel.tree`; each
+rank keeps its shard of the total. Parameters and optimizer state are sharded, gradients are whole while they are
+summed and overlap nothing; norms and products are those of gathered gradients (`exact` of the layout). `Fsdp` is the
+fast way.
+"""
+
+from collections.abc import Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from evenstep.errors import ArgumentError
+from evenstep.internals import leave_inputs_alone
+from evenstep.parallel.group import Group
+from evenstep.parallel.layout import Shards
+from evenstep.parallel.reducer.padded import PaddedReducer, nothing
+from evenstep.parallel.reducer.per_plan import PlanReducer, unreduced
+from evenstep.parallel.reducer.reducer import Reducer
+from evenstep.parallel.reducer.sharded import Sharded
+from evenstep.parallel.tree import Tree
+
+
+@final
+class OrderedFsdp(Sharded):
+    """Shards of gradients that were summed in the order of their micro-batches' numbers; see `Sharded`."""
+
+    exact = True
+
+    def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
+        kind = OrderedFsdpPlanReducer if per_plan else OrderedFsdpReducer
+        return kind(module, self.group, self._options)
+
+    def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        check_exact(self.group, optimizer)
+        super().check_optimizer(optimizer)
+
+
+@final
+class OrderedFsdpReducer(PaddedReducer):
+    """Sums each micro-batch's whole gradients in a tree."""
+
+    collects = True
+
+    def begin(self) -> None:
+        super().begin()
+        self._new_tree()
+
+    def collect(self, microbatch: int) -> None:
+        gradients = [*map(unreduced, self._shards), *(number.grad for number in self._numbers)]
+        present = [g if has else None for g, has in zip(gradients, self._present, strict=True)]
+        self._present = [False] * len(self._present)
+        self._forget_gradients()
+        self._tree.add(microbatch, present)
+
+    def reduce(self, num_microbatches: int) -> None:
+        self._spoken.finish()
+        self._reducing = True
+        total = self._tree.total(self.group, num_microbatches=num_microbatches)
+        _keep_shards([*(shard.sharded_param for shard in self._shards), *self._numbers], total, self._sharding.layout)
+
+    def spoil(self, num_microbatches: int, error: Exception) -> None:
+        if self._reducing:
+            raise error
+        self._follow_to_the_end(nothing)
+        self._tree.spoil(self.group)
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        for part in self._parts():
+            leave_inputs_alone(part)
+        self._fsdp.set_requires_gradient_sync(False)
+        self._new_tree()
+
+    def _new_tree(self) -> None:
+        self._tree = Tree([*(shard.unsharded_param for shard in self._shards), *self._numbers])
+        self._reducing = False
+
+    def _owe(self) -> None:
+        self._follow()  # nothing is reduced in the backward, so it may as well go first
+        self._forget_gradients()
+
+
+@final
+class OrderedFsdpPlanReducer(PlanReducer):
+    """Sums each micro-batch's whole gradients of a stage in a tree."""
+
+    collects = True
+
+    def begin(self) -> None:
+        super().begin()
+        self._new_tree()
+
+    def collect(self, microbatch: int) -> None:
+        present = [*map(unreduced, self._shards), *(number.grad for number in self._numbers)]
+        dtypes = [*(shard.orig_dtype for shard in self._shards), *(number.dtype for number in self._numbers)]
+        self._forget_gradients()
+        self._tree.add(microbatch, [g if g is None else g.to(d) for g, d in zip(present, dtypes, strict=True)])
+
+    def reduce(self, num_microbatches: int) -> None:
+        self._reducing = True
+        total = self._tree.total(self.group, num_microbatches=num_microbatches)
+        _keep_shards([*(shard.sharded_param for shard in self._shards), *self._numbers], total, self._sharding.layout)
+
+    def _spoil(self) -> None:
+        self._tree.spoil(self.group)
+
+    def _reduce_dtype(self) -> torch.dtype | None:
+        return None  # FSDP2 sums nothing, and leaves each micro-batch's gradient where it is
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        for part in self._parts():
+            leave_inputs_alone(part)
+        self._new_tree()
+
+    def _new_tree(self) -> None:
+        self._tree = Tree([*(_like(shard, self.group.device) for shard in self._shards), *self._numbers])
+
+
+def _keep_shards(parameters: Sequence[Any], total: Sequence[Tensor | None], layout: Shards) -> None:
+    """Leave in `.grad` what this rank holds of the whole gradients."""
+    for live, gradient in zip(parameters, total, strict=True):
+        live.grad = None if gradient is None else layout.scatter_like(live, gradient)
+
+
+def _like(shard: Any, device: torch.device) -> Tensor:
+    """A stand-in for the whole parameter in its own format, which takes no memory."""
+    return torch.empty((), dtype=shard.orig_dtype, device=device).expand(shard.unsharded_param.shape)
+
+
+def check_exact(group: Group, optimizer: torch.optim.Optimizer) -> None:
+    """Raise ArgumentError where a step of shards on a CPU would not have the bits of a step of the whole."""
+    if group.device.type != "cpu":
+        return
+    if any(options.get("fused") for options in optimizer.param_groups):
+        raise ArgumentError(
+            "on the CPU, torch's fused optimizers round the ends of a tensor differently from its middle, so a "
+            "step of shards does not have the bits of a step of the whole; build the optimizer with "
+            "`foreach=True` instead of `fused=True`, or reduce as `fast`."
+        )
+    trained = [p for options in optimizer.param_groups for p in options["params"] if p.requires_grad]
+    narrow = {parameter.dtype for parameter in trained} & {torch.float16, torch.bfloat16}
+    if narrow:
+        names = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in narrow))
+        raise ArgumentError(
+            f"the model has parameters in {names}: on the CPU, torch rounds the ends of such a tensor differently from "
+            f"its middle, so a step of shards does not have the bits of a step of the whole. Keep the parameters in "
+            f"float32 (with `bf16-mixed` the model computes in 16 bits), use `zero1`, which steps whole tensors, or "
+            f"reduce as `fast`."
+        )

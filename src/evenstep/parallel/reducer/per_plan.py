@@ -1,0 +1,78 @@
+"""The stages of a pipeline in shards: FSDP2 keeps, gathers and scatters; when it does is the plan's to say.
+
+Before a rank runs a plan it gathers its stages, layer by layer, and keeps them until their gradients are reduced. So
+nothing is gathered again between micro-batches, no forward or backward waits for a replica, and replicas may run
+different numbers of micro-batches, or none. In return, while an update runs, a stage's parameters and gradients are
+whole on each of its ranks; parameters between updates, optimizer state and averages are always in shards.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from torch import Tensor, nn
+
+from evenstep.internals import begin
+from evenstep.parallel.reducer.reducer import GathersPerPlan, Spoiled
+from evenstep.parallel.reducer.sharded import ShardedReducer
+
+
+class PlanReducer(ShardedReducer, GathersPerPlan):
+    """Shards of one stage, which is whole while plans run; the arguments are those of `ShardedReducer`."""
+
+    _reducing = False
+
+    def begin(self) -> None:
+        self._reducing = False
+        self._reset()
+
+    def spoil(self, num_microbatches: int, error: Exception) -> None:
+        if self._reducing:
+            raise error
+        self._forget_gradients()
+        with suppress(Spoiled):
+            self._spoil()
+
+    @abstractmethod
+    def _spoil(self) -> None:
+        """Take part in `reduce` with nothing, and say that the sum must not be used."""
+
+    def unshard(self) -> None:
+        for part in self._parts():
+            part.unshard()
+
+    def reshard(self) -> None:
+        self._fsdp.reset_iter_state()
+
+    def _units(self) -> list[nn.Module]:
+        return [layer for layer in layers(self.module) if any(True for _ in layer.parameters())]
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        self._fsdp.set_reshard_after_forward(False)
+        begin(self.module)  # a replica without work reduces before it has run any forward
+        self._accumulate_only()
+
+    def _accumulate_only(self) -> None:
+        self._fsdp.set_requires_gradient_sync(False)
+        self._fsdp.set_is_last_backward(False)
+        self._fsdp.set_reshard_after_backward(False)
+
+
+def layers(module: nn.Module) -> Iterator[nn.Module]:
+    """What a module that only holds others, by dotted names, holds.
+
+    >>> holder = nn.Module(); holder.add_module("blocks", nn.Module())
+    >>> holder.blocks.add_module("0", nn.Linear(1, 1)); holder.add_module("head", nn.ReLU())
+    >>> list(layers(holder))
+    [Linear(in_features=1, out_features=1, bias=True), ReLU()]
+    """
+    for child in module.children():
+        yield from layers(child) if type(child) is nn.Module else (child,)
+
+
+def unreduced(shard: Any) -> Tensor | None:
+    """The gradient that FSDP2 has kept from reduction: as autograd left it, or already in the format to reduce in."""
+    kept = shard.unsharded_accumulated_grad
+    return shard.unsharded_param.grad if kept is None else kept

@@ -1,0 +1,180 @@
+"""How a stage's gradients become their sums over data-parallel ranks: six verbs, and powers that only some have.
+
+Each stage of a rank has its own reducer. Every reduction is a plain SUM, because each loss is divided by the weight of
+the whole update before its backward. The defaults do nothing, which is what one rank needs. It is not a wrapper around
+the training loop, and it does not know who holds what of a tensor; that is the `Layout`'s.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import TypeVar
+
+from torch import nn
+
+from evenstep.parallel.group import Group
+
+T = TypeVar("T")
+
+
+class Spoiled(Exception):
+    """What the ranks do together must not be used, and all begin it again: one of them ran out of memory.
+
+    Args:
+        fault: the traceback, where it was this rank.
+    """
+
+    def __init__(self, fault: str = "") -> None:
+        super().__init__(fault)
+        self.fault = fault
+
+
+class SpoilsTogether:
+    """How ranks begin an update anew when one of them has run out of memory."""
+
+    @property
+    def retries_alone(self) -> bool:
+        """Whether this rank may now begin its accumulation anew without its peers: nothing was given to them yet."""
+        return False
+
+    def spoil(self, num_microbatches: int, error: Exception) -> None:
+        """Take part in what the peers do up to their reduction, so that they raise `Spoiled` and begin anew as well.
+
+        Called, with `.grad` empty, when this rank has failed where it does not retry alone.
+
+        Args:
+            num_microbatches: of the update, over all ranks.
+            error: what to raise where the peers can't be told, as when they are in the midst of other collectives.
+        """
+        raise error
+
+
+class Reducer(SpoilsTogether):
+    """The verbs between an update and the data-parallel ranks of one stage.
+
+    Args:
+        module: the stage's.
+        group: the ranks that hold the same stage.
+
+    Attributes:
+        collects: whether each micro-batch's gradients are taken out of `.grad` by `collect`.
+    """
+
+    collects: bool = False
+
+    def __init__(self, module: nn.Module, group: Group) -> None:
+        self.module = module
+        self.group = group
+
+    def wrap(self) -> nn.Module:
+        """Make the module equal on all ranks and ready to train; gives what to call in its place.
+
+        Parameters keep their names, but others may take their place in the module.
+        """
+        return self.module
+
+    def begin(self) -> None:
+        """The accumulation of an update begins, perhaps anew: forget what an earlier or failed one has left."""
+
+    def arm(self) -> None:
+        """The module's next backward is its last of this update: gradients may be reduced as they appear."""
+
+    def collect(self, microbatch: int) -> None:
+        """The backward of `microbatch` has just added its gradients to those of the module."""
+
+    def reduce(self, num_microbatches: int) -> None:
+        """Return when the module's gradients are summed over all ranks, or will be before they are read.
+
+        Args:
+            num_microbatches: of the update, over all ranks.
+
+        Raises:
+            Spoiled: a peer has failed; nothing of the sum may be used.
+        """
+
+    def after_update(self, update: int) -> None:
+        """Called after `update` was committed; now and then replicas are compared."""
+
+
+class ChoosesTrained(ABC):
+    """The power to sum the gradients of some parameters only."""
+
+    @abstractmethod
+    def share(self, parameters: Sequence[nn.Parameter]) -> None:
+        """From now on these parameters' gradients are summed, and no others'; between updates, after `wrap`.
+
+        Args:
+            parameters: those that are trained, in the module's order; the same on all ranks.
+        """
+
+
+class Compresses(ABC):
+    """The power to send gradients in fewer bits than they have."""
+
+    @abstractmethod
+    def uncompressed(self) -> AbstractContextManager[str]:
+        """Inside, gradients are summed in full, to see why a sum was not finite; gives what to say if it then is."""
+
+
+class ExplainsErrors(ABC):
+    """The power to tell what an error of torch's means with this reducer."""
+
+    @abstractmethod
+    def explained(self, error: Exception) -> Exception:
+        """What an error raised in a pass means; `error` itself if nothing more is known."""
+
+
+class GathersPerPlan(ABC):
+    """The power to hold parameters whole while a plan runs, and in shards otherwise."""
+
+    @abstractmethod
+    def unshard(self) -> None:
+        """Gather the stage's parameters: no forward or backward of the plan then waits for other ranks."""
+
+    @abstractmethod
+    def reshard(self) -> None:
+        """Keep what is this rank's only, and forget what passes have left behind."""
+
+
+class PadsPasses(ABC):
+    """The power to let all ranks run the same number of passes, since each gathers parameters from all.
+
+    All ranks must then run micro-batches of one kind (of one task) at the same time, kinds in turn.
+    """
+
+    @abstractmethod
+    def pad_passes(
+        self,
+        work: Sequence[T],
+        run: Callable[[T], None],
+        *,
+        halve: Callable[[T], T | None],
+        backward: bool,
+        kind: str = "",
+        last: bool = True,
+    ) -> None:
+        """Before an update's or an evaluation's passes: run dummy passes, until all ranks run the same number.
+
+        Args:
+            work: this rank's micro-batches, or what they are cut into.
+            run: runs a micro-batch without a trace: no metrics, no changed buffers. What it adds to gradients is
+                removed by the reducer.
+            halve: gives half of a micro-batch, or None where it can't be cut.
+            backward: whether passes come back.
+            kind: of the micro-batches; only those of one kind go through the same parts of a model.
+            last: whether no passes of another kind follow in this accumulation.
+        """
+
+    @abstractmethod
+    def follow(self) -> None:
+        """This rank has failed before the last kind's passes: take part in those that the peers still make of this one.
+
+        `pad_passes` without work is called for each kind that is left, and then `spoil`.
+        """
+
+    @abstractmethod
+    def any_failed(self, failed: bool) -> bool:
+        """After an evaluation's passes: whether they must be run again, since this rank or one that shares them failed.
+
+        One that has failed takes part in what the peers still do.
+        """

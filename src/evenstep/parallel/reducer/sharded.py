@@ -1,0 +1,269 @@
+"""Parameters, gradients and optimizer state in shards: what torch's FSDP2 needs to sum exactly, for any cut.
+
+FSDP2 gathers a unit's parameters where they are used and frees them afterwards. It averages by default; here every
+reduction is a SUM. Parameters that are single numbers stay whole on every rank. When parameters are gathered is told in
+`padded` (by each pass) and `per_plan` (once for a plan of stages); how gradients are reduced is the variants' (`fsdp`,
+`ordered_fsdp`). Nothing of FSDP2 itself is rewritten.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast, final
+
+import torch
+from torch import Tensor, nn
+
+from evenstep.errors import ArgumentError
+from evenstep.internals import choose_formats, has_begun, parts, record
+from evenstep.parallel.group import Group
+from evenstep.parallel.layout import Shards
+from evenstep.parallel.reducer.reducer import ChoosesTrained, Reducer, Spoiled
+from evenstep.parallel.replicas import compare_replicas, synchronise
+from evenstep.parallel.shardable import check_shardable, check_steppable, cuttable
+from evenstep.parallel.strategy import Strategy
+
+
+class Sharded(Strategy):
+    """Shards of a module that FSDP2 gathers where they are used.
+
+    Args:
+        group: the ranks, of a `Processes`.
+        shard_ranks: how many neighbouring ranks share one copy of the parameters (hybrid sharding); all by default.
+        gather_dtype: the number format in which parameters are gathered and used; their own by default. Gradients
+            are always reduced in float32 at least.
+        offload: whether shards wait in the CPU's memory; needs an accelerator.
+
+    Raises:
+        ArgumentError: `shard_ranks` does not divide the ranks, or there is no accelerator to offload from.
+    """
+
+    exact: bool = False
+
+    def __init__(
+        self,
+        group: Group,
+        *,
+        shard_ranks: int | None = None,
+        gather_dtype: torch.dtype | None = None,
+        offload: bool = False,
+    ) -> None:
+        num_shards = shard_ranks or group.ranks
+        if group.ranks % num_shards:
+            raise ArgumentError(
+                f"`shard_ranks` must divide the {group.ranks} data-parallel ranks, but is {shard_ranks}; set a "
+                f"divisor, or leave it out to shard over all."
+            )
+        if offload and group.device.type == "cpu":
+            raise ArgumentError("`offload` keeps shards in the CPU's memory, where they are already; leave it out.")
+        layout = Shards(group, num_shards=num_shards, exact=self.exact)
+        super().__init__(group, layout)
+        # where every rank holds all, FSDP2 sums in a way that can't be followed
+        self.cuts_alone = num_shards > 1 or group.ranks == 1
+        self.gather_dtype = gather_dtype
+        self._options = Sharding(layout=layout, gather_dtype=gather_dtype, offload=offload)
+
+    def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        parameters: list[nn.Parameter] = [one for group in optimizer.param_groups for one in group["params"]]
+        check_steppable([one for one in parameters if not cuttable(one)], optimizer)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharding:
+    """How FSDP2 cuts a module: who holds what, and the options of `Sharded`."""
+
+    layout: Shards
+    gather_dtype: torch.dtype | None
+    offload: bool
+
+
+class ShardedReducer(Reducer, ChoosesTrained):
+    """What all ways to reduce shards share.
+
+    Args:
+        module: the stage's.
+        group: the ranks that hold the same stage.
+        sharding: how its parameters are cut.
+    """
+
+    def __init__(self, module: nn.Module, group: Group, sharding: Sharding) -> None:
+        super().__init__(module, group)
+        self._sharding = sharding
+        self._fsdp: Any = module  # an `FSDPModule` once it is wrapped
+        self._shards: list[Any] = []  # FSDP2's record of each parameter
+        self._numbers: list[nn.Parameter] = []  # which can't be cut
+        self._present: list[bool] = []  # whether a parameter has a gradient: of the shards, then of the numbers
+        self._watched: set[int] = set()  # whose gradients are seen
+
+    def wrap(self) -> nn.Module:
+        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+        units = self._units()
+        check_shardable(self.module, units)
+        self._numbers = [parameter for parameter in self.module.parameters() if not cuttable(parameter)]
+        synchronise(self.module, self.group)
+        mesh = self.group.mesh(self._sharding.layout.num_shards)
+        policy = MixedPrecisionPolicy(param_dtype=self._sharding.gather_dtype, reduce_dtype=self._reduce_dtype())
+        for unit in (*units, self.module):
+            fully_shard(
+                unit,
+                mesh=mesh,
+                # Also the outermost: an evaluation swaps the shards' values, which gathered ones would not see.
+                reshard_after_forward=True,
+                mp_policy=policy,
+                offload_policy=CPUOffloadPolicy() if self._sharding.offload else OffloadPolicy(),
+                ignored_params=set(self._numbers),
+            )
+        self._prepare()
+        return self.module
+
+    def after_update(self, update: int) -> None:
+        compare_replicas(self.module, self.group, update, replica_ranks=self._sharding.layout.num_shards)
+
+    def share(self, parameters: Sequence[nn.Parameter]) -> None:
+        fsdp_parts = self._parts()
+        check_shardable(self.module, [cast("nn.Module", part) for part in fsdp_parts if part is not self.module])
+        for part in fsdp_parts:
+            choose_formats(part)
+        for shard in self._shards:  # as FSDP2 would when it next gathers it
+            shard.unsharded_param.requires_grad_(shard.sharded_param.requires_grad)
+        self._watch()
+
+    def _units(self) -> list[nn.Module]:
+        """What is gathered at once, beside what is left over."""
+        return units(self.module)
+
+    def _reduce_dtype(self) -> torch.dtype | None:
+        """In which FSDP2 sums gradients; None for their own."""
+        return self._sharding.gather_dtype and torch.float32
+
+    def _parts(self) -> list[Any]:
+        """The `FSDPModule`s, the outermost first."""
+        return [part for _, part in parts(self.module)]
+
+    def _prepare(self) -> None:
+        """Set what makes FSDP2 sum, and watch which gradients appear."""
+        self._shards = []
+        for part in self._parts():
+            part.set_gradient_divide_factor(1.0)
+            part.set_force_sum_reduction_for_comms(True)
+            part.set_reduce_scatter_unused_params(True)
+            part.unshard()  # makes the parameters that autograd sees
+            part.reshard()
+            self._shards += getattr(record(part), "fsdp_params", ())
+        self._present = [False] * (len(self._shards) + len(self._numbers))
+        self._watched = set()
+        self._watch()
+
+    def _watch(self) -> None:
+        """Learn of the gradients of what is trained and was not yet."""
+        watched = [*(shard.unsharded_param for shard in self._shards), *self._numbers]
+        for number, parameter in enumerate(watched):
+            if parameter.requires_grad and number not in self._watched:
+                parameter.register_hook(partial(self._seen, number))
+                self._watched.add(number)
+
+    def _seen(self, number: int, gradient: Tensor) -> Tensor:
+        """A gradient has come back; gives the one to take in its place."""
+        self._present[number] = True
+        return gradient
+
+    def _reset(self) -> None:
+        """Forget what passes have left behind."""
+        if has_begun(self.module):
+            self._fsdp.reset_iter_state()
+        self._forget_gradients()
+        self._present = [False] * len(self._present)
+
+    def _complete_sums(self) -> None:
+        """Let no part hold sums beside nothing: FSDP2 takes zeros in the gathered format for what has no gradient.
+
+        It then fails where sums are kept in a wider one (https://github.com/pytorch/pytorch/issues/196996).
+        """
+        for part in self._parts():
+            shards = getattr(record(part), "fsdp_params", ())
+            if all(shard.unsharded_accumulated_grad is None for shard in shards):
+                continue
+            for shard in shards:
+                if shard.unsharded_accumulated_grad is None and shard.unsharded_param.requires_grad:
+                    shard.unsharded_accumulated_grad = torch.zeros_like(shard.unsharded_param, dtype=shard.reduce_dtype)
+
+    def _forget_gradients(self) -> None:
+        for shard in self._shards:
+            shard.unsharded_accumulated_grad = None
+            shard.unsharded_param.grad = None
+        for number in self._numbers:
+            number.grad = None
+
+    def _present_anywhere(self, *, spoiled: bool) -> list[bool]:
+        """Which parameters have a gradient on any rank; others must stay None, or an idle head's state would move.
+
+        Raises:
+            Spoiled: this rank or another says so.
+        """
+        *flags, bad = self.group.sum_floats([*map(float, self._present), float(spoiled)])
+        self._present = [False] * len(self._present)
+        if bad:
+            raise Spoiled
+        return [flag > 0 for flag in flags]
+
+    def _finish(self, present: Sequence[bool]) -> None:
+        """After the shards' gradients were summed: take away those that no rank has, and sum the single numbers'."""
+        for shard, has in zip(self._shards, present, strict=False):
+            if not has:
+                shard.sharded_param.grad = None
+        self._sum_numbers(present[len(self._shards) :])
+
+    def _sum_numbers(self, present: Sequence[bool]) -> None:
+        """Sum over all ranks the gradients of the single numbers that have one on any of them."""
+        having = [number for number, has in zip(self._numbers, present, strict=True) if has]
+        for number in self._numbers:
+            number.grad = number.grad if any(number is one for one in having) else None
+        for number in having:
+            if not number.numel():
+                number.grad = torch.zeros_like(number)
+        having = [number for number in having if number.numel()]
+        if not having:
+            return
+        total = torch.stack([torch.zeros_like(one) if one.grad is None else one.grad for one in having])
+        self.group.sum(total)()
+        for number, gradient in zip(having, total, strict=True):
+            number.grad = gradient.to(number.dtype)
+
+
+def _called(item: nn.Module) -> Iterator[nn.Module]:
+    """The item, or what it holds, where it is a container that nobody can call."""
+    if type(item).forward is not nn.Module.forward:
+        yield item
+        return
+    for child in item.children():
+        yield from _called(child)
+
+
+def units(module: nn.Module) -> list[nn.Module]:
+    """What is gathered at once: the items of each `nn.ModuleList` and `nn.Sequential` that hold parameters.
+
+    The outermost lists only, of an item that is a container without a forward what it holds, and no item that shares a
+    parameter with another part of the module; what is left over belongs to `module` itself.
+
+    >>> block = lambda: nn.ModuleDict({"mlp": nn.Sequential(nn.Linear(2, 2), nn.Tanh())})
+    >>> len(units(nn.ModuleDict({"wte": nn.Embedding(3, 2), "blocks": nn.ModuleList([block(), block()])})))
+    2
+    """
+    lists = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
+    lists = lists or ([module] if isinstance(module, nn.Sequential) else [])
+    inner = {id(item) for outer in lists for item in outer.modules() if item is not outer}
+    outermost = [item for part in lists if id(part) not in inner for item in part]
+    items = [one for item in outermost for one in _called(item) if any(True for _ in one.parameters())]
+    uses: dict[int, int] = {}
+    for _, parameter in module.named_parameters(remove_duplicate=False):
+        uses[id(parameter)] = uses.get(id(parameter), 0) + 1
+
+    def alone(item: nn.Module) -> bool:
+        own: dict[int, int] = {}
+        for _, parameter in item.named_parameters(remove_duplicate=False):
+            own[id(parameter)] = own.get(id(parameter), 0) + 1
+        return all(uses[key] == count for key, count in own.items())
+
+    return [item for item in items if alone(item)]

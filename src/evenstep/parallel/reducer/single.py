@@ -1,0 +1,36 @@
+"""One process: nothing is shared, so no verb does anything.
+
+It is not a stand-in for a strategy to come: it is what a laptop and one GPU use.
+"""
+
+from typing import final
+
+from torch import nn
+
+from evenstep.parallel.reducer.reducer import Reducer
+from evenstep.parallel.strategy import Strategy
+
+
+@final
+class Single(Strategy):
+    """The strategy of one rank.
+
+    >>> Single().ranks
+    1
+    """
+
+    cuts_alone = True
+
+    def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
+        return SingleReducer(module, self.group)
+
+
+@final
+class SingleReducer(Reducer):
+    """Leaves gradients as they are."""
+
+    @property
+    def retries_alone(self) -> bool:
+        return True
+
+    def spoil(self, num_microbatches: int, error: Exception) -> None: ...

@@ -1,0 +1,144 @@
+"""Replicas that share the optimizer's work: each parameter's state is kept, and its step made, by one rank only.
+
+Gradients are summed as the strategy within does it (`Ddp`, or `Ordered` for equal bits); the layout here deals whole
+parameters out: each rank steps those that it owns and fetches the others. So every optimizer steps exactly as in one
+process, also one whose update of an element looks at others (Muon, Adafactor). It does not shard gradients or
+parameters; that is `Fsdp`'s. (ZeRO stage 1: Rajbhandari et al., 2020, https://arxiv.org/abs/1910.02054.)
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, cast, final
+
+import torch
+from torch import Tensor, nn
+
+from evenstep.parallel.group import Group
+from evenstep.parallel.layout import Layout, ShardedTensorRef, States, StepsByOwner, mapped
+from evenstep.parallel.reducer.reducer import Reducer
+from evenstep.parallel.strategy import Strategy
+
+
+@final
+class Zero1(Strategy):
+    """Shares the optimizer state between replicas.
+
+    Args:
+        replicas: how their gradients are summed.
+    """
+
+    def __init__(self, replicas: Strategy) -> None:
+        super().__init__(replicas.group, Owners(replicas.group))
+        self.cuts_alone = replicas.cuts_alone
+        self._replicas = replicas
+
+    def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
+        return self._replicas.reducer(module, per_plan=per_plan)
+
+    def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        self._replicas.check_optimizer(optimizer)
+
+
+@final
+class Owners(Layout, StepsByOwner):
+    """Every rank holds every parameter and gradient; the optimizer state of each parameter is one rank's."""
+
+    divides = "parameters"
+
+    def __init__(self, group: Group) -> None:
+        super().__init__(group)
+        self._owned: list[list[nn.Parameter]] = [[] for _ in range(group.ranks)]
+
+    @property
+    def shard_index(self) -> int:
+        return self.group.rank
+
+    @property
+    def num_shards(self) -> int:
+        return self.group.ranks
+
+    def gather_full(self, tensor: Tensor | ShardedTensorRef) -> Tensor:
+        if isinstance(tensor, Tensor):
+            return tensor
+        is_mine = tensor.owner == self.group.rank
+        own = tensor.local if is_mine else torch.empty(tensor.shape, dtype=tensor.local.dtype)
+        carried = own.to(self.group.device).contiguous()
+        self.group.broadcast([carried], tensor.owner)
+        return carried.to(own.device)
+
+    def optimizer_state(self, states: States) -> States:
+        everything: dict[str, dict[str, Any]] = {}
+        for owner, theirs in enumerate(self.group.gather(mapped(dict(states), _Shape))):
+            for name, shapes in theirs.items():
+                mine = states.get(name) if owner == self.group.rank else None
+                everything[name] = _filled(shapes, mine, partial(self._ref, owner))
+        return everything
+
+    def _ref(self, owner: int, mine: Any, shape: "_Shape") -> ShardedTensorRef:
+        local = mine if owner == self.group.rank else torch.empty(0, dtype=shape.dtype)
+        return ShardedTensorRef(local=local, shape=shape.size, owner=owner)
+
+    def deal(self, optimizer: torch.optim.Optimizer) -> None:
+        parameters: list[nn.Parameter] = [p for group in optimizer.param_groups for p in group["params"]]
+        self._owned = dealt(parameters, self.group.ranks)
+        own = {id(parameter) for parameter in self._owned[self.group.rank]}
+        for group in optimizer.param_groups:
+            group["params"] = [parameter for parameter in group["params"] if id(parameter) in own]
+        for parameter in parameters:  # some optimizers make their state when they are built
+            if id(parameter) not in own and parameter in optimizer.state:
+                del optimizer.state[parameter]
+
+    def fetch_parameters(self) -> None:
+        with torch.no_grad():
+            for owner, parameters in enumerate(self._owned):
+                for alike in _by_dtype(parameters):
+                    flat = torch.cat([parameter.detach().reshape(-1) for parameter in alike])
+                    self.group.broadcast([flat], owner)
+                    if owner != self.group.rank:
+                        _spread(flat, alike)
+
+
+class _Shape:
+    """What another rank must know of a tensor to receive it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.size, self.dtype = tuple(tensor.shape), tensor.dtype
+
+
+def _filled(shapes: Any, mine: Any, tensor_of: "Callable[[Any, _Shape], Any]") -> Any:
+    """A state like `shapes`, with the tensor for each `_Shape`; `mine` is this rank's own, where it has one."""
+    if isinstance(shapes, _Shape):
+        return tensor_of(mine, shapes)
+    if isinstance(shapes, dict):
+        described = cast("dict[Any, Any]", shapes)
+        return {k: _filled(shape, None if mine is None else mine[k], tensor_of) for k, shape in described.items()}
+    if type(shapes) in (list, tuple):
+        own: list[Any] = [None] * len(shapes) if mine is None else mine
+        return type(shapes)(_filled(shape, one, tensor_of) for shape, one in zip(shapes, own, strict=True))
+    return shapes
+
+
+def dealt(parameters: Sequence[nn.Parameter], ranks: int) -> list[list[nn.Parameter]]:
+    """Each rank's parameters: the largest first, always to the rank that has least.
+
+    >>> [[p.numel() for p in own] for own in dealt([nn.Parameter(torch.zeros(n)) for n in (4, 1, 2, 5)], 2)]
+    [[5, 1], [4, 2]]
+    """
+    owned: list[list[nn.Parameter]] = [[] for _ in range(ranks)]
+    load = [0] * ranks
+    for parameter in sorted(parameters, key=lambda parameter: -parameter.numel()):
+        owner = load.index(min(load))
+        owned[owner].append(parameter)
+        load[owner] += parameter.numel()
+    return owned
+
+
+def _by_dtype(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
+    dtypes = dict.fromkeys(parameter.dtype for parameter in parameters)
+    return [[parameter for parameter in parameters if parameter.dtype == dtype] for dtype in dtypes]
+
+
+def _spread(flat: Tensor, parameters: Sequence[nn.Parameter]) -> None:
+    sizes = [parameter.numel() for parameter in parameters]
+    for parameter, values in zip(parameters, flat.split(sizes), strict=True):
+        parameter.copy_(values.view_as(parameter))

@@ -1,0 +1,170 @@
+"""The reducers of the stages that this rank holds, one each, and what they are asked together.
+
+A reducer holds buckets, partial sums or shards of the one module that it wraps. All stages share the group, and their
+reductions come in one order on all its ranks because the runner sees to it. It does not sum over stages: those are
+other parameters, or tied ones (`pipeline.ties`).
+"""
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TypeVar, final
+
+import torch
+from torch import nn
+
+from evenstep.parallel.buffers import Before, SharedBuffers
+from evenstep.parallel.layout import StepsByOwner, shard_optimizer
+from evenstep.parallel.reducer.reducer import (
+    ChoosesTrained,
+    Compresses,
+    ExplainsErrors,
+    GathersPerPlan,
+    PadsPasses,
+    Reducer,
+)
+from evenstep.parallel.strategy import Strategy
+
+T = TypeVar("T")
+
+
+@final
+class Reducers:
+    """The reducers of one rank's stages.
+
+    Args:
+        strategy: makes them.
+        per_plan: whether parameters are whole while a plan of stages runs; see `Strategy.reducer`.
+
+    Attributes:
+        group: the data-parallel ranks.
+        layout: who holds what of a tensor.
+        in_turn: whether all ranks must run micro-batches of one kind at the same time.
+        gather_per_plan: whether plans begin with UNSHARD and end with RESHARD.
+        cuts_alone: whether a rank may run its micro-batches in more pieces than its peers do.
+        gather_dtype: see `Strategy`.
+    """
+
+    def __init__(self, strategy: Strategy, *, per_plan: bool = False) -> None:
+        self._strategy = strategy
+        self._per_plan = per_plan
+        self.group, self.layout = strategy.group, strategy.layout
+        self.cuts_alone = per_plan or strategy.cuts_alone
+        self.gather_dtype = strategy.gather_dtype
+        self.in_turn = False
+        self.gather_per_plan = False
+        self._all: list[Reducer] = []
+        self._buffers: list[SharedBuffers] = []
+        self._replaced: dict[int, nn.Parameter] = {}  # what has taken the place of a parameter
+
+    @property
+    def rank(self) -> int:
+        """This process's number among the data-parallel ranks."""
+        return self.group.rank
+
+    @property
+    def ranks(self) -> int:
+        """How many data-parallel ranks there are."""
+        return self.group.ranks
+
+    def wrap(self, module: nn.Module) -> tuple[nn.Module, Reducer]:
+        """What to call in place of a stage's module, and the stage's reducer."""
+        own = self._strategy.reducer(module, per_plan=self._per_plan)
+        before = dict(module.named_parameters(remove_duplicate=False))
+        wrapped = own.wrap()
+        after = dict(module.named_parameters(remove_duplicate=False))
+        self._replaced |= {id(parameter): after[name] for name, parameter in before.items()}
+        self._all.append(own)
+        self._buffers.append(SharedBuffers(module, self.group))
+        self.in_turn = self.in_turn or isinstance(own, PadsPasses)
+        self.gather_per_plan = self.gather_per_plan or isinstance(own, GathersPerPlan)
+        return wrapped, own
+
+    def adopt(self, optimizer: torch.optim.Optimizer) -> None:
+        """After `wrap`: let `optimizer` hold the parameters that this rank steps.
+
+        Raises:
+            ArgumentError: it can't step what this rank holds of them.
+        """
+        self._strategy.check_optimizer(optimizer)
+        shard_optimizer(optimizer, self._replaced, self.layout)
+
+    def share(self, parameters: Sequence[nn.Parameter]) -> None:
+        """From now on these parameters' gradients are summed, and no others'; after `adopt`, and between updates."""
+        trained = {id(parameter) for parameter in parameters}
+        for own in self._all:
+            if isinstance(own, ChoosesTrained):
+                own.share([parameter for parameter in own.module.parameters() if id(parameter) in trained])
+
+    @property
+    def retries_alone(self) -> bool:
+        """See `Reducer.retries_alone`; a plan of stages is begun anew by all its ranks in any case."""
+        return self._per_plan or all(own.retries_alone for own in self._all)
+
+    def pad_passes(
+        self,
+        work: Sequence[T],
+        run: Callable[[T], None],
+        *,
+        halve: Callable[[T], T | None],
+        backward: bool,
+        kind: str = "",
+        last: bool = True,
+    ) -> None:
+        """See `PadsPasses.pad_passes`."""
+        for own in self._all:
+            if isinstance(own, PadsPasses):
+                own.pad_passes(work, run, halve=halve, backward=backward, kind=kind, last=last)
+
+    def follow(self) -> None:
+        """See `PadsPasses.follow`."""
+        for own in self._all:
+            if isinstance(own, PadsPasses):
+                own.follow()
+
+    def any_failed(self, failed: bool) -> bool:
+        """See `PadsPasses.any_failed`."""
+        for own in self._all:
+            if isinstance(own, PadsPasses):
+                return own.any_failed(failed)
+        return failed
+
+    def explained(self, error: Exception) -> Exception:
+        """What an error of torch's in a pass means; `error` itself if nothing more is known."""
+        for own in self._all:
+            if isinstance(own, ExplainsErrors):
+                error = own.explained(error)
+        return error
+
+    def share_buffers(self, before: Before) -> None:
+        """After an update's passes: make equal on all ranks the buffers that their forwards have changed.
+
+        Args:
+            before: the buffers as of the last committed update.
+        """
+        for buffers in self._buffers:
+            buffers.share(before)
+
+    def after_step(self) -> None:
+        """The optimizer has made its step on this rank: get the parameters that others stepped."""
+        if isinstance(self.layout, StepsByOwner):
+            self.layout.fetch_parameters()
+
+    def after_update(self, update: int) -> None:
+        """Called after `update` was committed."""
+        for own in self._all:
+            own.after_update(update)
+
+    def abandon(self) -> None:
+        """Forget what an update that has raised in the middle has left behind."""
+        for own in self._all:
+            own.begin()
+        for buffers in self._buffers:
+            buffers.look_anew()
+
+    @contextmanager
+    def uncompressed(self) -> Generator[str]:
+        """Inside, gradients are summed in full, to see why a sum was not finite; gives what to say if it then is."""
+        with ExitStack() as stack:
+            compressing = [own for own in self._all if isinstance(own, Compresses)]
+            advice = [stack.enter_context(own.uncompressed()) for own in compressing]
+            yield next(iter(advice), "")

@@ -1,0 +1,200 @@
+"""Process groups whose connections can be broken and formed anew.
+
+torch's groups live once: when a wait in one fails, it can't be used again. A `Renewable` is a process group like any
+other for whoever holds it (FSDP2, a device mesh, a functional collective), but the group that does its work is an inner
+one. `break_` closes that one's connections, so that whoever waits in it, on any rank, raises at once, and so does
+whoever comes later; `renew` forms another one between the same ranks, under the number of the next attempt. It decides
+neither when to break nor who is there.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from threading import Lock
+from typing import Any, final
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ProcessGroupGloo, Store
+
+GLOO, NCCL = "renewable_gloo", "renewable_nccl"  # names of backends for torch
+_UNUSED_TAG = 2**30  # of a message that nobody sends
+_COLLECTIVES = (
+    "_allgather_base",
+    "_reduce_scatter_base",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "all_to_all_single",
+    "allgather",
+    "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
+    "allreduce",
+    "allreduce_coalesced",
+    "alltoall",
+    "alltoall_base",
+    "barrier",
+    "broadcast",
+    "gather",
+    "monitored_barrier",
+    "recv",
+    "recv_anysource",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
+    "scatter",
+    "send",
+)
+
+
+class Renewable(ProcessGroup):
+    """A process group of torch's that can be broken and formed anew.
+
+    Args:
+        store: through which its ranks find each other in each attempt.
+        rank: of this process in the group.
+        ranks: how many there are.
+        timeout: of each wait.
+
+    Raises:
+        RuntimeError: the ranks can't connect to each other.
+    """
+
+    def __init__(self, store: Store, rank: int, ranks: int, timeout: timedelta) -> None:
+        super().__init__(rank, ranks)
+        self._store, self._rank, self._ranks, self._timeout = store, rank, ranks, timeout
+        self._inner, self._backend = self._formed(0, timeout)
+
+    def renew(self, attempt: int, timeout: timedelta) -> None:
+        """Form the group of this attempt; all its ranks call it together.
+
+        Args:
+            attempt: its number, which no earlier one had.
+            timeout: for the others to come.
+        """
+        self._inner, self._backend = self._formed(attempt, timeout)
+
+    def _formed(self, attempt: int, timeout: timedelta) -> tuple[Any, Any]:
+        """A group of torch's own for this attempt, and the backend in it."""
+        store = PrefixStore(f"attempt {attempt}", self._store)
+        backend = self._connected(store, timeout)
+        inner = ProcessGroup(store, self._rank, self._ranks)
+        inner._set_default_backend(self._kind())
+        inner._register_backend(torch.device(self._device_type()), self._kind(), backend)
+        return inner, backend
+
+    def _connected(self, store: Store, timeout: timedelta) -> Any:
+        backend = ProcessGroupGloo(store, self._rank, self._ranks, timeout=timeout)
+        backend._set_default_timeout(self._timeout)
+        return backend
+
+    def _kind(self) -> Any:
+        return ProcessGroup.BackendType.GLOO
+
+    def _device_type(self) -> str:
+        return "cpu"
+
+    def break_(self) -> None:
+        """Close the connections: all who wait in the group, or come to it, raise. Any thread may call it."""
+        backend = self._backend
+        for step in range(1, self._ranks):
+            other = (self._rank + step) % self._ranks
+            # gloo closes all of a group's connections when a wait for a message times out, and has no other way to
+            with suppress(RuntimeError):
+                backend.recv([torch.empty(1)], other, _UNUSED_TAG).wait(timedelta(milliseconds=1))
+
+    def shutdown(self) -> None:
+        """Let go of the connections."""
+        self._inner = self._backend = None
+
+    @property
+    def group_name(self) -> str:
+        """The name by which functional collectives find the group."""
+        return dist.distributed_c10d._world.pg_names[self]
+
+    def getBackendName(self) -> str:
+        """What torch calls the backend."""
+        return GLOO
+
+
+@final
+class RenewableNccl(Renewable):
+    """The same for tensors on CUDA devices; it has been run by nobody yet."""
+
+    def _connected(self, store: Store, timeout: timedelta) -> Any:
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = self._timeout
+        return dist.ProcessGroupNCCL(store, self._rank, self._ranks, options)
+
+    def _kind(self) -> Any:
+        return ProcessGroup.BackendType.NCCL
+
+    def _device_type(self) -> str:
+        return "cuda"
+
+    def break_(self) -> None:
+        backend = self._backend
+        if backend is not None:
+            backend.abort()
+
+    def getBackendName(self) -> str:
+        return NCCL
+
+
+def _forwarded(name: str) -> Callable[..., Any]:
+    def call(self: Renewable, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._inner, name)(*args, **kwargs)
+
+    call.__name__ = name
+    return call
+
+
+for _name in _COLLECTIVES:
+    if hasattr(ProcessGroup, _name):  # which there are depends on the version of torch
+        setattr(Renewable, _name, _forwarded(_name))
+
+
+@final
+class Connections:
+    """All groups of one process, which are broken and formed anew together.
+
+    Attributes:
+        attempt: the number of the groups that there are now.
+    """
+
+    def __init__(self) -> None:
+        self.attempt = 0
+        self._groups: list[Renewable] = []
+        self._lock = Lock()
+
+    def add(self, group: Any) -> Any:
+        """Take a group; all ranks do so in one order, in which they are formed anew."""
+        if isinstance(group, Renewable) and not any(group is one for one in self._groups):
+            self._groups.append(group)
+        return group
+
+    def break_(self, attempt: int) -> None:
+        """Break the groups of this attempt, unless there are newer ones. Any thread may call it."""
+        with self._lock:
+            if attempt == self.attempt:
+                for group in self._groups:
+                    group.break_()
+
+    def renew(self, timeout: timedelta) -> None:
+        """Form all groups under the number of the next attempt; all ranks call it together.
+
+        Raises:
+            RuntimeError: the ranks could not connect to each other. The attempt counts nevertheless.
+        """
+        with self._lock:
+            self.attempt += 1
+            for group in self._groups:
+                group.renew(self.attempt, timeout)
+
+
+def register() -> None:
+    """Make torch know the backends; `init_process_group` and `new_group` take their names then."""
+    if GLOO.upper() not in dist.Backend._plugins:
+        dist.Backend.register_backend(GLOO, Renewable, devices=["cpu"])
+        dist.Backend.register_backend(NCCL, RenewableNccl, devices=["cuda"])

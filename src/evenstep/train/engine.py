@@ -1,0 +1,489 @@
+"""The engine: updates and evaluations of one model, for loops of one's own; `Trainer` is a loop around it.
+
+    update      all micro-batches of a global batch, over all ranks → `Committed` or `Aborted`
+    evaluate    forwards of a global batch → metrics
+    state_dict  all that the next updates depend on
+
+It counts updates, and keeps those whose verdict is still on the device. It reads no data, writes no files, and does not
+decide what to do about an abort: whoever calls it does.
+"""
+
+import logging
+import math
+import os
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any, Self, cast, final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from evenstep.data import Data, GlobalBatch, Position
+from evenstep.data.batch import JSON
+from evenstep.errors import ArgumentError, CheckpointError, LostRankError
+from evenstep.events import Bus, Incident, Storage
+from evenstep.optim.schedules import LrSchedule
+from evenstep.options import Training
+from evenstep.parallel import Elastic, Group, Strategy
+from evenstep.precision import Precision
+from evenstep.train import given
+from evenstep.train.aborts import AbortCauses
+from evenstep.train.arguments import check_launched, check_model, check_trains
+from evenstep.train.cuts import Cuts
+from evenstep.train.evaluate import Evaluation
+from evenstep.train.failures import Stop
+from evenstep.train.global_batch import global_batch
+from evenstep.train.metrics import build_meters
+from evenstep.train.optimizers import check_optimizer
+from evenstep.train.outcome import Aborted, Committed, PendingUpdate, first_aborted
+from evenstep.train.parameter_checks import check_parameters
+from evenstep.train.parts import Parts, build_parts, build_way, place
+from evenstep.train.passage import Way
+from evenstep.train.progress import Progress
+from evenstep.train.randomness import undisturbed
+from evenstep.train.state import Tree, check_same_run, parameter_names, with_plain_names
+from evenstep.train.task import Task
+from evenstep.train.tasks import Tasks, check_task_states, check_tasks
+
+_LOSS = "train/loss"
+
+
+@final
+class Engine:
+    """Computes updates of one model: one update is one update, however it is cut.
+
+    Each rank gives the micro-batches that it runs. They are numbered over all ranks, rank 0's first, and the weights of
+    all count: g = Σ ∇S_m / Σ w_m. The randomness of micro-batch k of update u is keyed by (seed, u, k), so parameters
+    do not depend on who runs which, nor on what the caller draws in between.
+
+    Args:
+        model: any module. It is moved to the device and put into training mode.
+        task: what a batch means; several by name, as a mapping.
+        optimizer: of the model's parameters, any of torch.optim but LBFGS.
+        strategy: how gradients are shared between ranks; also by name: "ddp", "zero1", "fsdp", "auto".
+        precision: the number formats, also by name, such as "bf16-mixed"; float32 throughout by default.
+        lr_schedule: multiplies each group's learning rate; also by name or as a table. None leaves the rates alone.
+        updates: how many updates the schedule stretches over; needed by schedules that end.
+        seed: of dropout and whatever else forwards draw. Two engines of one program should have different ones.
+        device: "auto" takes the accelerator if there is one, else the CPU.
+        train: how an update is made: clipping, an average of the parameters, several tasks, checks.
+
+    Raises:
+        ArgumentError: an argument that cannot be.
+        TaskError: a model that cannot be trained.
+
+    >>> class Line(Task):
+    ...     loss = lambda self, output, batch: ((output - batch[1]) ** 2).sum()
+    >>> x = torch.arange(4.0).unsqueeze(1)
+    >>> model = nn.Linear(1, 1)
+    >>> engine = Engine(model, Line(), torch.optim.SGD(model.parameters(), lr=0.1), device="cpu")
+    >>> for _ in range(200):
+    ...     outcome = engine.update((x[:3], 2 * x[:3]), (x[3:], 2 * x[3:]))  # two micro-batches, one update
+    >>> type(outcome).__name__, outcome.update, outcome.weight, round(model.weight.item(), 1)
+    ('Committed', 200, 4.0, 2.0)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        task: Task | Mapping[str, Task],
+        optimizer: Optimizer,
+        *,
+        strategy: Strategy | str | None = None,
+        precision: Precision | str | None = None,
+        lr_schedule: LrSchedule | str | Mapping[str, Any] | None = None,
+        updates: int | None = None,
+        seed: int = 42,
+        device: str | torch.device = "auto",
+        train: Training = Training(),
+    ) -> None:
+        given.check_engine(locals().copy())
+        check_launched(strategy, model, os.environ)
+        check_model(model)
+        check_trains(optimizer, model)
+        formats, schedule = given.precision_of(precision), given.lr_schedule_of(lr_schedule)
+        sharing = given.strategy_of(strategy, device)
+        if isinstance(sharing.group, Elastic):
+            raise ArgumentError("ranks that come and go are dealt their data by a `Trainer`; use that.")
+        check_parameters(model, optimizer, formats)
+        check_optimizer(optimizer, model=model, strategy=sharing, device=device, keeps=False)
+        tasks = Tasks.of(task, train.coefficients, given.combine_named(train.combine), train.norm_statistics)
+        check_tasks(tasks, None, {}, model=model, policy=Stop())
+        norms = tasks.attach(model, optimizer)
+        on = place(model, device, formats, channels_last=train.channels_last)
+        way = build_way(
+            tasks,
+            formats,
+            Stop(),
+            sharing,
+            optimizer,
+            on,
+            channels_last=train.channels_last,
+            seed=seed,
+            storage=Storage(meters=build_meters(tasks.by_name, on)),
+            bus=Bus((), cast("Any", None)),
+            norms=norms,
+        )
+        self._hold(
+            build_parts(
+                way=way,
+                model=model,
+                names=parameter_names(model, optimizer),
+                optimizer=optimizer,
+                strategy=sharing,
+                combine=tasks.combine,
+                lr_schedule=schedule,
+                train=train,
+                on_out_of_memory=None,
+                report=_warn,
+                planned_updates=updates,
+            ),
+            report=_warn,
+        )
+        self.prepare()
+
+    @classmethod
+    def of(cls, parts: Parts, *, report: Callable[[Incident], None]) -> Self:
+        """The engine of a trainer, whose hooks, metrics and incidents go with it.
+
+        Args:
+            parts: of the engine.
+            report: told of what went wrong and was mended.
+        """
+        engine = cls.__new__(cls)
+        engine._hold(parts, report=report)
+        return engine
+
+    def _hold(self, parts: Parts, *, report: Callable[[Incident], None]) -> None:
+        self.parts = parts
+        self.model, self.optimizer, self.core = parts.model, parts.optimizer, parts.core
+        self.storage: Storage = parts.way.storage
+        self.precision: Precision = parts.way.precision
+        self.progress = Progress()
+        self.is_computing = False
+        self._report = report
+        self._pending: list[PendingUpdate] = []
+        self._cuts: dict[str, Cuts] = {}
+        self._causes = AbortCauses(
+            core=parts.core,
+            model=parts.model,
+            execution=parts.execution,
+            precision=self.precision,
+            storage=self.storage,
+        )
+
+    @property
+    def group(self) -> Group:
+        """All ranks that train the model."""
+        return self.parts.execution.group
+
+    @property
+    def strategy(self) -> Strategy:
+        """How gradients are shared between data-parallel ranks."""
+        return self.parts.execution.strategy
+
+    @property
+    def bus(self) -> Bus:
+        """Of the hooks that are told of updates."""
+        return self.parts.way.bus
+
+    @property
+    def seed(self) -> int:
+        """The key of all randomness."""
+        return self.parts.way.seed
+
+    # --- for loops of one's own
+
+    def update(self, *microbatches: Any) -> Committed | Aborted:
+        """Make one update of all ranks' micro-batches; all ranks call it together.
+
+        A gradient that overflows the loss scale of "fp16-mixed" is computed again at lower ones. After an abort nothing
+        has changed; the next call is the same update again, with whatever batch it is given.
+
+        Args:
+            microbatches: this rank's, each a batch as the task takes it, a `Batch(task=…, data=…)` or a pair (batch,
+                task name); none where this rank has nothing to do. Or one `GlobalBatch`.
+
+        Raises:
+            EvenstepError: what went wrong, for the person who must act. Nothing has changed then, unless the message
+                says so.
+        """
+        batch = global_batch(microbatches, self.progress.position, self.strategy.group)
+        self.storage.drop_after(0)  # what nobody has read of the update before
+        try:
+            with undisturbed(self.parts.way.device), torch.enable_grad():
+                self.parts.guard(batch)
+                while True:
+                    pending, aborted = self.dispatch(batch), self.settle()
+                    if aborted is None:
+                        self.after_update(pending.number)
+                        return self._committed(pending)
+                    if aborted.incident.kind != "overflow":
+                        return aborted
+                    self.lower_scale()
+        except BaseException as raised:
+            error = self.group.explained(raised)
+            if not isinstance(error, LostRankError):
+                self.group.fail(f"{type(error).__name__}: {error}")  # wakes those who wait for this rank
+            self.abandon()
+            if error is raised:
+                raise
+            raise error from raised
+
+    def evaluate(self, *microbatches: Any) -> dict[str, float]:
+        """The metrics of all ranks' micro-batches, forward only, by name: `{"loss": 0.3}`; all ranks call it together.
+
+        Evaluated are the parameters as of the last committed update, or their average if there is one.
+
+        Args:
+            microbatches: as for `update`.
+        """
+        batch = global_batch(microbatches, Position(), self.strategy.group)
+        way = self.parts.way
+        apart = replace(way, storage=Storage(meters=build_meters(way.tasks, way.device)))
+        with self.evaluating():
+            evaluation = self.evaluation("evaluate", _OneBatch(replace(batch, ends_epoch=True)), way=apart)
+            records = evaluation(self.progress.update)
+        return {record.name.removeprefix("evaluate/"): record.value for record in records}
+
+    def explain(self, aborted: Aborted, incident: Incident | None = None) -> tuple[Incident, Exception]:
+        """Find out where an aborted update went wrong, by running it again; all ranks call it together.
+
+        Args:
+            aborted: the last update.
+            incident: that of it, if more is to be said in it.
+
+        Returns:
+            The incident with all that was found out, and an error to raise that says what to do.
+        """
+        return self._causes.ending(incident or aborted.incident, aborted.pending)
+
+    def state_dict(self) -> Tree:
+        """All that the next updates depend on, as a tree: a loop that loads it goes on with the same bits.
+
+        All ranks call it together. Of a model in stages the first rank gets the whole, the others what they hold.
+        """
+        own = {"progress": self.progress.state_dict(), "tasks": self.task_states()}
+        return {**self.tensors(whole=True), **own, "run": {"seed": self.seed, "precision": self.precision.name}}
+
+    def load_state_dict(self, state: Tree) -> list[str]:
+        """Restore what `state_dict` gave; says in half sentences what begins afresh, such as a new average.
+
+        Raises:
+            CheckpointError: it is of another model, optimizer, seed or precision. Nothing has been changed.
+        """
+        lacking = [part for part in ("model", "optimizer", "ema", "precision", "progress", "run") if part not in state]
+        if lacking:
+            raise CheckpointError(
+                f"a state to load must be what an engine's `state_dict` gave, but this one has no {lacking[0]!r}; to "
+                f"begin with a model's weights only, load them into the model before the engine is built."
+            )
+        check_same_run(state["run"], {"seed": self.seed, "precision": self.precision.name})
+        return self.load_own(self.own_part(state))
+
+    # --- for a loop that lets an accelerator run ahead, as `Trainer`'s does
+
+    def dispatch(self, batch: GlobalBatch) -> PendingUpdate:
+        """Compute one update, and apply it where its gradient is finite; the device may be at it still on return."""
+        self.is_computing = True
+        try:
+            pending = self.core(batch, self.progress)
+        finally:
+            self.is_computing = False
+        self._pending.append(pending)
+        self.progress = pending.before.committed(batch, skipped_samples=pending.skipped_samples)
+        self.precision.committed()
+        return pending
+
+    @property
+    def num_pending(self) -> int:
+        """How many updates have been dispatched whose verdict the host has not read."""
+        return len(self._pending)
+
+    def settle(self) -> Aborted | None:
+        """Learn what became of all dispatched updates: the first that was aborted, or None.
+
+        After an abort the counters are those before it, and updates that were dispatched since were not applied.
+        """
+        updates = self._pending.copy()
+        self._pending.clear()
+        index = first_aborted(updates)
+        if index is None:
+            return None
+        first = updates[index]
+        self.storage.discard_from(first.number)
+        self.progress, self.precision.state = first.before, first.precision
+        self.core.resume()
+        since = tuple(one.batch for one in updates[index + 1 :])
+        return Aborted(incident=self._causes.incident(first), pending=first, since=since)
+
+    def after_update(self, number: int) -> None:
+        """End update `number`: where it is not known to be aborted, nothing that follows takes it back.
+
+        Raises:
+            ReplicaError: the ranks' parameters have become different.
+        """
+        if self.progress.update >= number:
+            self.strategy.after_update(number)
+            self.core.begin()  # statistics that the ranks have averaged stay, whatever breaks off next
+
+    def lower_scale(self) -> None:
+        """Let an update that overflowed be tried again.
+
+        Raises:
+            NonFiniteError: there is no lower loss scale.
+        """
+        self._causes.lower_scale()
+
+    def skip(self, batch: GlobalBatch) -> None:
+        """Count `batch` as taken without an update."""
+        self.progress = self.progress.without(batch)
+
+    def begin(self) -> None:
+        """Before a pass over the data: nothing is pending, and buffers are as they are now."""
+        self._pending.clear()
+        self.core.begin()
+
+    def abandon(self) -> None:
+        """Forget what was not committed, after something has raised in the middle of it."""
+        updates = self._pending.copy()
+        self._pending.clear()
+        index = first_aborted(updates)
+        if index is not None:
+            self.progress, self.precision.state = updates[index].before, updates[index].precision
+        self.core.abandon()
+        self.storage.discard_from(self.progress.update + 1)
+
+    # --- for whoever evaluates and saves
+
+    def prepare(self) -> None:
+        """Put model, optimizer and normalisation layers into training mode."""
+        if not self.model.training:
+            self.model.train()
+        self.parts.modes.train()
+        self.parts.way.norms.prepare()
+
+    @contextmanager
+    def evaluating(self) -> Generator[None]:
+        """Inside, the parameters are those to evaluate: the average's, or the optimizer's own."""
+        ema = self.parts.ema
+        with self.parts.modes.evaluating(), ema.swapped() if ema is not None else nullcontext():
+            yield
+
+    def evaluation(self, name: str, data: Data, *, way: Way | None = None) -> Evaluation:
+        """The evaluation of this name, on `data`; it cuts micro-batches as finely as it had to the last time.
+
+        Args:
+            name: of the set.
+            data: to evaluate on.
+            way: where its metrics go; None: to those of training.
+        """
+        return Evaluation(
+            name=name,
+            data=data,
+            model=self.model,
+            way=way or self.parts.way,
+            execution=self.parts.execution,
+            cuts=self._cuts.setdefault(name, Cuts()),
+            report=self._report,
+            guard=self.parts.guard,
+        )
+
+    def tensors(self, *, whole: bool) -> Tree:
+        """The parts "model", "optimizer", "ema", "precision" and "trained" of a state; all ranks call it together.
+
+        Args:
+            whole: False to leave tensors that are cut over ranks as they are, which costs no memory.
+        """
+        tensors = {**self.parts.saved.state_dict(whole=whole), "trained": self.core.trained.state_dict()}
+        return self.parts.portion.gathered(tensors)
+
+    def held_tensors(self) -> Tree:
+        """What this rank holds of them, without asking the others."""
+        tensors = {**self.parts.saved.part(), "trained": self.core.trained.state_dict()}
+        return self.parts.portion.part(tensors)
+
+    def task_states(self) -> dict[str, Any]:
+        """The states of the tasks that have one, by name."""
+        return {name: state for name, task in self.parts.way.tasks.items() if (state := task.state_dict())}
+
+    def own_part(self, state: Tree) -> Tree:
+        """What of a whole state is this rank's, compared with what is here; nothing is changed.
+
+        Raises:
+            CheckpointError: it does not fit.
+        """
+        own = self.parts.portion.own(with_plain_names(state))
+        self.parts.saved.check(own)
+        check_task_states(own.get("tasks", {}), self.parts.way.tasks)
+        return own
+
+    def load_own(self, state: Tree) -> list[str]:
+        """Restore what `own_part` gave; says what begins afresh or is given up."""
+        for name, theirs in state.get("tasks", {}).items():
+            self.parts.way.tasks[name].load_state_dict(theirs)
+        changed = self.parts.saved.load_state_dict(state)
+        self.core.trained.load_state_dict(state.get("trained", {}))
+        self.core.learning_rates.reloaded()
+        self.progress = Progress.from_state_dict(state["progress"])
+        return changed
+
+    def _committed(self, pending: PendingUpdate) -> Committed:
+        pair = self.storage.pending_sum(_LOSS, update=pending.number)
+        finish = self.group.sum(pair) if self.group.ranks > 1 else _nothing
+        return Committed(
+            update=pending.number,
+            skipped_samples=pending.skipped_samples,
+            _norm=pending.norm if pending.norm is not None else 0.0,
+            _weight=pending.total,
+            _loss=_Loss(pair, finish),
+            _metrics=partial(self._metrics, pending.number),
+        )
+
+    def _metrics(self, update: int) -> Mapping[str, float]:
+        records = self.storage.settle(self.group.gather)
+        return {record.name.removeprefix("train/"): record.value for record in records if record.update == update}
+
+
+@final
+class _Loss:
+    """Σ sums / Σ weights over all ranks, whose summation has begun."""
+
+    def __init__(self, pair: Tensor, finish: Callable[[], None]) -> None:
+        self._pair, self._finish = pair, finish
+
+    def __call__(self) -> float:
+        self._finish()
+        self._finish = _nothing
+        total, weight = cast("list[float]", self._pair.tolist())
+        return total / weight if weight else math.nan  # the weights of several tasks come late
+
+
+@final
+class _OneBatch(Data):
+    """Data of one global batch."""
+
+    def __init__(self, batch: GlobalBatch) -> None:
+        self._batch = batch
+
+    def batches(
+        self, start: Position, *, seed: int, rank: int = 0, ranks: int = 1, pin_memory: bool = False
+    ) -> Iterator[GlobalBatch]:
+        yield self._batch
+
+    def num_batches(self, epoch: int, *, seed: int) -> int | None:
+        return 1
+
+    def fingerprint(self) -> dict[str, JSON]:
+        return {"kind": "one batch"}
+
+
+def _nothing() -> None: ...
+
+
+def _warn(incident: Incident) -> None:
+    """Says what went wrong and was mended: on standard error, unless Python's `logging` is told otherwise."""
+    logging.getLogger("evenstep").warning(incident.message)

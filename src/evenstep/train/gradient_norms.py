@@ -1,0 +1,124 @@
+"""‖g‖₂ over all that is trained, whoever holds it: of a model that each rank holds whole, and of one in stages.
+
+How norms of shards come together is the layout's; here it is decided in which order norms are added and in which
+number format. It does not clip.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Protocol, final
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from evenstep.names import named_parameters
+from evenstep.optim.apply import norms
+from evenstep.parallel import Layout, each_norm, squared_norm
+from evenstep.pipeline import Staged
+
+
+class GradientNorms(Protocol):
+    """Norms over all ranks, alike on each of them."""
+
+    def squared(self, gradients: list[Tensor]) -> Tensor | None:
+        """‖g‖₂² over all that is trained; None where no rank has a gradient, as no task gave a loss.
+
+        Args:
+            gradients: of this rank.
+        """
+        ...
+
+    def each(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """‖v‖₂ of tensors that ranks hold as they hold the parameters of these names: whole, and alike on all ranks.
+
+        Args:
+            values: of this rank, by the name of a parameter; of one that stages share, one of them counts.
+        """
+        ...
+
+
+@final
+class NormsOfWhole:
+    """Norms of a model that each data-parallel rank holds whole, or in shards.
+
+    Args:
+        layout: of the model.
+        parameters: that are trained.
+    """
+
+    def __init__(self, layout: Layout, parameters: Sequence[Tensor]) -> None:
+        self._layout = layout
+        self._norms = partial(norms, dtype=_norm_dtype({parameter.dtype for parameter in parameters}))
+
+    def squared(self, gradients: list[Tensor]) -> Tensor | None:
+        return squared_norm(self._layout, gradients, self._norms) if gradients else None
+
+    def each(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        each = each_norm(self._layout, [_dense(value) for value in values.values()], self._norms)
+        return dict(zip(values, each.unbind(), strict=True))
+
+
+@final
+class NormsOfStages:
+    """Norms of a model in stages: each parameter's has its place in one vector, which all ranks get.
+
+    Args:
+        model: whose.
+        layout: of its stages.
+        parameters: of this rank that are trained, before they are cut.
+        device: of the model.
+    """
+
+    def __init__(self, model: Staged, layout: Layout, names: set[str], device: torch.device) -> None:
+        self._layout, self._pipeline = layout, model.mesh.pipeline
+        self._slots = slots = {name: slot for slot, name in enumerate(model.parameter_names)}
+        self._counted = [(slots[n], p) for n, p in named_parameters(model).items() if n in slots and n in names]
+        dtypes = {dtype for theirs in self._pipeline.gather({p.dtype for _, p in self._counted}) for dtype in theirs}
+        self._dtype = _norm_dtype(dtypes)
+        self._zeros = torch.zeros(len(slots), dtype=self._dtype or next(iter(dtypes), torch.float32), device=device)
+
+    def squared(self, gradients: list[Tensor]) -> Tensor | None:
+        """The same sum in the same order on all ranks.
+
+        Parameters without a gradient on any rank are left out, so that the sum is that of a model that is whole.
+        """
+        anywhere, each = self._each([(slot, p.grad) for slot, p in self._counted if p.grad is not None])
+        if len(anywhere) < len(each):
+            each = each[torch.tensor(anywhere, dtype=torch.long, device=each.device)]
+        return each.dot(each) if anywhere else None
+
+    def each(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        known = [(self._slots[name], _dense(value)) for name, value in values.items() if name in self._slots]
+        anywhere, each = self._each(known)
+        names = list(self._slots)
+        return {names[slot]: each[slot] for slot in anywhere}
+
+    def _each(self, present: list[tuple[int, Tensor]]) -> tuple[list[int], Tensor]:
+        """Norms by slot, alike on all ranks, and the slots of which any rank has one."""
+        each = torch.zeros_like(self._zeros)
+        having = {slot for slot, _ in present}
+        counts = self._pipeline.sum_floats([float(slot in having) for slot in range(len(each))])
+        anywhere = [slot for slot, count in enumerate(counts) if count]
+        if present:
+            places = torch.tensor([slot for slot, _ in present], device=each.device)
+            each[places] = each_norm(self._layout, [g for _, g in present], partial(norms, dtype=self._dtype))
+        self._pipeline.sum(each)()
+        return anywhere, each
+
+
+def trained_by(optimizer: Optimizer) -> list[Tensor]:
+    """The parameters of an optimizer."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _dense(value: Tensor) -> Tensor:
+    """Itself, or of a sparse tensor what is not 0."""
+    return value.coalesce().values() if value.is_sparse else value
+
+
+def _norm_dtype(dtypes: set[torch.dtype]) -> torch.dtype | None:
+    """In which norms are computed: None for that of the gradients, where it is one and wide enough."""
+    if len(dtypes) == 1 and dtypes <= {torch.float32, torch.float64}:
+        return None
+    return torch.float64 if dtypes & {torch.float64, torch.complex128} else torch.float32

@@ -1,0 +1,273 @@
+"""One set of micro-batches on its way through the model.
+
+For each micro-batch: move it to the device, seed its generators from (seed, path, k), apply its task's transforms, the
+stage and the task's loss in the precision's context, record loss and metrics, and hand the stage the loss; its backward
+begins with the micro-batch's factor. A micro-batch that is too large for the memory goes in pieces: for the plan each
+is a micro-batch with a number of its own. Training, evaluation and prediction take the same way, and so do models that
+are whole and models in stages. It knows neither plans nor optimizers nor other ranks.
+"""
+
+from collections.abc import Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, final
+
+import torch
+from torch import Tensor
+from torch.profiler import record_function
+
+from evenstep.data import Microbatch
+from evenstep.events import (
+    BackwardBegin,
+    BackwardEnd,
+    ForwardBegin,
+    ForwardEnd,
+    MicrobatchBegin,
+    MicrobatchEnd,
+)
+from evenstep.internals import profiler_runs
+from evenstep.keys import branch
+from evenstep.memory import is_out_of_memory
+from evenstep.pipeline import Stage
+from evenstep.train.cuts import Cuts, Piece
+from evenstep.train.descent import descend
+from evenstep.train.passage import Gathered, Way
+from evenstep.train.randomness import LOSS, branch_of
+from evenstep.train.recording import Recording
+from evenstep.train.weigh import Weights
+
+Outputs = Mapping[int, Any]  # by the places of the layers that give them
+
+
+@final
+class MicrobatchStep:
+    """One set of micro-batches on its way through the stages of a model.
+
+    Args:
+        way: what is the same for all micro-batches of the run.
+        weights: of the micro-batches that have work.
+        path: the key of the randomness, to which the micro-batch's number is added.
+        update: number of the update that metrics are recorded under.
+        factor: what the gradient of each loss is multiplied by, beside its coefficient and after its divisor.
+        prefix: of the metrics' names.
+        cuts: how finely micro-batches must be cut to fit into memory.
+
+    Attributes:
+        doing: what it does now, or did when something was raised: the phase ("transfer", "forward", "backward"), the
+            micro-batch's number, and the piece.
+    """
+
+    def __init__(
+        self,
+        way: Way,
+        weights: Weights,
+        *,
+        path: tuple[int | str, ...],
+        update: int,
+        factor: float,
+        prefix: str,
+        cuts: Cuts,
+    ) -> None:
+        self._way, self._weights, self._cuts = way, weights, cuts
+        self._update, self._factor = update, factor
+        self._branch = branch(way.seed, *path)
+        self._recording = Recording(way, weights, update, prefix)
+        self._parts: dict[int, tuple[Microbatch, Piece]] = {}
+        self._completes: dict[int, int] = {}
+        self.doing: tuple[str, int, Piece] | None = None
+        self._heard = way.bus.listens("before_microbatch") or way.bus.listens("after_microbatch")
+        self._profiled = profiler_runs()
+        heard = way.bus.listens("before_forward") or way.bus.listens("after_forward")
+        self._observed = heard or self._profiled or way.norms.by_task
+        self._open: dict[int, AbstractContextManager[None]] = {}
+        self._seen: dict[int, tuple[Any, Tensor | None]] = {}  # output and loss of the open ones, for the end event
+
+    @classmethod
+    def dummy(cls, way: Way, microbatch: Microbatch) -> Self:
+        """One micro-batch that counts nowhere: other ranks need its calls beside theirs."""
+        one = replace(microbatch, index=0)
+        weights = Weights.of_one(one, weight=0.0)
+        return cls(way.silently(), weights, path=("unseen",), update=0, factor=0.0, prefix="", cuts=Cuts())
+
+    @property
+    def work(self) -> tuple[Microbatch, ...]:
+        """This rank's micro-batches."""
+        return self._weights.work
+
+    @property
+    def num_microbatches(self) -> int:
+        """Of the update, over all ranks."""
+        return self._weights.num_microbatches
+
+    @property
+    def gathered(self) -> Gathered:
+        """What is known of the micro-batches that have run."""
+        return self._recording.gathered
+
+    @property
+    def late_weights(self) -> dict[int, Tensor]:
+        """The weights that came with losses, by the micro-batches' numbers."""
+        return self._recording.late_weights
+
+    def lay_out(self, work: tuple[Microbatch, ...]) -> tuple[int, ...]:
+        """The numbers of what goes through the plan: those of the micro-batches, or of all their pieces in order.
+
+        Raises:
+            TaskError: the weights of a micro-batch's pieces are not the whole's.
+        """
+        tasks, cuts = self._way.tasks, self._cuts
+        if cuts.limit is None:
+            self._parts = {one.index: (one, Piece(one.data, (), one.known_samples)) for one in work}
+            self._completes = {number: number for number in self._parts}
+        else:
+            pieces = [(one, cuts.pieces(tasks[one.task], one.data, one.known_samples)) for one in work]
+            if all(len(of_one) == 1 for _, of_one in pieces):
+                self._parts = {one.index: (one, of_one[0]) for one, of_one in pieces}
+            else:
+                self._parts = dict(enumerate((one, piece) for one, of_one in pieces for piece in of_one))
+            last = {one.index: number for number, (one, _) in self._parts.items()}
+            self._completes = {number: index for index, number in last.items()}
+        for one, piece in self._parts.values():
+            self.doing = "transfer", one.index, piece  # memory may run out before anything is computed here
+            break
+        return tuple(self._parts)
+
+    def forward(self, stage: Stage, received: Outputs, microbatch: int) -> tuple[Outputs, Tensor | None]:
+        """Apply a stage, and where it gives the task's loss, compute and record that.
+
+        Args:
+            stage: any of the model's.
+            received: the outputs of earlier stages that it takes.
+            microbatch: its number in the plan.
+
+        Returns:
+            The outputs that leave the stage, and the loss, ready for `backward`, if there is one.
+        """
+        way, (one, piece) = self._way, self._parts[microbatch]
+        self.doing = "transfer", one.index, piece
+        if self._heard and microbatch not in self._open:
+            self._begin(one, piece.data, microbatch)
+        try:
+            if one.index in self._weights.failures:
+                raise self._weights.failures[one.index]
+            task, batch, randomness = way.tasks[one.task], None, way.randomness
+            if stage.takes_batch:
+                batch = way.transfer(piece.data)
+            randomness.begin(way.device, branch_of(self._branch, one.index, piece.path))
+            if stage.takes_batch:
+                batch = way.reorder(task.transform(batch))
+            self.doing = "forward", one.index, piece
+            with way.precision.forward(way.device):
+                with self._around_forward(stage, one, batch) if self._observed else _NOTHING as seen:
+                    inputs = task.inputs(batch) if stage.apply.takes_inputs else None
+                    outputs = stage.apply(received, inputs, randomness.place)
+                    if not stage.gives_loss:
+                        return outputs, None
+                    if randomness.by_layer:
+                        randomness.place(LOSS)
+                    (output,) = outputs.values()
+                    output = task.postprocess(output, batch)
+                    if seen is not None:
+                        seen.append(output)
+                loss = task.loss(output, batch)
+            total = self._recording.take(task, one, piece, loss)
+        except Exception as error:
+            if way.poison is None or not stage.is_whole or not torch.is_grad_enabled() or is_out_of_memory(error):
+                raise
+            self.gathered.failures[one.index] = one.task, error
+            if self._heard:
+                self._open.pop(microbatch).__exit__(type(error), error, error.__traceback__)
+            return {}, way.poison()
+        if self._heard:
+            self._seen[microbatch] = output, None if total is None else total.detach()
+        return {}, total
+
+    def backward(self, loss: Tensor, microbatch: int) -> None:
+        """Go back from the loss of a micro-batch, by its number in the plan."""
+        one, piece = self._parts[microbatch]
+        self.doing = "backward", one.index, piece
+        with self._told_backward(one), self._range("backward", one.task) if self._profiled else _NOTHING:
+            descend(loss, self._seed_of(loss, one))
+
+    def going_back(self, microbatch: int) -> AbstractContextManager[None]:
+        """Around the backward of a stage that gives no loss."""
+        one, piece = self._parts[microbatch]
+        self.doing = "backward", one.index, piece
+        return self._told_backward(one)
+
+    def done(self, microbatch: int) -> None:
+        """This rank has nothing more to compute of the micro-batch."""
+        if self._heard and microbatch in self._open:
+            self._open.pop(microbatch).__exit__(None, None, None)
+
+    def completed(self, microbatch: int) -> int | None:
+        """The number of the micro-batch whose gradients are complete with this one's backward; None: of none yet."""
+        return self._completes.get(microbatch)
+
+    @contextmanager
+    def _around_forward(self, stage: Stage, one: Microbatch, batch: Any) -> Generator[list[Any]]:
+        """What hooks, a profiler and layers with statistics of each task need around a forward; yields its output."""
+        update, seen = self._update, list[Any]()
+
+        def end(error: BaseException | None) -> ForwardEnd:
+            output = seen[0] if seen else None
+            return ForwardEnd(update=update, microbatch=one.index, output=output, task=one.task)
+
+        told: AbstractContextManager[None] = _NOTHING
+        if stage.is_whole:  # that of one of several stages is no model's
+            begin = partial(ForwardBegin, update=update, microbatch=one.index, batch=batch, task=one.task)
+            told = self._way.bus.span("forward", begin, end)
+        with told, self._way.norms.of(one.task), self._range("forward", one.task):
+            yield seen
+
+    def _told_backward(self, one: Microbatch) -> AbstractContextManager[None]:
+        """Tell hooks of a backward."""
+        update, microbatch, task = self._update, one.index, one.task
+        return self._way.bus.span(
+            "backward",
+            lambda: BackwardBegin(update=update, microbatch=microbatch, task=task),
+            lambda error: BackwardEnd(update=update, microbatch=microbatch, task=task),
+        )
+
+    def _range(self, phase: str, task: str) -> AbstractContextManager[Any]:
+        """A range of the profiler's, if one is watching."""
+        return record_function(f"{phase}/{task}" if task else phase) if self._profiled else _NOTHING
+
+    def _seed_of(self, loss: Tensor, one: Microbatch) -> Tensor:
+        """The factor as the gradient that a backward begins with: what multiplying the loss would give, without it."""
+        factor = self._factor * self._way.coefficients.value(one.task, self._update) / self._weights.divisors[one.index]
+        kept = self._way.seeds.get(loss.dtype)
+        if kept is None or kept[0] != factor:
+            kept = self._way.seeds[loss.dtype] = factor, loss.new_full((), factor)
+        return kept[1]
+
+    def _begin(self, one: Microbatch, batch: Any, number: int) -> None:
+        """Tell hooks of a micro-batch, which is `number` in the plan."""
+        update, microbatch = self._update, one.index
+
+        def end(error: BaseException | None) -> MicrobatchEnd:
+            output, loss = self._seen.pop(number, (None, None))
+            return MicrobatchEnd(
+                update=update, microbatch=microbatch, batch=batch, output=output, loss=loss, task=one.task
+            )
+
+        begin = MicrobatchBegin(update=update, microbatch=microbatch, batch=batch, task=one.task)
+        span = self._way.bus.span("microbatch", lambda: begin, end)
+        span.__enter__()
+        self._open[number] = span
+
+    def __enter__(self) -> Self:
+        self._way.randomness.begin_passage(torch.is_grad_enabled(), *self._weights.totals)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._way.randomness.end_passage()
+        for microbatch in list(self._open):
+            self._open.pop(microbatch).__exit__(kind, error, traceback)
+
+
+_NOTHING = nullcontext()

@@ -1,0 +1,125 @@
+"""How an update ends, as a value: `Committed`, or `Aborted` with an incident; until that is known, a `PendingUpdate`.
+
+On an accelerator the host runs ahead: it dispatches updates and reads, now and then, which of them the device has
+aborted. A pending update keeps what is needed to go back to it: its batch, and the counters and precision state before
+it. After an abort the device applies nothing until the host has answered, so going back is exact.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+import torch
+from torch import Tensor
+
+from evenstep.data import GlobalBatch
+from evenstep.events import Incident
+from evenstep.train.passage import Gathered
+from evenstep.train.progress import Progress
+
+
+@final
+@dataclass(slots=True, kw_only=True)  # not frozen: one is made in every update, and freezing costs
+class PendingUpdate:
+    """One dispatched update, whose verdict may be on the device still.
+
+    Args:
+        batch: its global batch.
+        before: the counters before it.
+        precision: the precision's state before it.
+        aborted: 0.0 when it was applied, 1.0 when not; a tensor while only the device knows.
+        total: Σw of the update; a tensor where the weight is late.
+        norm: ‖g‖₂ before clipping; None where there is no gradient.
+        skipped_samples: how many samples all ranks had to leave out.
+        gathered: what is known of this rank's micro-batches.
+    """
+
+    batch: GlobalBatch
+    before: Progress
+    precision: dict[str, float | int | None]
+    aborted: float | Tensor
+    total: float | Tensor
+    norm: float | Tensor | None = None
+    skipped_samples: int = 0
+    gathered: Gathered = field(default_factory=Gathered)
+
+    @property
+    def number(self) -> int:
+        """Number of the update."""
+        return self.before.update + 1
+
+    @property
+    def is_known_aborted(self) -> bool:
+        """Whether the host alone knows that it was aborted: the device would apply what follows."""
+        return isinstance(self.aborted, float) and self.aborted > 0
+
+
+def first_aborted(updates: Sequence[PendingUpdate]) -> int | None:
+    """The index of the first update that was aborted: one read from the device at most.
+
+    >>> first_aborted([])
+    """
+    verdicts = [one.aborted for one in updates]
+    on_device = [verdict for verdict in verdicts if isinstance(verdict, Tensor)]
+    if on_device:
+        read = iter(torch.stack(on_device).tolist())
+        verdicts = [next(read) if isinstance(verdict, Tensor) else verdict for verdict in verdicts]
+    return next((index for index, verdict in enumerate(verdicts) if verdict), None)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """An update that was applied. Its numbers are of the whole global batch, the same on all ranks.
+
+    They stay on their device until they are asked for: only then the host waits for it.
+
+    Args:
+        update: number of the update, counted from 1.
+        skipped_samples: how many samples could not be read, on all ranks.
+    """
+
+    update: int
+    skipped_samples: int = 0
+    _norm: float | Tensor = field(repr=False)
+    _weight: float | Tensor = field(repr=False)
+    _loss: Callable[[], float] = field(repr=False)
+    _metrics: Callable[[], Mapping[str, float]] = field(repr=False)
+
+    @property
+    def loss(self) -> float:
+        """Σ of the summed losses / Σ of the weights."""
+        return self._loss()
+
+    @property
+    def grad_norm(self) -> float:
+        """‖g‖₂ before it was clipped."""
+        return float(self._norm)
+
+    @property
+    def weight(self) -> float:
+        """Σ of the weights, of all tasks: how many units the losses cover."""
+        return float(self._weight)
+
+    def metrics(self) -> Mapping[str, float]:
+        """All metrics of the update by name, `loss` among them: Σ sums / Σ weights over all ranks.
+
+        All ranks call it together, before the next update; it is empty afterwards.
+        """
+        return self._metrics()
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aborted:
+    """An update of which nothing was applied: parameters, buffers, optimizer and counters are as before it.
+
+    Args:
+        incident: why, the same on all ranks: `incident.kind` is "non_finite", "no_weight", "task_error" or "overflow".
+        pending: the update.
+        since: the global batches of the updates that were dispatched after it; they were not applied either.
+    """
+
+    incident: Incident
+    pending: PendingUpdate = field(repr=False)
+    since: tuple[GlobalBatch, ...] = field(default=(), repr=False)

@@ -1,0 +1,173 @@
+"""What a task gave for one micro-batch: is it a loss that can be trained on, and what is recorded of it.
+
+Losses and metrics go to the storage as (sum, weight) pairs that stay on the device. It runs no model.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast, final
+
+import torch
+from torch import Tensor
+
+from evenstep.data import Microbatch
+from evenstep.errors import TaskError
+from evenstep.train.cuts import Piece
+from evenstep.train.metrics import check_names, no_pair, observations
+from evenstep.train.passage import Gathered, Way
+from evenstep.train.task import Loss, Task
+from evenstep.train.weigh import Weights, weight_of
+
+
+@final
+class Recording:
+    """Losses, weights and metrics of one set of micro-batches.
+
+    Args:
+        way: what is the same for all micro-batches of the run.
+        weights: of the micro-batches.
+        update: number of the update that metrics are recorded under.
+        prefix: of the metrics' names.
+
+    Attributes:
+        late_weights: what losses gave as weights, by the micro-batches' numbers.
+        gathered: the losses, and what tasks have raised.
+    """
+
+    def __init__(self, way: Way, weights: Weights, update: int, prefix: str) -> None:
+        self._way, self._weights = way, weights
+        self._update, self._prefix = update, prefix
+        self.late_weights: dict[int, Tensor] = {}
+        self.gathered = Gathered()
+
+    def take(self, task: Task, one: Microbatch, piece: Piece, loss: Loss | Tensor | None) -> Tensor | None:
+        """Check and record what the task gave for `piece` of a micro-batch; gives the sum to go back from.
+
+        Raises:
+            TaskError: it is no loss that can be trained on.
+        """
+        if loss is None and not one.task:  # with one task, more likely a forgotten `return` than a batch without a loss
+            raise TaskError(
+                f"`{type(task).__name__}.loss` must give a 0-dim tensor, or a `Loss` of one, but gave None for "
+                f"micro-batch {one.index}; return the loss summed over the batch's units, or `Loss(None)` for a batch "
+                f"that has none."
+            )
+        if not isinstance(loss, Loss):
+            loss = Loss(loss)
+        elif task.late_weight and loss.weight is None and loss.count is not None:
+            loss = replace(loss, weight=loss.count)
+        return self._record(one, piece, loss, _checked(task, loss, one.index))
+
+    def _record(self, one: Microbatch, piece: Piece, loss: Loss, total: Tensor | None) -> Tensor | None:
+        """Record loss and metrics; gives the loss that is trained on, which has its learned coefficient."""
+        put, update = self._way.storage.put, self._update
+        prefix = f"{self._prefix}{one.task}/" if one.task else self._prefix
+        weight = self._weight_of(one, piece, loss)
+        task = self._way.tasks[one.task]
+        if loss.metrics:
+            check_names(task, loss)
+        for name, pair in loss.metrics.items():
+            try:
+                metric_sum, metric_weight = pair
+            except (TypeError, ValueError) as error:
+                raise no_pair(task, name, pair) from error
+            if isinstance(metric_sum, Tensor):
+                metric_sum = metric_sum.detach()
+            put(prefix + name, metric_sum, metric_weight, update=update)
+        if task.metrics:
+            for name, seen in observations(task, loss, one.index):
+                key = f"{one.task}/{name}" if one.task else name
+                self._way.storage.observe(self._prefix, key, seen, update=update)
+        if total is None:
+            put(prefix + "loss", 0.0, weight, update=update)
+            put(prefix + "no_loss", 1.0, update=update)
+            return None
+        detached = total.detach()
+        put(prefix + "loss", detached, weight, update=update)
+        earlier = self.gathered.losses.get(one.index)  # of another piece
+        self.gathered.losses[one.index] = one.task, detached if earlier is None else earlier[1] + detached
+        return self._trained(one, total, weight) if one.task and torch.is_grad_enabled() else total
+
+    def _weight_of(self, one: Microbatch, piece: Piece, loss: Loss) -> float | Tensor:
+        """What a micro-batch, or a piece of it, weighs."""
+        if loss.weight is not None:
+            weight = torch.as_tensor(loss.weight, device=self._way.device).detach()
+            earlier = self.late_weights.get(one.index)
+            self.late_weights[one.index] = weight if earlier is None else earlier + weight
+            return weight
+        if piece.path:
+            what = f"a part of micro-batch {one.index}"
+            return weight_of(self._way.tasks[one.task], piece.data, what, piece.num_samples)
+        return self._weights.each[one.index]
+
+    def _trained(self, one: Microbatch, total: Tensor, weight: float | Tensor) -> Tensor:
+        """The loss with its learned coefficient; `train/loss` is then what all tasks' losses come to together."""
+        way, weights = self._way, self._weights
+        divisor, late = weights.divisors[one.index], isinstance(weight, Tensor)
+        share = weight if isinstance(weight, Tensor) else divisor * weight / weights.totals[one.task]
+        trained = way.coefficients.weighted(one.task, total, share)
+        if not late:
+            scaled = trained.detach() * (way.coefficients.value(one.task, self._update) / divisor)
+            part = cast("float", weight) / weights.totals[one.task] / weights.num_tasks
+            way.storage.put(f"{self._prefix}loss", scaled, part, update=self._update)
+        return trained
+
+
+def _checked(task: Task, loss: Loss, microbatch: int) -> Tensor | None:
+    """The loss to be trained on, in float32 at least; None where the micro-batch has none."""
+    total = cast("Any", loss.sum)
+    if total is None or (isinstance(total, Tensor) and total.numel() == 0):
+        if loss.weight is not None or not task.late_weight:
+            return None
+    elif (
+        isinstance(total, Tensor)
+        and total.ndim == 0
+        and total.is_floating_point()
+        and (total.requires_grad or not torch.is_grad_enabled())
+        and (loss.weight is not None) == task.late_weight
+    ):
+        # A sum over many units outgrows 16 bits long before its terms do.
+        return total.float() if total.dtype in (torch.float16, torch.bfloat16) else total
+    raise TaskError(f"`{type(task).__name__}.loss` must give {_fault(task, loss, microbatch)}")
+
+
+def _fault(task: Task, loss: Loss, microbatch: int) -> str:
+    """What the loss must be, and is not."""
+    total = cast("Any", loss.sum)
+    here = f"for micro-batch {microbatch}"
+    weight = (
+        f"a weight if, and only if, the task says `late_weight = True`, but {here} `late_weight` is "
+        f"{task.late_weight} and the weight it gave is {loss.weight}."
+    )
+    if total is None:
+        return weight
+    if not isinstance(total, Tensor):
+        return (
+            f"a 0-dim tensor, or a `Loss` of one, but gave {type(total).__name__} {here}; return the loss summed "
+            f"over the batch's units{_instead_of(total)}."
+        )
+    if total.ndim or not total.is_floating_point():
+        return (
+            f"one floating-point number, but gave a tensor of shape {list(total.shape)} and {total.dtype} {here}; "
+            f'sum it, for instance with reduction="sum", or `.sum()` of one loss per sample.'
+        )
+    if torch.is_grad_enabled() and not total.requires_grad:
+        return (
+            f"a loss that can be trained, but gave one that depends on no trainable parameter {here}; compute it "
+            f"from the model's output, without `detach` or `no_grad`, and leave a parameter `requires_grad`."
+        )
+    return weight
+
+
+def _instead_of(given: object) -> str:
+    """What to return for what people are used to return elsewhere."""
+    if isinstance(given, Mapping) and "loss" in given:
+        return (
+            ": the entry 'loss' by itself, and what is to be logged as `Loss(sum, metrics={name: (sum, weight)})`; "
+            "where it is a mean, as that of models of `transformers`, `Loss.of_mean(mean, count)`"
+        )
+    if isinstance(given, tuple | list):
+        return ": the loss by itself, and what else is to be logged as `Loss(sum, metrics={name: (sum, weight)})`"
+    if isinstance(given, float | int):
+        return ", as the tensor that it is before `.item()`: a number has no gradient"
+    return ""

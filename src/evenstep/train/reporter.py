@@ -1,0 +1,135 @@
+"""Carries what happened on any rank to everybody who should know: hooks, writers, and files of the run folder.
+
+A rank's own incidents reach its own hooks and the folder `incidents` at once, and the first rank, which alone has
+writers, together with the next metrics. With them go the seconds that each rank was busy, which tell who holds up the
+others, and how finely each cuts its micro-batches. It decides nothing, and holds nothing that holds it.
+"""
+
+import traceback
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, final
+
+from evenstep.data import GlobalBatch
+from evenstep.errors import LostRankError
+from evenstep.events import Bus, Incident, IncidentFiles, Record, Storage, Writers
+from evenstep.parallel import Group
+from evenstep.train.stragglers import Stragglers
+
+
+@final
+class Reporter:
+    """The incidents and metrics of one rank, on their way.
+
+    It is built before all that reports to it; who listens is `attach`ed when it is there.
+
+    Args:
+        files: where each incident gets a file.
+        group: the ranks.
+
+    Attributes:
+        limits: of the ranks' cuts, by rank, as of the last exchange.
+    """
+
+    def __init__(self, *, files: IncidentFiles, group: Group) -> None:
+        self._files = files
+        self._group = group
+        self._bus: Bus | None = None
+        self._writers: Writers | None = None
+        self._untold: list[Incident] = []
+        self._stragglers = Stragglers()
+        self._busy_s, self._busy_updates = 0.0, 0
+        self.limits: list[int | None] = [None] * group.ranks
+
+    def attach(self, bus: Bus, writers: Writers) -> None:
+        """Let the hooks and writers of this rank know of incidents from now on."""
+        self._bus, self._writers = bus, writers
+
+    def report(self, incident: Incident) -> None:
+        """Tell everybody on this rank at once, and the first rank's writers when they next meet."""
+        if incident.rank == self._group.rank or self._group.rank == 0:
+            self._files.write(incident)
+        if self._group.rank == 0:
+            self._event(incident)
+        elif incident.rank is not None:
+            self._untold.append(incident)
+        self._emit(incident)
+
+    def data_faults(self, batch: GlobalBatch, update: int) -> None:
+        """Report what went wrong on this rank while `batch` was fetched for `update`."""
+        for fault in batch.faults:
+            incident = Incident(
+                kind="loader",
+                update=update,
+                message=fault.message,
+                details={"skipped_samples": fault.num_skipped},
+                rank=self._group.rank,
+                samples=tuple(fault.samples),
+                traceback=fault.details,
+            )
+            self.report(incident)
+
+    def changed(self, said: Sequence[str], update: int) -> None:
+        """Say in what a run that goes on from `update` differs from the one that was saved."""
+        if said and self._group.rank == 0:
+            message = f"the run goes on with other parts than it was saved with: {'; '.join(said)}."
+            self.report(Incident(kind="resumed", update=update, message=message, details={"changed": list(said)}))
+
+    def busy(self, seconds: float) -> None:
+        """Note for how long this rank was busy with one update."""
+        self._busy_s += seconds
+        self._busy_updates += 1
+
+    def settle(self, storage: Storage, *, update: int, limit: int | None) -> list[Record]:
+        """Hand all pending metrics of all ranks to the writers; all ranks call it together.
+
+        Args:
+            storage: that holds them.
+            update: number of committed updates.
+            limit: how finely this rank cuts its micro-batches.
+        """
+        records = storage.settle(partial(self._exchange, update=update, limit=limit))
+        self.write(records)
+        return records
+
+    def write(self, records: Sequence[Record]) -> None:
+        """Hand metrics to the writers."""
+        if self._writers is not None:
+            self._writers.write(records)
+
+    def _exchange(self, pairs: Any, *, update: int, limit: int | None) -> list[Any]:
+        """Everybody's `pairs`, by rank; all that is untold is told on the way."""
+        told, self._untold = self._untold, []
+        busy_s = self._busy_s / self._busy_updates if self._busy_updates else 0.0
+        self._busy_s, self._busy_updates = 0.0, 0
+        everybody = self._group.gather((pairs, told, busy_s, limit))
+        self.limits = [limit for _, _, _, limit in everybody]
+        if self._group.rank == 0:
+            for _, incidents, _, _ in everybody[1:]:
+                for incident in incidents:
+                    self._event(incident)
+                    self._emit(incident)
+        for incident in self._stragglers.found([busy for _, _, busy, _ in everybody], update):
+            self.report(incident)
+        return [theirs for theirs, _, _, _ in everybody]
+
+    def _event(self, incident: Incident) -> None:
+        if self._writers is not None:
+            self._writers.event("incident", incident)
+
+    def _emit(self, incident: Incident) -> None:
+        if self._bus is not None:
+            self._bus.emit("on_incident", incident)
+
+
+def failed(error: BaseException, group: Group, update: int) -> Incident:
+    """The error that ends a run on this rank, as an incident: with the last collectives, if others are waited for."""
+    lost = isinstance(error, LostRankError)
+    return Incident(
+        kind="lost_rank" if lost else "failed",
+        update=update,
+        message=f"{type(error).__name__}: {error}",
+        details={"collectives": list(group.recorded())} if group.ranks > 1 else {},
+        rank=group.rank,
+        traceback="".join(traceback.format_exception(error)),
+    )

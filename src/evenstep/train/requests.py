@@ -1,0 +1,120 @@
+"""What hooks, signals and users have requested, until the loop does it at the end of an update.
+
+A request only notes what is wanted, so it may come from anywhere, a signal handler too. The loop acts when no update is
+half done, on what all ranks have agreed on.
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, final
+
+from evenstep.data import Position
+from evenstep.errors import LostRankError
+from evenstep.parallel import Group
+
+
+class End(NamedTuple):
+    """Why the loop ends.
+
+    Args:
+        reason: in words.
+        outcome: "done" when all that was planned is done, "stopped" when something requested it.
+        requeue: whether the run wants to be run again, to go on from there.
+    """
+
+    reason: str
+    outcome: Literal["done", "stopped"] = "done"
+    requeue: bool = False
+
+
+class GoBack(NamedTuple):
+    """That the run must go back to a checkpoint.
+
+    Args:
+        update: the number of the update that must not have happened.
+        past: the end of the data to be given up; None: the data are taken again.
+    """
+
+    update: int
+    past: Position | None
+
+
+class Agreed(NamedTuple):
+    """What any rank has requested: whoever acts, acts together."""
+
+    stop: End | None
+    save: bool
+    evaluate: bool
+
+
+@final
+@dataclass(slots=True)
+class Requests:
+    """Open requests of this rank.
+
+    Args:
+        stop: the reason to stop, or "".
+        save: whether a checkpoint is wanted.
+        evaluate: whether an evaluation is wanted.
+        requeue: whether a run that stops wants to be run again.
+        go_back: that the run must go back to a checkpoint, as was found between two updates.
+    """
+
+    stop: str = ""
+    save: bool = False
+    evaluate: bool = False
+    requeue: bool = False
+    go_back: GoBack | None = None
+
+    def request_stop(self, reason: str, *, requeue: bool = False) -> None:
+        """Note that the run is to stop at the end of this update; the last reason counts."""
+        self.stop, self.requeue = reason or "asked to stop", requeue
+
+    def agree(self, group: Group) -> Agreed:
+        """What any rank of `group` wants; all call it together."""
+        stop, save, evaluate, requeue, reason = bool(self.stop), self.save, self.evaluate, self.requeue, self.stop
+        if group.ranks > 1:
+            sums = group.sum_floats([stop, save, evaluate, requeue])
+            stop, save, evaluate, requeue = (total > 0 for total in sums)
+            reason = next(one for one in group.gather(reason) if one) if stop else ""
+        end = End(reason, outcome="stopped", requeue=requeue) if stop else None
+        return Agreed(stop=end, save=save, evaluate=evaluate)
+
+    @contextmanager
+    def evaluating(self) -> Generator[None]:
+        """An evaluation is no longer wanted, unless it breaks off because ranks have been lost or have come."""
+        self.evaluate = False
+        try:
+            yield
+        except LostRankError:
+            self.evaluate = True
+            raise
+
+    @contextmanager
+    def saving(self) -> Generator[None]:
+        """The same for a checkpoint."""
+        self.save = False
+        try:
+            yield
+        except LostRankError:
+            self.save = True
+            raise
+
+    def take_save(self) -> bool:
+        """Whether a checkpoint was wanted; it no longer is."""
+        wanted, self.save = self.save, False
+        return wanted
+
+    def take_go_back(self) -> GoBack | None:
+        """Where the run must go back to; it is no longer requested."""
+        wanted, self.go_back = self.go_back, None
+        return wanted
+
+    def forget_stop(self) -> None:
+        """The run has ended."""
+        self.stop, self.requeue = "", False
+
+    def forget_actions(self) -> None:
+        """The updates at which saves and evaluations were wanted did not happen; they will be requested again."""
+        self.save = self.evaluate = False

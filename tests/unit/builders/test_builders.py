@@ -1,0 +1,200 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+
+from evenstep.builders import Parts, build_hooks, build_parts, build_writers
+from evenstep.config.keys import kind_of
+from evenstep.config.load import open_run
+from evenstep.config.schema import Config, Failures, Train
+from evenstep.config.schema_lr import AnySchedule
+from evenstep.config.sources import from_arguments
+from evenstep.data import MapData, StreamData
+from evenstep.errors import ConfigError, TaskError
+from evenstep.events import WRITERS
+from evenstep.optim.schedules import LR_SCHEDULES
+from evenstep.options import WriterName
+from evenstep.precision import PRECISIONS
+from evenstep.train.failures import FAILURE_POLICIES
+
+PARTS = """
+import random
+import numpy
+import torch
+from torch import nn
+from evenstep import Hook, Task
+
+def model(width: int = 2):
+    return nn.Linear(width, 1)
+
+def embedding():
+    return nn.Embedding(4, 1, sparse=True)
+
+def half_frozen():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    model[0].requires_grad_(False)
+    return model
+
+class Mine(Task):
+    def loss(self, output, batch):
+        return output.sum()
+
+class Samples(list):
+    lengths = [1, 2, 3, 4]
+
+def samples():
+    return Samples(range(4))
+
+def shuffled():
+    return [random.random(), float(numpy.random.rand()), float(torch.rand(1))]
+
+class Stream:
+    def __iter__(self): return iter(range(4))
+    def state_dict(self): return {}
+    def load_state_dict(self, state): ...
+
+def by_model(model, *, lr: float):
+    return torch.optim.SGD([{"params": [model.weight], "lr": lr}, {"params": [model.bias], "lr": 2 * lr}])
+
+def no_optimizer(model, *, lr: float):
+    return lr
+
+class Noted(Hook): ...
+"""
+RUN = """
+name = "built"
+device = "cpu"
+model = { target = "parts.py:model" }
+task = { target = "parts.py:Mine" }
+data = { global_batch_size = 2, train = { target = "parts.py:samples" } }
+train = { updates = 1 }
+optimizer = { name = "SGD", lr = 0.1 }
+"""
+Build = Callable[..., Parts]
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Build:
+    (tmp_path / "run.toml").write_text(RUN)
+    (tmp_path / "parts.py").write_text(PARTS)
+
+    def run(*settings: str) -> Parts:
+        with open_run(tmp_path / "run.toml", from_arguments(settings)) as opened:
+            return build_parts(opened)
+
+    return run
+
+
+def test_every_name_of_the_schema_is_in_its_table() -> None:
+    assert set(PRECISIONS) == set(get_args(Train.model_fields["precision"].annotation))
+    assert set(FAILURE_POLICIES) == set(get_args(Failures.model_fields["non_finite"].annotation))
+    assert set(LR_SCHEDULES) == {kind_of(schedule) for schedule in get_args(AnySchedule)}
+    assert set(WRITERS) == set(get_args(WriterName))
+
+
+def test_a_precision_has_the_name_it_is_found_by() -> None:
+    assert {name: PRECISIONS[name]().name for name in PRECISIONS} == {name: name for name in PRECISIONS}
+
+
+def test_the_same_seed_gives_the_same_model_and_leaves_the_generators_alone(build: Build) -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    one, same, other = build(), build(), build("--seed", "1")
+    assert torch.equal(torch.get_rng_state(), before)
+    weights: list[Any] = [parts.model.weight for parts in (one, same, other)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+    torch.manual_seed(42)
+    assert torch.equal(weights[0], torch.nn.Linear(2, 1).weight)
+
+
+def test_a_dataset_that_draws_random_numbers_is_the_same_each_time(build: Build) -> None:
+    def drawn() -> list[float]:
+        parts = build("--data.train.target", "parts.py:shuffled", "--data.shuffle", "false")
+        from evenstep.data import Position
+
+        (part,) = next(parts.data.batches(Position(), seed=0)).microbatches
+        assert isinstance(part.data, torch.Tensor)
+        return part.data.tolist()
+
+    assert drawn() == drawn()
+
+
+def test_only_what_is_trained_is_optimized(build: Build) -> None:
+    parts = build("--model.target", "parts.py:half_frozen")
+    (group,) = parts.optimizer.param_groups
+    assert [tuple(parameter.shape) for parameter in group["params"]] == [(1, 2), (1,)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "fused"),
+    [
+        ([], True),
+        (["--optimizer.name", "AdamW"], True),
+        (["--optimizer.args.fused", "false"], False),
+        (["--optimizer.args.foreach", "true"], None),
+        (["--model.target", "parts.py:embedding"], None),
+        (["--optimizer.name", "RAdam"], None),
+        (["--optimizer.name", "SGD", "--parallel.strategy", "fsdp"], None),  # torch has no such kernel for shards
+        (["--optimizer.name", "AdamW", "--parallel.strategy", "fsdp"], True),
+    ],
+)
+def test_an_optimizer_is_fused_where_it_can_be(build: Build, settings: list[str], fused: bool | None) -> None:
+    assert build(*settings).optimizer.param_groups[0].get("fused") is fused
+
+
+def test_a_function_makes_the_optimizer_from_the_model(build: Build) -> None:
+    own = ["--optimizer.name", "none", "--optimizer.target"]
+    assert [group["lr"] for group in build(*own, "parts.py:by_model").optimizer.param_groups] == [0.1, 0.2]
+    with pytest.raises(TaskError, match=r"must give a torch\.optim\.Optimizer, but gave a float"):
+        build(*own, "parts.py:no_optimizer")
+
+
+def test_a_dataset_without_a_length_is_a_stream(build: Build) -> None:
+    assert isinstance(build().data, MapData)
+    assert isinstance(build("--data.train.target", "parts.py:Stream").data, StreamData)
+    with pytest.raises(ConfigError, match=r"`data\.oversized` is for datasets with a length"):
+        build("--data.train.target", "parts.py:Stream", "--data.oversized", "skip", "--data.micro_batch_tokens", "3")
+
+
+def test_batches_by_tokens_take_the_datasets_lengths(build: Build) -> None:
+    tokens = '{ global_batch_tokens = 3, oversized = "skip", train = { target = "parts.py:samples" } }'
+    data = build("--data", tokens).data
+    assert isinstance(data, MapData)
+    assert (data.num_samples, data.num_skipped) == (3, 1)
+
+
+def test_an_evaluation_goes_a_micro_batch_at_a_time_in_order(build: Build) -> None:
+    from evenstep.data import Position
+
+    data = build("--data.evaluations.valid.target", "parts.py:samples", "--data.micro_batch_size", "1").evaluations[
+        "valid"
+    ]
+    batches = data.batches(Position(), seed=0)
+    assert [next(batches).microbatches[0].data.tolist() for _ in range(4)] == [[0], [1], [2], [3]]  # type: ignore[attr-defined]
+
+
+def test_a_task_gets_the_metrics_that_the_run_file_names(build: Build) -> None:
+    task: Any = build("--task.metrics.total.target", "torchmetrics:SumMetric").task
+    assert {name: type(metric).__name__ for name, metric in task.metrics.items()} == {"total": "SumMetric"}
+
+
+def test_hooks_come_in_a_fixed_order_around_the_recipes_own(build: Build, tmp_path: Path) -> None:
+    settings = ["--hooks", '[{target = "parts.py:Noted"}]', "--checkpoint.best.metric", "valid/loss"]
+    valid = ["--data.evaluations.valid.target", "parts.py:samples", "--evaluate.every_updates", "1"]
+    parts = build(*settings, *valid, "--early_stop.metric", "valid/loss")
+    trainer = parts.trainer(
+        folder=tmp_path / "run",
+        hooks=build_hooks(parts.config, parts.hooks),
+        writers=build_writers(parts.config),
+        evaluations=parts.evaluations,
+    )
+    names = [type(hook).__name__ for hook in trainer._bus.hooks]
+    assert names == ["Timer", "Save", "Best", "Evaluate", "EarlyStop", "Noted", "Console", "StopFile", "Status"]
+
+
+def test_writers_are_those_that_are_named(build: Build) -> None:
+    config: Config = build("--log.writers", '["csv", "tensorboard"]').config
+    assert [type(writer).__name__ for writer in build_writers(config)] == ["CsvWriter", "TensorBoardWriter"]

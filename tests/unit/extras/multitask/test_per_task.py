@@ -1,0 +1,181 @@
+"""Separate gradients in real updates, against plain PyTorch that computes each task's gradient by itself."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from evenstep import Failures, Fp16Mixed, Loss, MapData, Mixture, Task, Trainer, Training
+from evenstep.errors import ArgumentError
+from evenstep.parallel import Group, Layout, Reducer, Single, Strategy
+from evenstep.train import AlignedMtl, Combine, GradNorm, PcGrad, Separate
+
+SIZES = {"a": 6, "b": 4, "c": 2}
+
+
+def trained(several: Any, *, updates: int = 3, **more: Any) -> tuple[Any, Trainer]:
+    model = several.model_of(*SIZES)
+    data = Mixture(
+        {
+            name: MapData(several.samples(24, seed), global_batch_size=size, micro_batch_size=2, shuffle=False)
+            for seed, (name, size) in enumerate(SIZES.items())
+        }
+    )
+    more.setdefault("task", {name: several.Regress(name) for name in SIZES})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = Trainer(model=model, data=data, optimizer=optimizer, updates=updates, device="cpu", **more)
+    trainer.train()
+    return model, trainer
+
+
+def reference(several: Any, method: Combine, updates: int = 3) -> Any:
+    method.build(tuple(SIZES))
+    model = several.model_of(*SIZES)
+    trunk = list(model.trunk.parameters())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for update in range(updates):
+        rows: list[Tensor] = []
+        losses: list[float] = []
+        optimizer.zero_grad()
+        for seed, (name, size) in enumerate(SIZES.items()):
+            x, y, v = several.stacked(several.samples(24, seed)[size * update : size * (update + 1)])
+            loss = (v * (model(x, name) - y) ** 2).sum() / v.sum()
+            head = list(model.heads[name].parameters())
+            grads = torch.autograd.grad(loss, [*trunk, *head])
+            rows.append(torch.cat([one.flatten() for one in grads[: len(trunk)]]))
+            losses.append(float(loss.detach()))
+            for parameter, grad in zip(head, grads[len(trunk) :], strict=True):
+                parameter.grad = grad
+        matrix = torch.stack(rows)
+        shares = method(matrix @ matrix.T, losses, tasks=list(SIZES), seed=42, update=update + 1)
+        total = torch.tensor(shares.shared, dtype=torch.float64) @ matrix
+        for parameter, part in zip(trunk, total.split([one.numel() for one in trunk]), strict=True):
+            parameter.grad = part.view_as(parameter).clone()
+        for name, own in zip(SIZES, shares.own, strict=True):
+            for parameter in model.heads[name].parameters():
+                assert parameter.grad is not None
+                parameter.grad *= own
+        optimizer.step()
+    return model
+
+
+@pytest.mark.parametrize("method", [Separate, PcGrad, AlignedMtl, GradNorm])
+def test_shared_gradients_are_combined_and_heads_keep_their_own(several: Any, method: type[Combine]) -> None:
+    model, _ = trained(several, train=Training(combine=method()))
+    wanted = reference(several, method())
+    got = torch.cat([several.flat(model.trunk), several.flat(model.heads)])
+    torch.testing.assert_close(got, several.flat(wanted), rtol=1e-9, atol=1e-12)
+
+
+def test_kept_apart_and_summed_they_are_the_accumulated_gradient(several: Any) -> None:
+    one, other = trained(several, train=Training(combine=Separate()))[0], trained(several)[0]
+    torch.testing.assert_close(several.flat(one), several.flat(other), rtol=1e-12, atol=1e-14)
+
+
+def test_the_loss_scale_does_not_reach_the_methods(several: Any) -> None:
+    seen: list[Tensor] = []
+
+    class Looks(Combine):
+        def __call__(self, products: Tensor, losses: Any, **more: Any) -> Any:
+            seen.append(products)
+            return Separate()(products, losses, **more)
+
+    for precision in (None, Fp16Mixed(initial=1024.0)):
+        trained(several, train=Training(combine=Looks()), precision=precision, updates=1)
+    torch.testing.assert_close(seen[1], seen[0], rtol=2e-2, atol=1e-4)  # float16 keeps 11 bits
+
+
+def test_of_complex_gradients_the_imaginary_parts_count_as_well() -> None:
+    from torch import nn
+
+    seen: list[Tensor] = []
+
+    class Looks(Combine):
+        def __call__(self, products: Tensor, losses: Any, **more: Any) -> Any:
+            seen.append(products)
+            return Separate()(products, losses, **more)
+
+    class Turn(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.by = nn.Parameter(torch.tensor([1 + 2j, 0.5 - 1j], dtype=torch.complex128))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.by
+
+    class Part(Task):
+        def __init__(self, share: complex) -> None:
+            self.share = share
+
+        def loss(self, output: Tensor, batch: Any) -> Tensor:
+            return (self.share * output).real.sum()
+
+    shares = {"a": 2 + 1j, "b": 1 - 3j}
+    points = [(torch.ones(2, dtype=torch.complex128),)] * 2
+    data = Mixture({name: MapData(points, global_batch_size=2) for name in shares})
+    model = Turn()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    task = {name: Part(share) for name, share in shares.items()}
+    Trainer(
+        model=model, task=task, data=data, optimizer=optimizer, updates=1, device="cpu", train=Training(combine=Looks())
+    ).train()
+    # ∇Re(c·z) = conj(c), in two elements: ⟨g, h⟩ = 2·Re(conj(g)·h)
+    expected = [[2 * (one.conjugate() * other).real for other in shares.values()] for one in shares.values()]
+    torch.testing.assert_close(seen[0], torch.tensor(expected, dtype=torch.float64))
+
+
+def test_what_grad_norm_has_learned_goes_back_with_an_aborted_update(several: Any) -> None:
+    from evenstep import Skip
+
+    class Bad(several.Regress):  # type: ignore[name-defined,misc]
+        def loss(self, output: Any, batch: Any) -> Any:
+            loss = super().loss(output, batch)
+            return Loss(loss.sum * float("nan")) if batch[1][0] == several.samples(24, 2)[2][1] else loss
+
+    task = {name: Bad(name) for name in SIZES}
+    model, trainer = trained(
+        several, train=Training(combine=GradNorm()), task=task, failures=Failures(non_finite=Skip()), updates=2
+    )
+    assert trainer.progress.skipped == 1
+    assert model.get_buffer("task_balance.coefficients").isfinite().all()
+    assert model.get_buffer("task_balance.first_losses").isfinite().all()
+
+
+def test_products_ask_the_layout_of_a_strategy_of_ones_own(several: Any) -> None:
+    class Watched(Layout):
+        """Counts what is asked of it."""
+
+        shards = sums = 0
+
+        def local_shard(self, tensor: Tensor) -> Tensor:
+            self.shards += 1
+            return tensor
+
+        def all_reduce_shards(self, values: Tensor) -> None:
+            self.sums += 1
+
+    class Other(Strategy):
+        def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
+            return Single().reducer(module)
+
+    layout = Watched(Group())
+    ours, _ = trained(several, train=Training(combine=PcGrad()), strategy=Other(layout=layout), updates=1)
+    theirs, _ = trained(several, train=Training(combine=PcGrad()), strategy=Single(), updates=1)
+    assert all(torch.equal(one, other) for one, other in zip(ours.parameters(), theirs.parameters(), strict=True))
+    assert layout.shards >= 3 * len(list(ours.trunk.parameters())) and layout.sums == 2  # of products, and of the norm
+
+
+def test_sparse_gradients_and_tasks_without_names_are_refused(several: Any) -> None:
+    with pytest.raises(ArgumentError, match="are for several tasks"):
+        model = torch.nn.Linear(3, 1)
+        data = MapData(several.samples(4, 0), global_batch_size=2)
+        optimizer = torch.optim.SGD(model.parameters())
+        Trainer(
+            model=model,
+            task=several.Regress("a"),
+            data=data,
+            optimizer=optimizer,
+            updates=1,
+            train=Training(combine=PcGrad()),
+        )

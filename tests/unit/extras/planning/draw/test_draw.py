@@ -1,0 +1,59 @@
+import json
+from xml.etree import ElementTree
+
+from evenstep.extras.planning.draw import draw_svg, draw_text, draw_trace
+from evenstep.extras.planning.simulate import Costs, Simulation, simulate
+from evenstep.pipeline import SCHEDULES, Op
+
+
+def simulated(name: str, ranks: int, count: int) -> Simulation:
+    layout = SCHEDULES[name].layout(ranks)
+    costs = Costs.even(layout, forward_s=2, input_backward_s=2, weight_backward_s=2)
+    return simulate(SCHEDULES[name].plans(layout, range(count)), layout, costs)
+
+
+def lines(simulation: Simulation, width: int) -> list[str]:
+    return ["".join(piece.text for piece in pieces) for pieces in draw_text(simulation, width=width)]
+
+
+def test_all_lines_are_as_wide_as_asked() -> None:
+    for name in SCHEDULES:
+        for width in (20, 77, 200):
+            assert {len(line) for line in lines(simulated(name, 3, 5), width)} == {width}
+
+
+def test_computations_stand_where_they_run() -> None:
+    assert lines(simulated("1f1b", 2, 3), 48) == [
+        "F0--F1--........B0------F2--B1------....B2------",
+        "....F0--B0------F1--B1------F2--B2------........",
+    ]
+    assert lines(simulated("zb_v", 2, 3), 76)[0].startswith("0F0-0F1-0F2-3F0-3I0-3W0-3F1-3I1-3W1-0I0-0W0-")
+
+
+def test_what_has_no_room_for_its_name_shows_its_kind() -> None:
+    assert lines(simulated("1f1b", 2, 3), 12) == ["FF..B-FB-.B-", ".FB-FB-FB-.."]
+
+
+def test_the_svg_is_xml_with_a_box_per_computation() -> None:
+    simulation = simulated("1f1b", 3, 4)
+    root = ElementTree.fromstring(draw_svg(simulation, title="1f1b <3 ranks>"))
+    space = "{http://www.w3.org/2000/svg}"
+    titles = [element.text for element in root.iter(f"{space}title")]
+    assert sorted(titles) == sorted(str(span.action) for span in simulation.spans)
+    texts = [element.text for element in root.iter(f"{space}text")]
+    assert {"1f1b <3 ranks>", "rank 0", "rank 2", "F forward", "B backward"} <= set(texts)
+
+
+def test_the_trace_has_a_row_per_rank_and_an_event_per_computation() -> None:
+    simulation = simulated("zb_h1", 3, 4)
+    events = json.loads(draw_trace(simulation))["traceEvents"]
+    assert [event["args"]["name"] for event in events if event["ph"] == "M"] == ["rank 0", "rank 1", "rank 2"]
+    boxes = [event for event in events if event["ph"] == "X"]
+    assert len(boxes) == len(simulation.spans)
+    assert max(event["ts"] + event["dur"] for event in boxes) == simulation.makespan_s * 1e6
+
+
+def test_pieces_know_their_kind() -> None:
+    pieces = [piece for line in draw_text(simulated("1f1b", 2, 2), width=36) for piece in line]
+    assert {piece.op for piece in pieces} == {None, Op.FORWARD, Op.BACKWARD}
+    assert all(set(piece.text) == {"."} for piece in pieces if piece.op is None)

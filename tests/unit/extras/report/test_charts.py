@@ -1,0 +1,81 @@
+"""Which curves share a chart, and what is told beside the picture."""
+
+import json
+import math
+
+from evenstep.extras.report.charts import charts
+
+NOISE = {update: 2.0 + (update % 2) for update in range(1, 1001)}
+
+
+def test_training_and_evaluations_of_one_measure_share_axes():
+    loss, lr = charts({"valid/loss": {2: 1.0}, "train/loss": {1: 3.0, 2: 2.0}, "train/lr": {1: 0.1}})
+    assert (loss.title, [(curve.label, curve.updates, curve.values) for curve in loss.curves]) == (
+        "loss",
+        [("train", [1, 2], [3.0, 2.0]), ("valid", [2], [1.0])],
+    )
+    assert lr.title == "lr"
+
+
+def test_the_loss_comes_first_and_timings_last_each_on_its_own_axes():
+    names = ["perf/update_s", "train/lr", "train/grad_norm", "valid/accuracy", "perf/tokens_per_s", "train/loss"]
+    assert [chart.title for chart in charts({name: {1: 1.0} for name in names})] == [
+        "loss",
+        "accuracy",
+        "grad_norm",
+        "lr",
+        "perf/tokens_per_s",
+        "perf/update_s",
+    ]
+
+
+def test_a_source_has_one_colour_in_all_charts():
+    found = charts({name: {1: 1.0} for name in ("train/loss", "valid/loss", "test/loss", "valid/accuracy", "perf/s")})
+    colors = {(chart.title, curve.label): curve.color for chart in found for curve in chart.curves}
+    assert colors["loss", "valid"] == colors["accuracy", "valid"]
+    assert len({colors["loss", label] for label in ("train", "valid", "test")} | {colors["perf/s", "s"]}) == 4
+
+
+def test_a_value_that_is_not_finite_is_a_gap_and_is_told():
+    (chart,) = charts({"train/loss": {1: 1.0, 2: math.nan, 3: math.inf, 4: 2.0}})
+    assert chart.curves[0].values == [1.0, None, None, 2.0]
+    assert chart.notes == ["train: 2 not finite, the first at update 2"]
+    json.dumps(chart.as_json(), allow_nan=False)
+
+
+def test_a_long_noisy_curve_is_faint_with_its_mean_over_it():
+    (chart,) = charts({"train/loss": NOISE})
+    noise, mean = chart.curves
+    assert (noise.faint, mean.faint, noise.color == mean.color) == (True, False, True)
+    assert mean.label == "train, mean of 21"
+    assert len(noise.values) == 1000
+    assert all(2.3 < value < 2.7 for update, value in zip(mean.updates, mean.values, strict=True) if update > 20)
+
+
+def test_a_long_smooth_curve_has_no_mean():
+    (chart,) = charts({"train/lr": {update: math.cos(update / 1000) for update in range(1, 1001)}})
+    assert [curve.faint for curve in chart.curves] == [False]
+
+
+def test_a_curve_that_is_thinned_says_so():
+    (chart,) = charts({"train/lr": {update: float(update) for update in range(50_000)}})
+    assert chart.notes == ["train: 50,000 values, drawn by the extremes of 500 stretches"]
+    assert len(chart.curves[0].values) <= 2500
+
+
+def test_a_logarithmic_axis_is_offered_where_it_can_be_drawn():
+    def can_log(*values: float) -> bool:
+        return charts({"x": dict(enumerate(values))})[0].can_log
+
+    assert can_log(0.0, 1.0, 100.0)
+    assert not can_log(-1.0, 1.0, 100.0)
+    assert not can_log(1.0)
+    assert not can_log(math.nan, math.inf)
+
+
+def test_a_metric_without_a_source_is_its_own_chart():
+    assert [(chart.title, chart.curves[0].label) for chart in charts({"score": {1: 1.0}})] == [("score", "score")]
+
+
+def test_no_metrics_make_no_charts():
+    assert charts({}) == []

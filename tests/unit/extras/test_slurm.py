@@ -1,0 +1,158 @@
+"""What is asked of SLURM, and what a task of the job does, with submitit replaced by what is seen of it here."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from evenstep.errors import ArgumentError, EvenstepError, MissingExtraError
+from evenstep.extras.slurm import Job, Rank, rank_variables, submit, submit_to
+from evenstep.parallel import place_of
+
+JOB = SimpleNamespace(
+    job_id="412_3", global_rank=0, num_tasks=8, local_rank=0, num_nodes=2, hostnames=["gpu07", "gpu08"]
+)
+JOB_OF_ONE = Job(nodes=1, ranks_per_node=1, timeout_minutes=60)
+
+
+class Executor:
+    def __init__(self) -> None:
+        self.parameters: dict[str, Any] = {}
+        self.submitted: list[Rank] = []
+
+    def update_parameters(self, **parameters: Any) -> None:
+        self.parameters |= parameters
+
+    def submit(self, rank: Rank) -> Any:
+        self.submitted.append(rank)
+        return SimpleNamespace(job_id="12")
+
+
+@pytest.fixture
+def submitit(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    fake = SimpleNamespace(JobEnvironment=lambda: JOB, helpers=SimpleNamespace(DelayedSubmission=lambda *given: given))
+    monkeypatch.setitem(sys.modules, "submitit", fake)
+    return fake
+
+
+def program(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_everything_that_is_set_is_asked_for_and_nothing_else() -> None:
+    executor = Executor()
+    asked = Job(
+        nodes=2,
+        ranks_per_node=4,
+        timeout_minutes=60,
+        gpus_per_rank=1,
+        partition="big",
+        additional={"constraint": "h200"},
+    )
+    submit_to(executor, asked, ["train", "run.toml"], name="run")
+    assert executor.parameters == {
+        "name": "run",
+        "nodes": 2,
+        "tasks_per_node": 4,
+        "timeout_min": 60,
+        "gpus_per_node": 4,
+        "slurm_partition": "big",
+        "slurm_additional_parameters": {"constraint": "h200"},
+    }
+    assert executor.submitted == [Rank(["train", "run.toml"])]
+
+
+def test_a_task_gets_a_ranks_variables() -> None:
+    variables = rank_variables(JOB)
+    place = place_of(variables)
+    assert place is not None
+    assert (place.rank, place.ranks, place.local_rank, place.address) == (0, 8, 0, "gpu07")
+    other = SimpleNamespace(**(vars(JOB) | {"global_rank": 5, "local_rank": 1}))
+    assert rank_variables(other)["MASTER_PORT"] == variables["MASTER_PORT"]
+
+
+def test_a_task_that_is_done_or_failed_says_so(submitit: SimpleNamespace) -> None:
+    Rank(["--version"])()
+    with pytest.raises(EvenstepError, match="rank 0 ended with exit code 2"):
+        Rank(["trian"])()
+
+
+def test_a_run_that_was_stopped_and_saved_is_queued_again_by_the_first_rank(
+    submitit: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(tmp_path, "scontrol", f'echo "$@" >> {tmp_path}/said')
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "412")
+    monkeypatch.setattr(sys, "executable", str(program(tmp_path, "python", "exit 75")))
+    Rank(["train"])()
+    assert (tmp_path / "said").read_text() == "requeue 412\n"
+    submitit.JobEnvironment = lambda: SimpleNamespace(**(vars(JOB) | {"global_rank": 1}))
+    Rank(["train"])()
+    assert (tmp_path / "said").read_text() == "requeue 412\n"
+
+
+def test_a_warning_stops_the_rank_and_waits_until_it_has_saved(
+    submitit: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As submitit calls it: from a signal handler, in the middle of waiting for the process."""
+    saving = f"trap 'sleep 0.5; echo saved > {tmp_path}/saved; exit 75' TERM; touch {tmp_path}/begun"
+    monkeypatch.setattr(
+        sys, "executable", str(program(tmp_path, "python", f"{saving}; while true; do sleep 0.1; done"))
+    )
+    rank, answers = Rank(["train"]), []
+
+    def warned(*_: object) -> None:
+        answers.append((rank.checkpoint(), (tmp_path / "saved").read_text()))
+
+    def warn() -> None:
+        until = time.monotonic() + 20
+        while not (tmp_path / "begun").exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGUSR2)
+
+    before = signal.signal(signal.SIGUSR2, warned)
+    thread = threading.Thread(target=warn)
+    thread.start()
+    try:
+        rank()
+    finally:
+        thread.join()
+        signal.signal(signal.SIGUSR2, before)
+    assert answers == [((rank,), "saved\n")]
+
+
+def test_a_machine_without_slurm_is_an_error_that_says_what_to_do(
+    submitit: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ArgumentError, match="this machine has no SLURM commands"):
+        submit(JOB_OF_ONE, ["train"], name="run", folder=tmp_path)
+
+
+def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    with pytest.raises(MissingExtraError, match=r"evenstep\[slurm\]"):
+        submit(JOB_OF_ONE, ["train"], name="run", folder=tmp_path)
+
+
+def test_the_real_submitit_writes_a_batch_script_of_all_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    program(programs, "srun", "exit 0")
+    program(programs, "sbatch", f'cp "$1" {tmp_path}/script; echo "Submitted batch job 12"')
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    asked = Job(nodes=2, ranks_per_node=4, timeout_minutes=90, partition="big")
+    assert submit(asked, ["train", "run.toml"], name="run", folder=tmp_path / "logs") == "12"
+    script = (tmp_path / "script").read_text()
+    for line in ("--nodes=2", "--ntasks-per-node=4", "--partition=big", "--time=90", "--job-name=run", "USR2@90"):
+        assert line in script

@@ -1,0 +1,205 @@
+"""What is used of torch beside its public names is still as it was found, and stands in one file."""
+
+import ast
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
+
+from evenstep import internals
+
+SOURCE = Path(__file__).parents[2] / "src" / "evenstep"
+OF_FSDP = {
+    "_all_gather_comm",
+    "_comm_ctx",
+    "_fsdp_param_groups",
+    "_get_fsdp_state",
+    "_init_mp_dtypes",
+    "_lazy_init",
+    "_post_forward_indices",
+    "_reduce_scatter_comm",
+    "_register_post_backward_hook",
+    "_root_post_backward_final_callback",
+    "_state_ctx",
+    "_to_sharded",
+    "_training_state",
+}
+OF_TORCH = {
+    "_buffers",
+    "_compiled_call_impl",
+    "_engine_run_backward",
+    "_foreach_div_",
+    "_foreach_lerp_",
+    "_foreach_mul_",
+    "_foreach_norm",
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_modules",
+    "_non_persistent_buffers_set",
+    "_opt_called",
+    "_optimizer_state_dict_post_hooks",
+    "_orig_mod",
+    "_parameters",
+    "_profiler_enabled",
+    "_shutdown_workers",
+    "_step_supports_amp_scaling",
+    "_version",
+    "_workers",
+}
+PYTHONS = {"_exit", "_fields", "_replace"}
+METRICS = {"_computed", "_filter_kwargs", "_reductions", "_to_sync", "_update_count"}  # of torchmetrics
+FILES = {path: ast.parse(path.read_text()) for path in sorted(SOURCE.rglob("*.py"))}
+OWN_CLASSES = {node.name for tree in FILES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+
+
+def is_own(node: ast.Attribute) -> bool:
+    """Whether it is asked of the object itself, of its class, or of one above."""
+    value = node.value
+    if isinstance(value, ast.Call):
+        return isinstance(value.func, ast.Name) and value.func.id == "super"
+    return isinstance(value, ast.Name) and (value.id in ("self", "cls") or value.id in OWN_CLASSES)
+
+
+def private(node: ast.AST) -> str:
+    """What begins with one underscore and is asked of another object, or of torch's modules."""
+    names: list[str] = []
+    if isinstance(node, ast.Attribute) and not is_own(node):
+        names = [node.attr]
+    elif isinstance(node, ast.Call) and len(node.args) > 1 and isinstance(node.args[1], ast.Constant):
+        names = [str(node.args[1].value)]  # of a getattr or hasattr
+    elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch"):
+        names = [*str(node.module).split("."), *(alias.name for alias in node.names)]
+    elif isinstance(node, ast.Import):
+        names = [part for alias in node.names if alias.name.startswith("torch") for part in alias.name.split(".")]
+    return next((name for name in names if name.startswith("_") and not name.startswith("__")), "")
+
+
+def private_names(path: Path) -> set[str]:
+    nodes = list(ast.walk(FILES[path]))
+    made = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+    made |= {node.attr for node in nodes if isinstance(node, ast.Attribute) and is_own(node)}
+    made -= OF_TORCH | OF_FSDP  # else one object asks another of its class
+    return {name for node in nodes if (name := private(node))} - made
+
+
+def test_no_other_file_uses_names_of_torchs_that_begin_with_an_underscore() -> None:
+    uses = {str(path.relative_to(SOURCE)): private_names(path) for path in FILES if path.name != "internals.py"}
+    of_metrics = {"events/meters.py": METRICS, "train/metrics.py": METRICS}
+    left = {name: found - PYTHONS - of_metrics.get(name, set()) for name, found in uses.items()}
+    assert {name: found for name, found in left.items() if found} == {}
+
+
+def test_nothing_of_torch_is_used_but_these() -> None:
+    modules = {"_C", "_pytree"}
+    assert private_names(SOURCE / "internals.py") - modules <= OF_TORCH | OF_FSDP
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "uses"),
+    [
+        (FSDPModule, "_get_fsdp_state", ()),
+        (FSDPState, "_lazy_init", ("all_states",)),
+        (FSDPState, "_root_post_backward_final_callback", ("post_backward()", "is_last_backward", "IDLE")),
+        (FSDPState, "_register_root_post_backward_final_callback", ("self._root_post_backward_final_callback",)),
+        (FSDPState, "_pre_backward", ("self._states_to_backward_prefetch", "self._register_root_post_backward")),
+        (FSDPParamGroup, "pre_forward", ("self._register_post_backward_hook(args, kwargs)", "self.unshard(")),
+        (FSDPParamGroup, "post_backward", ("self.reduce_grads", "self.reduce_scatter_unused_params", "self.reshard()")),
+        (FSDPParamGroup, "unshard", ("self.is_unsharded", "self._all_gather_comm", "_all_gather_process_group")),
+        (FSDPParamGroup, "wait_for_unshard", ("self._all_gather_result", "self._to_unsharded()")),
+        (FSDPParamGroup, "_to_sharded", ("ShardedState.SHARDED",)),
+        (FSDPParamGroup, "_init_mp_dtypes", ("reduce_dtype",)),
+        (FSDPParamGroup, "_record_post_forward", ("_post_forward_indices", "post_forward_order")),
+        (FSDPParam, "to_accumulated_grad_if_needed", ("self.unsharded_accumulated_grad", "self.reduce_dtype")),
+        (FSDPParam, "accumulate_unsharded_grad_if_needed", ("self.unsharded_accumulated_grad += ",)),
+    ],
+)
+def test_fsdp2_still_does(owner: type, name: str, uses: tuple[str, ...]) -> None:
+    source = inspect.getsource(getattr(owner, name))
+    assert [use for use in uses if use not in source] == []
+
+
+def test_kernels_for_many_tensors_are_those_for_each() -> None:
+    tensors = [torch.tensor([3.0, 4.0]), torch.ones(4)]
+    assert [float(norm) for norm in internals.foreach_norms(tensors)] == [5.0, 2.0]
+    assert internals.foreach_norms(tensors, torch.float64)[0].dtype is torch.float64
+    internals.foreach_multiply(tensors, 2.0)
+    internals.foreach_divide(tensors, torch.tensor(4.0))
+    internals.foreach_move(tensors, [torch.zeros(2), torch.zeros(4)], 0.5)
+    assert tensors[0].tolist() == [0.75, 1.0]
+
+
+def test_every_write_into_a_tensor_counts() -> None:
+    tensor = torch.zeros(2)
+    before = internals.times_written(tensor)
+    tensor.add_(1)
+    assert internals.times_written(tensor) == before + 1
+
+
+def test_a_backward_begins_with_the_gradient_that_is_given() -> None:
+    weight = torch.tensor(3.0, requires_grad=True)
+    internals.run_backward(weight * weight, torch.tensor(0.5))
+    assert weight.grad == 3.0
+
+
+def test_the_profiler_is_known_to_run() -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    assert not internals.profiler_runs()
+    with profile(activities=[ProfilerActivity.CPU]):
+        assert internals.profiler_runs()
+
+
+def test_what_modules_hold_is_found() -> None:
+    act = nn.Tanh()
+    model = nn.Sequential(act, nn.BatchNorm1d(2), act)
+    model.register_buffer("lasting", torch.zeros(1))
+    model.register_buffer("passing", torch.zeros(1), persistent=False)
+    assert list(internals.children_of(model)) == ["0", "1", "2"]
+    assert list(internals.parameters_of(model[1])) == ["weight", "bias"]
+    assert list(internals.buffers_of(model)) == ["lasting", "passing"]
+    assert [internals.is_temporary(model, name) for name in ("lasting", "passing")] == [False, True]
+    assert not internals.has_hooks(model)
+    model.register_forward_pre_hook(lambda *_: None)
+    act.register_forward_hook(lambda *_: None)
+    assert internals.has_hooks(model) and internals.has_hooks(act)
+
+
+def test_compiled_modules_are_told_from_others() -> None:
+    model = nn.Linear(1, 1)
+    assert internals.unwrapped(torch.compile(model, backend="eager")) is model and internals.unwrapped(model) is model
+    assert not internals.compiled_in_place(model)
+    model.compile(backend="eager")
+    assert internals.compiled_in_place(model)
+
+
+def test_optimizers_say_what_they_take_and_keep() -> None:
+    def made(**options: object) -> torch.optim.Optimizer:
+        return torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1, **options)  # type: ignore[arg-type]
+
+    assert internals.takes_scale(made(fused=True)) and not internals.takes_scale(made())
+    hooked = made()
+    assert not internals.has_state_hooks(hooked)
+    hooked.register_state_dict_post_hook(lambda optimizer, state: None)
+    assert internals.has_state_hooks(hooked)
+
+
+def test_the_processes_of_a_loader_can_be_ended() -> None:
+    replies = iter(torch.utils.data.DataLoader(list(range(4)), num_workers=1, persistent_workers=True))
+    next(replies)
+    (worker,) = internals.workers_of(replies)
+    assert worker.is_alive()
+    internals.end_workers(replies)
+    assert not worker.is_alive()
+    assert internals.workers_of(object()) == []
+
+
+def test_trees_of_tensors_and_stores_have_their_names() -> None:
+    leaves, form = internals.pytree.tree_flatten({"a": [torch.ones(1), 2]})
+    assert internals.pytree.tree_unflatten(leaves, form)["a"][1] == 2
+    assert issubclass(internals.TCPStore, internals.Store) and issubclass(internals.PrefixStore, internals.Store)

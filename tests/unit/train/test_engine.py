@@ -1,0 +1,303 @@
+"""The engine by itself, for loops of one's own; and the loops of docs/engine.md, over cuts and ranks."""
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from evenstep import Aborted, Batch, Committed, Ema, Engine, MapData, Task, Trainer, Training
+from evenstep.data import Position
+from evenstep.errors import ArgumentError, CheckpointError, NonFiniteError, TaskError
+from evenstep.parallel import Ddp, Ordered
+from evenstep.precision import Fp16Mixed
+
+PAGE = Path(__file__).parents[3] / "docs" / "engine.md"
+GLOBAL = 8  # samples
+
+
+class Squares(Task):
+    def loss(self, output: Tensor, batch: Any) -> Tensor:
+        return ((output.squeeze(-1) - batch[1]) ** 2).sum()
+
+
+def points(count: int = GLOBAL, *, start: int = 0) -> tuple[Tensor, Tensor]:
+    x = torch.linspace(-1, 1, count * 3).view(count, 3).double() + start / 7
+    return x, x.sum(-1).sin()
+
+
+def net(*, dropout: float = 0.0) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Dropout(dropout), nn.Linear(4, 1)).double()
+
+
+def engine_of(model: nn.Module, **more: Any) -> Engine:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    return Engine(model, Squares(), optimizer, **({"device": "cpu"} | more))
+
+
+def cut(batch: Sequence[Tensor], size: int) -> list[tuple[Tensor, ...]]:
+    return list(zip(*(part.split(size) for part in batch), strict=True))
+
+
+def parameters(model: nn.Module) -> Tensor:
+    return torch.cat([one.detach().flatten() for one in model.parameters()])
+
+
+def mine(everything: list[Any], rank: int, ranks: int) -> list[Any]:
+    return everything[len(everything) * rank // ranks : len(everything) * (rank + 1) // ranks]
+
+
+def test_an_update_of_several_micro_batches_is_that_of_one() -> None:
+    found: list[Tensor] = []
+    for sizes in ([8], [5, 3], [1, 4, 3]):
+        model = net()
+        engine = engine_of(model, train=Training(clip_norm=0.1))
+        for number in range(4):
+            x, y = points(start=number)
+            outcome = engine.update(*zip(x.split(sizes), y.split(sizes), strict=True))
+            assert isinstance(outcome, Committed)
+        found.append(parameters(model))
+    assert torch.allclose(found[0], found[1], rtol=0, atol=1e-12)
+    assert torch.allclose(found[0], found[2], rtol=0, atol=1e-12)
+
+
+def test_what_an_update_tells_is_of_the_whole_global_batch() -> None:
+    model = net()
+    x, y = points()
+    with torch.no_grad():
+        expected = float(((model(x).squeeze(-1) - y) ** 2).sum() / GLOBAL)
+    outcome = engine_of(model).update(*cut((x, y), 3))
+    assert isinstance(outcome, Committed)
+    assert outcome.update == 1
+    assert outcome.loss == pytest.approx(expected)
+    assert outcome.weight == GLOBAL
+    metrics = outcome.metrics()
+    assert metrics["loss"] == pytest.approx(expected)
+    assert metrics["grad_norm"] == outcome.grad_norm
+    assert metrics["lr"] == 1e-2
+
+
+def test_the_engine_and_the_trainer_make_the_same_updates() -> None:
+    x, y = points()
+    batches = MapData(list(zip(x, y, strict=True)), global_batch_size=4, micro_batch_size=2, shuffle=False)
+    trained, own = net(dropout=0.5), net(dropout=0.5)
+    optimizer = torch.optim.AdamW(trained.parameters(), lr=1e-2)
+    Trainer(model=trained, task=Squares(), optimizer=optimizer, data=batches, epochs=1, device="cpu").train()
+    engine = engine_of(own)
+    for batch in batches.batches(Position(), seed=42):
+        engine.update(batch)
+        if batch.ends_epoch:
+            break
+    assert torch.equal(parameters(trained), parameters(own))
+    assert engine.progress.samples == GLOBAL
+
+
+def test_a_tuple_a_list_and_a_dict_are_one_micro_batch_each() -> None:
+    x, y = points()
+    of_tuple, of_list = net(), net()
+    engine_of(of_tuple).update((x, y))
+    engine_of(of_list).update([x, y])
+    assert torch.equal(parameters(of_tuple), parameters(of_list))
+
+
+def test_after_an_abort_nothing_has_changed_and_the_next_call_is_the_same_update() -> None:
+    one, other = net(dropout=0.5), net(dropout=0.5)
+    engine, without = [engine_of(of, train=Training(ema=Ema(decay=0.5))) for of in (one, other)]
+    x, y = points()
+    for which in (engine, without):
+        which.update((x, y))
+    before = parameters(one)
+    outcome = engine.update((x * torch.nan, y))
+    assert isinstance(outcome, Aborted)
+    assert outcome.incident.kind == "non_finite"
+    assert torch.equal(before, parameters(one))
+    assert engine.progress.update == 1
+    incident, error = engine.explain(outcome)
+    assert isinstance(error, NonFiniteError)
+    assert "the output of" in incident.message
+    for which in (engine, without):
+        assert isinstance(which.update((x, y)), Committed)
+    assert torch.equal(parameters(one), parameters(other))
+
+
+def test_an_update_without_weight_is_aborted() -> None:
+    outcome = engine_of(net()).update()
+    assert isinstance(outcome, Aborted)
+    assert outcome.incident.kind == "no_weight"
+
+
+def test_an_overflow_of_the_loss_scale_is_tried_again_at_lower_ones() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    engine = Engine(
+        model,
+        Squares(),
+        torch.optim.SGD(model.parameters(), lr=1e-3),
+        precision=Fp16Mixed(initial=2.0**30),
+        device="cpu",
+    )
+    x, y = (part.float() for part in points())
+    assert isinstance(engine.update((x, y)), Committed)
+    assert engine.precision.scale < 2.0**30
+
+
+def test_a_loop_goes_on_from_a_state_with_the_same_bits() -> None:
+    batches = [points(start=number) for number in range(6)]
+
+    def built() -> tuple[nn.Module, Engine]:
+        model = net(dropout=0.5)
+        return model, engine_of(model, train=Training(ema=Ema(decay=0.9)), lr_schedule="cosine", updates=6)
+
+    straight, engine = built()
+    for batch in batches:
+        engine.update(*cut(batch, 4))
+    first, engine = built()
+    for batch in batches[:3]:
+        engine.update(*cut(batch, 4))
+    state = engine.state_dict()
+    resumed, engine_again = built()
+    with torch.no_grad():
+        next(resumed.parameters()).zero_()
+    assert engine_again.load_state_dict(state) == []
+    for batch in batches[3:]:
+        engine_again.update(*cut(batch, 4))
+    assert engine_again.progress.update == 6
+    assert torch.equal(parameters(straight), parameters(resumed))
+    assert not torch.equal(parameters(straight), parameters(first))
+
+
+def test_a_state_of_another_seed_or_of_something_else_is_refused() -> None:
+    state = engine_of(net(), seed=1).state_dict()
+    with pytest.raises(CheckpointError, match="seed was 1 and is now 2"):
+        engine_of(net(), seed=2).load_state_dict(state)
+    with pytest.raises(CheckpointError, match="`state_dict` gave, but this one has no 'model'"):
+        engine_of(net()).load_state_dict({})
+
+
+def test_the_callers_random_numbers_are_left_alone() -> None:
+    engine = engine_of(net(dropout=0.5))
+    torch.manual_seed(3)
+    expected = torch.rand(2).tolist()
+    torch.manual_seed(3)
+    engine.update(points())
+    assert torch.rand(2).tolist() == expected
+
+
+def test_an_evaluation_gives_the_metrics_of_a_batch_and_changes_nothing() -> None:
+    model = net(dropout=0.5)
+    engine = engine_of(model)
+    x, y = points()
+    outcome = engine.update((x, y))
+    before = parameters(model)
+    with torch.no_grad():
+        expected = float(((model.eval()(x).squeeze(-1) - y) ** 2).mean())
+    model.train()
+    assert engine.evaluate(*cut((x, y), 3)) == {"loss": pytest.approx(expected)}
+    assert model.training
+    assert torch.equal(before, parameters(model))
+    assert isinstance(outcome, Committed)
+    assert outcome.metrics()["loss"] == outcome.loss  # what is pending of training was not touched
+
+
+def test_several_tasks_are_named_by_the_micro_batches() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    engine = Engine(model, {"a": Squares(), "b": Squares()}, optimizer, device="cpu")
+    outcome = engine.update(Batch(task="a", data=points()), (points(4), "b"))
+    assert isinstance(outcome, Committed)
+    assert outcome.weight == 12
+    assert {"a/loss", "b/loss"} <= set(outcome.metrics())
+
+
+def test_a_task_that_raises_leaves_the_engine_as_it_was() -> None:
+    model = net()
+    engine = engine_of(model, train=Training(check_loss=False))
+    before = parameters(model)
+    with pytest.raises(TaskError, match="no trainable parameter"), torch.no_grad():
+        model.requires_grad_(False)
+        next(iter(model.children())).bias.requires_grad_(True)
+        engine.parts.way.tasks[""].loss = lambda output, batch: output.detach().sum()  # type: ignore[method-assign]
+        engine.update(points())
+    assert torch.equal(before, parameters(model))
+    assert engine.progress.update == 0
+
+
+def test_what_cannot_be_is_said_when_the_engine_is_built() -> None:
+    with pytest.raises(ArgumentError, match="`updates`"):
+        engine_of(net(), updates=0)
+    with pytest.raises(ArgumentError, match="`precision`"):
+        engine_of(net(), precision="bf17")
+
+
+@pytest.mark.parametrize("kind", [Ordered, Ddp])
+def test_on_two_ranks_each_gives_its_own_micro_batches(on_ranks: Callable[..., list[Any]], kind: Any) -> None:
+    def run(group: Any = None) -> tuple[Tensor, list[float]]:
+        rank, ranks = (group.rank, group.ranks) if group is not None else (0, 1)
+        model = net(dropout=0.5 if kind is Ordered else 0.0)
+        engine = engine_of(model, strategy=kind(group) if group is not None else None)
+        told: list[float] = []
+        for number in range(4):
+            outcome = engine.update(*mine(cut(points(start=number), 2), rank, ranks))
+            assert isinstance(outcome, Committed)
+            told += [outcome.loss, outcome.weight, outcome.grad_norm]
+        return parameters(model), told
+
+    def ordered_alone() -> tuple[Tensor, list[float]]:
+        return on_ranks(1, lambda group: run(group))[0]
+
+    (alone, told), both = ordered_alone(), on_ranks(2, run)
+    tolerance = 0.0 if kind is Ordered else 1e-12
+    for theirs, numbers in both:
+        assert torch.allclose(theirs, alone, rtol=0, atol=tolerance)
+        assert numbers == pytest.approx(told)
+    assert torch.equal(both[0][0], both[1][0])
+
+
+def example(name: str) -> Callable[..., tuple[Engine, ...]]:
+    """A function of the page."""
+    for snippet in re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL):
+        if f"def {name}(" in snippet:
+            names: dict[str, Any] = {}
+            exec(compile(snippet, str(PAGE), "exec"), names)
+            return names[name]
+    raise AssertionError(name)
+
+
+def batches_of(name: str) -> list[Any]:
+    torch.manual_seed(5)
+    images = [torch.randn(GLOBAL, 4, dtype=torch.float64) for _ in range(6)]
+    return {
+        "train_gan": [image[:, :2] for image in images],
+        "distil": [(image, image.argmax(-1).clamp(max=2)) for image in images],
+        "improve": [image[:, :3] for image in images],
+    }[name]
+
+
+def trained(engines: tuple[Engine, ...]) -> Tensor:
+    return torch.cat([parameters(engine.model) for engine in engines])
+
+
+@pytest.mark.parametrize("name", ["train_gan", "distil", "improve"])
+def test_the_loops_of_the_page_do_not_depend_on_the_cut(name: str) -> None:
+    loop, batches = example(name), batches_of(name)
+    whole = trained(loop(batches, size=GLOBAL))
+    for size in (1, 3, 4):
+        assert torch.allclose(trained(loop(batches, size=size)), whole, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["train_gan", "distil", "improve"])
+def test_the_loops_of_the_page_have_the_same_bits_on_two_ranks(name: str, on_ranks: Callable[..., list[Any]]) -> None:
+    batches = batches_of(name)
+
+    def run(group: Any) -> Tensor:
+        def share(everything: list[Any]) -> list[Any]:
+            return mine(everything, group.rank, group.ranks)
+
+        return trained(example(name)(batches, size=2, share=share, strategy=lambda: Ordered(group)))
+
+    alone = on_ranks(1, run)[0]
+    assert all(torch.equal(theirs, alone) for theirs in on_ranks(2, run))
