@@ -64,6 +64,5 @@ def of_a_part(*, part: bool, fused: bool) -> list[float]:
         data=evenstep.MapData(samples, global_batch_size=4),
         updates=1,
         device="cpu",
-        writers=(),
     ).train()
     return [round(value, 6) for value in line.weight.flatten().tolist()]
