@@ -262,10 +262,10 @@ def _mixed(strategy: Strategy, **more: Any) -> Trainer:
 
 def methods_and_learned_coefficients_are_those_of_one_process(group: Group) -> object:
     cases: dict[str, Callable[[], dict[str, Any]]] = {
-        "PcGrad": lambda: {"combine": PcGrad()},
-        "AlignedMtl": lambda: {"combine": AlignedMtl()},
-        "GradNorm": lambda: {"combine": GradNorm()},
-        "Uncertainty": lambda: {"coefficients": Uncertainty(regression=("a",))},
+        "PcGrad": lambda: {"train": Training(clip_norm=0.1, combine=PcGrad())},
+        "AlignedMtl": lambda: {"train": Training(clip_norm=0.1, combine=AlignedMtl())},
+        "GradNorm": lambda: {"train": Training(clip_norm=0.1, combine=GradNorm())},
+        "Uncertainty": lambda: {"train": Training(clip_norm=0.1, coefficients=Uncertainty(regression=("a",)))},
         "sum": dict,
     }
     wrong: list[str] = []
