@@ -78,7 +78,7 @@ class Line(Task):
         return (output * self.factor).sum()
 
 
-def train(group: Any, factor: float, on_non_finite: Any = None) -> Trainer:
+def train(group: Any, factor: float, non_finite: Any = "stop") -> Trainer:
     model = nn.Linear(1, 1)
     trainer = Trainer(
         model=model,
@@ -88,7 +88,7 @@ def train(group: Any, factor: float, on_non_finite: Any = None) -> Trainer:
         updates=1,
         device="cpu",
         strategy=Ddp(group, compression=Fp16()),
-        failures=Failures(non_finite=on_non_finite),
+        failures=Failures(non_finite=non_finite),
     )
     trainer.train()
     return trainer
