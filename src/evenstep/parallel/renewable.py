@@ -10,7 +10,6 @@ neither when to break nor who is there.
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from threading import Lock
 from typing import Any, cast, final
 
 import torch
@@ -179,7 +178,6 @@ class Connections:
     def __init__(self) -> None:
         self.attempt = 0
         self._groups: list[Renewable] = []
-        self._lock = Lock()
 
     def add(self, group: Any) -> Any:
         """Take a group; all ranks do so in one order, in which they are formed anew."""
@@ -188,11 +186,10 @@ class Connections:
         return group
 
     def break_(self, attempt: int) -> None:
-        """Break the groups of this attempt, unless there are newer ones. Any thread may call it."""
-        with self._lock:
-            if attempt == self.attempt:
-                for group in self._groups:
-                    group.break_()
+        """Break the groups of this attempt, unless there are newer ones. Any thread may call it, and none waits."""
+        if attempt == self.attempt:
+            for group in self._groups:
+                group.break_()
 
     def renew(self, timeout: timedelta) -> None:
         """Form all groups under the number of the next attempt; all ranks call it together.
@@ -200,10 +197,9 @@ class Connections:
         Raises:
             RuntimeError: the ranks could not connect to each other. The attempt counts nevertheless.
         """
-        with self._lock:
-            self.attempt += 1
-            for group in self._groups:
-                group.renew(self.attempt, timeout)
+        self.attempt += 1
+        for group in self._groups:
+            group.renew(self.attempt, timeout)
 
 
 def register() -> None:
