@@ -137,7 +137,7 @@ class Evaluation:
         )
         passes = self._cuts.passes(way.tasks, weights.work)
         halve = partial(half_of, way.tasks)
-        self._execution.match(passes, partial(MicrobatchStep.dummy, way), halve=halve, backward=False, kind=task)
+        self._execution.pad_passes(passes, partial(MicrobatchStep.dummy, way), halve=halve, backward=False, kind=task)
         fault = self._try(step)
         if not self._execution.strategy.any_failed(fault is not None):
             return True

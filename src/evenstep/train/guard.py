@@ -257,7 +257,7 @@ class Guard:
         )
         dummy = partial(MicrobatchStep.dummy, self._silent(name, _Listening(self.way.tasks[name])))
         halve = partial(half_of, self.way.tasks)
-        execution.match(work, dummy, halve=halve, backward=False, kind=f"check {name}")
+        execution.pad_passes(work, dummy, halve=halve, backward=False, kind=f"check {name}")
         way, heard = self._silent(name, listening), Heard()
         try:
             with MicrobatchStep(way, weights, path=(path,), update=0, factor=1.0, prefix="", cuts=Cuts()) as step:

@@ -312,7 +312,7 @@ class Update:
                     part, *self._later = parts
                     step.doing = None
                     if in_turn:
-                        self._match(part, part.work)
+                        self._pad_passes(part, part.work)
                     plan = execution.plan(step.lay_out(part.work), not self._later)
                     execution.trainer.run(plan, step)  # forwards, backwards and reductions
                     parts = self._later
@@ -324,9 +324,9 @@ class Update:
             return traceback.format_exc()
         return None
 
-    def _match(self, part: Weights, work: tuple[Microbatch, ...]) -> None:
+    def _pad_passes(self, part: Weights, work: tuple[Microbatch, ...]) -> None:
         """Let all ranks run the same passes of one kind, of which `work` is this rank's."""
-        self._execution.match(
+        self._execution.pad_passes(
             self._cuts.passes(self._way.tasks, work),
             self._dummy,
             halve=self._halve,
@@ -341,7 +341,7 @@ class Update:
             self._execution.strategy.follow()
         while self._later:
             part, *self._later = self._later
-            self._match(part, ())
+            self._pad_passes(part, ())
         self._execution.spoil(num_microbatches, error)
 
     def _make_room(self, step: MicrobatchStep, weights: Weights, update: int, fault: str) -> None:
