@@ -217,11 +217,11 @@ def end_backward(root: Any) -> None:
     state(root)._root_post_backward_final_callback()
 
 
-def be_idle(root: Any) -> None:
-    """Let no part wait for the rest of a backward that has broken off."""
+def forget_gathers(root: Any) -> None:
+    """Forget gathers that were begun and will not end: FSDP2 would wait for them before it forgets anything."""
     for _, part in parts(root):
         if (group := record(part)) is not None:
-            group._training_state = type(group._training_state).IDLE
+            group._all_gather_result = None
 
 
 def at_end_of_backward(part: Any, act: Callable[[], None]) -> None:

@@ -26,6 +26,7 @@ from injector import (
     out_of_memory,
 )
 from processes import run
+from redo import CHECKS as REDONE
 from runs import UPDATES, Ended, train
 from threads import on_ranks
 from torch import Tensor
@@ -863,7 +864,7 @@ def processes_out_of_memory() -> None:
         assert ends[0].said["sha256"] == ends[1].said["sha256"]
 
 
-CASES += [Case(name, check, slow) for name, check, slow in CHECKS]
+CASES += [Case(name, check, slow) for name, check, slow in (*CHECKS, *REDONE)]
 
 
 def limited(check: Callable[[], None], limit_s: float) -> float:

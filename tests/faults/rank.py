@@ -21,7 +21,8 @@ import torch
 from injector import Fault, out_of_memory
 from runs import train
 
-from evenstep.events import Save, Watchdog
+import evenstep
+from evenstep.events import Save, UpdateBegin, Watchdog
 from evenstep.parallel import Group, Processes
 
 
@@ -49,12 +50,25 @@ KINDS: dict[str, Any] = {
     "user1": lambda: os.kill(os.getpid(), signal.SIGUSR1),
     "exit": lambda: os._exit(0),
     "sys_exit": lambda: sys.exit(3),
+    "late_bug": lambda: (time.sleep(3), KINDS["raise"]()),
+    "late_kill": lambda: (time.sleep(3), KINDS["kill"]()),
     "raise": lambda: (_ for _ in ()).throw(ValueError("a bug of the user's")),
     "out_of_memory": out_of_memory,
     "slow": lambda: time.sleep(0.15),
     "hold": lambda: ctypes.PyDLL(None).sleep(600),  # holds Python's lock: no thread of it runs
     "deadlock": deadlock,
 }
+
+
+class Cut(evenstep.Hook):
+    """Cuts as finely as a rank must that ran out of memory, from an update on."""
+
+    def __init__(self, here: int, rank: int | None, update: int, limit: int) -> None:
+        self.is_here, self.at, self.limit = rank in (None, here), update, limit
+
+    def before_update(self, event: UpdateBegin) -> None:
+        if self.is_here and event.update == self.at:
+            self.trainer._engine.parts.cuts.limit = self.limit
 
 
 def main(what: dict[str, Any]) -> None:
@@ -68,9 +82,13 @@ def main(what: dict[str, Any]) -> None:
         let_pass = what.get("let_pass", 0)
         act = KINDS[what["fault"]]
         faults.append(Fault(act=act, phase=phase, rank=rank, update=update, times=times, let_pass=let_pass))
+    for kind, of, when, where, let_pass in what.get("faults", ()):
+        faults.append(Fault(act=KINDS[kind], phase=where, rank=of, update=when, let_pass=let_pass))
     hooks = [Save(every_updates=what.get("save_every", 2))]
     if what.get("watch_s"):
         hooks.append(Watchdog(timeout_s=what["watch_s"]))
+    if what.get("cut"):
+        hooks.append(Cut(group.rank, *what["cut"]))
     ended = train(
         group,
         faults,
@@ -80,6 +98,8 @@ def main(what: dict[str, Any]) -> None:
         hooks=hooks,
         resume=what.get("resume", False),
         stoppable=True,
+        pipeline=what.get("pipeline", 1),
+        schedule=what.get("schedule", "1f1b"),
     )
     error = "" if ended.error is None else f"{type(ended.error).__name__}: {ended.error}"
     digest = hashlib.sha256(ended.parameters.numpy().tobytes()).hexdigest()

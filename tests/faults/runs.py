@@ -24,6 +24,7 @@ STRATEGIES: dict[str, Callable[[Group], Strategy]] = {
     "zero1-ordered": lambda group: Zero1(Ordered(group)),
     "fsdp": Fsdp,
     "ordered-fsdp": OrderedFsdp,
+    "fsdp-copies": lambda group: Fsdp(group, shard_ranks=1),
     "fsdp-hybrid": lambda group: Fsdp(group, shard_ranks=2),
     "ddp-buckets": lambda group: Ddp(group, bucket_bytes=64),  # one parameter each: some are away when a fault strikes
 }
@@ -85,7 +86,7 @@ def train(
     """Train one rank to the end, or to its error."""
     group = group or Group()
     place = LastPlace(group.rank, faults=list(faults))
-    model: nn.Module = Chain(place) if "fsdp" in strategy else Net(place, norm=norm)
+    model: nn.Module = Chain(place) if "fsdp" in strategy and pipeline == 1 else Net(place, norm=norm)
     shared = group
     if pipeline > 1:
         mesh = Mesh.of(group, pipeline=pipeline)

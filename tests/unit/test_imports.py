@@ -84,6 +84,26 @@ def test_imports_go_one_way(path: Path) -> None:
         assert imported_parts(path) <= ALLOWED[part] | ROOT | {part}
 
 
+def imported_modules(path: Path) -> set[Path]:
+    """The files of this package that one imports as it runs, also in functions."""
+    found: set[Path] = set()
+    body = ast.parse(path.read_text()).body
+    for node in (one for each in body if not is_for_type_checkers(each) for one in ast.walk(each)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("evenstep"):
+            for name in (f"{node.module}.{alias.name}" for alias in node.names):
+                home = SOURCE.joinpath(*name.split(".")[1:])
+                candidates = (home.with_suffix(".py"), home / "__init__.py", home.parent.with_suffix(".py"))
+                found |= {next((one for one in candidates if one.is_file()), home.parent / "__init__.py")}
+    return found - {path}
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    left = {path: imported_modules(path) for path in FILES}
+    while left and (free := [path for path, needed in left.items() if not needed & left.keys()]):
+        left = {path: needed for path, needed in left.items() if path not in free}
+    assert not {str(path.relative_to(SOURCE)) for path in left}
+
+
 @pytest.mark.parametrize("package", ["", *sorted(CORE)])
 def test_lazy_names_come_from_where_type_checkers_are_told(package: str) -> None:
     """The names that a package imports on first use stand in it twice: for type checkers and for Python."""

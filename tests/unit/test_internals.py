@@ -18,6 +18,7 @@ from evenstep import internals
 
 SOURCE = Path(__file__).parents[2] / "src" / "evenstep"
 OF_FSDP = {
+    "_all_gather_result",
     "_all_gather_comm",
     "_comm_ctx",
     "_fsdp_param_groups",
@@ -29,7 +30,6 @@ OF_FSDP = {
     "_register_post_backward_hook",
     "_root_post_backward_final_callback",
     "_to_sharded",
-    "_training_state",
 }
 OF_TORCH = {
     "_buffers",

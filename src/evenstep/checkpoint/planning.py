@@ -28,7 +28,6 @@ from torch.distributed.checkpoint.planner import (
     SavePlan,
     TensorWriteData,
     WriteItem,
-    WriteItemType,
 )
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
@@ -39,19 +38,6 @@ from evenstep.errors import CheckpointError
 
 Leaves = Mapping[str, object]
 """Tensors, DTensors and Shards by name."""
-
-
-def chunk_of(shard: Shard) -> ChunkStorageMetadata:
-    """The block that the shard holds, as the planner describes it."""
-    return ChunkStorageMetadata(offsets=torch.Size(shard.offsets), sizes=shard.local.shape)
-
-
-def write_items(name: str, shard: Shard) -> list[WriteItem]:
-    """What the shard has to write, as the planner describes it."""
-    data = TensorWriteData(
-        chunk=chunk_of(shard), properties=TensorProperties.create_from_tensor(shard.local), size=shard.size()
-    )
-    return [WriteItem(index=MetadataIndex(name, shard.offsets), type=WriteItemType.SHARD, tensor_data=data)]
 
 
 @final

@@ -67,14 +67,23 @@ class Shard:
 
     # The three methods by which the planner of torch.distributed.checkpoint asks an object for its pieces.
     def __create_write_items__(self, fqn: str, object: object) -> list[Any]:
-        from evenstep.checkpoint.planning import write_items
+        from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
+        from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-        return [] if self.is_empty else write_items(fqn, self)
+        properties = TensorProperties.create_from_tensor(self.local)
+        return [
+            WriteItem(
+                index=MetadataIndex(fqn, self.offsets),
+                type=WriteItemType.SHARD,
+                tensor_data=TensorWriteData(chunk=chunk, properties=properties, size=self.size()),
+            )
+            for chunk in self.__create_chunk_list__()
+        ]
 
     def __create_chunk_list__(self) -> list[Any]:
-        from evenstep.checkpoint.planning import chunk_of
+        from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
-        return [] if self.is_empty else [chunk_of(self)]
+        return [] if self.is_empty else [ChunkStorageMetadata(torch.Size(self.offsets), self.local.shape)]
 
     def __get_tensor_shard__(self, index: object) -> Tensor:
         return self.local

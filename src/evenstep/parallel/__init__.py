@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from evenstep.parallel.reducer.fsdp import Fsdp
     from evenstep.parallel.reducer.ordered import Ordered
     from evenstep.parallel.reducer.ordered_fsdp import OrderedFsdp
-    from evenstep.parallel.reducer.reducer import Reducer, Spoiled
+    from evenstep.parallel.reducer.reducer import Reducer
     from evenstep.parallel.reducer.single import Single
     from evenstep.parallel.reducer.zero1 import Zero1
     from evenstep.parallel.reducers import Reducers
@@ -49,7 +49,6 @@ __all__ = [
     "Seat",
     "ShardedTensorRef",
     "Single",
-    "Spoiled",
     "States",
     "Strategy",
     "Zero1",
@@ -80,7 +79,7 @@ __getattr__, __dir__ = lazy_names(
         ".reducer.fsdp": "Fsdp",
         ".reducer.ordered": "Ordered",
         ".reducer.ordered_fsdp": "OrderedFsdp",
-        ".reducer.reducer": "Reducer Spoiled",
+        ".reducer.reducer": "Reducer",
         ".reducer.single": "Single",
         ".reducer.zero1": "Zero1",
         ".reducers": "Reducers",

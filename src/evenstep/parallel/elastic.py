@@ -193,6 +193,15 @@ class Elastic(Group):
     def split(self, parts: Sequence[Sequence[int]]) -> Group:
         raise ArgumentError(f"ranks {_KEPT}, but a pipeline gives each a part of the model; use `Ddp` or `Ordered`.")
 
+    def interrupt(self, reason: str) -> None:
+        self._now.interrupt(reason)
+
+    def meet(self, value: T) -> list[T]:
+        """Who is there is found out by `join`, where this process meets the others again."""
+        if self.ranks > 1:
+            raise Regroup(f"process {self._lighthouse.seat.number} has broken off what all did")
+        return [value]
+
     def where(self) -> str:
         return self._now.where()
 

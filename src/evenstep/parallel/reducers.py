@@ -40,7 +40,6 @@ class Reducers:
         layout: who holds what of a tensor.
         in_turn: whether all ranks must run micro-batches of one kind at the same time.
         gather_per_plan: whether plans begin with UNSHARD and end with RESHARD.
-        cuts_alone: whether a rank may run its micro-batches in more pieces than its peers do.
         gather_dtype: see `Strategy`.
     """
 
@@ -48,7 +47,6 @@ class Reducers:
         self._strategy = strategy
         self._per_plan = per_plan
         self.group, self.layout = strategy.group, strategy.layout
-        self.cuts_alone = per_plan or strategy.cuts_alone
         self.gather_dtype = strategy.gather_dtype
         self.in_turn = False
         self.gather_per_plan = False
@@ -95,17 +93,11 @@ class Reducers:
             if isinstance(own, ChoosesTrained):
                 own.share([parameter for parameter in own.module.parameters() if id(parameter) in trained])
 
-    @property
-    def retries_alone(self) -> bool:
-        """See `Reducer.retries_alone`; a plan of stages is begun anew by all its ranks in any case."""
-        return self._per_plan or all(own.retries_alone for own in self._all)
-
     def pad_passes(
         self,
         work: Sequence[T],
         run: Callable[[T], None],
         *,
-        halve: Callable[[T], T | None],
         backward: bool,
         kind: str = "",
         last: bool = True,
@@ -113,20 +105,7 @@ class Reducers:
         """See `PadsPasses.pad_passes`."""
         for own in self._all:
             if isinstance(own, PadsPasses):
-                own.pad_passes(work, run, halve=halve, backward=backward, kind=kind, last=last)
-
-    def follow(self) -> None:
-        """See `PadsPasses.follow`."""
-        for own in self._all:
-            if isinstance(own, PadsPasses):
-                own.follow()
-
-    def any_failed(self, failed: bool) -> bool:
-        """See `PadsPasses.any_failed`."""
-        for own in self._all:
-            if isinstance(own, PadsPasses):
-                return own.any_failed(failed)
-        return failed
+                own.pad_passes(work, run, backward=backward, kind=kind, last=last)
 
     def explained(self, error: Exception) -> Exception:
         """What an error of torch's in a pass means; `error` itself if nothing more is known."""
@@ -158,6 +137,8 @@ class Reducers:
         """Forget what an update that has raised in the middle has left behind."""
         for own in self._all:
             own.begin()
+            if isinstance(own, PadsPasses):
+                own.relearn()
         for buffers in self._buffers:
             buffers.look_anew()
 

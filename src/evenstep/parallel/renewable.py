@@ -106,7 +106,7 @@ class Renewable(ProcessGroup):
     def break_(self) -> None:
         """Close the connections: all who wait in the group, or come to it, raise. Any thread may call it."""
         backend = self._backend
-        for step in range(1, self._ranks):
+        for step in range(1, self._ranks) if backend is not None else ():
             other = (self._rank + step) % self._ranks
             # gloo closes all of a group's connections when a wait for a message times out, and has no other way to
             with suppress(RuntimeError):

@@ -7,11 +7,6 @@ it says it as well, with nothing to gain from it. If all ranks have run all part
 script: before a rank says a word it says those that come before it, whose parts it leaves out, and it never says one
 that the script has no longer or not at all, but raises. That costs one comparison per word. If they have not, because
 items of lists are chosen by the batch or at random, they agree on each word of each pass.
-
-Since all passes say the same, whatever the batch, a pass that has ended in the midst can be gone on with by another: it
-begins from the start, and what the first has said already is answered by this rank itself instead of by its peers: the
-parameters that it then computes with are wrong, and so is what comes of it, but its peers have somebody to talk to.
-Nobody may use what such a pass gives.
 """
 
 from collections.abc import Callable, Sequence
@@ -79,15 +74,11 @@ class Spoken:
         group: all ranks that run passes together.
 
     Attributes:
-        passes: how many have begun since `start`.
-        broken: whether the next pass takes the place of one that has ended in the midst.
         armed: whether gradients are reduced in the backward that comes.
     """
 
     def __init__(self, group: Group) -> None:
         self.group = group
-        self.passes = 0
-        self.broken = False
         self.armed = False
         self._parts: list[_Part] = []
         self._alone = False
@@ -97,8 +88,6 @@ class Spoken:
         self._comes_back = False
         self._script = _Script(open=False, ended=True)
         self._place = 0  # in the script
-        self._said = 0  # in this pass
-        self._skip = 0  # so many were said before it broke off
         self._foreseen = False  # the forward of this pass, by that of the first
         self._standing_in = False
         self._begun: set[tuple[str, str]] = set()  # scripts, in this pass
@@ -122,9 +111,9 @@ class Spoken:
 
     def start(self, kind: str = "") -> None:
         """No pass of this kind has begun yet; what an earlier one had still to say is not said."""
-        self.passes, self._said, self._phase = 0, 0, ""
+        self._phase = ""
         self._kind = kind
-        self._whole()
+        self._reduced.clear()
 
     def forget(self) -> None:
         """Other parameters are trained from now on, so passes go otherwise: all ranks learn their words anew."""
@@ -134,15 +123,8 @@ class Spoken:
     def begin(self) -> None:
         """A pass begins, with its forward."""
         self.finish()
-        if self.broken:
-            self.broken = False
-            for number, part in enumerate(self._parts):
-                part.module.set_requires_all_reduce(number not in self._reduced, recurse=False)
-        else:
-            self.passes += 1
-            self._begun.clear()
-            self._whole()
-        self._said = 0
+        self._begun.clear()
+        self._reduced.clear()
         self._running.clear()
         self._comes_back = torch.is_grad_enabled()
         self._turn_to("forward", f"{self._kind}/{self._comes_back}")
@@ -172,20 +154,13 @@ class Spoken:
                 end_backward(self._parts[0].module)
         self._phase = ""
 
-    def go_on(self) -> None:
-        """The pass has ended in the midst: the next one says only what is left."""
-        self._phase = ""
-        if not self.passes:
-            return
-        self.broken, self._skip = True, max(self._skip, self._said)
-
     def through(self) -> None:
         """All gradients of this rank's backward have come; what is left of it is to reduce them."""
         if self._phase == "backward":
             self._running.clear()
 
-    def say(self, word: Word, collective: Callable[[], Any], oneself: Callable[[], None]) -> Any:
-        """Do `collective`, or only `oneself` if it was done before the pass broke off."""
+    def say(self, word: Word, collective: Callable[[], Any]) -> Any:
+        """Do `collective`, after what comes before it."""
         script, place = self._script.words, self._place
         if place < len(script) and script[place] == word:
             pass
@@ -197,9 +172,7 @@ class Spoken:
             self._reduced.add(word.part)
         elif self._phase == "forward" and self._comes_back and not self._standing_in:
             self._running.add(word.part)
-        result = oneself() if self._said < self._skip else collective()
-        self._said += 1
-        return result
+        return collective()
 
     def _turn_to(self, phase: str, key: str) -> None:
         self._phase, self._place = phase, 0
@@ -207,13 +180,6 @@ class Spoken:
         if script.open and (phase, key) not in self._begun:
             script.words, script.alike, script.ended = [], True, False
         self._begun.add((phase, key))
-
-    def _whole(self) -> None:
-        if self._skip or self.broken:
-            for part in self._parts:
-                part.module.set_requires_all_reduce(True, recurse=False)
-        self.broken, self._skip = False, 0
-        self._reduced.clear()
 
     def _say_what_is_before(self, word: Word | None) -> None:
         """Say the script's words up to `word`, or to its end, in place of parts that this rank does not run."""
@@ -232,7 +198,7 @@ class Spoken:
 
     def _stand_in(self, following: Word, word: Word | None) -> None:
         """Say a word of a part that this rank does not run, or does not need now."""
-        if following.reduces and following.part in self._running and self._said >= self._skip:
+        if following.reduces and following.part in self._running:
             raise self._unforeseen(word)
         place, record = self._place, self._parts[following.part].record
         self._standing_in = True
@@ -340,7 +306,6 @@ class _Gather:
         return self._spoken.say(
             self._word,
             lambda: self._inner(output_tensor, input_tensor, *args, **kwargs),
-            lambda: _gathered_from_oneself(output_tensor, input_tensor),
         )
 
 
@@ -357,25 +322,15 @@ class _Reduce:
         if self._alone:
             self._allocated += 1
             if self._allocated % 2:
-                self._spoken.say(self._word, nothing, nothing)
+                self._spoken.say(self._word, nothing)
         return self._inner.allocate(*args, **kwargs)
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         return self._spoken.say(
             self._word,
             lambda: self._inner(output_tensor, input_tensor, *args, **kwargs),
-            lambda: _reduced_to_nothing(output_tensor, input_tensor),
         )
 
 
 def nothing() -> None:
     """Do nothing."""
-
-
-def _gathered_from_oneself(output: Tensor, own: Tensor) -> None:
-    """As if all ranks held this one's shard: numbers as they may be."""
-    output.view(-1, own.numel()).copy_(own.clone().expand(output.numel() // own.numel(), -1))
-
-
-def _reduced_to_nothing(output: Tensor, own: Tensor) -> None:
-    output.zero_()

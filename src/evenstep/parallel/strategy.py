@@ -23,11 +23,9 @@ class Strategy(ABC):
         layout: who holds what of a tensor; by default every rank holds all.
 
     Attributes:
-        cuts_alone: whether a rank may run its micro-batches in more pieces than its peers do.
         gather_dtype: the number format in which parameters are gathered and used; None for their own.
     """
 
-    cuts_alone: bool = False
     gather_dtype: torch.dtype | None = None
 
     def __init__(self, group: Group | None = None, layout: Layout | None = None) -> None:

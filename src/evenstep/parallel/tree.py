@@ -9,7 +9,6 @@ micro-batch had one.
 """
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias, final
 
@@ -17,11 +16,9 @@ import torch
 from torch import Tensor
 
 from evenstep.parallel.group import Group
-from evenstep.parallel.reducer.reducer import Spoiled
 from evenstep.parallel.strides import laid_out
 
 Gradients: TypeAlias = "list[Tensor | None]"
-Places: TypeAlias = dict[tuple[int, int], list[bool]]
 
 
 @final
@@ -63,15 +60,11 @@ class Tree:
         self.held[level, index] = gradients
 
     def total(self, group: Group, *, num_microbatches: int) -> Gradients:
-        """The sum over all micro-batches of all ranks, on every rank; the tree is empty afterwards.
-
-        Raises:
-            Spoiled: a rank calls `spoil` instead; all ranks raise it then, before anything is summed.
-        """
+        """The sum over all micro-batches of all ranks, on every rank; the tree is empty afterwards."""
         held, self.held = self.held, {}
         mine = {place: [g is not None for g in gradients] for place, gradients in held.items()}
         parts: dict[tuple[int, int], _Part] = {}
-        for owner, theirs in enumerate(_told(group, mine)):
+        for owner, theirs in enumerate(group.gather(mine)):
             for place, present in theirs.items():
                 parts[place] = _Part(owner, present, held[place] if owner == group.rank else [])
         root = self._combined(group, parts, (num_microbatches - 1).bit_length(), 0, num_microbatches)
@@ -82,12 +75,6 @@ class Tree:
         rows = _by_rows(root.gradients) if group.rank == root.owner else self._room(root.present)
         group.broadcast([gradient for gradient in rows if gradient is not None], root.owner)
         return [g if g is None else laid_out(g, p) for g, p in zip(rows, self._parameters, strict=True)]
-
-    def spoil(self, group: Group) -> None:
-        """Let the ranks that sum know that this one can't; the tree is empty afterwards."""
-        self.held = {}
-        with suppress(Spoiled):
-            _told(group, None)
 
     def _combined(
         self, group: Group, parts: dict[tuple[int, int], _Part], level: int, index: int, end: int
@@ -127,14 +114,6 @@ class Tree:
             torch.empty_like(parameter, memory_format=torch.contiguous_format) if has else None
             for parameter, has in zip(self._parameters, present, strict=True)
         ]
-
-
-def _told(group: Group, mine: Places | None) -> list[Places]:
-    """What each rank holds."""
-    told = [theirs for theirs in group.gather(mine) if theirs is not None]
-    if len(told) < group.ranks:
-        raise Spoiled
-    return told
 
 
 def _by_rows(gradients: Gradients) -> Gradients:

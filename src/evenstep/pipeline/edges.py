@@ -10,7 +10,6 @@ from typing import Any, final
 import torch
 
 from evenstep.parallel.group import Group
-from evenstep.parallel.reducer.reducer import Spoiled
 from evenstep.pipeline.action import Action, Op
 from evenstep.pipeline.layout import Layout
 from evenstep.pipeline.wire import Address, Inbox, Wire
@@ -49,21 +48,19 @@ class Edges:
         """Drop what was not handed over or sent, after a plan that has failed."""
         self._here.clear()
         self._leaving.clear()
+        self._inbox = Inbox(self.wire, self._group, {})
 
     def take(self, address: Address) -> Any:
         """The tree that `address` names; waits for it if it comes from another rank.
 
         Raises:
             EvenstepError: it will not come; the message says which rank failed, and why.
-            Spoiled: it comes from a rank that has run out of memory.
         """
         rank = self._rank_of[address.source]
         if rank == self._rank_of[address.destination]:
             return self._here.pop(address)
         tree = self._inbox.take(address, rank)
         self._answered(address, rank)
-        if tree is None:
-            raise Spoiled  # it comes from a rank that has nothing more to give
         return tree
 
     def leave(self, address: Address, tree: Any) -> None:
@@ -79,18 +76,6 @@ class Edges:
     def receive(self, action: Action) -> None:
         """The plan has come to the next message from the rank of the action's peer: make room for one more."""
         self._inbox.allow(self._rank_of[action.peer])
-
-    def drop(self, address: Address) -> None:
-        """Wait for what `address` names, unless it was taken, and let go of it."""
-        rank = self._rank_of[address.source]
-        if rank != self._rank_of[address.destination]:
-            self._inbox.drop(address, rank)
-            self._answered(address, rank)
-
-    def send_nothing(self, action: Action) -> None:
-        """Send a message that holds nothing, so that its receiver knows that this rank can't go on."""
-        address = Address(_SENT[action.op], action.stage, action.peer, action.microbatch)
-        self.wire.send(address, None, self._rank_of[action.peer])
 
     def _answered(self, address: Address, rank: int) -> None:
         """A gradient has come: the output that it belongs to had arrived."""

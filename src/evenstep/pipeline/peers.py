@@ -1,27 +1,19 @@
 """The other ranks of a pipeline: what a runner owes them around a plan, and when it fails.
 
-Before a plan there is room for the first messages; after it all ranks agree that it came to its end, copies of tied
-parameters get one gradient, and what was sent has left. A rank that runs out of memory walks the rest of its plan
-without computing, so that no message is left on its way and nobody waits; all others learn of it and begin anew. A rank
-that fails otherwise says why, and closes its connections.
+Before a plan there is room for the first messages; after it copies of tied parameters get one gradient, and what was
+sent has left. A rank that fails says why and closes its connections, unless it can be mended (`train.recovery`).
 """
 
-import traceback
-from collections.abc import Mapping
 from typing import final
 
-from evenstep.errors import OutOfMemoryError
-from evenstep.memory import give_back, is_out_of_memory
+from evenstep.memory import is_out_of_memory
 from evenstep.names import named_parameters
-from evenstep.parallel.reducer.reducer import Spoiled
 from evenstep.pipeline.action import Action, Op, Plan
 from evenstep.pipeline.deferred import Deferral
 from evenstep.pipeline.edges import Edges
 from evenstep.pipeline.runner import Peers
-from evenstep.pipeline.stage import Stage, Step
 from evenstep.pipeline.staged import Staged
 from evenstep.pipeline.ties import sum_over_owners
-from evenstep.pipeline.wire import Address
 
 ACTION_NAMES = {
     Op.FORWARD: "forward",
@@ -62,72 +54,32 @@ class PipelinePeers(Peers):
             self._tell(error, "before its first action")
             raise
 
-    def fault_of(self, error: BaseException, plan: Plan, walked: int) -> str | None:
+    def stopped(self, error: BaseException, plan: Plan, walked: int) -> None:
         self._deferral.end()
-        if isinstance(error, Spoiled):
-            return ""
-        if not isinstance(error, MemoryError | RuntimeError) or not is_out_of_memory(error):
-            return None
-        if plan[walked].op is Op.UNSHARD:
-            return None  # the others wait for this rank's part
-        return "".join(traceback.format_exception(error))
-
-    def tell(self, error: BaseException, plan: Plan, walked: int) -> None:
+        self._edges.forget()
         self._tell(error, f"at {described(plan[walked])}")
 
-    def finish(self, plan: Plan, walked: int, fault: str | None, stages: Mapping[int, Stage], step: Step) -> None:
-        trains = any(action.op is Op.REDUCE for action in plan)
+    def finish(self, plan: Plan) -> None:
         try:
-            if fault is not None:
-                self._edges.forget()
-                walked += not fault and plan[walked].op is Op.REDUCE  # all have taken part in what said so
-                if fault:
-                    give_back()
-                while walked < len(plan):
-                    skip(stages[plan[walked].stage], plan[walked], self._edges, step)
-                    walked += 1
-            # what was reduced before a failure is told to other replicas only here
-            concerned = self._mesh.world if trains else self._mesh.pipeline
-            spoiled = concerned.sum_floats([float(fault is not None)])[0] > 0
-            if trains and not spoiled:
+            if any(action.op is Op.REDUCE for action in plan):
                 sum_over_owners(self._ties, self._parameters, self._mesh.pipeline)
             self._edges.wire.flush()
         except BaseException as error:
-            self._tell(error, f"at {described(plan[min(walked, len(plan) - 1)])}" if plan else "after its plan")
+            self._tell(error, f"at {described(plan[-1])}" if plan else "after its plan")
             raise
-        if spoiled:
-            raise Spoiled(fault or "")
+
+    def reset(self) -> None:
+        self._deferral.end()
+        self._edges.forget()
+        self._edges.wire.reset()
 
     def _tell(self, error: BaseException, place: str) -> None:
+        """Note where it was; and close the connections, unless all meet and do it again."""
         mesh = self._mesh
         where = f"pipeline rank {mesh.pipeline.rank} of {mesh.pipeline.ranks} stopped {place}"
         error.add_note(f"({where})")
-        for group in (mesh.pipeline, mesh.data, mesh.world):
-            group.abort(f"{where}: {type(error).__name__}: {error}")
-
-
-def skip(stage: Stage, action: Action, edges: Edges, step: Step) -> None:
-    """Take part in an action without computing, so that nothing is left on its way and nobody waits.
-
-    What is received is dropped. What is sent holds nothing, by which those who receive it learn that they must do the
-    same.
-    """
-    op, microbatch = action.op, action.microbatch
-    if op in (Op.RECEIVE_INPUT, Op.RECEIVE_GRADIENT):
-        edges.receive(action)
-    elif op is Op.FORWARD:
-        for source in stage.sources:
-            edges.drop(Address("output", source, stage.index, microbatch))
-    elif op in (Op.BACKWARD, Op.INPUT_BACKWARD):
-        for destination in stage.carried:
-            edges.drop(Address("gradient", destination, stage.index, microbatch))
-    elif op in (Op.SEND_OUTPUT, Op.SEND_GRADIENT):
-        edges.send_nothing(action)
-    elif op is Op.REDUCE:
-        error = OutOfMemoryError(f"memory ran out at {described(action)}, which can't be undone.")
-        stage.reducer.spoil(step.num_microbatches, error)
-    elif op is Op.RESHARD:
-        stage.act(action, step)
+        if not is_out_of_memory(error) and not mesh.world.interrupted():
+            mesh.world.abort(f"{where}: {type(error).__name__}: {error}")
 
 
 def described(action: Action) -> str:

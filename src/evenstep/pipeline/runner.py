@@ -2,10 +2,10 @@
 
 The runner hands each action of a plan to its stage, and does nothing else: which schedule it is, whether it trains or
 evaluates, how gradients are shared and what a micro-batch is, it does not know. What other ranks of a pipeline need
-before and after a plan, and when it fails, is its peers' to say; a model that is whole has none.
+before and after a plan is its peers' to say; a model that is whole has none.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import final
 
 from evenstep.parallel.reducer.reducer import ExplainsErrors
@@ -26,22 +26,14 @@ class Peers:
     def begin(self, plan: Plan) -> None:
         """A plan begins, on all ranks."""
 
-    def fault_of(self, error: BaseException, plan: Plan, walked: int) -> str | None:
-        """After action `walked` has raised: why the ranks must do it all again together; None where they can't.
+    def stopped(self, error: BaseException, plan: Plan, walked: int) -> None:
+        """Action `walked` has raised: let go of what is on its way, and note in the error where it was."""
 
-        It is a traceback, or "" where another rank has failed.
-        """
-        return None
+    def finish(self, plan: Plan) -> None:
+        """The plan was walked to its end."""
 
-    def tell(self, error: BaseException, plan: Plan, walked: int) -> None:
-        """Tell the others that this rank has stopped, so that none waits for it."""
-
-    def finish(self, plan: Plan, walked: int, fault: str | None, stages: Mapping[int, Stage], step: Step) -> None:
-        """The plan was walked so far.
-
-        Raises:
-            Spoiled: on all ranks, when one of them ran out of memory; nothing that was computed may be used.
-        """
+    def reset(self) -> None:
+        """Forget all messages, and what their ends know of each other; all ranks do."""
 
 
 @final
@@ -66,12 +58,10 @@ class Runner:
 
         Raises:
             PlanError: an action that no stage can do.
-            Spoiled: on all ranks of a pipeline, when one of them ran out of memory.
-            Exception: what an action raised. In a pipeline it has a note that names rank, action and micro-batch; the
-                other ranks raise an EvenstepError that says so.
+            Exception: what an action raised. In a pipeline it has a note that names rank, action and micro-batch.
         """
         self.peers.begin(plan)
-        walked, fault = 0, None
+        walked = 0
         try:
             for action in plan:
                 self.stages[action.stage].act(action, step)
@@ -79,14 +69,12 @@ class Runner:
         except BaseException as error:
             for stage in self.stages.values():
                 stage.forget()
-            fault = self.peers.fault_of(error, plan, walked)
-            if fault is None:
-                self.peers.tell(error, plan, walked)
-                explained = self._explained(error, plan[walked].stage)
-                if explained is error:
-                    raise
-                raise explained from error
-        self.peers.finish(plan, walked, fault, self.stages, step)
+            self.peers.stopped(error, plan, walked)
+            explained = self._explained(error, plan[walked].stage)
+            if explained is error:
+                raise
+            raise explained from error
+        self.peers.finish(plan)
 
     def _explained(self, error: BaseException, stage: int) -> BaseException:
         """What an error of torch's means with the stage's reducer."""

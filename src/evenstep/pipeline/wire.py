@@ -21,7 +21,7 @@ from torch import Tensor
 
 from evenstep.errors import EvenstepError, LostRankError
 from evenstep.internals import pytree
-from evenstep.parallel.group import Group
+from evenstep.parallel.group import Group, Interrupted
 
 AHEAD = 1  # messages from one rank whose buffers wait before the plan has come to their place
 SENDING = 4  # messages to one rank that are on their way at once
@@ -79,6 +79,11 @@ class Wire:
     def begin(self) -> None:
         """A run begins, on all ranks: from now on there is room for the largest messages so far, on both ends."""
         self._room = dict(self._largest)
+
+    def reset(self) -> None:
+        """Forget all messages, and what both ends know of them; all ranks do, when their connections are new."""
+        for known in (self._sent_forms, self._known_forms, self._largest, self._room, self._sending):
+            known.clear()
 
     def send(self, address: Address, tree: Any, rank: int) -> None:
         """Begin to send `tree`; its tensors are copied."""
@@ -249,19 +254,12 @@ class Inbox:
             first, received = self._begun[rank][0]
             try:
                 self._here[first] = received()
+            except Interrupted:
+                raise
             except LostRankError as error:
                 raise EvenstepError(f"{address} will not come: {self._reason() or error}") from error
             self._begun[rank].popleft()
         return self._here.pop(address)
-
-    def drop(self, address: Address, rank: int) -> None:
-        """Wait for what `address` names, unless it was taken, and let go of it.
-
-        Raises:
-            EvenstepError: as `take`.
-        """
-        if address in self._here or any(address == begun for begun, _ in self._begun[rank]):
-            self.take(address, rank)
 
     def _reason(self) -> str:
         until = time.monotonic() + _GRACE_S

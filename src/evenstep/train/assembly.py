@@ -83,7 +83,7 @@ def build_loop(
 
 def check_fit_memory(model: nn.Module, strategy: Strategy, *, wanted: bool) -> None:
     """Raise ArgumentError where micro-batches can't be fitted to the memory by trying."""
-    if wanted and (isinstance(model, Staged) or not strategy.cuts_alone):
+    if wanted and (isinstance(model, Staged)):
         raise ArgumentError(
             "`fit_memory` begins with micro-batches as large as can be, which a model in stages must not (they would "
             "not overlap); give the micro-batch size as a number."

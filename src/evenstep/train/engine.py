@@ -42,7 +42,6 @@ from evenstep.train.parameter_checks import check_parameters
 from evenstep.train.parts import Parts, build_parts, build_way, place
 from evenstep.train.passage import Way
 from evenstep.train.progress import Progress
-from evenstep.train.randomness import undisturbed
 from evenstep.train.state import Tree, check_same_run, parameter_names, with_plain_names
 from evenstep.train.task import Task
 from evenstep.train.tasks import Tasks, check_task_states, check_tasks
@@ -210,13 +209,14 @@ class Engine:
             EvenstepError: what went wrong, for the person who must act. Nothing has changed then, unless the message
                 says so.
         """
+        way = self.parts.way
         batch = global_batch(microbatches, self.progress.position, self.strategy.group)
         self.storage.discard_from(0)  # what nobody has read of the update before
         if not self.core.is_whole:
             raise EvenstepError(
                 "an error has come while parameters were changed, so they are those of no update; load a state."
             )
-        with self._together(), undisturbed(self.parts.way.device), torch.enable_grad():
+        with self._together(), way.randomness.undisturbed(way.device), torch.enable_grad():
             self.parts.guard(batch)
             while True:
                 pending, aborted = self.dispatch(batch), self.settle()

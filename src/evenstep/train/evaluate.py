@@ -5,26 +5,22 @@ its losses and metrics are summed as (sum, weight) pairs. The model's training m
 when something raises. It does not choose when.
 """
 
-import traceback
 from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager
-from functools import partial
 from typing import Any, cast, final
 
 import torch
 from torch import nn
 
-from evenstep.data import Data, GlobalBatch, Position
-from evenstep.errors import DataError, LostRankError, OutOfMemoryError, TaskError
+from evenstep.data import Data, GlobalBatch, Microbatch, Position
+from evenstep.errors import DataError, LostRankError, TaskError
 from evenstep.events import Incident, Record
-from evenstep.memory import give_back, is_out_of_memory
-from evenstep.parallel import Spoiled
-from evenstep.train.cuts import Cuts, described, half_of
+from evenstep.train.cuts import Cuts, part_of
 from evenstep.train.execution import Execution
 from evenstep.train.microbatch import MicrobatchStep
 from evenstep.train.passage import Way
 from evenstep.train.randomness import undisturbed
-from evenstep.train.task import Task
+from evenstep.train.recovery import Attempt, Recovery, Work
 from evenstep.train.weigh import Weights, weigh
 
 
@@ -74,7 +70,7 @@ class Evaluation:
         self._way = way
         self._execution = execution
         self._cuts = cuts
-        self._report = report
+        self._recovery = Recovery(execution=execution, tasks=way.tasks, cuts=cuts, report=report)
         self._guard = guard
 
     def __call__(self, update: int) -> list[Record]:
@@ -118,66 +114,37 @@ class Evaluation:
                 self._guard(batch)
                 weights = weigh(way.tasks, batch, strategy.group)
                 for name in weights.totals:  # one task after the other, on all ranks
-                    while not self._through(weights.of(name), update, batch.position.batch):
-                        give_back()
+                    self._through(weights.of(name), update, batch.position.batch)
                 if batch.ends_epoch:
                     break
 
-    def _through(self, weights: Weights, update: int, place: int) -> bool:
-        """Take one task's part of a global batch through the model; False if it must be cut finer first."""
-        way, mark, task = self._way, self._way.storage.mark(), next(iter(weights.totals))
-        step = MicrobatchStep(
-            way,
-            weights,
-            path=("evaluate", self._name, place),
-            update=update,
-            factor=1.0,
-            prefix=f"{self._name}/",
-            cuts=self._cuts,
-        )
-        passes = self._cuts.passes(way.tasks, weights.work)
-        halve = partial(half_of, way.tasks)
-        self._execution.pad_passes(passes, partial(MicrobatchStep.dummy, way), halve=halve, backward=False, kind=task)
-        fault = self._try(step)
-        if not self._execution.strategy.any_failed(fault is not None):
-            return True
-        way.storage.drop_after(mark)
-        if fault:
-            self._cut(step, way.tasks[task], update, fault)
-        self._execution.cut_alike(self._cuts)
-        return False
+    def _through(self, weights: Weights, update: int, batch: int) -> None:
+        """Take one task's part of a global batch through the model."""
+        way, execution, task = self._way, self._execution, next(iter(weights.totals))
+        mark = way.storage.mark()
 
-    def _try(self, step: MicrobatchStep) -> str | None:
-        """Run the micro-batches; gives None, or the traceback of what did not fit into memory, "" if a peer's."""
-        try:
-            with step:
-                self._execution.evaluator.run(self._execution.forwards(step.lay_out(step.work)), step)
-        except Spoiled as spoiled:
-            return spoiled.fault
-        except (MemoryError, RuntimeError) as error:
-            if not (is_out_of_memory(error) and self._execution.strategy.cuts_alone):
-                raise
-            return traceback.format_exc()
-        return None
+        def compute(attempt: Attempt) -> None:
+            @contextmanager
+            def dummy(microbatch: Microbatch) -> Generator[MicrobatchStep]:
+                first = self._cuts.pieces(way.tasks[task], microbatch.data, microbatch.known_samples)[0]
+                with MicrobatchStep.dummy(way, part_of(microbatch, first)) as step:
+                    attempt.step, attempt.is_dummy = step, True
+                    yield step
 
-    def _cut(self, step: MicrobatchStep, task: Task, update: int, fault: str) -> None:
-        assert step.doing is not None, "memory is taken by micro-batches"
-        phase, microbatch, piece = step.doing
-        what = f"rank {self._execution.strategy.rank} ran out of memory in the {phase} of {described(piece)}"
-        message = f"{what} of evaluation '{self._name}'"
-        if not self._cuts.finer(task, piece):
-            raise OutOfMemoryError(
-                f"{message}, and that can't be cut any finer. The parameters are those after update {update}; "
-                f"evaluate smaller samples, or on a device with more memory."
-            )
-        self._report(
-            Incident(
-                kind="out_of_memory",
-                update=update,
-                message=f"{message}; it is cut in two from now on, and the batch is evaluated again.",
-                details={"phase": phase, "evaluation": self._name},
-                rank=self._execution.strategy.rank,
-                microbatch=microbatch,
-                traceback=fault,
-            )
+            execution.pad_passes(self._cuts.passes(way.tasks, weights.work), dummy, backward=False, kind=task)
+            attempt.step, attempt.is_dummy = self._step(weights, update, batch), False
+            with attempt.step as step:
+                execution.evaluator.run(execution.forwards(step.lay_out(step.work)), step)
+            if execution.evaluates_together:  # none goes on while another may have to begin anew
+                execution.group.sum_floats([0.0])
+
+        self._recovery.until_done(
+            Work(place=f"batch {batch} of evaluation '{self._name}'", update=update, evaluation=self._name),
+            compute,
+            lambda: way.storage.drop_after(mark),
+            together=execution.evaluates_together,
         )
+
+    def _step(self, weights: Weights, update: int, batch: int) -> MicrobatchStep:
+        path, prefix = ("evaluate", self._name, batch), f"{self._name}/"
+        return MicrobatchStep(self._way, weights, path=path, update=update, factor=1.0, prefix=prefix, cuts=self._cuts)

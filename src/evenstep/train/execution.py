@@ -29,7 +29,6 @@ from evenstep.pipeline import (
     executed,
     forwards,
 )
-from evenstep.train.cuts import Cuts
 from evenstep.train.gradient_norms import GradientNorms, NormsOfStages, NormsOfWhole, trained_by
 from evenstep.train.microbatch import MicrobatchStep
 
@@ -84,7 +83,6 @@ class Execution:
         work: Sequence[T],
         dummy: Callable[[T], AbstractContextManager[MicrobatchStep]],
         *,
-        halve: Callable[[T], T | None],
         backward: bool,
         kind: str = "",
         last: bool = True,
@@ -94,7 +92,6 @@ class Execution:
         Args:
             work: this rank's micro-batches.
             dummy: gives a micro-batch that counts nowhere.
-            halve: gives half of a micro-batch, or None where it can't be cut.
             backward: whether they come back.
             kind: of the micro-batches; only those of one kind go through the same parts of a model.
             last: whether no others follow before the step.
@@ -104,7 +101,7 @@ class Execution:
             with dummy(microbatch) as step:
                 self.try_one(step, backward=backward)
 
-        self.strategy.pad_passes(work, run, halve=halve, backward=backward, kind=kind, last=last)
+        self.strategy.pad_passes(work, run, backward=backward, kind=kind, last=last)
 
     def try_one(self, step: MicrobatchStep, *, backward: bool = True) -> None:
         """Run the micro-batches of `step` on this rank alone."""
@@ -117,15 +114,23 @@ class Execution:
                 raise
             raise explained from error
 
-    def cut_alike(self, cuts: Cuts) -> None:
-        """After a failed try: let ranks that run one plan together cut as finely as the one that must most."""
-        known = [limit for limit in self.pipeline.gather(cuts.limit) if limit is not None]
-        cuts.limit = min(known, default=None)
+    @property
+    def evaluates_together(self) -> bool:
+        """Whether ranks wait for each other within an evaluation's passes."""
+        return self.in_stages or self.strategy.in_turn
 
-    def spoil(self, num_microbatches: int, error: Exception) -> None:
-        """See `Reducer.spoil`."""
-        for stage in self.trainer.stages.values():
-            stage.reducer.spoil(num_microbatches, error)
+    def alike(self, values: Sequence[T]) -> Sequence[T]:
+        """Of values by rank those of this rank's pipeline, whose ranks run one plan together."""
+        replicas = self.group.ranks // self.pipeline.ranks
+        return values[self.group.rank % replicas :: replicas]
+
+    def reset(self) -> None:
+        """After a try that has failed, on all ranks: forget everything of it."""
+        for runner in (self.trainer, self.evaluator, self.alone):
+            for stage in runner.stages.values():
+                stage.forget()
+            runner.peers.reset()
+        self.strategy.abandon()
 
 
 def build_execution(model: nn.Module, strategy: Strategy, optimizer: Optimizer, device: torch.device) -> Execution:

@@ -20,15 +20,15 @@ from torch import Tensor, nn
 from evenstep.data import GlobalBatch, Microbatch
 from evenstep.errors import TaskError
 from evenstep.memory import give_back, is_out_of_memory
-from evenstep.parallel import Spoiled
 from evenstep.train.additive import FAST, NARROW, WIDE, Again, Given, Precise, adds_up, kind_of, means_among
-from evenstep.train.cuts import Cuts, Piece, half_of, part_of, parts_of, reason_not_cut
+from evenstep.train.cuts import Cuts, Piece, part_of, parts_of, reason_not_cut
 from evenstep.train.evaluate import evaluating
 from evenstep.train.execution import Execution
 from evenstep.train.loss_faults import batch_norms, loss_fault, metric_note, norm_note, uncut_note, weight_fault
 from evenstep.train.microbatch import MicrobatchStep
 from evenstep.train.onlooker import Onlooker
 from evenstep.train.passage import Way
+from evenstep.train.recovery import Recovery
 from evenstep.train.split import copied, num_samples, tensors_in
 from evenstep.train.task import Loss, Task
 from evenstep.train.untouched import untouched
@@ -98,6 +98,12 @@ class Guard:
     pending: set[str]
     _tries: dict[str, int] = field(default_factory=dict[str, int])
     _said: set[str] = field(default_factory=set[str])
+    _recovery: Recovery = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._recovery = Recovery(
+            execution=self.execution, tasks=self.way.tasks, cuts=self.cuts, report=lambda incident: None
+        )
 
     def __call__(self, batch: GlobalBatch) -> float:
         """Look at the tasks of a global batch that were not looked at yet; all ranks call it together.
@@ -228,6 +234,14 @@ class Guard:
 
     def _run(self, name: str, trial: Trial | None, pieces: Sequence[Piece], path: str) -> Heard:
         """Run pieces of a micro-batch forward; all ranks call it together, also those without any."""
+        if not self.execution.evaluates_together:
+            return self._heard(name, trial, pieces, path)
+        compute = partial(self._heard, name, trial, pieces, path)
+        heard, no_memory = self._recovery.once(f"the check of the loss of {name or 'the task'}", compute)
+        return Heard(no_memory=no_memory, nor_elsewhere=True) if heard is None else heard
+
+    def _heard(self, name: str, trial: Trial | None, pieces: Sequence[Piece], path: str) -> Heard:
+        """Run them once."""
         task, execution = self.way.tasks[name], self.execution
         work: tuple[Microbatch, ...] = ()
         if trial is not None:
@@ -249,29 +263,25 @@ class Guard:
 
     def _passed(self, name: str, work: tuple[Microbatch, ...], listening: "_Listening", path: str) -> Heard:
         """Take micro-batches through the model, past everybody who would hear or record them."""
-        execution, strategy = self.execution, self.execution.strategy
-        together = strategy.in_turn or execution.in_stages  # what one rank does not run, others wait for
+        execution = self.execution
         each = {one.index: 1.0 for one in work}
         weights = Weights(
             totals={name: 1.0}, num_microbatches=len(work), each=each, divisors={}, work=work, num_tasks=1
         )
         dummy = partial(MicrobatchStep.dummy, self._silent(name, _Listening(self.way.tasks[name])))
-        halve = partial(half_of, self.way.tasks)
-        execution.pad_passes(work, dummy, halve=halve, backward=False, kind=f"check {name}")
+        execution.pad_passes(work, dummy, backward=False, kind=f"check {name}")
         way, heard = self._silent(name, listening), Heard()
         try:
             with MicrobatchStep(way, weights, path=(path,), update=0, factor=1.0, prefix="", cuts=Cuts()) as step:
                 execution.evaluator.run(execution.forwards(step.lay_out(work)), step)
-        except Spoiled:
-            heard = Heard(no_memory=True)
         except Exception as error:
-            no_memory = is_out_of_memory(error) and (strategy.cuts_alone or not together)
-            if together and not no_memory:
-                error.add_note(WHILE_LOOKING)
+            no_memory = is_out_of_memory(error)
+            if execution.evaluates_together:  # what one rank does not run, others wait for
+                if not no_memory:
+                    error.add_note(WHILE_LOOKING)
                 raise
             # what else is raised the update will raise as well, and say it
             heard = Heard(no_memory=no_memory, error="" if no_memory else f"{type(error).__name__}: {error}")
-        strategy.any_failed(heard.no_memory)
         if heard.no_memory:
             give_back()
         return heard

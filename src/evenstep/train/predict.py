@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from evenstep.data import Data, GlobalBatch, Microbatch, Position
 from evenstep.errors import LostRankError, OutOfMemoryError
 from evenstep.internals import pytree
-from evenstep.parallel import Group, Spoiled
+from evenstep.memory import is_out_of_memory
+from evenstep.parallel import Group
 from evenstep.pipeline.wire import Address, Wire
-from evenstep.train.cuts import Cuts, half_of
+from evenstep.train.cuts import Cuts
 from evenstep.train.evaluate import evaluating
 from evenstep.train.execution import Execution
 from evenstep.train.microbatch import MicrobatchStep
@@ -102,8 +103,7 @@ def _kept(batch: GlobalBatch, way: Way, execution: Execution) -> list[Kept]:
         task_of(way.tasks, one)
     for name in dict.fromkeys(part.task for part in batch.parts) or [""]:  # one task after the other, on all ranks
         work = tuple(one for one in batch.microbatches if one.task == name)
-        halve = partial(half_of, way.tasks)
-        execution.pad_passes(work, partial(_dummy, way), halve=halve, backward=False, kind=f"predict {name}")
+        execution.pad_passes(work, partial(_dummy, way), backward=False, kind=f"predict {name}")
         keeping, silent = _keeping(way)
         weights = Weights(
             totals={name: 1.0},
@@ -128,11 +128,13 @@ def _kept(batch: GlobalBatch, way: Way, execution: Execution) -> list[Kept]:
 def _evaluate(execution: Execution, step: MicrobatchStep) -> None:
     try:
         execution.evaluator.run(execution.forwards(step.lay_out(step.work)), step)
-    except Spoiled as spoiled:
-        where = f"rank {execution.group.rank}" if spoiled.fault else "a rank of this pipeline"
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
         raise OutOfMemoryError(
-            f"{where} ran out of memory in a prediction. Make the micro-batches of its data smaller."
-        ) from spoiled
+            f"rank {execution.group.rank} ran out of memory in a prediction. Make the micro-batches of its data "
+            f"smaller."
+        ) from error
 
 
 def _keeping(way: Way) -> "tuple[dict[str, _Keeping], Way]":

@@ -74,12 +74,27 @@ class Randomness:
         self._next_look: dict[tuple[object, ...], int] = {}
         self._seeds_all = False
         self._fresh: tuple[Any, Any] | None = None  # the states after they were seeded, while it looks
+        self._callers: tuple[Any, Any] | None = None  # the caller's states, while they are to be given back
+        self._keeps = False
         self._drawn: set[str] = set()
         self._is_first = True
         self.by_layer = False  # whether a whole model's layers are known, so that the loss has a key of its own
         self.under_way = False
         self.begun = 0
         self.found = ""  # what was not keyed until now, for whoever tells people; they empty it
+
+    @contextmanager
+    def undisturbed(self, device: torch.device) -> Generator[None]:
+        """What the function `undisturbed` does, for single updates: numpy's and Python's are kept only if seeded."""
+        self._keeps, self._callers = True, None
+        try:
+            with torch.random.fork_rng([device] if device.type == "cuda" else []):
+                yield
+        finally:
+            callers, self._keeps, self._callers = self._callers, False, None
+            if callers is not None:
+                random.setstate(callers[0])
+                np.random.set_state(callers[1])
 
     def begin_passage(self, *kind: object) -> None:
         """Some micro-batches begin; those of one `kind` may draw where others do not."""
@@ -119,6 +134,8 @@ class Randomness:
 
     def _seed_others(self, number: int) -> None:
         self._look()
+        if self._keeps and self._callers is None:
+            self._callers = random.getstate(), np.random.get_state()
         random.seed(number)
         np.random.seed(number >> 31)  # from other bits: all three are Mersenne twisters
         if not self._drawn:

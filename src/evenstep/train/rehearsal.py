@@ -68,7 +68,7 @@ def compare_cuts(engine: Engine, data: Data) -> str:
         micro-batches that can't be cut in two, or a gradient that is not finite.
     """
     strategy, cuts = engine.strategy, engine.parts.cuts
-    if data.num_batches(engine.progress.position.epoch, seed=engine.seed) is None or not strategy.cuts_alone:
+    if data.num_batches(engine.progress.position.epoch, seed=engine.seed) is None:
         return ""
     batch = _first(engine, data)
     if batch is None:

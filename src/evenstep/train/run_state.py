@@ -182,8 +182,6 @@ class RunState:
     def _load_cuts(self, limits: list[int | None]) -> None:
         """Cut as finely as this rank did; on another number of ranks, and in stages, as the one that did so most."""
         group = self.engine.group
-        if not self.engine.strategy.cuts_alone:
-            return
         known = [limit for limit in limits if limit is not None]
         same = len(limits) == group.ranks and not self.engine.parts.execution.in_stages
         self.engine.parts.cuts.limit = limits[group.rank] if same else min(known, default=None)

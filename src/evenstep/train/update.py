@@ -2,44 +2,44 @@
 
 Everything that depends on how the run is set up is an object that was chosen when it was built: the strategy, the
 precision, the way of applying. The update asks nothing about modes. It does not count, log, save or decide what to do
-about an abort; that is the loop's. Only one thing it mends: where a micro-batch does not fit into memory, the
-accumulation begins anew with smaller pieces, on this rank alone as long as the others have been given nothing of it.
+about an abort; that is the loop's. Until it applies, it may be begun anew at any point (`recovery`).
 """
 
-import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import final
+from typing import TypeVar, final
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from evenstep.data import GlobalBatch, Microbatch
-from evenstep.errors import OutOfMemoryError, TaskError
+from evenstep.errors import TaskError
 from evenstep.events import Incident, StepBegin, StepEnd
 from evenstep.memory import give_back, is_out_of_memory
 from evenstep.names import named_parameters
 from evenstep.optim.apply import Apply, gradients
 from evenstep.optim.ema import Ema
 from evenstep.optim.learning_rate import LearningRates
-from evenstep.parallel import Spoiled
 from evenstep.train.blame import Blamed, blame
 from evenstep.train.buffers import Buffers
 from evenstep.train.combine import Combine
-from evenstep.train.cuts import Cuts, described, half_of
+from evenstep.train.cuts import Cuts, part_of
 from evenstep.train.dependence import Dependence
 from evenstep.train.execution import Execution
-from evenstep.train.failures import Answer, FailurePolicy
+from evenstep.train.failures import FailurePolicy
 from evenstep.train.fit import fitting, state_allocated
 from evenstep.train.late_weights import build_gather
 from evenstep.train.microbatch import MicrobatchStep
 from evenstep.train.outcome import PendingUpdate
 from evenstep.train.passage import Gathered, Way
 from evenstep.train.progress import Progress
+from evenstep.train.recovery import Attempt, Recovery, Work
 from evenstep.train.trained import Trained
 from evenstep.train.weigh import Weights, weigh
+
+T = TypeVar("T")
 
 
 @final
@@ -94,9 +94,10 @@ class Update:
         self._optimizer = optimizer
         self._execution = execution
         self._cuts = cuts
-        self._halve = partial(half_of, way.tasks)
-        self._on_out_of_memory = on_out_of_memory
-        self._report = report
+        self._recovery = Recovery(
+            execution=execution, tasks=way.tasks, cuts=cuts, report=report, on_out_of_memory=on_out_of_memory
+        )
+        self._attempt = Attempt()
         self._apply = apply
         self._ema = ema
         self.learning_rates = learning_rates
@@ -105,7 +106,6 @@ class Update:
             buffers=self._buffers, randomness=way.randomness, unkeyed=unkeyed, execution=execution, report=report
         )
         self.is_whole = True
-        self._later: list[Weights] = []  # of the try under way, whose passes all ranks run in turn
         self._gather: Callable[[Weights, int], Gathered] = self._accumulate
         if combine is not None:
             held = {id(one) for one in parameters}
@@ -128,21 +128,16 @@ class Update:
                 f"update {update} trains a model that is in evaluation mode; something has called `eval()` on it and "
                 f"not `train()` afterwards. Freeze single layers by calling `eval()` on those."
             )
-        weights = self._weigh(batch)
-        pending.skipped_samples = weights.skipped_samples
-        covered = weights.total
+        weights, gathered, grads, squared = self._together(
+            f"update {update}", update, partial(self._computed, batch, update)
+        )
+        pending.skipped_samples, covered = weights.skipped_samples, weights.total
         if covered == 0:
             return pending
-        gathered = self._gather(weights, update)
-        self._buffers.settle()
-        self._dependence.look(update)
-        self._execution.strategy.share_buffers(self._buffers)
         late_weight = gathered.late_total
         total = covered if late_weight is None else late_weight
         scale = self._way.precision.scale
         rates = self.learning_rates(update)
-        grads = gradients(self._parameters, sparse=self._sparse)
-        squared = self._execution.norms.squared(grads)
         if squared is None:  # no task gave a loss
             self._buffers.restore(1.0)
             return pending
@@ -167,6 +162,32 @@ class Update:
     def _pending(self, batch: GlobalBatch, before: Progress) -> PendingUpdate:
         """The update as it ends where nothing has a weight or a loss: aborted."""
         return PendingUpdate(batch=batch, before=before, precision=self._way.precision.state, aborted=1.0, total=0.0)
+
+    def _computed(self, batch: GlobalBatch, update: int) -> tuple[Weights, Gathered, list[Tensor], Tensor | None]:
+        """Compute the update's gradients and their squared norm; nothing is applied."""
+        weights = self._weigh(batch)
+        if weights.total == 0:
+            return weights, Gathered(), [], None
+        gathered = self._gather(weights, update)
+        self._buffers.settle()
+        self._dependence.look(update)
+        self._execution.strategy.share_buffers(self._buffers)
+        grads = gradients(self._parameters, sparse=self._sparse)
+        return weights, gathered, grads, self._execution.norms.squared(grads)
+
+    def _together(self, place: str, update: int, compute: Callable[[], T]) -> T:
+        """Compute something with all ranks, again where one of them had no memory for it; see `Recovery`."""
+        mark = self._way.storage.mark()
+
+        def tried(attempt: Attempt) -> T:
+            self._attempt = attempt
+            return compute()
+
+        def discard() -> None:
+            self._discard(mark)
+            self._buffers.restore(1.0)
+
+        return self._recovery.until_done(Work(place=place, update=update), tried, discard)
 
     def norms(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """See `GradientNorms.each`."""
@@ -212,12 +233,14 @@ class Update:
     def abandon(self) -> None:
         """Undo what an update that has raised in the middle did to the buffers, and be ready for another."""
         self._buffers.restore(1.0)
-        self._execution.strategy.abandon()
+        self._execution.reset()
         self.resume()
 
     def rerun(self, batch: GlobalBatch, update: int) -> None:
         """Compute the gradients of an aborted update once more, to look at them; nothing is applied."""
-        self._gather(self._weigh(batch), update)
+        self._together(
+            f"update {update}, which is looked at again", update, lambda: self._gather(self._weigh(batch), update)
+        )
         self._buffers.restore(1.0)
 
     @contextmanager
@@ -246,7 +269,9 @@ class Update:
             return blamed
         weights = self._weigh(batch)
         for name in weights.totals:
-            self._accumulate(weights.of(name), update)
+            self._together(
+                f"task {name} of update {update}", update, lambda name=name: self._accumulate(weights.of(name), update)
+            )
             self._buffers.restore(1.0)
             squared = self._execution.norms.squared(gradients(self._parameters, sparse=self._sparse))
             if squared is not None and not bool(squared.isfinite()):
@@ -264,22 +289,10 @@ class Update:
         self._apply.resume()
 
     def _accumulate(self, weights: Weights, update: int) -> Gathered:
-        """Leave the gradients of the micro-batches in `.grad`, summed over all ranks.
-
-        Raises:
-            OutOfMemoryError: a micro-batch does not fit and can't, or must not, be cut.
-        """
-        mark = self._way.storage.mark()
-        while True:
-            self._discard(mark)
-            step = self._step(weights, path=(update,), update=update)
-            fault = self._try(step, weights)
-            if fault is None:
-                break
-            if fault:
-                self._make_room(step, weights, update, fault)
-            self._execution.cut_alike(self._cuts)
-            self._buffers.restore(1.0)
+        """Leave the gradients of the micro-batches in `.grad`, summed over all ranks."""
+        self._discard(self._way.storage.mark())
+        step = self._step(weights, path=(update,), update=update)
+        self._run(step, weights)
         gathered = step.gathered
         for parameter in self.trained.outside:
             parameter.grad = None
@@ -298,99 +311,30 @@ class Update:
             parameter.grad = None
         self._execution.begin()
 
-    def _try(self, step: MicrobatchStep, weights: Weights) -> str | None:
-        """Run the micro-batches; gives None, or why it must be done again: a traceback, or "" if a peer wants it.
-
-        The error itself does not leave: its traceback refers to all that must be freed.
-        """
-        execution = self._execution
+    def _run(self, step: MicrobatchStep, weights: Weights) -> None:
+        """Run the micro-batches: forwards, backwards and reductions."""
+        execution, attempt = self._execution, self._attempt
         in_turn = execution.strategy.in_turn
         parts = [weights.of(task) for task in weights.totals] if in_turn else [weights]
-        try:
-            with step:
-                while parts:
-                    part, *self._later = parts
-                    step.doing = None
-                    if in_turn:
-                        self._pad_passes(part, part.work)
-                    plan = execution.plan(step.lay_out(part.work), not self._later)
-                    execution.trainer.run(plan, step)  # forwards, backwards and reductions
-                    parts = self._later
-        except Spoiled as spoiled:
-            return spoiled.fault
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            return traceback.format_exc()
-        return None
-
-    def _pad_passes(self, part: Weights, work: tuple[Microbatch, ...]) -> None:
-        """Let all ranks run the same passes of one kind, of which `work` is this rank's."""
-        self._execution.pad_passes(
-            self._cuts.passes(self._way.tasks, work),
-            self._dummy,
-            halve=self._halve,
-            backward=True,
-            kind=next(iter(part.totals)),
-            last=not self._later,
-        )
-
-    def _spoil(self, num_microbatches: int, error: Exception) -> None:
-        """Take part in what the peers still do in this try, so that they begin anew as well."""
-        if self._later:
-            self._execution.strategy.follow()
-        while self._later:
-            part, *self._later = self._later
-            self._pad_passes(part, ())
-        self._execution.spoil(num_microbatches, error)
-
-    def _make_room(self, step: MicrobatchStep, weights: Weights, update: int, fault: str) -> None:
-        """Answer an out-of-memory error: cut the micro-batch finer, and let the peers know if they must begin anew."""
-        for parameter in self.trained.with_grad:
-            parameter.grad = None
-        give_back()
-        if not self._execution.strategy.cuts_alone or step.doing is None:
-            raise OutOfMemoryError(
-                f"rank {self._execution.group.rank} ran out of memory in update {update}. Where ranks share the "
-                f"model, a micro-batch can't be cut on one of them alone: make the micro-batches smaller "
-                f"(`data.micro_batch_size`), and go on from the last checkpoint."
-            )
-        phase, microbatch, piece = step.doing
-        where = f"the {phase} of {described(piece)} of micro-batch {microbatch} in update {update}"
-        message = f"rank {self._execution.strategy.rank} ran out of memory in {where}"
-        incident = Incident(
-            kind="out_of_memory",
-            update=update,
-            message=f"{message}; it is cut in two from now on, and the update is done again.",
-            details={"phase": phase, "part": list(piece.path)},
-            rank=self._execution.strategy.rank,
-            microbatch=microbatch,
-            stage=0,
-            samples=tuple(next(m.samples for m in weights.work if m.index == microbatch)),
-            traceback=fault,
-        )
-        self._report(incident)
-        error = OutOfMemoryError(
-            f"{message}. Make the micro-batches smaller, or let `failures.out_of_memory` be retry; the parameters are "
-            f"those after update {update - 1}."
-        )
-        if self._on_out_of_memory(incident) is Answer.STOP:
-            raise error
-        task = self._way.tasks[next(m.task for m in weights.work if m.index == microbatch)]
-        if not self._cuts.finer(task, piece):
-            raise OutOfMemoryError(
-                f"{message}, and that can't be cut any finer. Use a smaller model, shorter samples, a precision or "
-                f"optimizer that needs less memory, or a device with more; if the batch holds several samples, "
-                f"`{type(task).__name__}.split` must say how it is cut.{self._cuts.why_whole(task, piece)}"
-            )
-        if not self._execution.strategy.retries_alone:
-            self._spoil(weights.num_microbatches, error)
+        with step:
+            for number, part in enumerate(parts, start=1):
+                last = number == len(parts)
+                if in_turn:
+                    passes = self._cuts.passes(self._way.tasks, part.work)
+                    execution.pad_passes(passes, self._dummy, backward=True, kind=next(iter(part.totals)), last=last)
+                attempt.step, attempt.is_dummy = step, False
+                execution.trainer.run(execution.plan(step.lay_out(part.work), last), step)
 
     @contextmanager
     def _dummy(self, microbatch: Microbatch) -> Generator[MicrobatchStep]:
         """A micro-batch that counts nowhere, after which buffers are as before."""
-        with self._buffers.unchanged(), MicrobatchStep.dummy(self._way, microbatch) as step:
+        task, attempt = self._way.tasks[microbatch.task], self._attempt
+        first = part_of(microbatch, self._cuts.pieces(task, microbatch.data, microbatch.known_samples)[0])
+        before = attempt.step, attempt.is_dummy
+        with self._buffers.unchanged(), MicrobatchStep.dummy(self._way, first) as step:
+            attempt.step, attempt.is_dummy = step, True
             yield step
+        attempt.step, attempt.is_dummy = before
 
     def _late_total(self, late: dict[int, Tensor], weights: Weights) -> Tensor:
         """Σw_m over all ranks, in the order of the micro-batches' numbers whoever ran them."""

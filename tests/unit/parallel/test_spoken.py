@@ -1,4 +1,4 @@
-"""What a pass said before it broke off is not said again by the one that takes its place."""
+"""Passes say the same to the other ranks, whatever each of them runs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,17 +17,12 @@ class Part:
 
     def __init__(self) -> None:
         self.heard: list[str] = []
-        self.all_reduces: list[bool] = []
 
     def set_custom_all_gather(self, collective: Any) -> None:
         self.gather = collective
 
     def set_custom_reduce_scatter(self, collective: Any) -> None:
         self.reduce = collective
-
-    def set_requires_all_reduce(self, requires: bool, *, recurse: bool) -> None:
-        assert not recurse
-        self.all_reduces.append(requires)
 
 
 class Own:
@@ -51,59 +46,6 @@ def listened() -> tuple[Spoken, Part]:
     spoken.listen(part, Own(part))
     spoken.start()
     return spoken, part
-
-
-def test_a_pass_that_takes_the_place_of_another_says_the_rest() -> None:
-    spoken, part = listened()
-    spoken.begin()
-    part.gather(torch.zeros(4), torch.ones(2))
-    spoken.go_on()
-    spoken.begin()
-    output = torch.zeros(4)
-    part.gather(output, torch.ones(2))
-    part.reduce(torch.zeros(1), torch.ones(2))
-    assert part.heard == ["gather", "reduce"]
-    assert torch.equal(output, torch.ones(4)), "as if all ranks held the same"
-    assert spoken.passes == 1
-
-
-def test_one_that_breaks_off_earlier_than_the_first_does_not_say_it_again_either() -> None:
-    spoken, part = listened()
-    for gathers in (2, 1, 3):
-        spoken.begin()
-        for _ in range(gathers):
-            part.gather(torch.zeros(2), torch.ones(2))
-        spoken.go_on()
-    assert part.heard == ["gather"] * 3
-
-
-def test_the_next_pass_says_all() -> None:
-    spoken, part = listened()
-    spoken.begin()
-    part.gather(torch.zeros(2), torch.ones(2))
-    spoken.go_on()
-    spoken.begin()
-    spoken.begin()
-    part.gather(torch.zeros(2), torch.ones(2))
-    assert part.heard == ["gather"] * 2
-    assert spoken.passes == 2
-
-
-def test_what_was_reduced_is_not_summed_over_copies_once_more() -> None:
-    spoken, part = listened()
-    spoken.begin()
-    part.reduce(torch.zeros(1), torch.ones(2))
-    spoken.go_on()
-    spoken.begin()
-    assert part.all_reduces == [False]
-    spoken.begin()
-    assert part.all_reduces == [False, True]
-
-
-def test_before_the_first_pass_there_is_nothing_to_go_on_with() -> None:
-    spoken, _ = listened()
-    spoken.go_on()
-    assert not spoken.broken
 
 
 class Record(Own):

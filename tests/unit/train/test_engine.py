@@ -1,10 +1,12 @@
 """The engine by itself, for loops of one's own; and the loops of docs/engine.md, over cuts and ranks."""
 
+import random
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -179,12 +181,27 @@ def test_a_state_of_another_seed_or_of_something_else_is_refused() -> None:
 
 
 def test_the_callers_random_numbers_are_left_alone() -> None:
-    engine = engine_of(net(dropout=0.5))
-    torch.manual_seed(3)
-    expected = torch.rand(2).tolist()
-    torch.manual_seed(3)
-    engine.update(points())
-    assert torch.rand(2).tolist() == expected
+    class Drawing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = net(dropout=0.5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x + random.random() + np.random.rand())
+
+    engine = engine_of(Drawing(), train=Training(check_loss=False))
+
+    def drawn() -> list[float]:
+        return [random.random(), float(np.random.rand()), float(torch.rand(()))]
+
+    for update in range(5):
+        for seed in (random.seed, np.random.seed, torch.manual_seed):
+            seed(update)
+        expected = drawn()
+        for seed in (random.seed, np.random.seed, torch.manual_seed):
+            seed(update)
+        assert isinstance(engine.update(points()), Committed)
+        assert drawn() == expected
 
 
 def test_an_evaluation_gives_the_metrics_of_a_batch_and_changes_nothing() -> None:

@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from evenstep.parallel.compression import Compression
 from evenstep.parallel.group import Group
-from evenstep.parallel.reducer.reducer import ChoosesTrained, Compresses, Reducer, Spoiled
+from evenstep.parallel.reducer.reducer import ChoosesTrained, Compresses, Reducer
 from evenstep.parallel.replicas import compare_replicas, synchronise
 from evenstep.parallel.strategy import Strategy
 from evenstep.parallel.strides import laid_out
@@ -46,8 +46,6 @@ class Ddp(Strategy):
         compression: how they travel; as they are by default.
     """
 
-    cuts_alone = True
-
     def __init__(
         self, group: Group, *, bucket_bytes: int = BUCKET_BYTES, compression: Compression | None = None
     ) -> None:
@@ -71,7 +69,6 @@ class DdpReducer(Reducer, ChoosesTrained, Compresses):
         self._hooks: list[RemovableHandle] = []
         self._armed = False
         self._next = 0
-        self._told = False  # whether the ranks have said which gradients may be used
 
     def wrap(self) -> nn.Module:
         synchronise(self.module, self.group)
@@ -91,10 +88,6 @@ class DdpReducer(Reducer, ChoosesTrained, Compresses):
         ]
         self._forget()
 
-    @property
-    def retries_alone(self) -> bool:
-        return self._next == 0  # no bucket is on its way
-
     def begin(self) -> None:
         self._armed = False
         self._forget()
@@ -106,23 +99,11 @@ class DdpReducer(Reducer, ChoosesTrained, Compresses):
             bucket.missing = len(bucket.parameters)
 
     def reduce(self, num_microbatches: int) -> None:
-        if self._sum(spoiled=False):
-            raise Spoiled
-
-    def spoil(self, num_microbatches: int, error: Exception) -> None:
-        if self._told:
-            raise error
-        self._sum(spoiled=True)
-
-    def _sum(self, *, spoiled: bool) -> bool:
-        """Sum what is not on its way yet, and say whether any rank's gradients must not be used."""
         self._armed = False
         self._launch_until(len(self._buckets))
         # Which gradients exist on any rank: others must stay None, or an idle head's optimizer state would move.
         present = [float(has) for bucket in self._buckets for has in bucket.present]
-        *counts, bad = self.group.sum_floats([*present, float(spoiled)])
-        self._told = True
-        anywhere = iter(counts)
+        anywhere = iter(self.group.sum_floats(present))
         for bucket in self._buckets:
             assert bucket.flat is not None and bucket.wait is not None
             bucket.wait()
@@ -131,10 +112,9 @@ class DdpReducer(Reducer, ChoosesTrained, Compresses):
             for parameter, gradient in zip(bucket.parameters, total.split(sizes), strict=True):
                 parameter.grad = laid_out(gradient, parameter) if next(anywhere) else None
         self._forget()
-        return bad > 0
 
     def _forget(self) -> None:
-        self._next, self._told = 0, False
+        self._next = 0
         for bucket in self._buckets:
             bucket.flat = bucket.wait = None
 

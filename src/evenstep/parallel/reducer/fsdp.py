@@ -5,15 +5,14 @@ sum is reduced and scattered while the next unit's backward runs. A stage of a p
 instead. It is equal to `Ddp` up to rounding.
 """
 
-from contextlib import suppress
 from typing import final
 
 from torch import nn
 
-from evenstep.internals import be_idle, end_backward
+from evenstep.internals import end_backward
 from evenstep.parallel.reducer.padded import PaddedReducer
 from evenstep.parallel.reducer.per_plan import PlanReducer, unreduced
-from evenstep.parallel.reducer.reducer import Reducer, Spoiled
+from evenstep.parallel.reducer.reducer import Reducer
 from evenstep.parallel.reducer.sharded import Sharded
 
 
@@ -46,17 +45,10 @@ class FsdpReducer(PaddedReducer):
     def reduce(self, num_microbatches: int) -> None:
         if self._owed:
             self._owed = False
-            self._lost = self._follow() or self._lost
+            self._dummy()
         self._spoken.finish()
         self._accumulate_only()
-        self._finish(self._present_anywhere(spoiled=self._lost))
-
-    def spoil(self, num_microbatches: int, error: Exception) -> None:
-        self._owed = False
-        self._follow_to_the_end(self.arm)
-        self._accumulate_only()
-        with suppress(Spoiled):
-            self._present_anywhere(spoiled=True)
+        self._finish(self._present_anywhere())
 
     def _prepare(self) -> None:
         super()._prepare()
@@ -81,21 +73,13 @@ class FsdpPlanReducer(PlanReducer):
             shard.to_accumulated_grad_if_needed()
 
     def reduce(self, num_microbatches: int) -> None:
-        self._reducing = True
         gradients = [*map(unreduced, self._shards), *(number.grad for number in self._numbers)]
         self._present = [gradient is not None for gradient in gradients]
-        self._finish(self._scattered(spoiled=False))
-
-    def _spoil(self) -> None:
-        be_idle(self.module)  # a backward may have broken off
-        self._scattered(spoiled=True)
-
-    def _scattered(self, *, spoiled: bool) -> list[bool]:
-        """Reduce and scatter all gradients; gives which there are anywhere."""
+        # FSDP2 reduces and scatters at the end of a backward
         self._fsdp.set_requires_gradient_sync(True)
         self._fsdp.set_is_last_backward(True)
         self._fsdp.set_reshard_after_backward(True)
         self._complete_sums()
         end_backward(self.module)
         self._accumulate_only()
-        return self._present_anywhere(spoiled=spoiled)
+        self._finish(self._present_anywhere())

@@ -28,8 +28,6 @@ class Ordered(Strategy):
     1
     """
 
-    cuts_alone = True
-
     def __init__(self, group: Group | None = None) -> None:
         super().__init__(group)
 
@@ -47,11 +45,6 @@ class OrderedReducer(Reducer, ChoosesTrained):
         super().__init__(module, group)
         self._parameters: list[nn.Parameter] = []
         self._tree = Tree([])
-        self._reducing = False
-
-    @property
-    def retries_alone(self) -> bool:
-        return not self._reducing
 
     def wrap(self) -> nn.Module:
         synchronise(self.module, self.group)
@@ -64,7 +57,6 @@ class OrderedReducer(Reducer, ChoosesTrained):
 
     def begin(self) -> None:
         self._tree = Tree(self._parameters)
-        self._reducing = False
 
     def collect(self, microbatch: int) -> None:
         self._tree.add(microbatch, [parameter.grad for parameter in self._parameters])
@@ -72,17 +64,10 @@ class OrderedReducer(Reducer, ChoosesTrained):
             parameter.grad = None
 
     def reduce(self, num_microbatches: int) -> None:
-        self._reducing = True
         total = self._tree.total(self.group, num_microbatches=num_microbatches)
         for parameter, gradient in zip(self._parameters, total, strict=True):
             parameter.grad = gradient
         self._tree = Tree(self._parameters)
-        self._reducing = False
-
-    def spoil(self, num_microbatches: int, error: Exception) -> None:
-        if self._reducing and self.group.ranks > 1:
-            raise error
-        self._tree.spoil(self.group)
 
     def after_update(self, update: int) -> None:
         compare_replicas(self.module, self.group, update)

@@ -16,7 +16,7 @@ from evenstep.errors import ArgumentError
 from evenstep.internals import leave_inputs_alone
 from evenstep.parallel.group import Group
 from evenstep.parallel.layout import Shards
-from evenstep.parallel.reducer.padded import PaddedReducer, nothing
+from evenstep.parallel.reducer.padded import PaddedReducer
 from evenstep.parallel.reducer.per_plan import PlanReducer, unreduced
 from evenstep.parallel.reducer.reducer import Reducer
 from evenstep.parallel.reducer.sharded import Sharded
@@ -57,15 +57,8 @@ class OrderedFsdpReducer(PaddedReducer):
 
     def reduce(self, num_microbatches: int) -> None:
         self._spoken.finish()
-        self._reducing = True
         total = self._tree.total(self.group, num_microbatches=num_microbatches)
         _keep_shards([*(shard.sharded_param for shard in self._shards), *self._numbers], total, self._sharding.layout)
-
-    def spoil(self, num_microbatches: int, error: Exception) -> None:
-        if self._reducing:
-            raise error
-        self._follow_to_the_end(nothing)
-        self._tree.spoil(self.group)
 
     def _prepare(self) -> None:
         super()._prepare()
@@ -76,10 +69,9 @@ class OrderedFsdpReducer(PaddedReducer):
 
     def _new_tree(self) -> None:
         self._tree = Tree([*(shard.unsharded_param for shard in self._shards), *self._numbers])
-        self._reducing = False
 
     def _owe(self) -> None:
-        self._follow()  # nothing is reduced in the backward, so it may as well go first
+        self._dummy()  # nothing is reduced in the backward, so it may as well go first
         self._forget_gradients()
 
 
@@ -100,12 +92,8 @@ class OrderedFsdpPlanReducer(PlanReducer):
         self._tree.add(microbatch, [g if g is None else g.to(d) for g, d in zip(present, dtypes, strict=True)])
 
     def reduce(self, num_microbatches: int) -> None:
-        self._reducing = True
         total = self._tree.total(self.group, num_microbatches=num_microbatches)
         _keep_shards([*(shard.sharded_param for shard in self._shards), *self._numbers], total, self._sharding.layout)
-
-    def _spoil(self) -> None:
-        self._tree.spoil(self.group)
 
     def _reduce_dtype(self) -> torch.dtype | None:
         return None  # FSDP2 sums nothing, and leaves each micro-batch's gradient where it is

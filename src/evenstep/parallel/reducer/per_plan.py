@@ -6,36 +6,20 @@ different numbers of micro-batches, or none. In return, while an update runs, a 
 whole on each of its ranks; parameters between updates, optimizer state and averages are always in shards.
 """
 
-from abc import abstractmethod
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 from torch import Tensor, nn
 
-from evenstep.parallel.reducer.reducer import GathersPerPlan, Spoiled
+from evenstep.parallel.reducer.reducer import GathersPerPlan
 from evenstep.parallel.reducer.sharded import ShardedReducer
 
 
 class PlanReducer(ShardedReducer, GathersPerPlan):
     """Shards of one stage, which is whole while plans run; the arguments are those of `ShardedReducer`."""
 
-    _reducing = False
-
     def begin(self) -> None:
-        self._reducing = False
         self._reset()
-
-    def spoil(self, num_microbatches: int, error: Exception) -> None:
-        if self._reducing:
-            raise error
-        self._forget_gradients()
-        with suppress(Spoiled):
-            self._spoil()
-
-    @abstractmethod
-    def _spoil(self) -> None:
-        """Take part in `reduce` with nothing, and say that the sum must not be used."""
 
     def unshard(self) -> None:
         for part in self._parts():

@@ -17,39 +17,7 @@ from evenstep.parallel.group import Group
 T = TypeVar("T")
 
 
-class Spoiled(Exception):
-    """What the ranks do together must not be used, and all begin it again: one of them ran out of memory.
-
-    Args:
-        fault: the traceback, where it was this rank.
-    """
-
-    def __init__(self, fault: str = "") -> None:
-        super().__init__(fault)
-        self.fault = fault
-
-
-class SpoilsTogether:
-    """How ranks begin an update anew when one of them has run out of memory."""
-
-    @property
-    def retries_alone(self) -> bool:
-        """Whether this rank may now begin its accumulation anew without its peers: nothing was given to them yet."""
-        return False
-
-    def spoil(self, num_microbatches: int, error: Exception) -> None:
-        """Take part in what the peers do up to their reduction, so that they raise `Spoiled` and begin anew as well.
-
-        Called, with `.grad` empty, when this rank has failed where it does not retry alone.
-
-        Args:
-            num_microbatches: of the update, over all ranks.
-            error: what to raise where the peers can't be told, as when they are in the midst of other collectives.
-        """
-        raise error
-
-
-class Reducer(SpoilsTogether):
+class Reducer:
     """The verbs between an update and the data-parallel ranks of one stage.
 
     Args:
@@ -87,9 +55,6 @@ class Reducer(SpoilsTogether):
 
         Args:
             num_microbatches: of the update, over all ranks.
-
-        Raises:
-            Spoiled: a peer has failed; nothing of the sum may be used.
         """
 
     def after_update(self, update: int) -> None:
@@ -148,7 +113,6 @@ class PadsPasses(ABC):
         work: Sequence[T],
         run: Callable[[T], None],
         *,
-        halve: Callable[[T], T | None],
         backward: bool,
         kind: str = "",
         last: bool = True,
@@ -159,22 +123,11 @@ class PadsPasses(ABC):
             work: this rank's micro-batches, or what they are cut into.
             run: runs a micro-batch without a trace: no metrics, no changed buffers. What it adds to gradients is
                 removed by the reducer.
-            halve: gives half of a micro-batch, or None where it can't be cut.
             backward: whether passes come back.
             kind: of the micro-batches; only those of one kind go through the same parts of a model.
             last: whether no passes of another kind follow in this accumulation.
         """
 
     @abstractmethod
-    def follow(self) -> None:
-        """This rank has failed before the last kind's passes: take part in those that the peers still make of this one.
-
-        `pad_passes` without work is called for each kind that is left, and then `spoil`.
-        """
-
-    @abstractmethod
-    def any_failed(self, failed: bool) -> bool:
-        """After an evaluation's passes: whether they must be run again, since this rank or one that shares them failed.
-
-        One that has failed takes part in what the peers still do.
-        """
+    def relearn(self) -> None:
+        """After a failed try: forget the order in which passes gather, of which ranks may know different parts."""

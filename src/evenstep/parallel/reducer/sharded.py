@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError
-from evenstep.internals import begin, choose_formats, parts, record
+from evenstep.internals import begin, choose_formats, forget_gathers, parts, record
 from evenstep.parallel.group import Group
 from evenstep.parallel.layout import Shards
-from evenstep.parallel.reducer.reducer import ChoosesTrained, Reducer, Spoiled
+from evenstep.parallel.reducer.reducer import ChoosesTrained, Reducer
 from evenstep.parallel.replicas import compare_replicas, synchronise
 from evenstep.parallel.shardable import check_shardable, check_steppable, cuttable
 from evenstep.parallel.strategy import Strategy
@@ -58,8 +58,6 @@ class Sharded(Strategy):
             raise ArgumentError("`offload` keeps shards in the CPU's memory, where they are already; leave it out.")
         layout = Shards(group, num_shards=num_shards, exact=self.exact)
         super().__init__(group, layout)
-        # where every rank holds all, FSDP2 sums in a way that can't be followed
-        self.cuts_alone = num_shards > 1 or group.ranks == 1
         self.gather_dtype = gather_dtype
         self._options = Sharding(layout=layout, gather_dtype=gather_dtype, offload=offload)
 
@@ -172,6 +170,7 @@ class ShardedReducer(Reducer, ChoosesTrained):
 
     def _reset(self) -> None:
         """Forget what passes have left behind."""
+        forget_gathers(self.module)
         self._fsdp.reset_iter_state()
         self._forget_gradients()
         self._present = [False] * len(self._present)
@@ -196,16 +195,10 @@ class ShardedReducer(Reducer, ChoosesTrained):
         for number in self._numbers:
             number.grad = None
 
-    def _present_anywhere(self, *, spoiled: bool) -> list[bool]:
-        """Which parameters have a gradient on any rank; others must stay None, or an idle head's state would move.
-
-        Raises:
-            Spoiled: this rank or another says so.
-        """
-        *flags, bad = self.group.sum_floats([*map(float, self._present), float(spoiled)])
+    def _present_anywhere(self) -> list[bool]:
+        """Which parameters have a gradient on any rank; others must stay None, or an idle head's state would move."""
+        flags = self.group.sum_floats([float(has) for has in self._present])
         self._present = [False] * len(self._present)
-        if bad:
-            raise Spoiled
         return [flag > 0 for flag in flags]
 
     def _finish(self, present: Sequence[bool]) -> None:

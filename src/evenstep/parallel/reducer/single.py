@@ -19,8 +19,6 @@ class Single(Strategy):
     1
     """
 
-    cuts_alone = True
-
     def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
         return SingleReducer(module, self.group)
 
@@ -28,9 +26,3 @@ class Single(Strategy):
 @final
 class SingleReducer(Reducer):
     """Leaves gradients as they are."""
-
-    @property
-    def retries_alone(self) -> bool:
-        return True
-
-    def spoil(self, num_microbatches: int, error: Exception) -> None: ...

@@ -29,7 +29,6 @@ class Zero1(Strategy):
 
     def __init__(self, replicas: Strategy) -> None:
         super().__init__(replicas.group, Owners(replicas.group))
-        self.cuts_alone = replicas.cuts_alone
         self._replicas = replicas
 
     def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:

@@ -1,0 +1,72 @@
+"""What is requested is done when all ranks have agreed on it, by all of them together."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from evenstep import Checkpointing, Hook, MapData, Task, Trainer
+from evenstep.parallel import Ordered
+from evenstep.train.requests import End, Requests
+
+
+class Squares(Task):
+    def loss(self, output: Tensor, batch: Any) -> Tensor:
+        return ((output.squeeze(-1) - batch[1]) ** 2).sum()
+
+
+class StopWhileSaving(Hook):
+    """Requests a stop on one rank, after the ranks have agreed on what is to be done at this update."""
+
+    def __init__(self, rank: int, on: int) -> None:
+        self.rank, self.on = rank, on
+
+    def after_update(self, event: Any) -> None:
+        if event.update == 2:
+            self.trainer.ask_save()
+
+    def after_save(self, event: Any) -> None:
+        if self.rank == self.on and event.update == 2:
+            self.trainer.ask_stop("enough")
+
+
+def test_what_one_rank_requests_all_agree_on(on_ranks: Callable[..., list[Any]]) -> None:
+    def act(group: Any) -> Any:
+        requests = Requests()
+        if group.rank == 1:
+            requests.request_stop("", requeue=True)
+            requests.save = True
+        return requests.agree(group)
+
+    first, second = on_ranks(2, act)
+    assert first == second
+    assert first.stop == End("asked to stop", outcome="stopped", requeue=True)
+    assert (first.save, first.evaluate) == (True, False)
+
+
+def test_a_stop_that_one_rank_requests_while_a_checkpoint_is_written_stops_all_at_the_same_update(
+    on_ranks: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    points = [(torch.full((2,), float(n)), torch.tensor(float(n % 3))) for n in range(8)]
+
+    def act(group: Any) -> Any:
+        model = nn.Linear(2, 1)
+        trainer = Trainer(
+            model=model,
+            task=Squares(),
+            optimizer=torch.optim.SGD(model.parameters(), lr=1e-3),
+            data=MapData(points, global_batch_size=2, micro_batch_size=1),
+            updates=20,
+            device="cpu",
+            strategy=Ordered(group),
+            hooks=[StopWhileSaving(group.rank, on=1)],
+            folder=tmp_path,
+            checkpoint=Checkpointing(asynchronous=False),
+        )
+        result = trainer.train()
+        return result.update, result.outcome, result.reason
+
+    first, second = on_ranks(2, act)
+    assert first == second == (3, "stopped", "enough")
