@@ -73,6 +73,8 @@ class Strike(evenstep.Hook):
                 mark.write_text(str(time.time()))
                 if name == "raise":
                     raise ValueError("a bug of the user's")
+                if name == "memory":
+                    raise torch.OutOfMemoryError("the device has no memory left (injected)")
                 os.kill(os.getpid(), getattr(signal, name))
 
 

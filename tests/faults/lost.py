@@ -84,4 +84,12 @@ def _() -> None:
     all_end_well([said[0], said[2]], [0, 2])
 
 
+@case("process 1 of 3 runs out of memory in a loss; all join again, and it cuts finer; ordered")
+def _() -> None:
+    said = ran(count=3, hits=[[1, 5, "loss", "memory"]])
+    assert [(one["error"], one["update"]) for one in said] == [("", UPDATES)] * 3, said
+    assert len({one["sha256"] for one in said}) == 1, said
+    assert any("ran out of memory in the forward of 2 samples" in str(one["heard"]) for one in said), said
+
+
 CASES = [*battery.CASES, *MINE]

@@ -6,6 +6,7 @@ Each check is a function of the group that returns what is to be compared; ranks
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -75,9 +76,9 @@ def trainer(strategy: Strategy, task: Any = None, *, samples: int = 20, **more: 
         optimizer=torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.5, foreach=True),
         device="cpu",
         strategy=strategy,
-        **(
-            {"train": Training(check_loss=False)} | options | more
-        ),  # BatchNorm is left out where a batch is a single sample
+        # BatchNorm is left out where a batch is a single sample
+        train=replace(more.pop("train", Training()), check_loss=False),
+        **(options | more),
     )
 
 
@@ -254,7 +255,9 @@ def _mixed(strategy: Strategy, **more: Any) -> Trainer:
     sizes = {"a": 8, "b": 6, "c": 2}
     data = {name: MapData(DOUBLE, global_batch_size=size, micro_batch_size=2) for name, size in sizes.items()}
     task = more.pop("task", None) or {name: OfHead(head) for head, name in enumerate(sizes)}
-    return trainer(strategy, task, model=Several().double(), **{"clip_norm": 0.1, "data": Mixture(data)} | more)
+    return trainer(
+        strategy, task, model=Several().double(), **{"train": Training(clip_norm=0.1), "data": Mixture(data)} | more
+    )
 
 
 def methods_and_learned_coefficients_are_those_of_one_process(group: Group) -> object:

@@ -115,10 +115,11 @@ def test_torchrun_goes_on_with_the_node_that_is_left(recipe: Path) -> None:
     settings = ["--train.updates", 60, "--task.args.slow_s", 0.1, "--parallel.timeout_s", 10]
     nodes = ("--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3", "--local-addr=localhost")
     meet = ("--rdzv-backend=c10d", "--rdzv-id=even", f"--rdzv-endpoint=localhost:{free_port()}")
-    patience = ("--rdzv-conf=last_call_timeout=15,keep_alive_interval=1,keep_alive_max_attempt=3",)
-    torchrun = (*nodes, *meet, *patience)
-    stays = started(recipe, "elastic", *settings, torchrun=(*torchrun, "--node-rank=0"))
-    goes = started(recipe, "elastic", *settings, torchrun=(*torchrun, "--node-rank=1"), log="second")
+    patience = "--rdzv-conf=last_call_timeout=15,keep_alive_interval=1,keep_alive_max_attempt=3"
+    # the nodes meet at the one that stays: by default it is whichever comes first to the port
+    first, second = ((*nodes, *meet, f"{patience},is_host={int(n == 0)}", f"--node-rank={n}") for n in (0, 1))
+    stays = started(recipe, "elastic", *settings, torchrun=first)
+    goes = started(recipe, "elastic", *settings, torchrun=second, log="second")
     try:
         wait_for((recipe / "elastic/run/checkpoints/step-00000006").exists, stays, recipe / "elastic.txt")
         for each in (goes.pid, *children_of(goes.pid)):

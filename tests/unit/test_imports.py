@@ -129,6 +129,7 @@ def test_there_is_no_dumping_ground() -> None:
 
 def test_the_library_imports_neither_config_nor_command_line_nor_heavy_extras() -> None:
     heavy = ["rich", "pydantic", "tensorboard", "jinja2", "safetensors", "sklearn", "evenstep.config", "evenstep.cli"]
+    heavy += ["evenstep.extras", "evenstep.checkpoint.planning", "evenstep.pipeline.schedules.zb_v"]
     code = f"import sys, evenstep; evenstep.Trainer; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "[]"

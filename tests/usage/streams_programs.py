@@ -294,7 +294,7 @@ def hf_split_by_node(rank: int, ranks: int) -> Data:
 
 
 class Square(evenstep.Task):
-    """Remembers which samples it has trained on; may fail once, or give a gradient that is not finite once."""
+    """May fail once, or give a gradient that is not finite once; `Watch` notes which samples it has trained on."""
 
     def __init__(self, *, fails_at: int = 0, spoils_at: int = 0) -> None:
         self.seen: list[float] = []
@@ -307,12 +307,11 @@ class Square(evenstep.Task):
         if self.update == self.spoils_at:
             self.spoils_at = 0
             return (output * torch.inf).sum()
-        self.seen += [round(one, 4) for one in batch[0][:, 0].tolist()]
         return ((output.sum(-1) - batch[1]) ** 2).sum()
 
 
 class Watch(evenstep.Hook):
-    """Counts for the task, stops where the run is to be left, and hears what is said."""
+    """Notes the samples of passes that count, stops where the run is to be left, and hears what is said."""
 
     def __init__(self, task: Square, stop_at: int) -> None:
         self.task, self.stop_at = task, stop_at
@@ -320,6 +319,10 @@ class Watch(evenstep.Hook):
 
     def before_update(self, event: Any) -> None:
         self.task.update = event.update
+
+    def after_microbatch(self, event: Any) -> None:
+        if event.loss is not None:
+            self.task.seen += [round(one, 4) for one in event.batch[0][:, 0].tolist()]
 
     def after_update(self, event: Any) -> None:
         if event.update == 3:

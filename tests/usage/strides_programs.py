@@ -36,9 +36,8 @@ def of_strides(model: str, strategy: str, fused: bool, folder: str = "", stop: i
         device="cpu",
         strategy=strategy_named(strategy, group_of_ranks()),
         folder=folder or None,
-        channels_last=model == "images",
-        clip_norm=0.1,
-        writers=(),
+        train=evenstep.Training(channels_last=model == "images", clip_norm=0.1),
+        log=evenstep.Logging(writers=()),
     )
     if folder:
         trainer.resume("auto")
@@ -64,6 +63,6 @@ def of_a_part(*, part: bool, fused: bool) -> list[float]:
         data=evenstep.MapData(samples, global_batch_size=4),
         updates=1,
         device="cpu",
-        writers=(),
+        log=evenstep.Logging(writers=()),
     ).train()
     return [round(value, 6) for value in line.weight.flatten().tolist()]

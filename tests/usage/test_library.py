@@ -208,9 +208,9 @@ def test_what_a_clock_has_measured_is_no_part_of_the_state(tmp_path: Path) -> No
 def test_hooks_and_writers_that_are_given_take_the_place_of_the_standard_ones(tmp_path: Path) -> None:
     mine = Save(every_updates=2)
     trainer = trainer_of(folder=tmp_path, hooks=[mine], log=Logging(writers=("jsonl", CsvWriter())))
-    names = [type(hook).__name__ for hook in trainer._bus.hooks]
+    names = [type(hook).__name__ for hook in trainer._loop.engine.bus.hooks]
     assert names == ["Timer", "Save", "StopFile", "Status"]
-    assert mine in trainer._bus.hooks
+    assert mine in trainer._loop.engine.bus.hooks
     assert [type(writer) for writer in trainer._writers._writers] == [JsonlWriter, CsvWriter]
     assert [type(writer) for writer in trainer_of(log=Logging(writers=ConsoleWriter()))._writers._writers] == [
         ConsoleWriter

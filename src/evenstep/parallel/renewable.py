@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from threading import Lock
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 import torch.distributed as dist
@@ -70,12 +70,17 @@ class Renewable(ProcessGroup):
 
     Raises:
         RuntimeError: the ranks can't connect to each other.
+
+    Attributes:
+        inner: torch's own group, of this attempt.
     """
 
     def __init__(self, store: Store, rank: int, ranks: int, timeout: timedelta) -> None:
-        super().__init__(rank, ranks)
+        cast("Any", super()).__init__(rank, ranks)  # the way for groups that are written in Python
         self._store, self._rank, self._ranks, self._timeout = store, rank, ranks, timeout
-        self._inner, self._backend = self._formed(0, timeout)
+        self.inner: Any
+        self._backend: Any
+        self.inner, self._backend = self._formed(0, timeout)
 
     def renew(self, attempt: int, timeout: timedelta) -> None:
         """Form the group of this attempt; all its ranks call it together.
@@ -84,7 +89,7 @@ class Renewable(ProcessGroup):
             attempt: its number, which no earlier one had.
             timeout: for the others to come.
         """
-        self._inner, self._backend = self._formed(attempt, timeout)
+        self.inner, self._backend = self._formed(attempt, timeout)
 
     def _formed(self, attempt: int, timeout: timedelta) -> tuple[Any, Any]:
         """A group of torch's own for this attempt, and the backend in it."""
@@ -106,7 +111,9 @@ class Renewable(ProcessGroup):
     def break_(self) -> None:
         """Close the connections: all who wait in the group, or come to it, raise. Any thread may call it."""
         backend = self._backend
-        for step in range(1, self._ranks) if backend is not None else ():
+        if backend is None:  # let go of
+            return
+        for step in range(1, self._ranks):
             other = (self._rank + step) % self._ranks
             # gloo closes all of a group's connections when a wait for a message times out, and has no other way to
             with suppress(RuntimeError):
@@ -114,10 +121,10 @@ class Renewable(ProcessGroup):
 
     def shutdown(self) -> None:
         """Let go of the connections."""
-        self._inner = self._backend = None
+        self.inner = self._backend = None
 
     @property
-    def group_name(self) -> str:
+    def group_name(self) -> Any:
         """The name by which functional collectives find the group."""
         return name_of_group(self)
 
@@ -150,7 +157,7 @@ class RenewableNccl(Renewable):
 
 def _forwarded(name: str) -> Callable[..., Any]:
     def call(self: Renewable, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self._inner, name)(*args, **kwargs)
+        return getattr(self.inner, name)(*args, **kwargs)
 
     call.__name__ = name
     return call

@@ -6,6 +6,7 @@ It never hides the error that is in flight, and it cannot go on from it: that is
 from collections.abc import Callable
 
 from evenstep.errors import LostRankError
+from evenstep.parallel.group import Interrupted
 from evenstep.train.loop import Loop
 from evenstep.train.reporter import failed
 from evenstep.train.saving import describe_failure
@@ -21,7 +22,7 @@ def emergency_save(error: BaseException, loop: Loop, *, end: Callable[[BaseExcep
     """
     engine, state, saving = loop.engine, loop.checkpointer.state, loop.checkpointer.saving
     try:
-        if not isinstance(error, LostRankError):
+        if not isinstance(error, LostRankError) or isinstance(error, Interrupted):  # which another rank waits for
             engine.group.fail(f"{type(error).__name__}: {error}")
         is_whole = engine.core.is_whole
         loop.abandon()

@@ -165,6 +165,7 @@ class Engine:
         self._report = report
         self._pending: list[PendingUpdate] = []
         self._cuts: dict[str, Cuts] = {}
+        self._last_loss: SummedLoss | None = None
         self._causes = AbortCauses(
             core=parts.core,
             model=parts.model,
@@ -217,6 +218,8 @@ class Engine:
                 "an error has come while parameters were changed, so they are those of no update; load a state."
             )
         with self._together(), way.randomness.undisturbed(way.device), torch.enable_grad():
+            if self._last_loss is not None:
+                self._last_loss.finish()  # before connections may be made anew
             self.parts.guard(batch)
             while True:
                 pending, aborted = self.dispatch(batch), self.settle()
@@ -453,13 +456,13 @@ class Engine:
             raise error from raised
 
     def _committed(self, pending: PendingUpdate) -> Committed:
-        pair = self.storage.pending_sum(_LOSS, update=pending.number)
+        self._last_loss = SummedLoss(self.storage.pending_sum(_LOSS, update=pending.number), self.group)
         return Committed(
             update=pending.number,
             skipped_samples=pending.skipped_samples,
             _norm=pending.norm if pending.norm is not None else 0.0,
             _weight=pending.total,
-            _loss=SummedLoss(pair, self.group),
+            _loss=self._last_loss,
             _metrics=partial(self._metrics, pending.number),
         )
 

@@ -143,9 +143,13 @@ class SummedLoss:
         self._pair = pair
         self._finish: Callable[[], None] | None = group.sum(pair) if group.ranks > 1 else None
 
-    def __call__(self) -> float:
+    def finish(self) -> None:
+        """Wait until all ranks have the sums."""
         finish, self._finish = self._finish, None
         if finish is not None:
             finish()
+
+    def __call__(self) -> float:
+        self.finish()
         total, weight = cast("list[float]", self._pair.tolist())
         return total / weight if weight else math.nan  # the weights of several tasks come late

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from evenstep.data import Data, GlobalBatch, Microbatch, Position
 from evenstep.errors import LostRankError, OutOfMemoryError
 from evenstep.internals import pytree
-from evenstep.memory import is_out_of_memory
 from evenstep.parallel import Group
 from evenstep.pipeline.wire import Address, Wire
 from evenstep.train.cuts import Cuts
@@ -25,6 +24,7 @@ from evenstep.train.execution import Execution
 from evenstep.train.microbatch import MicrobatchStep
 from evenstep.train.onlooker import Onlooker
 from evenstep.train.passage import Way
+from evenstep.train.recovery import Recovery
 from evenstep.train.task import Task
 from evenstep.train.weigh import Weights, task_of
 
@@ -78,6 +78,10 @@ def predict(
         wanting=tuple(rank for rank, (wanting, _) in enumerate(everybody) if wanting),
         holding=tuple(rank for rank, (_, holding) in enumerate(everybody) if holding),
     )
+    keep = _kept
+    if execution.evaluates_together:
+        recovery = Recovery(execution=execution, tasks=way.tasks, cuts=Cuts(), report=lambda incident: None)
+        keep = partial(_kept_together, recovery=recovery)
     found: list[Prediction] = []
     total = strategy.group.sum_floats
     batches = data.batches_together(Position(), seed=way.seed, rank=strategy.rank, ranks=strategy.ranks, total=total)
@@ -85,7 +89,7 @@ def predict(
         with evaluating(model, way.device), closing(cast("Any", batches)):
             for batch in batches:
                 hear(batch)
-                kept = post.exchange(_kept(batch, way, execution))
+                kept = post.exchange(keep(batch, way, execution))
                 found += [Prediction(output=output, samples=samples, task=task) for _, task, samples, output in kept]
                 if batch.ends_epoch:
                     break
@@ -115,7 +119,7 @@ def _kept(batch: GlobalBatch, way: Way, execution: Execution) -> list[Kept]:
         )
         path = ("predict", batch.position.batch)
         with MicrobatchStep(silent, weights, path=path, update=0, factor=1.0, prefix="", cuts=Cuts()) as step:
-            _evaluate(execution, step)
+            execution.evaluator.run(execution.forwards(step.lay_out(step.work)), step)
         if execution.holds_output:
             outputs = keeping[name].kept if work else []
             kept += [
@@ -125,16 +129,25 @@ def _kept(batch: GlobalBatch, way: Way, execution: Execution) -> list[Kept]:
     return kept
 
 
-def _evaluate(execution: Execution, step: MicrobatchStep) -> None:
-    try:
-        execution.evaluator.run(execution.forwards(step.lay_out(step.work)), step)
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
+def _kept_together(batch: GlobalBatch, way: Way, execution: Execution, recovery: Recovery) -> list[Kept]:
+    """The same, where ranks wait for each other in it: where one runs out of memory, all raise.
+
+    Raises:
+        OutOfMemoryError: one did.
+    """
+
+    def compute() -> list[Kept]:
+        kept = _kept(batch, way, execution)
+        execution.group.sum_floats([0.0])  # none goes on before all have come through
+        return kept
+
+    kept, _ = recovery.once(f"batch {batch.position.batch} of a prediction", compute)
+    if kept is None:
         raise OutOfMemoryError(
-            f"rank {execution.group.rank} ran out of memory in a prediction. Make the micro-batches of its data "
-            f"smaller."
-        ) from error
+            f"rank {execution.group.rank}, or one that it shares the model with, ran out of memory in a prediction. "
+            f"Make the micro-batches of its data smaller."
+        )
+    return kept
 
 
 def _keeping(way: Way) -> "tuple[dict[str, _Keeping], Way]":

@@ -14,7 +14,7 @@ from typing import TypeVar, final
 
 from evenstep.data import Microbatch
 from evenstep.errors import LostRankError, OutOfMemoryError
-from evenstep.events import Incident
+from evenstep.events import Incident, Json
 from evenstep.memory import give_back, is_out_of_memory
 from evenstep.train.cuts import Cuts, Piece, described
 from evenstep.train.execution import Execution
@@ -196,7 +196,7 @@ class Recovery:
         assert attempt.step is not None and attempt.step.doing is not None
         phase, number, piece = attempt.step.doing
         again = "the batch is evaluated again" if work.evaluation else "the update is done again"
-        details = {"evaluation": work.evaluation} if work.evaluation else {"part": list(piece.path)}
+        details: dict[str, Json] = {"evaluation": work.evaluation} if work.evaluation else {"part": list(piece.path)}
         return Incident(
             kind="out_of_memory",
             update=work.update,

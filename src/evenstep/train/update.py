@@ -184,10 +184,13 @@ class Update:
             return compute()
 
         def discard() -> None:
+            self._attempt = Attempt()  # whose step refers to what must be freed
             self._discard(mark)
             self._buffers.restore(1.0)
 
-        return self._recovery.until_done(Work(place=place, update=update), tried, discard)
+        computed = self._recovery.until_done(Work(place=place, update=update), tried, discard)
+        self._attempt = Attempt()
+        return computed
 
     def norms(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """See `GradientNorms.each`."""

@@ -191,7 +191,7 @@ def test_hooks_come_in_a_fixed_order_around_the_recipes_own(build: Build, tmp_pa
         writers=build_writers(parts.config),
         evaluations=parts.evaluations,
     )
-    names = [type(hook).__name__ for hook in trainer._bus.hooks]
+    names = [type(hook).__name__ for hook in trainer._loop.engine.bus.hooks]
     assert names == ["Timer", "Save", "Best", "Evaluate", "EarlyStop", "Noted", "Console", "StopFile", "Status"]
 
 
