@@ -56,9 +56,9 @@ def trained(model: Staged, strategy: Any, **more: Any) -> tuple[Trainer, State]:
         "updates": 5,
         "device": "cpu",
         "strategy": strategy,
+        "train": Training(clip_norm=0.5),
     }
-    own = {name: more.pop(name) for name in ("coefficients", "combine", "norm_statistics") if name in more}
-    trainer = Trainer(**(given | {"train": Training(clip_norm=0.5, **own)} | more))
+    trainer = Trainer(**(given | more))
     trainer.train()
     return trainer, trainer.state_dict()
 
@@ -523,10 +523,12 @@ SEVERAL: dict[str, Callable[[], State]] = {
     "one in each update": lambda: {"mixing": RoundRobin()},
     "some batches without a loss": lambda: {"silent": 1.0},
     "some updates without any loss": lambda: {"silent": 1.0, "mixing": RoundRobin()},
-    "numbers as coefficients": lambda: {"coefficients": {"a": 0.5, "c": 3.0}},
-    "scheduled coefficients": lambda: {"coefficients": Scheduled({"b": Constant(warmup_updates=3)})},
-    "statistics of each task": lambda: {"norm_statistics": "per-task"},
-    "frozen statistics": lambda: {"norm_statistics": "frozen"},
+    "numbers as coefficients": lambda: {"train": Training(clip_norm=0.5, coefficients={"a": 0.5, "c": 3.0})},
+    "scheduled coefficients": lambda: {
+        "train": Training(clip_norm=0.5, coefficients=Scheduled({"b": Constant(warmup_updates=3)}))
+    },
+    "statistics of each task": lambda: {"train": Training(clip_norm=0.5, norm_statistics="per-task")},
+    "frozen statistics": lambda: {"train": Training(clip_norm=0.5, norm_statistics="frozen")},
 }
 
 
@@ -578,8 +580,11 @@ def test_heads_that_no_update_uses_stay_as_they_are_on_all_stages(on_ranks: OnRa
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"coefficients": Uncertainty()}, "learned coefficients would need the whole model"),
-        ({"combine": PcGrad()}, "`combine` would need"),
+        (
+            {"train": Training(clip_norm=0.5, coefficients=Uncertainty())},
+            "learned coefficients would need the whole model",
+        ),
+        ({"train": Training(clip_norm=0.5, combine=PcGrad())}, "`combine` would need"),
         ({"failures": Failures(non_finite=DropTask())}, "DropTask would need"),
     ],
 )
