@@ -63,8 +63,8 @@ KINDS: dict[str, Any] = {
 class Cut(evenstep.Hook):
     """Cuts as finely as a rank must that ran out of memory, from an update on."""
 
-    def __init__(self, here: int, rank: int | None, update: int, limit: int) -> None:
-        self.is_here, self.at, self.limit = rank in (None, here), update, limit
+    def __init__(self, here: int, ranks: list[int], update: int, limit: int) -> None:
+        self.is_here, self.at, self.limit = here in ranks, update, limit
 
     def before_update(self, event: UpdateBegin) -> None:
         if self.is_here and event.update == self.at:

@@ -20,7 +20,8 @@ T = TypeVar("T")
 ANSWER_S = 3.0
 _FAILED, _MESSAGE, _ROLL, _BROKEN = "failed", "message", "roll", "broken"
 _BELL, _ALIVE, _WAITS, _DONE = "bell", "alive", "waits", "done"  # of each rank; alive: how often it has answered
-_A_MOMENT = timedelta(seconds=1)
+_A_MOMENT = timedelta(seconds=0.2)
+_ROLL_EVERY_S = 1.0
 _A_DAY = timedelta(days=1)
 _LOOKED_EVERY_S = 0.05
 
@@ -143,7 +144,7 @@ class Notices:
             their place if a rank has failed for good, or the store is gone.
         """
         keys = [f"met {attempt} {rank}" for rank in range(self._ranks)]
-        until = monotonic() + timeout_s
+        until, next_roll = monotonic() + timeout_s, monotonic() + _ROLL_EVERY_S
 
         def come() -> list[bytes]:
             try:
@@ -159,6 +160,9 @@ class Notices:
                 return values, []
             if values is None:
                 break
+            if monotonic() < next_roll:
+                continue
+            next_roll = monotonic() + _ROLL_EVERY_S
             silent = self.silent()
             if silent is None:
                 break

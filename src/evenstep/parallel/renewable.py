@@ -2,7 +2,7 @@
 
 torch's groups live once: when a wait in one fails, it can't be used again. A `Renewable` is a process group like any
 other for whoever holds it (FSDP2, a device mesh, a functional collective), but the group that does its work is an inner
-one. `break_` closes that one's connections, so that whoever waits in it, on any rank, raises at once, and so does
+one. Its `breaker` closes that one's connections, so that whoever waits in it, on any rank, raises at once, and so does
 whoever comes later; `renew` forms another one between the same ranks, under the number of the next attempt. It decides
 neither when to break nor who is there.
 """
@@ -10,7 +10,7 @@ neither when to break nor who is there.
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from threading import Lock
+from functools import partial
 from typing import Any, cast, final
 
 import torch
@@ -108,9 +108,14 @@ class Renewable(ProcessGroup):
     def _device_type(self) -> str:
         return "cpu"
 
-    def break_(self) -> None:
-        """Close the connections: all who wait in the group, or come to it, raise. Any thread may call it."""
-        backend = self._backend
+    def breaker(self) -> Callable[[], None]:
+        """What closes the connections that there are now: all who wait in them, or come to them, raise.
+
+        Any thread may call it, also when the group has newer connections, which it leaves alone.
+        """
+        return partial(self._break, self._backend)
+
+    def _break(self, backend: Any) -> None:
         if backend is None:  # let go of
             return
         for step in range(1, self._ranks):
@@ -146,8 +151,7 @@ class RenewableNccl(Renewable):
     def _device_type(self) -> str:
         return "cuda"
 
-    def break_(self) -> None:
-        backend = self._backend
+    def _break(self, backend: Any) -> None:
         if backend is not None:
             backend.abort()
 
@@ -179,7 +183,6 @@ class Connections:
     def __init__(self) -> None:
         self.attempt = 0
         self._groups: list[Renewable] = []
-        self._lock = Lock()
 
     def add(self, group: Any) -> Any:
         """Take a group; all ranks do so in one order, in which they are formed anew."""
@@ -188,11 +191,11 @@ class Connections:
         return group
 
     def break_(self, attempt: int) -> None:
-        """Break the groups of this attempt, unless there are newer ones. Any thread may call it."""
-        with self._lock:
-            if attempt == self.attempt:
-                for group in self._groups:
-                    group.break_()
+        """Break the groups of this attempt, unless there are newer ones. Any thread may call it, and none waits."""
+        breakers = [group.breaker() for group in self._groups]
+        if attempt == self.attempt:  # asked only now: if it is so still, none of them is newer
+            for break_ in breakers:
+                break_()
 
     def renew(self, timeout: timedelta) -> None:
         """Form all groups under the number of the next attempt; all ranks call it together.
@@ -200,10 +203,9 @@ class Connections:
         Raises:
             RuntimeError: the ranks could not connect to each other. The attempt counts nevertheless.
         """
-        with self._lock:
-            self.attempt += 1
-            for group in self._groups:
-                group.renew(self.attempt, timeout)
+        self.attempt += 1
+        for group in self._groups:
+            group.renew(self.attempt, timeout)
 
 
 def register() -> None:

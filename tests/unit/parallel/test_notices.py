@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -95,3 +96,50 @@ def test_without_the_store_nothing_waits_for_long() -> None:
     assert rank.missing(late=True) is None
     rank.leave()
     assert time.monotonic() - began < 4
+
+
+def test_who_breaks_off_is_heard_by_all_and_the_first_reason_is_kept(store: TCPStore) -> None:
+    heard: list[int] = []
+    client = TCPStore("127.0.0.1", store.port, is_master=False, wait_for_workers=False)
+    first = Notices(PrefixStore("notices", client), 0, 2, broken=heard.append)
+    second = Notices(PrefixStore("notices", store), 1, 2)
+    assert first.broken_off(3) == ""
+    second.break_off(3, "rank 1 ran out of memory")
+    first.break_off(3, "rank 0 ran out of memory")
+    until = time.monotonic() + 10
+    while 3 not in heard and time.monotonic() < until:
+        time.sleep(0.01)
+    assert 3 in heard
+    assert first.broken_off(3) == second.broken_off(3) == "rank 1 ran out of memory"
+    assert first.broken_off(4) == "", "the next attempt is another"
+    for rank in (first, second):
+        rank.leave()
+
+
+def test_all_that_meet_get_what_each_has_left(store: TCPStore) -> None:
+    ranks = ranks_of(store, 3)
+    with ThreadPoolExecutor(3) as pool:
+        told = list(pool.map(lambda rank: rank.meet(1, b"%d" % rank._rank, 20.0), ranks))
+    assert told == [([b"0", b"1", b"2"], [])] * 3
+    for rank in ranks:
+        rank.leave()
+
+
+def test_who_does_not_come_to_a_meeting_because_it_is_gone_is_named_within_seconds(store: TCPStore) -> None:
+    first, second = ranks_of(store, 2)
+    first._ranks = 3  # the third has never come
+    began = time.monotonic()
+    assert first.meet(1, b"", 60.0) == ([], [2]), "the second is there, and may still compute"
+    assert time.monotonic() - began < 20
+    for rank in (first, second):
+        rank.leave()
+
+
+def test_a_meeting_ends_when_a_rank_has_failed_for_good(store: TCPStore) -> None:
+    first, second = ranks_of(store, 2)
+    with ThreadPoolExecutor(1) as pool:
+        meeting = pool.submit(first.meet, 1, b"", 60.0)
+        second.post("rank 1 failed")
+        assert meeting.result(timeout=20) == ([], None)
+    for rank in (first, second):
+        rank.leave()

@@ -1,0 +1,65 @@
+"""Groups of real processes that are broken and formed anew."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from test_processes import free_port
+
+pytestmark = pytest.mark.slow
+SCRIPT = """
+import os, sys, time, torch
+import torch.distributed as dist
+from torch.distributed.tensor import Shard, distribute_tensor
+from evenstep.parallel import Processes
+from evenstep.parallel.group import Interrupted
+
+group = Processes(torch.device("cpu"), timeout_s=30)
+part = group.split([[0, 1], [2]])
+mesh = group.mesh(group.ranks)
+whole = distribute_tensor(torch.arange(12.0).view(6, 2), mesh, [Shard(0)], src_data_rank=None)
+waits = [
+    lambda: group.sum_floats([1.0]),
+    lambda: group.receive(torch.empty(2), (group.rank + 2) % 3),
+    lambda: whole.full_tensor().sum().item(),
+    lambda: dist.all_reduce(torch.ones(2)),
+]
+for attempt, wait in enumerate(waits):
+    assert group.sum_floats([1.0]) == [3.0]
+    assert part.gather(group.rank) == ([0, 1] if group.rank < 2 else [2])
+    assert whole.full_tensor().sum().item() == 66
+    if group.rank == 1:
+        time.sleep(0.5)
+        group.interrupt(f"reason {attempt}")
+    began = time.monotonic()
+    try:
+        wait()
+        raise AssertionError("nobody may get through")
+    except RuntimeError as error:  # of torch itself, for what does not go through the group
+        assert group.interrupted() == f"reason {attempt}", error
+    except Interrupted as error:
+        assert f"reason {attempt}" in str(error)
+    assert time.monotonic() - began < 10, "all must wake at once"
+    assert group.meet(group.rank * 10) == [0, 10, 20]
+    assert group.interrupted() == ""
+print("well")
+group.close()
+"""
+
+
+def test_whoever_waits_wakes_and_all_go_on_in_new_connections() -> None:
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "3"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT],
+            env=os.environ | address | {"RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    for rank in ranks:
+        out, err = rank.communicate(timeout=200)
+        assert (rank.returncode, out.strip()) == (0, "well"), err
