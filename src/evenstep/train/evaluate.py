@@ -131,7 +131,7 @@ class Evaluation:
                     attempt.step, attempt.is_dummy = step, True
                     yield step
 
-            execution.match(self._cuts.passes(way.tasks, weights.work), dummy, backward=False, kind=task)
+            execution.pad_passes(self._cuts.passes(way.tasks, weights.work), dummy, backward=False, kind=task)
             attempt.step, attempt.is_dummy = self._step(weights, update, batch), False
             with attempt.step as step:
                 execution.evaluator.run(execution.forwards(step.lay_out(step.work)), step)

@@ -78,7 +78,7 @@ class Execution:
         for stage in self.trainer.stages.values():
             stage.reducer.begin()
 
-    def match(
+    def pad_passes(
         self,
         work: Sequence[T],
         dummy: Callable[[T], AbstractContextManager[MicrobatchStep]],

@@ -269,7 +269,7 @@ class Guard:
             totals={name: 1.0}, num_microbatches=len(work), each=each, divisors={}, work=work, num_tasks=1
         )
         dummy = partial(MicrobatchStep.dummy, self._silent(name, _Listening(self.way.tasks[name])))
-        execution.match(work, dummy, backward=False, kind=f"check {name}")
+        execution.pad_passes(work, dummy, backward=False, kind=f"check {name}")
         way, heard = self._silent(name, listening), Heard()
         try:
             with MicrobatchStep(way, weights, path=(path,), update=0, factor=1.0, prefix="", cuts=Cuts()) as step:

@@ -107,7 +107,7 @@ def _kept(batch: GlobalBatch, way: Way, execution: Execution) -> list[Kept]:
         task_of(way.tasks, one)
     for name in dict.fromkeys(part.task for part in batch.parts) or [""]:  # one task after the other, on all ranks
         work = tuple(one for one in batch.microbatches if one.task == name)
-        execution.match(work, partial(_dummy, way), backward=False, kind=f"predict {name}")
+        execution.pad_passes(work, partial(_dummy, way), backward=False, kind=f"predict {name}")
         keeping, silent = _keeping(way)
         weights = Weights(
             totals={name: 1.0},

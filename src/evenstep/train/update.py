@@ -324,7 +324,7 @@ class Update:
                 last = number == len(parts)
                 if in_turn:
                     passes = self._cuts.passes(self._way.tasks, part.work)
-                    execution.match(passes, self._dummy, backward=True, kind=next(iter(part.totals)), last=last)
+                    execution.pad_passes(passes, self._dummy, backward=True, kind=next(iter(part.totals)), last=last)
                 attempt.step, attempt.is_dummy = step, False
                 execution.trainer.run(execution.plan(step.lay_out(part.work), last), step)
 

@@ -7,6 +7,8 @@ from typing import Any, cast
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from evenstep.errors import PlanError
@@ -160,3 +162,19 @@ def test_a_reduction_never_overtakes_that_of_a_later_stage() -> None:
     plan = tuple(Action(op, stage, 5 if op is Op.BACKWARD else -1) for op, stage in actions)
     assert " ".join(map(str, executed(plan, [0, 2]))) == "0B5 2A 2B5 2R 0A 0R"
     assert " ".join(map(str, executed(plan, [0, 2], overlaps=False))) == "0B5 2B5 2A 2R 0A 0R"
+
+
+@given(st.sampled_from(sorted(SCHEDULES)), st.integers(2, 4), st.integers(0, 9), st.booleans(), st.booleans())
+def test_stages_execute_what_was_checked_with_shards_and_reductions_in_an_order_that_all_replicas_keep(
+    name: str, ranks: int, microbatches: int, overlaps: bool, gathers: bool
+) -> None:
+    layout = SCHEDULES[name].layout(ranks)
+    for rank, checked in enumerate(SCHEDULES[name].plans(layout, range(microbatches))):
+        own = layout.stages_of(rank)
+        plan = executed(checked, own, overlaps=overlaps, gathers=gathers)
+        added = (Op.ARM, Op.UNSHARD, Op.RESHARD)
+        assert [one for one in plan if one.op not in added] == [one for one in checked if one.op not in added]
+        ends = [(plan[: len(own)], Op.UNSHARD), (plan[-len(own) :], Op.RESHARD)]
+        assert [[Action(op, stage) for stage in own] == list(end) for end, op in ends] == [gathers] * 2
+        reductions = [one for one in plan if one.op in (Op.ARM, Op.REDUCE)]
+        assert reductions == [Action(op, stage) for stage in reversed(own) for op in (Op.ARM, Op.REDUCE)]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import DropTask, Ema, Fp16Mixed, MapData, Mixture, Task, Trainer, Training
+from evenstep import DropTask, Ema, Failures, Fp16Mixed, MapData, Mixture, Task, Trainer, Training
 from evenstep.data import RoundRobin
 from evenstep.errors import ArgumentError, EvenstepError
 from evenstep.events import Hook, UpdateEnd
@@ -56,7 +56,7 @@ def trained(model: Staged, strategy: Any, **more: Any) -> tuple[Trainer, State]:
         "updates": 5,
         "device": "cpu",
         "strategy": strategy,
-        "clip_norm": 0.5,
+        "train": Training(clip_norm=0.5),
     }
     trainer = Trainer(**(given | more))
     trainer.train()
@@ -81,7 +81,7 @@ def check_same(mine: State, other: State) -> None:
 
 @pytest.fixture(scope="module")
 def alone() -> State:
-    return trained(Staged(deep()), Ordered(), train=Training(ema=Ema(decay=0.9)))[1]
+    return trained(Staged(deep()), Ordered(), train=Training(clip_norm=0.5, ema=Ema(decay=0.9)))[1]
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -92,7 +92,7 @@ def test_every_pipeline_schedule_ends_at_the_bits_of_one_process(
     def act(group: Any) -> State:
         mesh = Mesh.of(group, pipeline=ranks)
         model = Staged(deep(), mesh=mesh, schedule=schedule)
-        return trained(model, Ordered(mesh.data), train=Training(ema=Ema(decay=0.9)))[1]
+        return trained(model, Ordered(mesh.data), train=Training(clip_norm=0.5, ema=Ema(decay=0.9)))[1]
 
     check_same(on_ranks(ranks, act)[0], alone)
 
@@ -113,7 +113,7 @@ def test_replicas_of_pipelines_train_what_one_process_does(
     def act(group: Any) -> State:
         mesh = Mesh.of(group, pipeline=2)
         model = Staged(deep(), mesh=mesh, schedule=schedule)
-        return trained(model, strategy(mesh.data), train=Training(ema=Ema(decay=0.9)))[1]
+        return trained(model, strategy(mesh.data), train=Training(clip_norm=0.5, ema=Ema(decay=0.9)))[1]
 
     state = on_ranks(6, act)[0]  # three replicas for five micro-batches, two in the short last batch
     if strategy in (Ordered, zero1):
@@ -205,10 +205,10 @@ def test_tied_parameters_stay_equal_wherever_their_owners_are(on_ranks: OnRanks,
     def act(group: Any) -> State:
         mesh = Mesh.of(group, pipeline=ranks)
         model = Staged(tied(), mesh=mesh, schedule=schedule)
-        return trained(model, Ordered(mesh.data), train=Training(ema=Ema(decay=0.9)))[1]
+        return trained(model, Ordered(mesh.data), train=Training(clip_norm=0.5, ema=Ema(decay=0.9)))[1]
 
     state = on_ranks(ranks, act)[0]
-    check_same(state, trained(Staged(tied()), Ordered(), train=Training(ema=Ema(decay=0.9)))[1])
+    check_same(state, trained(Staged(tied()), Ordered(), train=Training(clip_norm=0.5, ema=Ema(decay=0.9)))[1])
     assert torch.equal(state["model"]["0.weight"], state["model"]["10.weight"])
     assert "10.weight" not in state["optimizer"]["state"]
 
@@ -234,7 +234,7 @@ def test_tied_parameters_train_as_one_parameter_does() -> None:
 
 def test_an_overflow_in_one_stage_is_answered_by_all(on_ranks: OnRanks) -> None:
     def more() -> dict[str, Any]:
-        return {"precision": Fp16Mixed(initial=2.0**22), "updates": 3, "clip_norm": None}
+        return {"precision": Fp16Mixed(initial=2.0**22), "updates": 3, "train": Training()}
 
     def act(group: Any) -> tuple[Any, State]:
         mesh = Mesh.of(group, pipeline=2)
@@ -262,7 +262,7 @@ def test_running_statistics_are_those_of_one_process(on_ranks: OnRanks) -> None:
 def test_metrics_and_evaluations_are_known_on_all_ranks(on_ranks: OnRanks) -> None:
     def more() -> dict[str, Any]:
         data = MapData(points(7), global_batch_size=7, micro_batch_size=2, shuffle=False)
-        return {"evaluations": {"valid": data}, "train": Training(ema=Ema(decay=0.5))}
+        return {"evaluations": {"valid": data}, "train": Training(clip_norm=0.5, ema=Ema(decay=0.5))}
 
     def act(group: Any) -> dict[str, float]:
         mesh = Mesh.of(group, pipeline=2)
@@ -319,9 +319,7 @@ def test_a_run_goes_on_with_other_stages_on_other_ranks(on_ranks: OnRanks) -> No
             return trainer.state_dict()
 
         state = on_ranks(ranks, act)[0]
-    check_same(
-        state, trained(Staged(tied()), Ordered(), updates=8, train=Training(ema=Ema(decay=0.9)), clip_norm=None)[1]
-    )
+    check_same(state, trained(Staged(tied()), Ordered(), updates=8, train=Training(ema=Ema(decay=0.9)))[1])
 
 
 class Failing(nn.Module):
@@ -343,7 +341,9 @@ def test_an_error_in_one_stage_wakes_the_others_with_rank_action_and_micro_batch
         layers.insert(place, Failing(rows=1))
         data = MapData(points(5), global_batch_size=5, micro_batch_size=2)  # the third micro-batch has one row
         with pytest.raises((ValueError, EvenstepError)) as raised:
-            trained(Staged(layers, mesh=mesh), Single(mesh.data), data=data, train=Training(check_loss=False))
+            trained(
+                Staged(layers, mesh=mesh), Single(mesh.data), data=data, train=Training(clip_norm=0.5, check_loss=False)
+            )
         return "\n".join([str(raised.value), *raised.value.__notes__])
 
     said = on_ranks(2, act)
@@ -523,10 +523,12 @@ SEVERAL: dict[str, Callable[[], State]] = {
     "one in each update": lambda: {"mixing": RoundRobin()},
     "some batches without a loss": lambda: {"silent": 1.0},
     "some updates without any loss": lambda: {"silent": 1.0, "mixing": RoundRobin()},
-    "numbers as coefficients": lambda: {"coefficients": {"a": 0.5, "c": 3.0}},
-    "scheduled coefficients": lambda: {"coefficients": Scheduled({"b": Constant(warmup_updates=3)})},
-    "statistics of each task": lambda: {"norm_statistics": "per-task"},
-    "frozen statistics": lambda: {"norm_statistics": "frozen"},
+    "numbers as coefficients": lambda: {"train": Training(clip_norm=0.5, coefficients={"a": 0.5, "c": 3.0})},
+    "scheduled coefficients": lambda: {
+        "train": Training(clip_norm=0.5, coefficients=Scheduled({"b": Constant(warmup_updates=3)}))
+    },
+    "statistics of each task": lambda: {"train": Training(clip_norm=0.5, norm_statistics="per-task")},
+    "frozen statistics": lambda: {"train": Training(clip_norm=0.5, norm_statistics="frozen")},
 }
 
 
@@ -578,9 +580,12 @@ def test_heads_that_no_update_uses_stay_as_they_are_on_all_stages(on_ranks: OnRa
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"coefficients": Uncertainty()}, "learned coefficients would need the whole model"),
-        ({"combine": PcGrad()}, "`combine` would need"),
-        ({"on_non_finite": DropTask()}, "DropTask would need"),
+        (
+            {"train": Training(clip_norm=0.5, coefficients=Uncertainty())},
+            "learned coefficients would need the whole model",
+        ),
+        ({"train": Training(clip_norm=0.5, combine=PcGrad())}, "`combine` would need"),
+        ({"failures": Failures(non_finite=DropTask())}, "DropTask would need"),
     ],
 )
 def test_what_needs_all_gradients_at_once_is_refused_for_stages(more: State, said: str) -> None:
