@@ -128,7 +128,7 @@ class Script(evenstep.Hook):
 
     def after_update(self, event: Any) -> None:
         if event.update == SAVED_AT and event.committed and self.trainer.folder is not None:
-            self.trainer.ask_save()
+            self.trainer.request_save()
 
     def before_save(self, event: Any) -> None:
         self._group.said.append(Word("save", ""))

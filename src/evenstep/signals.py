@@ -65,11 +65,11 @@ class Caught:
 
 
 @contextmanager
-def stopping(ask_stop: Callable[[str], None], *, spares_own: bool = False) -> Generator[Caught]:
-    """Pass signals on to `ask_stop` inside the `with`; outside the main thread, which alone gets signals, nothing.
+def stopping(request_stop: Callable[[str], None], *, spares_own: bool = False) -> Generator[Caught]:
+    """Pass signals on to `request_stop` inside the `with`; outside the main thread, which alone gets signals, nothing.
 
     Args:
-        ask_stop: takes the reason; called from a signal handler, so it may only note it.
+        request_stop: takes the reason; called from a signal handler, so it may only note it.
         spares_own: whether handlers that the program has set itself stay as they are.
 
     Raises:
@@ -95,7 +95,7 @@ def stopping(ask_stop: Callable[[str], None], *, spares_own: bool = False) -> Ge
                 raise Terminated
             return
         caught.number, first_at = signal.Signals(number), monotonic()
-        ask_stop(caught.number.name)
+        request_stop(caught.number.name)
         with suppress(OSError):  # nobody reads our messages any more, which is no reason not to save
             # not print, because a print may be what was interrupted
             again = "Ctrl-C again" if number == signal.SIGINT else "another one"

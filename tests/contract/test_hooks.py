@@ -88,13 +88,13 @@ class FakeTrainer:
     def norms(self, values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {name: value.norm() for name, value in values.items()}
 
-    def ask_stop(self, reason: str) -> None:
+    def request_stop(self, reason: str) -> None:
         self.asked.append(reason)
 
-    def ask_save(self) -> None:
+    def request_save(self) -> None:
         self.asked.append("save")
 
-    def ask_evaluate(self) -> None:
+    def request_evaluate(self) -> None:
         self.asked.append("evaluate")
 
 

@@ -727,7 +727,7 @@ def silent_corruption() -> None:
 class Ask(evenstep.Hook):
     def after_update(self, event: UpdateEnd) -> None:
         if event.update == 3:
-            self.trainer.ask_stop("enough", requeue=True)
+            self.trainer.request_stop("enough", requeue=True)
 
 
 def stops(strategy: str, ranks: int, hook: Callable[[], evenstep.Hook]) -> None:

@@ -119,7 +119,7 @@ def train(
     try:
         if resume:
             trainer.resume("auto")
-        with stopping(trainer.ask_stop) if stoppable else nullcontext():
+        with stopping(trainer.request_stop) if stoppable else nullcontext():
             trainer.train()
     except Exception as raised:  # noqa: BLE001 - what it was is looked at by the test
         error = raised

@@ -30,7 +30,7 @@ class Square(evenstep.Task):
 class Ask(evenstep.Hook):
     def after_update(self, event):
         if case == "stop" and group.rank == 1 and event.update == 3:
-            self.trainer.ask_stop("rank 1 has had enough")
+            self.trainer.request_stop("rank 1 has had enough")
 
 torch.manual_seed(group.rank)
 model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.2), nn.Linear(8, 1))

@@ -173,7 +173,7 @@ class Watched(evenstep.Hook):
 
     def after_update(self, event: Any) -> None:
         if event.update == self.until:
-            self.trainer.ask_stop("half")
+            self.trainer.request_stop("half")
 
 
 def train(

@@ -326,9 +326,9 @@ class Watch(evenstep.Hook):
 
     def after_update(self, event: Any) -> None:
         if event.update == 3:
-            self.trainer.ask_save()
+            self.trainer.request_save()
         if event.update == self.stop_at:
-            self.trainer.ask_stop("left")
+            self.trainer.request_stop("left")
 
     def on_incident(self, event: Any) -> None:
         self.said.append(event.message)

@@ -143,7 +143,7 @@ def unfreezing(strategy: str, folder: Path | None = None, stop: int | None = Non
         def after_update(self, event: Any) -> None:
             freezing(self.trainer.model, event.update)
             if event.update == stop:
-                self.trainer.ask_stop("half")
+                self.trainer.request_stop("half")
 
     trainer = trainer_of(three_layers(), strategy, train=Training(clip_norm=0.05), hooks=[Freezing()], folder=folder)
     if folder is not None and folder.exists():

@@ -135,7 +135,7 @@ def test_training_again_goes_on_in_its_own_folder(tmp_path: Path) -> None:
     class Stop(Hook):
         def after_update(self, event: Any) -> None:
             if event.update == 2:
-                self.trainer.ask_stop("enough")
+                self.trainer.request_stop("enough")
 
     trainer = trainer_of(folder=tmp_path, hooks=Stop())
     assert trainer.train().outcome == "stopped"

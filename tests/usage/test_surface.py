@@ -328,7 +328,7 @@ def test_a_rate_that_torchs_own_scheduler_sets_is_the_one_that_updates_are_made_
 
     rates, weights = run([Torchs(make_step_lr)])
     assert rates == pytest.approx(rates_of(make_step_lr))
-    stop = Act(3, lambda trainer: trainer.ask_stop("half"))
+    stop = Act(3, lambda trainer: trainer.request_stop("half"))
     run([Torchs(make_step_lr), stop], folder=tmp_path / "run")
     again, resumed = run([Torchs(make_step_lr)], resume=True, folder=tmp_path / "run")
     assert again == pytest.approx(rates) and resumed == weights
@@ -360,7 +360,7 @@ def test_a_rate_that_a_hook_sets_beside_an_lr_schedule_is_refused(schedule: Any)
 
 def test_a_run_with_an_lr_schedule_is_rewound_and_resumed_without_a_complaint(tmp_path: Path) -> None:
     model = three_layers()
-    stop = Act(3, lambda trainer: trainer.ask_stop("half"))
+    stop = Act(3, lambda trainer: trainer.request_stop("half"))
     trainer = trainer_of(model, "single", lr_schedule=Cosine(), hooks=[stop], folder=tmp_path / "run")
     trainer.train()
     trainer.resume()  # in place, as a rewind does
@@ -476,7 +476,7 @@ def test_the_number_of_updates_is_not_set_where_it_would_have_no_effect() -> Non
     def more(trainer: Any) -> None:
         trainer.updates = 20
 
-    with pytest.raises(ArgumentError, match=r"can't be set while it trains; call `ask_stop`"):
+    with pytest.raises(ArgumentError, match=r"can't be set while it trains; call `request_stop`"):
         trainer_of(three_layers(), "single", hooks=[Act(2, more)]).train()
     trainer = trainer_of(three_layers(), "single", updates=None, epochs=2)
     with pytest.raises(ArgumentError, match="was given `epochs` can't be set"):

@@ -80,7 +80,7 @@ def _watching(run: Run, group: Group) -> list[Hook]:
 
 
 def _train(trainer: Trainer, group: Group, *, shows_end: bool) -> int:
-    with stopping(trainer.ask_stop) as caught:
+    with stopping(trainer.request_stop) as caught:
         result = trainer.train()
     if shows_end:
         print(f"{result.outcome}: {result.reason}")

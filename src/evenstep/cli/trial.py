@@ -30,8 +30,8 @@ class OneUpdate(Hook):
     def after_update(self, event: UpdateEnd) -> None:
         if event.committed:  # not where a loss scale was too high, or a batch was given up
             self.num_samples = event.num_samples
-            self.trainer.ask_evaluate()
-            self.trainer.ask_stop("checked")
+            self.trainer.request_evaluate()
+            self.trainer.request_stop("checked")
 
     def after_evaluate(self, event: EvaluateEnd) -> None:
         self.evaluated[event.name] = dict(event.metrics)

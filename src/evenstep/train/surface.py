@@ -13,8 +13,11 @@ from torch import Tensor
 
 from evenstep.errors import ArgumentError
 from evenstep.parallel import Group
+from evenstep.renamed import warn
 from evenstep.train.loop import Loop
 from evenstep.train.progress import Progress
+
+_OLD_NAMES = {"ask_stop": "request_stop", "ask_save": "request_save", "ask_evaluate": "request_evaluate"}
 
 
 class Surface:
@@ -25,6 +28,12 @@ class Surface:
     _updates: int | None
     _loop: Loop
     _group: Group
+
+    def __getattr__(self, name: str) -> Any:  # only of what is not there
+        if name not in _OLD_NAMES:
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+        warn(f"trainer.{name}", f"trainer.{_OLD_NAMES[name]}")
+        return getattr(self, _OLD_NAMES[name])
 
     def __setattr__(self, name: str, value: Any) -> None:
         settable = getattr(getattr(type(self), name, None), "fset", None)
@@ -46,8 +55,8 @@ class Surface:
         loop = self._loop
         if self._is_training:
             raise ArgumentError(
-                "`updates` of a trainer can't be set while it trains; call `ask_stop` to end it now, or set it between "
-                "two calls of `train`."
+                "`updates` of a trainer can't be set while it trains; call `request_stop` to end it now, or set it "
+                "between two calls of `train`."
             )
         if loop.updates is None:
             raise ArgumentError(

@@ -128,7 +128,7 @@ class Trained:
         if not any(one.requires_grad for name, one in self._by_name.items() if name in self._held):
             raise TaskError(
                 "all parameters of the optimizer have been frozen, so there is nothing left to train; end the run with "
-                "`ask_stop`, or leave some `requires_grad`."
+                "`request_stop`, or leave some `requires_grad`."
             )
         for one in self._parameters:
             one.grad = None  # what is frozen now keeps no gradient of before

@@ -224,7 +224,7 @@ class Trainer(Surface):
         self._run = build_run(self._group, self._loop, agree=self._agree)
         self._is_built = True
 
-    def ask_stop(self, reason: str, *, requeue: bool = False) -> None:
+    def request_stop(self, reason: str, *, requeue: bool = False) -> None:
         """Stop at the end of this update.
 
         Args:
@@ -233,11 +233,11 @@ class Trainer(Surface):
         """
         self._loop.requests.request_stop(reason, requeue=requeue)
 
-    def ask_save(self) -> None:
+    def request_save(self) -> None:
         """Save at the end of this update."""
         self._loop.requests.save = True
 
-    def ask_evaluate(self) -> None:
+    def request_evaluate(self) -> None:
         """Evaluate at the end of this update."""
         self._loop.requests.evaluate = True
 
@@ -256,7 +256,7 @@ class Trainer(Surface):
         if self._is_training:
             raise ArgumentError(
                 "`train` was called while it is training already, by a hook or the task; `updates` says how far a run "
-                "goes, and `ask_stop` ends it earlier."
+                "goes, and `request_stop` ends it earlier."
             )
         if torch.is_inference_mode_enabled():
             raise ArgumentError(
@@ -334,7 +334,7 @@ class Trainer(Surface):
             ArgumentError: there is no evaluation of this name.
         """
         sets = self.evaluations if name is None else named_set(self.evaluations, name)
-        self._check_idle("evaluate", "call `ask_evaluate`, which does it when the update is complete")
+        self._check_idle("evaluate", "call `request_evaluate`, which does it when the update is complete")
         self._loop.settle_between_updates()
         return self._loop.evaluator(sets)
 
@@ -357,7 +357,7 @@ class Trainer(Surface):
             ArgumentError: the trainer has no folder.
             CheckpointError: it could not be written; earlier checkpoints are untouched.
         """
-        self._check_idle("save", "call `ask_save`, which does it when the update is complete")
+        self._check_idle("save", "call `request_save`, which does it when the update is complete")
         self._loop.settle_between_updates()
         return self._loop.checkpointer.save()
 

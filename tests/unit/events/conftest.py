@@ -36,13 +36,13 @@ class FakeTrainer:
     def norms(self, values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {name: value.norm() for name, value in values.items()}
 
-    def ask_stop(self, reason: str, *, requeue: bool = False) -> None:
+    def request_stop(self, reason: str, *, requeue: bool = False) -> None:
         self.asked.append(f"stop: {reason}{' (requeue)' if requeue else ''}")
 
-    def ask_save(self) -> None:
+    def request_save(self) -> None:
         self.asked.append("save")
 
-    def ask_evaluate(self) -> None:
+    def request_evaluate(self) -> None:
         self.asked.append("evaluate")
 
 

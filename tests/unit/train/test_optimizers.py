@@ -274,7 +274,7 @@ def test_zero1_with_an_optimizer_that_has_modes_evaluates_no_mixture(on_ranks: O
 
 class Often(Hook):
     def after_update(self, event: Any) -> None:
-        self.trainer.ask_evaluate()
+        self.trainer.request_evaluate()
 
 
 def test_how_often_is_evaluated_changes_nothing_of_an_optimizer_with_modes() -> None:

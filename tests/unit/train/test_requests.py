@@ -25,11 +25,11 @@ class StopWhileSaving(Hook):
 
     def after_update(self, event: Any) -> None:
         if event.update == 2:
-            self.trainer.ask_save()
+            self.trainer.request_save()
 
     def after_save(self, event: Any) -> None:
         if self.rank == self.on and event.update == 2:
-            self.trainer.ask_stop("enough")
+            self.trainer.request_stop("enough")
 
 
 def test_what_one_rank_requests_all_agree_on(on_ranks: Callable[..., list[Any]]) -> None:

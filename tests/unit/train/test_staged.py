@@ -437,7 +437,7 @@ def test_hooks_hear_of_each_micro_batch_on_each_rank_once(on_ranks: OnRanks) -> 
             self.said.append(f"-{event.microbatch}{'' if event.loss is None else ' loss'}")
 
         def after_update(self, event: UpdateEnd) -> None:
-            self.trainer.ask_stop("one is enough")
+            self.trainer.request_stop("one is enough")
 
     def act(group: Any) -> list[str]:
         mesh, count = Mesh.of(group, pipeline=2), Count()

@@ -68,7 +68,7 @@ def test_stopping_and_training_again_gives_the_bits_of_one_go() -> None:
     class StopAt(Hook):
         def after_update(self, event: UpdateEnd) -> None:
             if event.update == 3:
-                self.trainer.ask_stop("three")
+                self.trainer.request_stop("three")
 
     model, straight = network(), network()
     trainer = trainer_of(model, hooks=[StopAt()])
@@ -96,7 +96,7 @@ def test_a_resumed_run_ends_at_the_bits_of_the_undisturbed_one(saved_at: int, tm
         class StopAt(Hook):
             def after_update(self, event: UpdateEnd) -> None:
                 if event.update == stop:
-                    self.trainer.ask_stop("test")
+                    self.trainer.request_stop("test")
 
         model = network()
         trainer = trainer_of(
@@ -148,7 +148,7 @@ def test_an_evaluation_changes_nothing_and_gives_training_modes_back() -> None:
 def test_evaluations_in_between_do_not_change_the_run() -> None:
     class EvaluateOften(Hook):
         def after_update(self, event: UpdateEnd) -> None:
-            self.trainer.ask_evaluate()
+            self.trainer.request_evaluate()
 
     model, plain = network(), network()
     trainer_of(model, hooks=[EvaluateOften()], evaluations={"valid": MapData(points(9), global_batch_size=4)}).train()
@@ -258,7 +258,7 @@ def test_a_missing_checkpoint_is_an_error_but_auto_starts_afresh(tmp_path: Path)
 def test_no_more_checkpoints_than_asked_for_are_kept(tmp_path: Path) -> None:
     class SaveAlways(Hook):
         def after_update(self, event: UpdateEnd) -> None:
-            self.trainer.ask_save()
+            self.trainer.request_save()
 
     trainer_of(folder=tmp_path, hooks=[SaveAlways()], checkpoint=Checkpointing(keep_last=2)).train()
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
@@ -329,7 +329,7 @@ def test_an_error_in_the_middle_of_an_update_leaves_the_model_as_of_the_last_com
 
 def test_a_wish_to_stop_before_training_begins_is_not_lost() -> None:
     trainer = trainer_of()
-    trainer.ask_stop("a signal during start-up")
+    trainer.request_stop("a signal during start-up")
     result = trainer.train()
     assert (result.update, result.outcome, result.reason) == (0, "stopped", "a signal during start-up")
     assert trainer.train().update == 7

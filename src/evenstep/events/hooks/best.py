@@ -75,7 +75,7 @@ class Best(Hook):
             return
         value = self._target.value(self, event)
         if value is not None and self._take(value, event.update):
-            self.trainer.ask_save()
+            self.trainer.request_save()
 
     def before_save(self, event: SaveBegin) -> None:
         if self._is_of_training():

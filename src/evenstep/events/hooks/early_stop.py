@@ -58,7 +58,7 @@ class EarlyStop(Hook):
         self.evaluations_since_best += 1
         if self.evaluations_since_best >= self._patience:
             best = "no finite value yet" if self.best_value is None else f"the best is {self.best_value:.6g}"
-            self.trainer.ask_stop(
+            self.trainer.request_stop(
                 f"`{self._target.metric}` did not get better in {self.evaluations_since_best} evaluations ({best})"
             )
 

@@ -40,12 +40,12 @@ class Evaluate(Hook):
 
     def after_update(self, event: UpdateEnd) -> None:
         if event.committed and self._every_updates and event.update % self._every_updates == 0:
-            self.trainer.ask_evaluate()
+            self.trainer.request_evaluate()
 
     def after_epoch(self, event: EpochEnd) -> None:
         due = event.complete and self._every_epochs and (event.epoch + 1) % self._every_epochs == 0
         if due and self._evaluated_at != event.update:
-            self.trainer.ask_evaluate()
+            self.trainer.request_evaluate()
 
     def after_evaluate(self, event: EvaluateEnd) -> None:
         self._evaluated_at = event.update

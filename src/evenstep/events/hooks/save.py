@@ -56,12 +56,12 @@ class Save(Hook):
 
     def after_update(self, event: UpdateEnd) -> None:
         if event.committed and (self._is_update(event.update) or self._is_time()):
-            self.trainer.ask_save()
+            self.trainer.request_save()
 
     def after_epoch(self, event: EpochEnd) -> None:
         due = event.complete and self._every_epochs and (event.epoch + 1) % self._every_epochs == 0
         if due and self._saved_update != event.update:
-            self.trainer.ask_save()
+            self.trainer.request_save()
 
     def after_save(self, event: SaveEnd) -> None:
         self._saved_at = monotonic()  # also if it failed: a full disk is not asked again at each update

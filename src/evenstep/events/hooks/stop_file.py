@@ -34,4 +34,4 @@ class StopFile(Hook):
         file = folder / NAME
         if file.exists():
             file.unlink(missing_ok=True)
-            self.trainer.ask_stop(f"the file `{file}` asked for it", requeue=True)
+            self.trainer.request_stop(f"the file `{file}` asked for it", requeue=True)

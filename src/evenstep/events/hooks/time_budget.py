@@ -38,4 +38,4 @@ class TimeBudget(Hook):
 
     def after_update(self, event: UpdateEnd) -> None:
         if monotonic() - self._began >= 60 * self._max_minutes:
-            self.trainer.ask_stop(f"its time budget of {self._max_minutes:g} minutes is used up", requeue=True)
+            self.trainer.request_stop(f"its time budget of {self._max_minutes:g} minutes is used up", requeue=True)
