@@ -20,6 +20,7 @@ class PlanReducer(ShardedReducer, GathersPerPlan):
 
     def begin(self) -> None:
         self._reset()
+        self._accumulate_only()  # a try may have failed in the midst of its reduction
 
     def unshard(self) -> None:
         for part in self._parts():
