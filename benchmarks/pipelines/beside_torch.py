@@ -20,7 +20,7 @@ from torch.distributed.pipelining import schedules as torchs
 from torch.nn import functional
 
 from evenstep.parallel import Mesh, Processes, Reducers, Single
-from evenstep.pipeline import SCHEDULES, Layer, Staged, build_runner, executed
+from evenstep.pipeline import SCHEDULES, Layer, PipelineModel, build_runner, executed
 from harness.live import Live
 from harness.row import Row
 from harness.work import Block
@@ -76,7 +76,7 @@ def loss_of(num_microbatches: int) -> Callable[[Tensor, Tensor], Tensor]:
 def evensteps(name: str, group: Processes, num_microbatches: int) -> tuple[Step, nn.Module]:
     """One update by evenstep, and this rank's part of the model."""
     loss, stages = loss_of(num_microbatches), SCHEDULES[name].layout(RANKS).stages
-    model = Staged(
+    model = PipelineModel(
         [Layer(f"layer{place}", layer) for place, layer in enumerate(layers())],
         mesh=Mesh.of(group, pipeline=RANKS),
         schedule=name,

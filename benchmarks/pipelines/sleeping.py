@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from evenstep.extras.planning.simulate import Costs, simulate
 from evenstep.parallel import Mesh, Processes, Reducers, Single
-from evenstep.pipeline import SCHEDULES, Staged, build_runner, executed
+from evenstep.pipeline import SCHEDULES, PipelineModel, build_runner, executed
 from evenstep.pipeline.deferred import Deferral
 from harness.row import Row
 from pipelines.ready import ReadyStep
@@ -57,7 +57,7 @@ class Sleeping(nn.Module):
 def measured(schedule: str, group: Processes) -> Row:
     """One schedule, on this rank; all ranks get the same row."""
     layers = [Sleeping() for _ in range(SCHEDULES[schedule].layout(RANKS).stages)]
-    model = Staged(layers, mesh=Mesh.of(group, pipeline=RANKS), schedule=schedule)
+    model = PipelineModel(layers, mesh=Mesh.of(group, pipeline=RANKS), schedule=schedule)
     deferral = Deferral()
     runner = build_runner(model, Reducers(Single(), per_plan=True), torch.device("cpu"), deferral=deferral)
     for layer in layers:

@@ -47,6 +47,6 @@ WAYS: dict[str, tuple[int, *tuple[tuple[int, int], ...]]] = {
 }
 
 ROWS = [
-    Row(name=f"resume {name}", measure="sha256 of all that training changes", run=partial(killed, *way))
-    for name, way in WAYS.items()
+    Row(name=f"resume {name}", measure="sha256 of all that training changes", run=partial(killed, *context))
+    for name, context in WAYS.items()
 ]

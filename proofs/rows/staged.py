@@ -18,7 +18,7 @@ import evenstep
 from evenstep.events.hooks import Evaluate
 from evenstep.optim.schedules import Constant
 from evenstep.parallel import Group, Mesh, Processes
-from evenstep.pipeline import Layer, Layers, Staged
+from evenstep.pipeline import Layer, Layers, PipelineModel
 from rows.cutting import IGNORED, WORDS, Words
 from rows.killed import digest
 from rows.ranked import STRATEGIES, sentences
@@ -105,7 +105,7 @@ def main(
         layers = nn.Sequential(*(cast("nn.Module", layer.build) for layer in layers.layers))
     model: nn.Module = layers
     if case != "plain" or pipeline > 1:  # else the model is whole, as a user has it who knows of no stages
-        model = Staged(
+        model = PipelineModel(
             layers, mesh=mesh, schedule=schedule, stages_per_rank=stages_per_rank, relay_skips=case == "relayed"
         )
     collate: Any = {"collate": trimmed} if case == "ragged" else {}

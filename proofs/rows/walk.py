@@ -25,7 +25,7 @@ import evenstep
 from evenstep.errors import ReplicaError
 from evenstep.events.hooks import Evaluate
 from evenstep.parallel import Ddp, Fsdp, Strategy, Zero1
-from evenstep.parallel.fake import Fake, Word
+from evenstep.parallel.fake import CollectiveRecord, Fake
 from rows.row import Row
 
 UPDATES = 4
@@ -35,7 +35,7 @@ SAVED_AT, ABORTED = 2, 3  # the save, and the update whose gradient is made NaN 
 class Collectives(TorchDispatchMode):
     """Writes down the collectives that are given to torch, by whomever, while it is entered."""
 
-    def __init__(self, said: list[Word]) -> None:
+    def __init__(self, said: list[CollectiveRecord]) -> None:
         super().__init__()
         self._said = said
 
@@ -46,7 +46,7 @@ class Collectives(TorchDispatchMode):
             tensors = next((found for arg in args if (found := _tensors(arg))), [])
             size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
             kind = str(func.__name__).partition(".")[0].strip("_")
-            self._said.append(Word(kind, next(filter(None, map(_group_of, args)), "?"), size))
+            self._said.append(CollectiveRecord(kind, next(filter(None, map(_group_of, args)), "?"), size))
         return func(*args, **(kwargs or {}))
 
 
@@ -91,7 +91,7 @@ class Alone(Fake):
 
     is_poisoned = False
 
-    def __init__(self, axis: DeviceMesh, *, said: list[Word], heard: Sequence[list[Any]] | None) -> None:
+    def __init__(self, axis: DeviceMesh, *, said: list[CollectiveRecord], heard: Sequence[list[Any]] | None) -> None:
         name = layout_of(axis.get_group())
         super().__init__(axis.get_local_rank(), axis.size(), name=name, said=said, heard=heard)
         self._axis = axis
@@ -120,21 +120,21 @@ class Script(evenstep.Hook):
         self._group = group
 
     def before_update(self, event: Any) -> None:
-        self._group.said.append(Word(f"update {event.update}", ""))
-        self._group.is_poisoned = event.update == ABORTED and Word("abort", "") not in self._group.said
+        self._group.said.append(CollectiveRecord(f"update {event.update}", ""))
+        self._group.is_poisoned = event.update == ABORTED and CollectiveRecord("abort", "") not in self._group.said
 
     def on_incident(self, event: Any) -> None:
-        self._group.said.append(Word("abort", ""))
+        self._group.said.append(CollectiveRecord("abort", ""))
 
     def after_update(self, event: Any) -> None:
         if event.update == SAVED_AT and event.committed and self.trainer.folder is not None:
             self.trainer.request_save()
 
     def before_save(self, event: Any) -> None:
-        self._group.said.append(Word("save", ""))
+        self._group.said.append(CollectiveRecord("save", ""))
 
     def before_evaluate(self, event: Any) -> None:
-        self._group.said.append(Word("evaluate", ""))
+        self._group.said.append(CollectiveRecord("evaluate", ""))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +162,7 @@ class Walk:
 
     def __call__(self, rank: int, leader: "Walked | None" = None) -> "Walked":
         """Walk as `rank`, which hears what `leader` of the same data-parallel group has heard."""
-        said: list[Word] = []
+        said: list[CollectiveRecord] = []
         with fake_processes(rank, self.ranks), tempfile.TemporaryDirectory() as folder, Collectives(said):
             mesh = init_device_mesh("cpu", tuple(self.axes.values()), mesh_dim_names=tuple(self.axes))
             said.clear()  # making the mesh is not part of the run
@@ -227,13 +227,13 @@ class Walked:
     """
 
     group: str
-    said: list[Word]
+    said: list[CollectiveRecord]
     heard: list[list[Any]]
 
 
-def bytes_per_update(said: list[Word]) -> Counter[str]:
+def bytes_per_update(said: list[CollectiveRecord]) -> Counter[str]:
     """The payload of the first update of a walk, by kind, from its beginning to that of the second."""
-    begin, end = (said.index(Word(f"update {number}", "")) for number in (1, 2))
+    begin, end = (said.index(CollectiveRecord(f"update {number}", "")) for number in (1, 2))
     counts: Counter[str] = Counter()
     for word in said[begin:end]:
         counts[word.kind] += word.num_bytes

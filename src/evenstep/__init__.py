@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from evenstep.optim.schedules import Linear as Linear
     from evenstep.options import Checkpointing, Failures, Logging, Training
     from evenstep.parallel import Ddp, Fsdp, Group, Mesh, Ordered, OrderedFsdp, Processes, Single, Strategy, Zero1
-    from evenstep.pipeline import Layers, Staged
+    from evenstep.pipeline import Layers, PipelineModel
     from evenstep.precision import Bf16Mixed, Fp16Mixed, FullPrecision, Precision
     from evenstep.train import (
         Aborted,
@@ -119,6 +119,7 @@ __all__ = [
     "Ordered",
     "OrderedFsdp",
     "PcGrad",
+    "PipelineModel",
     "Polynomial",
     "Precision",
     "Prediction",
@@ -132,7 +133,6 @@ __all__ = [
     "Scheduled",
     "Single",
     "Skip",
-    "Staged",
     "Statistics",
     "Stop",
     "StopFile",
@@ -167,12 +167,12 @@ _named, _ = lazy_names(
         ".optim.schedules": "Constant Cosine InverseSqrt Linear LrSchedule Polynomial Wsd",
         ".options": "Checkpointing Failures Logging Training",
         ".parallel": "Ddp Fsdp Group Mesh Ordered OrderedFsdp Processes Single Strategy Zero1",
-        ".pipeline": "Layers Staged",
+        ".pipeline": "Layers PipelineModel",
         ".precision": "Bf16Mixed Fp16Mixed FullPrecision Precision",
         ".train": "Aborted Coefficients Combine Committed DropTask Engine FailurePolicy Fixed Loss "
         "LossSpikes Prediction Result Retry Rewind Skip Stop Task Trainer",
     },
-    old={"Full": "FullPrecision"},
+    old={"Full": "FullPrecision", "Staged": "PipelineModel"},
 )
 
 

@@ -76,7 +76,7 @@ def cublas_out_of_memory() -> None:
 
 
 @dataclass(slots=True)
-class Place:
+class RankInfo:
     """Where one rank is."""
 
     rank: int
@@ -92,7 +92,7 @@ class Strikes(torch.autograd.Function):
     """The identity, whose backward lets a fault strike in the midst of the model's backward."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, place: Place, samples: int, phase: str) -> Tensor:
+    def forward(ctx: Any, value: Tensor, place: RankInfo, samples: int, phase: str) -> Tensor:
         ctx.at = place, samples, phase
         return value.clone()
 
@@ -106,7 +106,7 @@ class Strikes(torch.autograd.Function):
 
 
 @dataclass(slots=True)
-class LastPlace(Place):
+class LastPlace(RankInfo):
     """A place that also knows whether the micro-batch in backward is the rank's last."""
 
     last_microbatch: int = -1
@@ -120,7 +120,7 @@ class LastPlace(Place):
 class Net(nn.Module):
     """Two layers in float64, with a place between them where faults strike. No dropout: cutting keeps the gradient."""
 
-    def __init__(self, place: Place, *, norm: bool = False) -> None:
+    def __init__(self, place: RankInfo, *, norm: bool = False) -> None:
         super().__init__()
         self.place = place
         self.first = nn.Linear(3, 6)
@@ -144,7 +144,7 @@ class Net(nn.Module):
 class Hidden(nn.Module):
     """One layer of a model in stages, after which faults strike."""
 
-    def __init__(self, place: Place, number: int, width: int = 6) -> None:
+    def __init__(self, place: RankInfo, number: int, width: int = 6) -> None:
         super().__init__()
         self.place = place
         self.linear = nn.Linear(3 if number == 0 else width, width)
@@ -172,7 +172,7 @@ class Sum(nn.Module):
 class Chain(nn.Module):
     """Three units that FSDP2 gathers one by one, and a head that belongs to the whole."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: RankInfo) -> None:
         super().__init__()
         self.layers = nn.ModuleList([Hidden(place, number) for number in range(3)])
         self.head = nn.Linear(6, 1).double()
@@ -189,7 +189,7 @@ class Chain(nn.Module):
 class Square(evenstep.Task):
     """Summed squares over points whose weights differ."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: RankInfo) -> None:
         self.place = place
 
     def weight(self, batch: Any) -> float:

@@ -20,7 +20,7 @@ from torch import nn
 
 import evenstep
 from evenstep.events import Evaluate, JsonlWriter, Save
-from evenstep.parallel import Ddp, Elastic, Group, Lighthouse, Ordered, Seat, coordination
+from evenstep.parallel import Ddp, Elastic, ElasticRank, Group, Lighthouse, Ordered, coordination
 
 LIMIT_S = 200
 STRATEGIES = {"ordered": Ordered, "ddp": Ddp}
@@ -130,7 +130,7 @@ def process(number: int, port: int) -> int:
         if WHAT["count"] == 1:
             train(Group(), number)
         else:
-            seat = Seat(number=number, count=WHAT["count"], lighthouse=f"http://localhost:{port}")
+            seat = ElasticRank(number=number, count=WHAT["count"], lighthouse=f"http://localhost:{port}")
             group = Elastic(Lighthouse(seat), timeout_s=WHAT.get("timeout_s", 60))
             train(group, number)
             group.close()

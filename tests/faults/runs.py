@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import evenstep
 from evenstep.events import Incident
 from evenstep.parallel import Ddp, Fsdp, Group, Mesh, Ordered, OrderedFsdp, Single, Strategy, Zero1
-from evenstep.pipeline import Staged
+from evenstep.pipeline import PipelineModel
 from evenstep.signals import stopping
 
 STRATEGIES: dict[str, Callable[[Group], Strategy]] = {
@@ -91,7 +91,7 @@ def train(
     if pipeline > 1:
         mesh = Mesh.of(group, pipeline=pipeline)
         shared = mesh.data
-        model = Staged([*(Hidden(place, number) for number in range(5)), Sum()], mesh=mesh, schedule=schedule)
+        model = PipelineModel([*(Hidden(place, number) for number in range(5)), Sum()], mesh=mesh, schedule=schedule)
     made = optimizer or (lambda parameters: torch.optim.AdamW(parameters, lr=0.05))
     hear = Hear()
     trainer = evenstep.Trainer(
@@ -114,7 +114,7 @@ def train(
             place.strike("transfer", len(batch[0]))
         return batch
 
-    object.__setattr__(trainer._loop.engine.parts.way, "transfer", transfer)  # on a CPU there is nothing to move
+    object.__setattr__(trainer._loop.engine.parts.context, "transfer", transfer)  # on a CPU there is nothing to move
     error = None
     try:
         if resume:

@@ -26,7 +26,7 @@ class Meeting:
         self.barrier = threading.Barrier(ranks)
         self.values: list[Any] = [None] * ranks
         ways = product(range(ranks), range(ranks), range(2))  # from, to, channel
-        self.mail: dict[tuple[int, int, int], Queue[Tensor]] = {way: Queue() for way in ways}
+        self.mail: dict[tuple[int, int, int], Queue[Tensor]] = {context: Queue() for context in ways}
         self.failed: str = ""
         self.broken: str = ""  # why a rank has broken off what all do
         self.parts: list[Meeting] = []  # of groups that were split off

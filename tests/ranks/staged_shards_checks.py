@@ -20,7 +20,7 @@ from evenstep.checkpoint import verify
 from evenstep.data import AllTasks, RoundRobin
 from evenstep.errors import ArgumentError
 from evenstep.parallel import Ddp, Fsdp, Mesh, Ordered, OrderedFsdp, Processes, Strategy, Zero1
-from evenstep.pipeline import Layers, Staged
+from evenstep.pipeline import Layers, PipelineModel
 
 UPDATES = 4
 FOLDER = Path()
@@ -70,7 +70,7 @@ def layers(*, last: nn.Module | None = None, tied: bool = False) -> Layers:
 def trainer(strategy: type[Strategy] | Any, *, mesh: Mesh | None = None, **more: Any) -> Trainer:
     mesh = mesh or Mesh()
     schedule, tied, last = more.pop("schedule", "1f1b"), more.pop("tied", False), more.pop("last", None)
-    model = Staged(layers(tied=tied, last=last), mesh=mesh, schedule=schedule)
+    model = PipelineModel(layers(tied=tied, last=last), mesh=mesh, schedule=schedule)
     options: dict[str, Any] = {
         "task": Square(),
         "data": MapData(points(), global_batch_size=10, micro_batch_size=2),  # 5 micro-batches, then 4
@@ -124,16 +124,16 @@ def zero1(group: Any) -> Strategy:
 
 def shards_have_the_bits_of_one_process() -> object:
     ways = [(OrderedFsdp, "1f1b"), (OrderedFsdp, "zb_v"), (OrderedFsdp, "interleaved"), (zero1, "zb_h1")]
-    return [equal(trained(way, mesh=MESH, schedule=schedule), alone()) for way, schedule in ways]
+    return [equal(trained(context, mesh=MESH, schedule=schedule), alone()) for context, schedule in ways]
 
 
 def tied_shards_have_the_bits_of_one_process() -> object:
-    return [equal(trained(way, mesh=MESH, tied=True), alone(tied=True)) for way in (OrderedFsdp, zero1)]
+    return [equal(trained(context, mesh=MESH, tied=True), alone(tied=True)) for context in (OrderedFsdp, zero1)]
 
 
 def fast_sums_are_equal_up_to_rounding() -> object:
     ways = [(Fsdp, "1f1b"), (Fsdp, "zb_h1"), (lambda group: Zero1(Ddp(group)), "interleaved")]
-    return [near(trained(way, mesh=MESH, schedule=schedule), alone()) < 1e-6 for way, schedule in ways]
+    return [near(trained(context, mesh=MESH, schedule=schedule), alone()) < 1e-6 for context, schedule in ways]
 
 
 def copies_of_shards_are_one_replica_each() -> object:
@@ -204,8 +204,8 @@ def heads_without_work_keep_their_bits() -> object:
     found: list[object] = []
     for mixing in (AllTasks, RoundRobin):
         wanted = run(Ordered, mixing())
-        for way in (Ordered, OrderedFsdp, zero1):
-            ours = run(way, mixing(), MESH)
+        for context in (Ordered, OrderedFsdp, zero1):
+            ours = run(context, mixing(), MESH)
             found.append(equal(ours, wanted) and same(ours["valid"], wanted["valid"]))
         found.append(near(run(Fsdp, mixing(), MESH), wanted) < 1e-6)
     state = wanted["optimizer"]["state"]
@@ -260,7 +260,7 @@ def memory_that_runs_out_in_a_stage_in_shards_changes_no_gradient() -> object:
 
 
 def a_fused_optimizer_is_refused_where_bits_must_be_equal() -> object:
-    model = Staged(layers(), mesh=MESH)
+    model = PipelineModel(layers(), mesh=MESH)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     try:
         Trainer(

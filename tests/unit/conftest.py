@@ -30,7 +30,7 @@ class Meeting:
         self.values: list[Any] = [None] * ranks
         self.words: list[str] = []  # of those who have given up
         ways = product(range(ranks), range(ranks), range(2))  # from, to, channel
-        self.mail: dict[tuple[int, int, int], Queue[Tensor]] = {way: Queue() for way in ways}
+        self.mail: dict[tuple[int, int, int], Queue[Tensor]] = {context: Queue() for context in ways}
 
 
 class Threads(Group):

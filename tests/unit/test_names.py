@@ -11,7 +11,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 
 from evenstep import Ema, MapData, Task, Trainer, Training
 from evenstep.names import load_state, plain, state_of
-from evenstep.pipeline import Staged
+from evenstep.pipeline import PipelineModel
 
 # torch's own, while it compiles a part that is called with the output of another
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
@@ -110,7 +110,7 @@ def test_a_state_that_was_saved_with_the_names_of_wrappers_is_taken() -> None:
 
 
 def test_a_model_in_stages_has_plain_names_as_well() -> None:
-    staged = Staged(model(compiled), stages_per_rank=2)
+    staged = PipelineModel(model(compiled), stages_per_rank=2)
     whole = trainer(model(as_it_is), None, 2)
     one = trainer(staged, None, 2)
     one.train()
@@ -130,6 +130,6 @@ def test_a_state_is_loaded_into_a_wrapped_model() -> None:
 def test_layers_may_be_called_as_the_attributes_of_what_holds_them(name: str) -> None:
     from evenstep.pipeline import Layer
 
-    staged = Staged([Layer(name, nn.Linear(4, 4)), Layer("end", nn.Linear(4, 1))], stages_per_rank=2)
+    staged = PipelineModel([Layer(name, nn.Linear(4, 4)), Layer("end", nn.Linear(4, 1))], stages_per_rank=2)
     assert list(staged.state_dict()) == [f"{name}.weight", f"{name}.bias", "end.weight", "end.bias"]
     trainer(staged, None, 1).train()

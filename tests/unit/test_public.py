@@ -71,7 +71,7 @@ def test_the_public_names_are_these_and_sorted() -> None:
         "Scheduled",
         "Single",
         "Skip",
-        "Staged",
+        "PipelineModel",
         "Statistics",
         "Stop",
         "StopFile",

@@ -6,11 +6,17 @@ import pytest
 import torch
 
 import evenstep
-from evenstep import precision
+from evenstep import pipeline, precision
 
 
 @pytest.mark.parametrize(
-    ("module", "old", "new"), [(evenstep, "Full", "FullPrecision"), (precision, "Full", "FullPrecision")]
+    ("module", "old", "new"),
+    [
+        (evenstep, "Full", "FullPrecision"),
+        (precision, "Full", "FullPrecision"),
+        (evenstep, "Staged", "PipelineModel"),
+        (pipeline, "Staged", "PipelineModel"),
+    ],
 )
 def test_an_old_public_name_warns_and_is_the_new_one(module: Any, old: str, new: str) -> None:
     with pytest.warns(DeprecationWarning, match=f"`.*{old}` is called `.*{new}` now"):

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import evenstep
 from evenstep.parallel import Mesh, Single
-from evenstep.pipeline import Staged
+from evenstep.pipeline import PipelineModel
 
 SAMPLES = [(torch.randn(6, generator=torch.Generator().manual_seed(n)), torch.tensor(n % 3)) for n in range(24)]
 
@@ -32,7 +32,7 @@ def train(name: str, reduction: str, check_loss: bool) -> tuple[str, float]:
     group = group_of_ranks()
     if name == "stages":
         mesh = Mesh.of(group, pipeline=2)
-        model: Any = Staged(layers(), mesh=mesh)
+        model: Any = PipelineModel(layers(), mesh=mesh)
         strategy: Any = Single(mesh.data)
     else:
         model, strategy = nn.Sequential(*layers()), strategy_named(name, group)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import evenstep
 from evenstep.parallel import Group, Mesh, Ordered
-from evenstep.pipeline import Layer, Staged
+from evenstep.pipeline import Layer, PipelineModel
 
 
 class Square(evenstep.Task):
@@ -210,7 +210,7 @@ def train(
     data = group
     if pipeline > 1 or schedule == "staged alone":
         mesh = Mesh.of(group or Group(), pipeline=pipeline)
-        made = Staged(made, mesh=mesh, schedule="1f1b" if schedule == "staged alone" else schedule)
+        made = PipelineModel(made, mesh=mesh, schedule="1f1b" if schedule == "staged alone" else schedule)
         data = mesh.data if mesh.data.ranks > 1 else None
     parameters = list(made.parameters())
     halves = [[p for p in parameters if p.ndim > 1], [p for p in parameters if p.ndim <= 1]]

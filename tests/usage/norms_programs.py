@@ -11,7 +11,7 @@ import evenstep
 from evenstep.data import AllTasks, Mixture
 from evenstep.events import Statistics
 from evenstep.parallel import Mesh
-from evenstep.pipeline import Staged
+from evenstep.pipeline import PipelineModel
 from evenstep.train import AlignedMtl
 
 UPDATES = 3
@@ -70,7 +70,7 @@ def metrics_of(strategy: str, pipeline: int = 1, several: bool = False, **more: 
     data_group = group
     if pipeline > 1:
         mesh = Mesh.of(group, pipeline=pipeline)
-        model, data_group = Staged(model, mesh=mesh, schedule="1f1b"), mesh.data if mesh.data.ranks > 1 else None
+        model, data_group = PipelineModel(model, mesh=mesh, schedule="1f1b"), mesh.data if mesh.data.ranks > 1 else None
     named = dict(model.named_parameters())
     matrices = [one for one in named.values() if one.ndim > 1]
     others = [one for one in named.values() if one.ndim <= 1]

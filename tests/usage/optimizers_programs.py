@@ -15,7 +15,7 @@ from evenstep import Checkpointing, Logging, MapData, Task, Trainer
 from evenstep.errors import ArgumentError
 from evenstep.optim.schedules import InverseSqrt
 from evenstep.parallel import Group, Mesh, Single
-from evenstep.pipeline import Layers, Staged
+from evenstep.pipeline import Layers, PipelineModel
 
 UPDATES, STOP = 4, 2
 
@@ -53,7 +53,7 @@ def build(case: Case, layout: Layout, world: Group | None, **more: Any) -> Train
     if case.sparse:
         model: nn.Module = nn.EmbeddingBag(7, 1, mode="sum", sparse=True)
     elif layout.stages > 1:
-        model = Staged(Layers.of(layers()), mesh=mesh, schedule="1f1b")
+        model = PipelineModel(Layers.of(layers()), mesh=mesh, schedule="1f1b")
     else:
         model = nn.Sequential(*layers())
     strategy = Single(group) if layout.stages > 1 and mesh.data.ranks == 1 else strategy_named(layout.strategy, group)
@@ -83,7 +83,7 @@ def ended(trainer: Trainer, *, saves: bool = True) -> tuple[str, float, list[flo
 
 def parameters(model: nn.Module) -> dict[str, Tensor]:
     """Of all stages, where there are several."""
-    parts = model.mesh.pipeline.gather(model.state_dict()) if isinstance(model, Staged) else [model.state_dict()]
+    parts = model.mesh.pipeline.gather(model.state_dict()) if isinstance(model, PipelineModel) else [model.state_dict()]
     return {name: tensor for part in parts for name, tensor in part.items()}
 
 

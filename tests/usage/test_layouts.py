@@ -93,6 +93,6 @@ def test_plain_models_are_one_run_in_every_layout(strategy: str) -> None:
     alone = [programs.train(name, **arguments) for name, arguments in ways]
     staged = on(4, *((name, {**arguments, "pipeline": 2, "strategy": strategy}) for name, arguments in ways))[0]
     shared = on(2, *((name, {**arguments, "strategy": strategy}) for name, arguments in ways))[0]
-    for place, way in enumerate(ways):
-        assert alike(staged[place], alone[place]), way
-        assert alike(shared[place], alone[place]), way
+    for place, context in enumerate(ways):
+        assert alike(staged[place], alone[place]), context
+        assert alike(shared[place], alone[place]), context

@@ -11,7 +11,7 @@ from torch import nn
 from evenstep.config.schema import Config
 from evenstep.errors import ArgumentError, ConfigError, PlanError
 from evenstep.parallel import Group, Mesh
-from evenstep.pipeline import SCHEDULES, Layers, Staged
+from evenstep.pipeline import SCHEDULES, Layers, PipelineModel
 
 
 def build_mesh(config: Config, group: Group) -> Mesh:
@@ -55,7 +55,7 @@ def build_model(config: Config, made: nn.Module | Layers, mesh: Mesh | None) -> 
     try:
         chain = schedule.layout(ranks, count if ranks > 1 else None)
         here = chain.stages // (1 if mesh is None else mesh.pipeline.ranks)
-        return Staged(
+        return PipelineModel(
             made,
             mesh=mesh,
             schedule=schedule.name,

@@ -1,6 +1,6 @@
 """The ranks of a run: who else trains it, on which device, and how they share gradients.
 
-Whether there are others is the launcher's word (see `parallel.place`), how they share is the configuration's.
+Whether there are others is the launcher's word (see `parallel.rank_info`), how they share is the configuration's.
 """
 
 import os
@@ -14,14 +14,14 @@ from evenstep.errors import ConfigError
 from evenstep.parallel import (
     COMPRESSIONS,
     Elastic,
+    ElasticRank,
     Group,
     Lighthouse,
     Processes,
-    Seat,
     Strategy,
     device_of_rank,
-    place_of,
-    seat_of,
+    elastic_rank_of,
+    rank_info_of,
     strategy_named,
 )
 
@@ -34,7 +34,7 @@ def joined(config: Config) -> Generator[Group]:
         ConfigError: several ranks with a strategy for one.
         EvenstepError: the others did not come in time.
     """
-    place, seat = place_of(os.environ), seat_of(os.environ)
+    place, seat = rank_info_of(os.environ), elastic_rank_of(os.environ)
     ranks = 1 if place is None else place.ranks
     lasts = config.failures.lost_rank == "continue" and (seat is not None or ranks > 1)
     if ranks > 1 and config.parallel.strategy == "single":
@@ -55,7 +55,7 @@ def joined(config: Config) -> Generator[Group]:
         group.close()
 
 
-def _elastic(config: Config, seat: Seat | None) -> Elastic:
+def _elastic(config: Config, seat: ElasticRank | None) -> Elastic:
     faults: list[str] = []
     if seat is None:
         faults.append(

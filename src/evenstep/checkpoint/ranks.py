@@ -25,10 +25,10 @@ class Ranks(Protocol):
 
 
 @final
-class Alone:
+class OneRank:
     """A group of one process.
 
-    >>> Alone().gather("hello")
+    >>> OneRank().gather("hello")
     ['hello']
     """
 
@@ -39,7 +39,7 @@ class Alone:
         return [value]
 
 
-ALONE = Alone()
+ALONE = OneRank()
 
 
 def together(group: Ranks, act: Callable[[], T]) -> list[T]:

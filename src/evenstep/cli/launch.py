@@ -15,7 +15,7 @@ from signal import SIGINT
 from time import sleep
 
 from evenstep.exits import EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
-from evenstep.parallel import place_of, seat_of
+from evenstep.parallel import elastic_rank_of, rank_info_of
 from evenstep.signals import REQUEUE
 
 ATTEMPT = "_EVENSTEP_ATTEMPT"
@@ -25,7 +25,7 @@ _GRACE_S = 300  # for the update and the save between a signal and the end
 
 def is_rank() -> bool:
     """Whether this process is a rank already, started here, by torchrun or by srun."""
-    return place_of(os.environ) is not None or seat_of(os.environ) is not None
+    return rank_info_of(os.environ) is not None or elastic_rank_of(os.environ) is not None
 
 
 def is_restarted() -> bool:

@@ -11,7 +11,7 @@ from torch import nn
 from evenstep.builders import Parts
 from evenstep.config.schema import Data as DataConfig
 from evenstep.data import Data, MapData, Mixture
-from evenstep.pipeline import Staged
+from evenstep.pipeline import PipelineModel
 from evenstep.train import Trainer
 
 
@@ -32,7 +32,7 @@ def describe(parts: Parts, trainer: Trainer) -> list[str]:
 
 def _counted_parameters(model: nn.Module) -> tuple[int, int]:
     """How many numbers the parameters hold, and how many of them are trained."""
-    if isinstance(model, Staged):
+    if isinstance(model, PipelineModel):
         return model.count_parameters()
     parameters = list(model.parameters())
     return sum(one.numel() for one in parameters), sum(one.numel() for one in parameters if one.requires_grad)
@@ -57,7 +57,7 @@ def _counted(tasks: Sequence[str]) -> list[str]:
 
 
 def _stages(parts: Parts) -> list[str]:
-    if not isinstance(parts.model, Staged):
+    if not isinstance(parts.model, PipelineModel):
         return []
     layout = parts.model.layout
     ranks = "this process holds all" if layout.ranks == 1 else f"the first of {layout.ranks} ranks holds these"

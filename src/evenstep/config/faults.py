@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from evenstep.config.keys import advice_for, kind_of, locate, meant_by
 
-Place = tuple[str | int, ...]
+RankInfo = tuple[str | int, ...]
 
 
 @final
@@ -131,14 +131,14 @@ _PATTERNS = {
 }
 
 
-def from_validation(error: ValidationError, origin: Callable[[Sequence[str]], str]) -> list[tuple[Place, Fault]]:
+def from_validation(error: ValidationError, origin: Callable[[Sequence[str]], str]) -> list[tuple[RankInfo, Fault]]:
     """The faults that pydantic found, each with pydantic's place of it.
 
     Args:
         error: of the validation of `Config`.
         origin: what to add about where the value of a key came from.
     """
-    found: list[tuple[Place, Fault]] = []
+    found: list[tuple[RankInfo, Fault]] = []
     for detail in error.errors(include_url=False):
         place = detail["loc"]
         path, inside = locate(place)

@@ -14,7 +14,7 @@ from typing import Any, cast, final
 from pydantic import ValidationError
 
 from evenstep.config.check import broken_rules
-from evenstep.config.faults import Fault, Place, from_validation
+from evenstep.config.faults import Fault, RankInfo, from_validation
 from evenstep.config.keys import locate, tables
 from evenstep.config.named import Calls, find_calls
 from evenstep.config.schema import Config
@@ -117,7 +117,7 @@ def _retype(tree: Tree, errors: ValidationError, settings: Sequence[Setting]) ->
     return bool(set(wanted) & texts.keys())
 
 
-def _left_out(tree: Tree, places: Sequence[Place]) -> Tree:
+def _left_out(tree: Tree, places: Sequence[RankInfo]) -> Tree:
     """A copy of `tree` without what is at `places`."""
     rest = deepcopy(tree)
     paths = [locate(place)[0] for place in places]

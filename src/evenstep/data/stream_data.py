@@ -17,7 +17,7 @@ from evenstep.data.fetch import DEFAULT_COLLATE, Collate
 from evenstep.data.pin import can_pin, pin
 from evenstep.data.probe import probe
 from evenstep.data.stream import Stateful, check_stream, samples_in, stream_epoch_setters
-from evenstep.data.stream_ranks import Alike, Alone, Guessed, Ranks, Together, Total
+from evenstep.data.stream_ranks import Alike, Guessed, OneRank, Ranks, Together, Total
 from evenstep.data.stream_reader import END, Reader
 from evenstep.errors import ArgumentError, DataError
 
@@ -456,7 +456,7 @@ class StreamData(Data):
             size = cast(int, self._global_batch_size)
             edges = cut_by_count(size, self._micro_batch_size or size)
         if ranks == 1 or self._shared:
-            others = Alone() if total is None or ranks == 1 else Alike(total, ranks)
+            others = OneRank() if total is None or ranks == 1 else Alike(total, ranks)
             return _Share(0, rank, ranks, edges[-1], 0, None, others)
         microbatches = share(len(edges) - 1, rank=rank, ranks=ranks)
         if not microbatches:

@@ -14,7 +14,7 @@ from zlib import crc32
 
 from evenstep.errors import DataError
 
-__all__ = ["Alike", "Alone", "Guessed", "Ranks", "Together", "Total"]
+__all__ = ["Alike", "Guessed", "OneRank", "Ranks", "Together", "Total"]
 
 Total: TypeAlias = Callable[[Sequence[float]], Sequence[float]]
 """Sums numbers over all ranks; all call it together."""
@@ -54,7 +54,7 @@ class Ranks(ABC):
 
 
 @final
-class Alone(Ranks):
+class OneRank(Ranks):
     """One rank."""
 
     def begun(self, epoch: int, *, gives: bool, over: bool) -> bool:
@@ -78,7 +78,7 @@ class Guessed(Ranks):
         self._scale = scale
 
     def begun(self, epoch: int, *, gives: bool, over: bool) -> bool:
-        return Alone().begun(epoch, gives=gives, over=over)
+        return OneRank().begun(epoch, gives=gives, over=over)
 
     def taken(self, num_samples: int, *, more: bool) -> tuple[int, bool]:
         return self._scale(num_samples), more
@@ -138,7 +138,7 @@ class Alike(Ranks):
         giving, ended = self._total([float(gives), float(over)])
         if giving not in (0, self._ranks) or ended not in (0, self._ranks):
             raise self._differ(f"in epoch {epoch} that of {int(giving)} ranks gives something")
-        return Alone().begun(epoch, gives=gives, over=over)
+        return OneRank().begun(epoch, gives=gives, over=over)
 
     def taken(self, num_samples: int, *, more: bool) -> tuple[int, bool]:
         everybodys, having_more, squares = self._total([float(num_samples), float(more), float(num_samples) ** 2])

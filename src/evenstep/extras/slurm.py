@@ -3,7 +3,7 @@
 Each task of the job is one rank: it starts `evenstep` as a process of its own, with RANK and the like in its
 environment. When SLURM warns that the time is up, or takes the nodes away, the run saves itself and ends with exit code
 75, at which the job is put back into the queue and goes on from its newest checkpoint. Inside an `srun` of one's own
-nothing of this is needed: a rank reads SLURM's variables itself (see `parallel.place`).
+nothing of this is needed: a rank reads SLURM's variables itself (see `parallel.rank_info`).
 """
 
 import os
@@ -18,7 +18,7 @@ from typing import Any, final
 
 from evenstep.errors import ArgumentError, EvenstepError, MissingExtraError
 from evenstep.exits import EXIT_DONE, EXIT_REQUEUE
-from evenstep.parallel.place import FIRST_PORT, NUM_PORTS
+from evenstep.parallel.rank_info import FIRST_PORT, NUM_PORTS
 
 
 @final

@@ -9,10 +9,19 @@ if TYPE_CHECKING:
     from evenstep.parallel.elastic import Elastic
     from evenstep.parallel.group import Group, Processes
     from evenstep.parallel.layout import Layout, ShardedTensorRef, States, each_norm, mapped, squared_norm
-    from evenstep.parallel.lighthouse import ADDRESS, COUNT, NUMBER, SILENT_S, Lighthouse, Seat, coordination, seat_of
+    from evenstep.parallel.lighthouse import (
+        ADDRESS,
+        COUNT,
+        NUMBER,
+        SILENT_S,
+        ElasticRank,
+        Lighthouse,
+        coordination,
+        elastic_rank_of,
+    )
     from evenstep.parallel.mesh import Mesh
     from evenstep.parallel.named import device_of_rank, launched_group, strategy_named
-    from evenstep.parallel.place import Place, place_of
+    from evenstep.parallel.rank_info import RankInfo, rank_info_of
     from evenstep.parallel.reducer.ddp import Ddp
     from evenstep.parallel.reducer.fsdp import Fsdp
     from evenstep.parallel.reducer.ordered import Ordered
@@ -34,6 +43,7 @@ __all__ = [
     "Compression",
     "Ddp",
     "Elastic",
+    "ElasticRank",
     "Fp16",
     "Fsdp",
     "Group",
@@ -42,11 +52,10 @@ __all__ = [
     "Mesh",
     "Ordered",
     "OrderedFsdp",
-    "Place",
     "Processes",
+    "RankInfo",
     "Reducer",
     "Reducers",
-    "Seat",
     "ShardedTensorRef",
     "Single",
     "States",
@@ -56,10 +65,10 @@ __all__ = [
     "coordination",
     "device_of_rank",
     "each_norm",
+    "elastic_rank_of",
     "launched_group",
     "mapped",
-    "place_of",
-    "seat_of",
+    "rank_info_of",
     "squared_norm",
     "strategy_named",
 ]
@@ -71,10 +80,10 @@ __getattr__, __dir__ = lazy_names(
         ".elastic": "Elastic",
         ".group": "Group Processes",
         ".layout": "Layout ShardedTensorRef States each_norm mapped squared_norm",
-        ".lighthouse": "ADDRESS COUNT NUMBER SILENT_S Lighthouse Seat coordination seat_of",
+        ".lighthouse": "ADDRESS COUNT NUMBER SILENT_S ElasticRank Lighthouse coordination elastic_rank_of",
         ".mesh": "Mesh",
         ".named": "device_of_rank launched_group strategy_named",
-        ".place": "Place place_of",
+        ".rank_info": "RankInfo rank_info_of",
         ".reducer.ddp": "Ddp",
         ".reducer.fsdp": "Fsdp",
         ".reducer.ordered": "Ordered",

@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from evenstep.errors import ArgumentError, EvenstepError, LostRankError
 from evenstep.internals import PrefixStore, Store, TCPStore
 from evenstep.parallel.group import Group, Processes
-from evenstep.parallel.lighthouse import Lighthouse, Member
+from evenstep.parallel.lighthouse import Lighthouse, Peer
 
 T = TypeVar("T")
 _KEPT = "that may be lost must each hold the whole model"
@@ -71,8 +71,8 @@ class Elastic(Group):
         self._now: Group = Alone(seat.number, seat.count)
         self.rank, self.ranks, self.count = seat.number, seat.count, seat.count
         self.members: dict[str, int] = {}
-        self._formed: list[Member] = []
-        self._asked: list[Member] | None = None
+        self._formed: list[Peer] = []
+        self._asked: list[Peer] | None = None
         self._tries, self._update = 0, 0
         self._has_begun, self._built_at = False, monotonic()
         self._asking_s = 0.0
@@ -122,7 +122,7 @@ class Elastic(Group):
             self._asked = asked
             raise Regroup(f"process {self._lighthouse.seat.number} finds others than before: {_numbers(asked)}")
 
-    def _ask(self, until: float) -> list[Member]:
+    def _ask(self, until: float) -> list[Peer]:
         began = monotonic()
         members = self._lighthouse.ask(
             update=self._update,
@@ -135,7 +135,7 @@ class Elastic(Group):
         self._asking_s += monotonic() - began
         return members
 
-    def _connect(self, members: list[Member]) -> bool:
+    def _connect(self, members: list[Peer]) -> bool:
         """Form the group of `members`; False if one of them was lost meanwhile."""
         rank = next(place for place, one in enumerate(members) if one.name == self._lighthouse.name)
         try:
@@ -209,10 +209,10 @@ class Elastic(Group):
         return self._now.recorded()
 
 
-def _enough(members: list[Member], count: int) -> bool:
+def _enough(members: list[Peer], count: int) -> bool:
     """Whether these are to form a group; all of them get the same answer.
 
-    >>> one = Member(number=0, name="a", update=0, tries=0, patient=True, store="")
+    >>> one = Peer(number=0, name="a", update=0, tries=0, patient=True, store="")
     >>> _enough([one], 2), _enough([one], 1)
     (False, True)
     """
@@ -221,7 +221,7 @@ def _enough(members: list[Member], count: int) -> bool:
     return alike and 0 in numbers and (len(numbers) == count or not all(one.patient for one in members))
 
 
-def _identity(members: list[Member]) -> str:
+def _identity(members: list[Peer]) -> str:
     """A word for this group, which no other group has: whoever was in one before has tried once more."""
     return sha256(repr([(one.name, one.tries) for one in members]).encode()).hexdigest()[:16]
 
@@ -231,5 +231,5 @@ def _reached(address: str) -> Store:
     return TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=timedelta(seconds=_CONNECT_S))
 
 
-def _numbers(members: list[Member]) -> str:
+def _numbers(members: list[Peer]) -> str:
     return f"process {', '.join(str(one.number) for one in members)}" if members else "none"

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @final
 @dataclass(frozen=True, slots=True)
-class Word:
+class CollectiveRecord:
     """One thing said to a group.
 
     Args:
@@ -60,11 +60,11 @@ class Fake(Group):
         ranks: int,
         *,
         name: str = "all",
-        said: list[Word] | None = None,
+        said: list[CollectiveRecord] | None = None,
         heard: Sequence[list[Any]] | None = None,
     ) -> None:
         self.rank, self.ranks, self.name = rank, ranks, name
-        self.said: list[Word] = [] if said is None else said
+        self.said: list[CollectiveRecord] = [] if said is None else said
         self.heard: list[list[Any]] = []
         self._script = None if heard is None else iter(heard)
 
@@ -106,7 +106,7 @@ class Fake(Group):
             self._say(f"broadcast from {rank}", _bytes(tensor))
 
     def _say(self, kind: str, num_bytes: int = 0) -> None:
-        self.said.append(Word(kind, self.name, num_bytes))
+        self.said.append(CollectiveRecord(kind, self.name, num_bytes))
 
 
 def _bytes(tensor: Tensor) -> int:

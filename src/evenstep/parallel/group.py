@@ -25,7 +25,7 @@ from evenstep.errors import ArgumentError, EvenstepError, LostRankError
 from evenstep.internals import PrefixStore, Store
 from evenstep.parallel.flight import Entry, Flight
 from evenstep.parallel.notices import Notices, Unnoticed
-from evenstep.parallel.place import place_of
+from evenstep.parallel.rank_info import rank_info_of
 from evenstep.parallel.rendezvous import meet
 from evenstep.parallel.renewable import GLOO, NCCL, Connections, register
 
@@ -192,7 +192,7 @@ class Processes(Group):
     """
 
     def __init__(self, device: torch.device, *, timeout_s: float = 60.0) -> None:
-        place = place_of(os.environ)
+        place = rank_info_of(os.environ)
         if place is None:
             raise ArgumentError(
                 "a rank among several needs RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment; start "

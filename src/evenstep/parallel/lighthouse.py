@@ -17,7 +17,7 @@ from time import monotonic
 from typing import Any, final
 
 from evenstep.errors import ArgumentError, LostRankError, MissingExtraError
-from evenstep.parallel.place import this_process
+from evenstep.parallel.rank_info import this_process
 
 ADDRESS, NUMBER, COUNT = "TORCHFT_LIGHTHOUSE", "REPLICA_GROUP_ID", "NUM_REPLICA_GROUPS"
 HEARTBEAT_S = 0.1
@@ -27,7 +27,7 @@ _ANSWER_S = 5.0
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class ElasticRank:
     """Where a process stands among those of a run that may be lost and come back.
 
     Args:
@@ -41,15 +41,15 @@ class Seat:
     lighthouse: str
 
 
-def seat_of(environ: Mapping[str, str]) -> Seat | None:
+def elastic_rank_of(environ: Mapping[str, str]) -> ElasticRank | None:
     """The seat that the environment gives to this process, in torchft's own names; None where it gives none.
 
     Raises:
         ArgumentError: the variables are incomplete, no numbers, or do not fit each other.
 
-    >>> seat_of({"TORCHFT_LIGHTHOUSE": "http://a:29510", "REPLICA_GROUP_ID": "1", "NUM_REPLICA_GROUPS": "3"})
+    >>> elastic_rank_of({"TORCHFT_LIGHTHOUSE": "http://a:29510", "REPLICA_GROUP_ID": "1", "NUM_REPLICA_GROUPS": "3"})
     Seat(number=1, count=3, lighthouse='http://a:29510')
-    >>> seat_of({}) is None
+    >>> elastic_rank_of({}) is None
     True
     """
     if ADDRESS not in environ or NUMBER not in environ:
@@ -61,7 +61,7 @@ def seat_of(environ: Mapping[str, str]) -> Seat | None:
             f"but they are {texts[1] or 'not set'} and {texts[0] or 'not set'}; set both, or start the run with "
             f"`--launch.ranks`, which does."
         )
-    return Seat(number=int(texts[0]), count=int(texts[1]), lighthouse=environ[ADDRESS])
+    return ElasticRank(number=int(texts[0]), count=int(texts[1]), lighthouse=environ[ADDRESS])
 
 
 def coordination() -> Any:
@@ -78,7 +78,7 @@ def coordination() -> Any:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class Peer:
     """One process that has asked.
 
     Args:
@@ -110,7 +110,7 @@ class Lighthouse:
         LostRankError: nobody answers at the address.
     """
 
-    def __init__(self, seat: Seat) -> None:
+    def __init__(self, seat: ElasticRank) -> None:
         self.seat = seat
         self.name = f"{seat.number:06d}:{this_process()}:{monotonic()}"
         try:
@@ -122,8 +122,8 @@ class Lighthouse:
         self._ended = Event()
         self._beating: Thread | None = None
 
-    def ask(self, *, update: int, tries: int, patient: bool, store: str, timeout_s: float) -> list[Member]:
-        """Those who ask as well, by number; see `Member`.
+    def ask(self, *, update: int, tries: int, patient: bool, store: str, timeout_s: float) -> list[Peer]:
+        """Those who ask as well, by number; see `Peer`.
 
         Args:
             update, tries, patient, store: of this process.
@@ -150,7 +150,7 @@ class Lighthouse:
         except (RuntimeError, ValueError, TimeoutError) as error:
             raise self._silent(error) from error
         members = [
-            Member(name=one.replica_id, update=one.step, store=one.store_address, **one.data)
+            Peer(name=one.replica_id, update=one.step, store=one.store_address, **one.data)
             for one in answer.participants
         ]
         return sorted(members, key=lambda one: (one.number, one.name))

@@ -11,7 +11,7 @@ from evenstep.choice import choose
 from evenstep.errors import ArgumentError
 from evenstep.parallel.compression import Compression
 from evenstep.parallel.group import Group, Processes
-from evenstep.parallel.place import place_of
+from evenstep.parallel.rank_info import rank_info_of
 from evenstep.parallel.reducer.ddp import Ddp
 from evenstep.parallel.reducer.fsdp import Fsdp
 from evenstep.parallel.reducer.ordered import Ordered
@@ -72,7 +72,7 @@ def launched_group(device: torch.device) -> Group:
     Raises:
         EvenstepError: the others did not come in time.
     """
-    place = place_of(os.environ)
+    place = rank_info_of(os.environ)
     if place is None or place.ranks == 1:
         return Group()
     if device not in _JOINED:
@@ -86,7 +86,7 @@ def device_of_rank(name: str) -> torch.device:
     >>> device_of_rank("cpu")
     device(type='cpu')
     """
-    place = place_of(os.environ)
+    place = rank_info_of(os.environ)
     if name in ("auto", "cuda") and place is not None and torch.cuda.is_available():
         return torch.device("cuda", place.local_rank % torch.cuda.device_count())
     if name != "auto":

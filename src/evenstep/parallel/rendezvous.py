@@ -14,7 +14,7 @@ from torch.distributed import DistStoreError
 
 from evenstep.errors import EvenstepError, ReplicaError
 from evenstep.internals import PrefixStore, Store, TCPStore
-from evenstep.parallel.place import Place, this_process
+from evenstep.parallel.rank_info import RankInfo, this_process
 from evenstep.version import __version__
 
 _ALL = "all"  # "" once all have come, else why they cannot go on
@@ -22,7 +22,7 @@ _TWICE, _TERMS = "rank {} twice", "terms"
 _LINGER_S = 2.0
 
 
-def meet(place: Place, *, timeout_s: float) -> Store:
+def meet(place: RankInfo, *, timeout_s: float) -> Store:
     """Wait for all ranks; gives the store through which they go on to find each other.
 
     Args:
@@ -55,7 +55,7 @@ def meet(place: Place, *, timeout_s: float) -> Store:
     return PrefixStore("group", store)
 
 
-def _connected(place: Place, timeout_s: float) -> Store:
+def _connected(place: RankInfo, timeout_s: float) -> Store:
     serves = place.rank == 0 and not place.store_is_served
     try:
         return TCPStore(
@@ -79,7 +79,7 @@ def _connected(place: Place, timeout_s: float) -> Store:
         ) from error
 
 
-def _announce(store: Store, place: Place) -> str:
+def _announce(store: Store, place: RankInfo) -> str:
     """Say that this rank has come; gives what is wrong with that, if anything."""
     terms = {"WORLD_SIZE": str(place.ranks), "evenstep": __version__, "torch": torch.__version__}
     mine = json.dumps({"who": this_process(), "rank": place.rank, "terms": terms})
@@ -103,7 +103,7 @@ def _announce(store: Store, place: Place) -> str:
     return ""
 
 
-def _wait(store: Store, place: Place, *, timeout_s: float, left_s: float) -> str:
+def _wait(store: Store, place: RankInfo, *, timeout_s: float, left_s: float) -> str:
     """Wait until somebody says that all have come; gives why they cannot go on, if they can't."""
     try:
         store.wait([_ALL], timedelta(seconds=left_s))
@@ -124,7 +124,7 @@ def _say(store: Store, fault: str) -> str:
     return store.compare_set(_ALL, "", fault or " ").decode().strip()  # the store takes "" for no value
 
 
-def _let_others_read(store: Store, place: Place) -> None:
+def _let_others_read(store: Store, place: RankInfo) -> None:
     """Where rank 0 holds the store, it leaves last."""
     store.add("read", 1)
     until = monotonic() + _LINGER_S
@@ -138,7 +138,7 @@ def _of(rank: int) -> str:
     return f"rank {rank}"
 
 
-def _at(place: Place) -> str:
+def _at(place: RankInfo) -> str:
     return f"{place.address}:{place.port}"
 
 

@@ -21,7 +21,7 @@ from evenstep.internals import collectives, end_backward, gather_now, reduce_now
 from evenstep.parallel.group import Group
 
 
-class Word(NamedTuple):
+class Collective(NamedTuple):
     """A collective of one part, by its number."""
 
     reduces: bool
@@ -36,7 +36,7 @@ class Wish(NamedTuple):
         running: parts that have gone forward here, and whose gradients are still to come.
     """
 
-    word: Word | None
+    word: Collective | None
     running: frozenset[int]
 
 
@@ -52,7 +52,7 @@ class _Script:
         ended: whether all of them have come to the end.
     """
 
-    words: list[Word] = field(default_factory=list[Word])
+    words: list[Collective] = field(default_factory=list[Collective])
     open: bool = True
     alike: bool = True
     ended: bool = False
@@ -159,7 +159,7 @@ class Spoken:
         if self._phase == "backward":
             self._running.clear()
 
-    def say(self, word: Word, collective: Callable[[], Any]) -> Any:
+    def say(self, word: Collective, collective: Callable[[], Any]) -> Any:
         """Do `collective`, after what comes before it."""
         script, place = self._script.words, self._place
         if place < len(script) and script[place] == word:
@@ -181,7 +181,7 @@ class Spoken:
             script.words, script.alike, script.ended = [], True, False
         self._begun.add((phase, key))
 
-    def _say_what_is_before(self, word: Word | None) -> None:
+    def _say_what_is_before(self, word: Collective | None) -> None:
         """Say the script's words up to `word`, or to its end, in place of parts that this rank does not run."""
         script = self._script
         while True:
@@ -196,7 +196,7 @@ class Spoken:
                 raise self._unforeseen(word)
             self._stand_in(following, word)
 
-    def _stand_in(self, following: Word, word: Word | None) -> None:
+    def _stand_in(self, following: Collective, word: Collective | None) -> None:
         """Say a word of a part that this rank does not run, or does not need now."""
         if following.reduces and following.part in self._running:
             raise self._unforeseen(word)
@@ -209,7 +209,7 @@ class Spoken:
         if self._place == place:  # as a frozen part that others train
             raise self._unforeseen(following)
 
-    def _agree(self, word: Word | None) -> bool:
+    def _agree(self, word: Collective | None) -> bool:
         """Add the next word of all ranks to the script; False at its end, where all have come.
 
         Raises:
@@ -232,7 +232,7 @@ class Spoken:
         script.words.append(min(possible, key=_forwards if self._phase == "forward" else _backwards))
         return True
 
-    def _wishes(self, word: Word | None) -> list[Wish]:
+    def _wishes(self, word: Collective | None) -> list[Wish]:
         """What all ranks come to next, by rank."""
         width = 1 + len(self._parts)
         here = [0.0] * (width * self.group.ranks)
@@ -244,7 +244,7 @@ class Spoken:
         rows = [said[place : place + width] for place in range(0, len(said), width)]
         return [
             Wish(
-                Word(int(code - 1) % 2 == 1, int(code - 1) // 2) if code else None,
+                Collective(int(code - 1) % 2 == 1, int(code - 1) // 2) if code else None,
                 frozenset(part for part, runs in enumerate(running) if runs),
             )
             for code, *running in rows
@@ -256,7 +256,7 @@ class Spoken:
             return self._foreseen
         return self._alone or len({word.part for word in script.words}) == len(self._parts)
 
-    def _unforeseen(self, word: Word | None) -> TaskError:
+    def _unforeseen(self, word: Collective | None) -> TaskError:
         assert word is not None
         rest = self._script.words[self._place :]
         foreseen = self._named(rest[0].part) if rest else "nothing more"
@@ -279,15 +279,15 @@ _ADVICE = (
 
 def _all_can_reduce(part: int, wishes: Sequence[Wish]) -> bool:
     """Whether each rank has all its gradients of the part, or none and none to come."""
-    word = Word(True, part)
+    word = Collective(True, part)
     return all(wish.word == word or part not in wish.running for wish in wishes)
 
 
-def _forwards(word: Word) -> tuple[int, int]:
+def _forwards(word: Collective) -> tuple[int, int]:
     return word.part, 0
 
 
-def _backwards(word: Word) -> tuple[int, int]:
+def _backwards(word: Collective) -> tuple[int, int]:
     """The part that comes first; what is in no list is gathered first and reduced last."""
     if word.part == 0:
         return (1, 0) if word.reduces else (-(2**30), 0)
@@ -299,7 +299,7 @@ class _Gather:
     """FSDP2's way to gather a part, in its place among all words."""
 
     def __init__(self, spoken: Spoken, inner: Any, number: int) -> None:
-        self._spoken, self._inner, self._word = spoken, inner, Word(False, number)
+        self._spoken, self._inner, self._word = spoken, inner, Collective(False, number)
         self.allocate = inner.allocate
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -314,7 +314,7 @@ class _Reduce:
     """FSDP2's way to reduce and scatter a part's gradients, in its place among all words."""
 
     def __init__(self, spoken: Spoken, inner: Any, number: int, alone: bool) -> None:
-        self._spoken, self._inner, self._word = spoken, inner, Word(True, number)
+        self._spoken, self._inner, self._word = spoken, inner, Collective(True, number)
         self._alone, self._allocated = alone, 0
 
     def allocate(self, *args: Any, **kwargs: Any) -> Tensor:

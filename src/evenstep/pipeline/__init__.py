@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from evenstep.pipeline.action import Action, Op, Plan
     from evenstep.pipeline.layers import Cuttable, Layer, Layers
     from evenstep.pipeline.layout import Layout
+    from evenstep.pipeline.pipeline_model import PipelineModel
     from evenstep.pipeline.runner import Runner
     from evenstep.pipeline.schedules import SCHEDULES, Schedule
     from evenstep.pipeline.stage import Stage, Step
     from evenstep.pipeline.stage_module import StageModule
-    from evenstep.pipeline.staged import Staged
     from evenstep.pipeline.stages import build_runner
 
 __all__ = [
@@ -25,12 +25,12 @@ __all__ = [
     "Layers",
     "Layout",
     "Op",
+    "PipelineModel",
     "Plan",
     "Runner",
     "Schedule",
     "Stage",
     "StageModule",
-    "Staged",
     "Step",
     "build_runner",
     "check",
@@ -49,7 +49,8 @@ __getattr__, __dir__ = lazy_names(
         ".schedules": "SCHEDULES Schedule",
         ".stage": "Stage Step",
         ".stage_module": "StageModule",
-        ".staged": "Staged",
+        ".pipeline_model": "PipelineModel",
         ".stages": "build_runner",
     },
+    old={"Section": "StageModule", "Staged": "PipelineModel"},
 )

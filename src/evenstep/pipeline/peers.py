@@ -11,8 +11,8 @@ from evenstep.names import named_parameters
 from evenstep.pipeline.action import Action, Op, Plan
 from evenstep.pipeline.deferred import Deferral
 from evenstep.pipeline.edges import Edges
+from evenstep.pipeline.pipeline_model import PipelineModel
 from evenstep.pipeline.runner import Peers
-from evenstep.pipeline.staged import Staged
 from evenstep.pipeline.ties import sum_over_owners
 
 ACTION_NAMES = {
@@ -41,7 +41,7 @@ class PipelinePeers(Peers):
         deferral: of this rank's weight gradients.
     """
 
-    def __init__(self, model: Staged, edges: Edges, deferral: Deferral) -> None:
+    def __init__(self, model: PipelineModel, edges: Edges, deferral: Deferral) -> None:
         self.wire = edges.wire
         self._edges, self._deferral = edges, deferral
         self._mesh, self._ties = model.mesh, model.ties

@@ -6,13 +6,13 @@ from evenstep.parallel.reducers import Reducers
 from evenstep.pipeline.deferred import Deferral, prepare
 from evenstep.pipeline.edges import Edges
 from evenstep.pipeline.peers import PipelinePeers
+from evenstep.pipeline.pipeline_model import PipelineModel
 from evenstep.pipeline.runner import Runner
 from evenstep.pipeline.stage import Stage
-from evenstep.pipeline.staged import Staged
 
 
 def build_runner(
-    model: Staged, reducers: Reducers, device: torch.device, *, deferral: Deferral | None = None
+    model: PipelineModel, reducers: Reducers, device: torch.device, *, deferral: Deferral | None = None
 ) -> Runner:
     """The runner of this rank's stages.
 

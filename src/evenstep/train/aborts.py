@@ -12,9 +12,9 @@ from evenstep.data import Position
 from evenstep.errors import NonFiniteError, TaskError
 from evenstep.events import Incident, Storage
 from evenstep.precision import Precision
-from evenstep.train.blame import Blamed, blame
 from evenstep.train.diagnose import diagnose, gradient_norms
 from evenstep.train.execution import Execution
+from evenstep.train.failure_causes import FailureCause, blame
 from evenstep.train.outcome import PendingUpdate
 from evenstep.train.state import unwrapped
 from evenstep.train.update import Update
@@ -74,7 +74,7 @@ class AbortCauses:
             message += f"; {'; '.join(map(str, blamed[:3]))}{more}." if blamed else "."
         return Incident(kind=kind, update=number, message=message, details=details)
 
-    def _looked_into(self, pending: PendingUpdate) -> tuple[bool, list[Blamed]]:
+    def _looked_into(self, pending: PendingUpdate) -> tuple[bool, list[FailureCause]]:
         """Whether the loss scale is to blame, or who else. All ranks find the same.
 
         It is where all losses are finite, and the gradient would be at the lowest scale that the precision has.

@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 from evenstep.data import Data
 from evenstep.errors import ArgumentError, DataError, ReplicaError, TaskError
 from evenstep.events import Incident
-from evenstep.parallel import Group, Strategy, device_of_rank, place_of
-from evenstep.pipeline import Staged
+from evenstep.parallel import Group, Strategy, device_of_rank, rank_info_of
+from evenstep.pipeline import PipelineModel
 
 
 def choose_device(device: str | torch.device) -> torch.device:
@@ -154,7 +154,7 @@ _WRAPPERS = {
 
 def _anywhere(model: nn.Module, value: bool) -> bool:
     """Whether it is so on any of the ranks that share the stages of the model."""
-    return any(model.mesh.pipeline.gather(value)) if isinstance(model, Staged) else value
+    return any(model.mesh.pipeline.gather(value)) if isinstance(model, PipelineModel) else value
 
 
 def check_trains(optimizer: Optimizer, model: nn.Module) -> None:
@@ -172,11 +172,11 @@ def check_launched(strategy: Strategy | str | None, model: nn.Module, environ: M
         model: whose stages may be shared.
         environ: of this process.
     """
-    if strategy is not None or (isinstance(model, Staged) and model.mesh.world.ranks > 1):
+    if strategy is not None or (isinstance(model, PipelineModel) and model.mesh.world.ranks > 1):
         return
     if "RANK" in environ and "WORLD_SIZE" not in environ:
         return  # not a launcher's
-    place = place_of(environ)
+    place = rank_info_of(environ)
     if place is None or place.ranks == 1:
         return
     raise ArgumentError(

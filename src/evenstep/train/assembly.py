@@ -13,7 +13,7 @@ from evenstep.errors import ArgumentError
 from evenstep.events import Writers
 from evenstep.options import Training
 from evenstep.parallel import Strategy
-from evenstep.pipeline import Staged
+from evenstep.pipeline import PipelineModel
 from evenstep.train.checkpointer import Checkpointer
 from evenstep.train.engine import Engine
 from evenstep.train.evaluations import Evaluations
@@ -64,7 +64,7 @@ def build_loop(
             data=data,
             strategy=engine.strategy,
             seed=engine.seed,
-            pin_memory=engine.parts.way.device.type == "cuda",
+            pin_memory=engine.parts.context.device.type == "cuda",
             max_skipped_samples=max_skipped_samples,
         ),
         policies=policies,
@@ -83,7 +83,7 @@ def build_loop(
 
 def check_fit_memory(model: nn.Module, strategy: Strategy, *, wanted: bool) -> None:
     """Raise ArgumentError where micro-batches can't be fitted to the memory by trying."""
-    if wanted and (isinstance(model, Staged)):
+    if wanted and (isinstance(model, PipelineModel)):
         raise ArgumentError(
             "`fit_memory` begins with micro-batches as large as can be, which a model in stages must not (they would "
             "not overlap); give the micro-batch size as a number."

@@ -31,7 +31,7 @@ from evenstep.precision import Precision
 from evenstep.train import given
 from evenstep.train.aborts import AbortCauses
 from evenstep.train.arguments import check_launched, check_model, check_trains
-from evenstep.train.cuts import Cuts
+from evenstep.train.context import TrainContext
 from evenstep.train.evaluate import Evaluation
 from evenstep.train.failures import Stop
 from evenstep.train.global_batch import OneBatch, global_batch
@@ -39,9 +39,9 @@ from evenstep.train.metrics import build_meters
 from evenstep.train.optimizers import check_optimizer
 from evenstep.train.outcome import Aborted, Committed, PendingUpdate, SummedLoss, first_aborted
 from evenstep.train.parameter_checks import check_parameters
-from evenstep.train.parts import Parts, build_parts, build_way, place
-from evenstep.train.passage import Way
+from evenstep.train.parts import Parts, build_context, build_parts, place
 from evenstep.train.progress import Progress
+from evenstep.train.split_limit import SplitLimit
 from evenstep.train.state import Tree, check_same_run, parameter_names, with_plain_names
 from evenstep.train.task import Task
 from evenstep.train.tasks import Tasks, check_task_states, check_tasks
@@ -112,7 +112,7 @@ class Engine:
         check_tasks(tasks, None, {}, model=model, policy=Stop())
         norms = tasks.attach(model, optimizer)
         on = place(model, device, formats, channels_last=train.channels_last)
-        way = build_way(
+        context = build_context(
             tasks,
             formats,
             Stop(),
@@ -127,7 +127,7 @@ class Engine:
         )
         self._hold(
             build_parts(
-                way=way,
+                context=context,
                 model=model,
                 names=parameter_names(model, optimizer),
                 optimizer=optimizer,
@@ -158,13 +158,13 @@ class Engine:
     def _hold(self, parts: Parts, *, report: Callable[[Incident], None]) -> None:
         self.parts = parts
         self.model, self.optimizer, self.core = parts.model, parts.optimizer, parts.core
-        self.storage: Storage = parts.way.storage
-        self.precision: Precision = parts.way.precision
+        self.storage: Storage = parts.context.storage
+        self.precision: Precision = parts.context.precision
         self.progress = Progress()
         self.is_computing = False
         self._report = report
         self._pending: list[PendingUpdate] = []
-        self._cuts: dict[str, Cuts] = {}
+        self._cuts: dict[str, SplitLimit] = {}
         self._last_loss: SummedLoss | None = None
         self._causes = AbortCauses(
             core=parts.core,
@@ -187,12 +187,12 @@ class Engine:
     @property
     def bus(self) -> Bus:
         """Of the hooks that are told of updates."""
-        return self.parts.way.bus
+        return self.parts.context.bus
 
     @property
     def seed(self) -> int:
         """The key of all randomness."""
-        return self.parts.way.seed
+        return self.parts.context.seed
 
     # --- for loops of one's own
 
@@ -210,14 +210,14 @@ class Engine:
             EvenstepError: what went wrong, for the person who must act. Nothing has changed then, unless the message
                 says so.
         """
-        way = self.parts.way
+        context = self.parts.context
         batch = global_batch(microbatches, self.progress.position, self.strategy.group)
         self.storage.discard_from(0)  # what nobody has read of the update before
         if not self.core.is_whole:
             raise EvenstepError(
                 "an error has come while parameters were changed, so they are those of no update; load a state."
             )
-        with self._together(), way.randomness.undisturbed(way.device), torch.enable_grad():
+        with self._together(), context.randomness.undisturbed(context.device), torch.enable_grad():
             if self._last_loss is not None:
                 self._last_loss.finish()  # before connections may be made anew
             self.parts.guard(batch)
@@ -239,10 +239,10 @@ class Engine:
             microbatches: as for `update`.
         """
         batch = global_batch(microbatches, Position(), self.strategy.group)
-        way = self.parts.way
-        apart = replace(way, storage=Storage(meters=build_meters(way.tasks, way.device)))
+        context = self.parts.context
+        apart = replace(context, storage=Storage(meters=build_meters(context.tasks, context.device)))
         with self._together(), self.evaluating():
-            evaluation = self.evaluation("evaluate", OneBatch(replace(batch, ends_epoch=True)), way=apart)
+            evaluation = self.evaluation("evaluate", OneBatch(replace(batch, ends_epoch=True)), context=apart)
             records = evaluation(self.progress.update)
         return {record.name.removeprefix("evaluate/"): record.value for record in records}
 
@@ -361,7 +361,7 @@ class Engine:
         if not self.model.training:
             self.model.train()
         self.parts.modes.train()
-        self.parts.way.norms.prepare()
+        self.parts.context.norms.prepare()
 
     @contextmanager
     def evaluating(self) -> Generator[None]:
@@ -370,7 +370,7 @@ class Engine:
         with self.parts.modes.evaluating(), ema.swapped() if ema is not None else nullcontext():
             yield
 
-    def evaluation(self, name: str, data: Data, *, way: Way | None = None) -> Evaluation:
+    def evaluation(self, name: str, data: Data, *, context: TrainContext | None = None) -> Evaluation:
         """The evaluation of this name, on `data`; it cuts micro-batches as finely as it had to the last time.
 
         Args:
@@ -382,9 +382,9 @@ class Engine:
             name=name,
             data=data,
             model=self.model,
-            way=way or self.parts.way,
+            context=context or self.parts.context,
             execution=self.parts.execution,
-            cuts=self._cuts.setdefault(name, Cuts()),
+            cuts=self._cuts.setdefault(name, SplitLimit()),
             report=self._report,
             guard=self.parts.guard,
         )
@@ -405,7 +405,7 @@ class Engine:
 
     def task_states(self) -> dict[str, Any]:
         """The states of the tasks that have one, by name."""
-        return {name: state for name, task in self.parts.way.tasks.items() if (state := task.state_dict())}
+        return {name: state for name, task in self.parts.context.tasks.items() if (state := task.state_dict())}
 
     def own_part(
         self, state: Tree, *, take: Callable[[Tensor, Tensor], Tensor] | None = None, ranks: Ranks = ALONE
@@ -425,7 +425,7 @@ class Engine:
 
         def fitting() -> Tree:
             saved.check(own)
-            check_task_states(own.get("tasks", {}), self.parts.way.tasks)
+            check_task_states(own.get("tasks", {}), self.parts.context.tasks)
             return saved.own_part(own, take or saved.layout.scatter_like)
 
         return on_all_ranks(ranks, fitting)
@@ -433,7 +433,7 @@ class Engine:
     def load_own(self, state: Tree) -> list[str]:
         """Restore what `own_part` gave; says what begins afresh or is given up."""
         for name, theirs in state.get("tasks", {}).items():
-            self.parts.way.tasks[name].load_state_dict(theirs)
+            self.parts.context.tasks[name].load_state_dict(theirs)
         changed = self.parts.saved.load_state_dict(state)
         self.core.trained.load_state_dict(state.get("trained", {}))
         self.core.is_whole = True

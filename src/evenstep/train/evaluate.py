@@ -15,12 +15,12 @@ from torch import nn
 from evenstep.data import Data, GlobalBatch, Microbatch, Position
 from evenstep.errors import DataError, LostRankError, TaskError
 from evenstep.events import Incident, Record
-from evenstep.train.cuts import Cuts, part_of
+from evenstep.train.context import TrainContext
 from evenstep.train.execution import Execution
 from evenstep.train.microbatch import MicrobatchStep
-from evenstep.train.passage import Way
 from evenstep.train.randomness import undisturbed
 from evenstep.train.recovery import Attempt, Recovery, Work
+from evenstep.train.split_limit import SplitLimit, part_of
 from evenstep.train.weigh import Weights, weigh
 
 
@@ -58,19 +58,19 @@ class Evaluation:
         name: str,
         data: Data,
         model: nn.Module,
-        way: Way,
+        context: TrainContext,
         execution: Execution,
-        cuts: Cuts,
+        cuts: SplitLimit,
         report: Callable[[Incident], None],
         guard: Callable[[GlobalBatch], float],
     ) -> None:
         self._name = name
         self._data = data
         self._model = model
-        self._way = way
+        self._context = context
         self._execution = execution
         self._cuts = cuts
-        self._recovery = Recovery(execution=execution, tasks=way.tasks, cuts=cuts, report=report)
+        self._recovery = Recovery(execution=execution, tasks=context.tasks, cuts=cuts, report=report)
         self._guard = guard
 
     def __call__(self, update: int) -> list[Record]:
@@ -79,16 +79,16 @@ class Evaluation:
         Returns:
             The metrics, "valid/loss" and so on: Σsum/Σweight over the whole set.
         """
-        prefix, mark = f"{self._name}/", self._way.storage.mark()
+        prefix, mark = f"{self._name}/", self._context.storage.mark()
         try:
-            with evaluating(self._model, self._way.device):
+            with evaluating(self._model, self._context.device):
                 self._run(update, prefix)
         except LostRankError:
-            self._way.storage.drop_after(mark)  # those that are left evaluate once more
+            self._context.storage.drop_after(mark)  # those that are left evaluate once more
             raise
-        records = self._way.storage.settle(self._execution.group.gather)
+        records = self._context.storage.settle(self._execution.group.gather)
         if not any(record.name.startswith(prefix) for record in records):
-            kinds = ", ".join(f"`{type(task).__name__}.weight`" for task in self._way.tasks.values())
+            kinds = ", ".join(f"`{type(task).__name__}.weight`" for task in self._context.tasks.values())
             raise DataError(
                 f"the evaluation '{self._name}' holds nothing to evaluate: the weights of all its batches are 0; "
                 f"look at its data and at {kinds}."
@@ -96,10 +96,10 @@ class Evaluation:
         return records
 
     def _run(self, update: int, prefix: str) -> None:
-        strategy, way = self._execution.strategy, self._way
+        strategy, context = self._execution.strategy, self._context
         batches = self._data.batches_together(
             Position(),
-            seed=way.seed,
+            seed=context.seed,
             rank=strategy.rank,
             ranks=strategy.ranks,
             total=strategy.group.sum_floats,
@@ -112,7 +112,7 @@ class Evaluation:
                         f"`train()` on it meanwhile."
                     )
                 self._guard(batch)
-                weights = weigh(way.tasks, batch, strategy.group)
+                weights = weigh(context.tasks, batch, strategy.group)
                 for name in weights.totals:  # one task after the other, on all ranks
                     self._through(weights.of(name), update, batch.position.batch)
                 if batch.ends_epoch:
@@ -120,18 +120,18 @@ class Evaluation:
 
     def _through(self, weights: Weights, update: int, batch: int) -> None:
         """Take one task's part of a global batch through the model."""
-        way, execution, task = self._way, self._execution, next(iter(weights.totals))
-        mark = way.storage.mark()
+        context, execution, task = self._context, self._execution, next(iter(weights.totals))
+        mark = context.storage.mark()
 
         def compute(attempt: Attempt) -> None:
             @contextmanager
             def dummy(microbatch: Microbatch) -> Generator[MicrobatchStep]:
-                first = self._cuts.pieces(way.tasks[task], microbatch.data, microbatch.known_samples)[0]
-                with MicrobatchStep.dummy(way, part_of(microbatch, first)) as step:
+                first = self._cuts.pieces(context.tasks[task], microbatch.data, microbatch.known_samples)[0]
+                with MicrobatchStep.dummy(context, part_of(microbatch, first)) as step:
                     attempt.step, attempt.is_dummy = step, True
                     yield step
 
-            execution.pad_passes(self._cuts.passes(way.tasks, weights.work), dummy, backward=False, kind=task)
+            execution.pad_passes(self._cuts.passes(context.tasks, weights.work), dummy, backward=False, kind=task)
             attempt.step, attempt.is_dummy = self._step(weights, update, batch), False
             with attempt.step as step:
                 execution.evaluator.run(execution.forwards(step.lay_out(step.work)), step)
@@ -141,10 +141,12 @@ class Evaluation:
         self._recovery.until_done(
             Work(place=f"batch {batch} of evaluation '{self._name}'", update=update, evaluation=self._name),
             compute,
-            lambda: way.storage.drop_after(mark),
+            lambda: context.storage.drop_after(mark),
             together=execution.evaluates_together,
         )
 
     def _step(self, weights: Weights, update: int, batch: int) -> MicrobatchStep:
         path, prefix = ("evaluate", self._name, batch), f"{self._name}/"
-        return MicrobatchStep(self._way, weights, path=path, update=update, factor=1.0, prefix=prefix, cuts=self._cuts)
+        return MicrobatchStep(
+            self._context, weights, path=path, update=update, factor=1.0, prefix=prefix, cuts=self._cuts
+        )

@@ -52,7 +52,7 @@ class Evaluations:
             return predict(
                 data,
                 model=self.engine.model,
-                way=self.engine.parts.way,
+                context=self.engine.parts.context,
                 execution=self.engine.parts.execution,
                 collect=collect,
                 hear=lambda batch: self.reporter.data_faults(batch, self.engine.progress.update + 1),

@@ -21,10 +21,10 @@ from evenstep.pipeline import (
     SCHEDULES,
     Layout,
     Op,
+    PipelineModel,
     Plan,
     Runner,
     Stage,
-    Staged,
     build_runner,
     executed,
     forwards,
@@ -145,7 +145,7 @@ def build_execution(model: nn.Module, strategy: Strategy, optimizer: Optimizer, 
     Raises:
         ArgumentError: the strategy is not for these ranks.
     """
-    if isinstance(model, Staged):
+    if isinstance(model, PipelineModel):
         return _of_stages(model, strategy, optimizer, device)
     return _of_whole(model, strategy, optimizer)
 
@@ -179,7 +179,7 @@ def _forwards(numbers: Numbers) -> Plan:
     return forwards(Layout.chain(ranks=1), numbers)[0]
 
 
-def _of_stages(model: Staged, strategy: Strategy, optimizer: Optimizer, device: torch.device) -> Execution:
+def _of_stages(model: PipelineModel, strategy: Strategy, optimizer: Optimizer, device: torch.device) -> Execution:
     data, pipeline = model.mesh.data, model.mesh.pipeline
     if strategy.group.ranks != data.ranks:
         raise ArgumentError(

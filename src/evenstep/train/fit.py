@@ -14,16 +14,16 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from evenstep.optim.aside import Aside
-from evenstep.train.cuts import Piece, parts_of
 from evenstep.train.optimizer_state import options_of
 from evenstep.train.split import num_elements
+from evenstep.train.split_limit import SubBatch, parts_of
 from evenstep.train.task import Task
 
 HEADROOM = 0.9  # of an accelerator's memory that a part may take: sizes vary, and caches fragment
 
 
 def fitting(task: Task, data: Any, fits: Callable[[Any], bool], *, num_samples: int | None = None) -> int | None:
-    """The most numbers that a piece may hold, for `Cuts`; None if the whole of `data` fits.
+    """The most numbers that a piece may hold, for `SplitLimit`; None if the whole of `data` fits.
 
     Args:
         task: says how `data` is cut.
@@ -31,7 +31,7 @@ def fitting(task: Task, data: Any, fits: Callable[[Any], bool], *, num_samples: 
         fits: tries one part.
         num_samples: of the micro-batch, where that is known.
     """
-    parts = [Piece(data, num_samples=num_samples)]
+    parts = [SubBatch(data, num_samples=num_samples)]
     while len(halves := parts_of(task, parts[-1])) > 1:
         parts.append(halves[0])
     largest = num_elements(parts[-1].data)

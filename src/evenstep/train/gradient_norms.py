@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from evenstep.names import named_parameters
 from evenstep.optim.apply import norms
 from evenstep.parallel import Layout, each_norm, squared_norm
-from evenstep.pipeline import Staged
+from evenstep.pipeline import PipelineModel
 
 
 class GradientNorms(Protocol):
@@ -70,7 +70,7 @@ class NormsOfStages:
         device: of the model.
     """
 
-    def __init__(self, model: Staged, layout: Layout, names: set[str], device: torch.device) -> None:
+    def __init__(self, model: PipelineModel, layout: Layout, names: set[str], device: torch.device) -> None:
         self._layout, self._pipeline = layout, model.mesh.pipeline
         self._slots = slots = {name: slot for slot, name in enumerate(model.parameter_names)}
         self._counted = [(slots[n], p) for n, p in named_parameters(model).items() if n in slots and n in names]

@@ -21,15 +21,15 @@ from evenstep.data import GlobalBatch, Microbatch
 from evenstep.errors import TaskError
 from evenstep.memory import give_back, is_out_of_memory
 from evenstep.train.additive import FAST, NARROW, WIDE, Again, Given, Precise, adds_up, kind_of, means_among
-from evenstep.train.cuts import Cuts, Piece, part_of, parts_of, reason_not_cut
+from evenstep.train.context import TrainContext
 from evenstep.train.evaluate import evaluating
 from evenstep.train.execution import Execution
 from evenstep.train.loss_faults import batch_norms, loss_fault, metric_note, norm_note, uncut_note, weight_fault
 from evenstep.train.microbatch import MicrobatchStep
 from evenstep.train.onlooker import Onlooker
-from evenstep.train.passage import Way
 from evenstep.train.recovery import Recovery
 from evenstep.train.split import copied, num_samples, tensors_in
+from evenstep.train.split_limit import SplitLimit, SubBatch, part_of, parts_of, reason_not_cut
 from evenstep.train.task import Loss, Task
 from evenstep.train.untouched import untouched
 from evenstep.train.weigh import Weights, weight_of
@@ -47,8 +47,8 @@ class Trial(NamedTuple):
     """A piece of a micro-batch, and its parts."""
 
     microbatch: Microbatch
-    whole: Piece
-    parts: list[Piece]
+    whole: SubBatch
+    parts: list[SubBatch]
 
 
 class Heard(NamedTuple):
@@ -91,9 +91,9 @@ class Guard:
     """
 
     model: nn.Module
-    way: Way
+    context: TrainContext
     execution: Execution
-    cuts: Cuts
+    cuts: SplitLimit
     say: Callable[[str], None]
     pending: set[str]
     _tries: dict[str, int] = field(default_factory=dict[str, int])
@@ -102,7 +102,7 @@ class Guard:
 
     def __post_init__(self) -> None:
         self._recovery = Recovery(
-            execution=self.execution, tasks=self.way.tasks, cuts=self.cuts, report=lambda incident: None
+            execution=self.execution, tasks=self.context.tasks, cuts=self.cuts, report=lambda incident: None
         )
 
     def __call__(self, batch: GlobalBatch) -> float:
@@ -122,9 +122,9 @@ class Guard:
         began = perf_counter()
         names = dict.fromkeys(part.task for part in batch.parts) or {"": None}
         norms = batch_norms(self.model) if batch.num_microbatches > 1 and self.model.training else []
-        for name in [name for name in names if name in self.pending and name in self.way.tasks]:
-            owners = [self.model, *self.way.tasks.values()]
-            with untouched(owners), evaluating(self.model, self.way.device), _as_in_training():
+        for name in [name for name in names if name in self.pending and name in self.context.tasks]:
+            owners = [self.model, *self.context.tasks.values()]
+            with untouched(owners), evaluating(self.model, self.context.device), _as_in_training():
                 notes = self._look(name, [one for one in batch.microbatches if one.task == name])
             for note in [*notes, *([norm_note(norms)] if norms and name not in self.pending else [])]:
                 about = note.partition(":")[0]
@@ -141,7 +141,7 @@ class Guard:
 
     def _look(self, name: str, microbatches: Sequence[Microbatch]) -> list[str]:
         """Look at one task; gives what is to be said."""
-        task, gather = self.way.tasks[name], self.execution.group.gather
+        task, gather = self.context.tasks[name], self.execution.group.gather
         trial, uncut = self._trial(task, microbatches)
         self._tries[name] = self._tries.get(name, 0) + 1
         if self._tries[name] >= TRIES:
@@ -183,21 +183,21 @@ class Guard:
             return None, ""
         return None, why
 
-    def _weight(self, task: Task, piece: Piece) -> float:
+    def _weight(self, task: Task, piece: SubBatch) -> float:
         return 1.0 if task.late_weight else weight_of(task, piece.data, "a part of a micro-batch", piece.num_samples)
 
     def _precise(self, *, narrow: bool) -> Precise:
         """How exactly losses can be compared, of which some are `narrow`."""
         gathers = self.execution.strategy.gather_dtype
         formats = {parameter.dtype for parameter in self.model.parameters()}
-        if narrow or gathers or self.way.precision.name != "32-true" or not formats.isdisjoint(_16_BITS):
+        if narrow or gathers or self.context.precision.name != "32-true" or not formats.isdisjoint(_16_BITS):
             return NARROW
-        return WIDE if self.way.device.type == "cpu" and torch.get_float32_matmul_precision() == "highest" else FAST
+        return WIDE if self.context.device.type == "cpu" and torch.get_float32_matmul_precision() == "highest" else FAST
 
     def _again(self, name: str, trial: Trial | None) -> Again | None:
         """Look a second time, with other random numbers, at a whole and at the parts of its parts."""
-        task, deeper = self.way.tasks[name], list[list[Piece]]()
-        pieces: list[Piece] = []
+        task, deeper = self.context.tasks[name], list[list[SubBatch]]()
+        pieces: list[SubBatch] = []
         if trial is not None:
             for part in trial.parts:
                 theirs = parts_of(task, part)
@@ -232,7 +232,7 @@ class Guard:
         means = means_among(whole, parts)
         return fault, metric_note(task, means) if means else ""
 
-    def _run(self, name: str, trial: Trial | None, pieces: Sequence[Piece], path: str) -> Heard:
+    def _run(self, name: str, trial: Trial | None, pieces: Sequence[SubBatch], path: str) -> Heard:
         """Run pieces of a micro-batch forward; all ranks call it together, also those without any."""
         if not self.execution.evaluates_together:
             return self._heard(name, trial, pieces, path)
@@ -240,9 +240,9 @@ class Guard:
         heard, no_memory = self._recovery.once(f"the check of the loss of {name or 'the task'}", compute)
         return Heard(no_memory=no_memory, nor_elsewhere=True) if heard is None else heard
 
-    def _heard(self, name: str, trial: Trial | None, pieces: Sequence[Piece], path: str) -> Heard:
+    def _heard(self, name: str, trial: Trial | None, pieces: Sequence[SubBatch], path: str) -> Heard:
         """Run them once."""
-        task, execution = self.way.tasks[name], self.execution
+        task, execution = self.context.tasks[name], self.execution
         work: tuple[Microbatch, ...] = ()
         if trial is not None:
             work = tuple(
@@ -268,11 +268,13 @@ class Guard:
         weights = Weights(
             totals={name: 1.0}, num_microbatches=len(work), each=each, divisors={}, work=work, num_tasks=1
         )
-        dummy = partial(MicrobatchStep.dummy, self._silent(name, _Listening(self.way.tasks[name])))
+        dummy = partial(MicrobatchStep.dummy, self._silent(name, _Listening(self.context.tasks[name])))
         execution.pad_passes(work, dummy, backward=False, kind=f"check {name}")
-        way, heard = self._silent(name, listening), Heard()
+        context, heard = self._silent(name, listening), Heard()
         try:
-            with MicrobatchStep(way, weights, path=(path,), update=0, factor=1.0, prefix="", cuts=Cuts()) as step:
+            with MicrobatchStep(
+                context, weights, path=(path,), update=0, factor=1.0, prefix="", cuts=SplitLimit()
+            ) as step:
                 execution.evaluator.run(execution.forwards(step.lay_out(work)), step)
         except Exception as error:
             no_memory = is_out_of_memory(error)
@@ -286,8 +288,8 @@ class Guard:
             give_back()
         return heard
 
-    def _silent(self, name: str, listening: "_Listening") -> Way:
-        return replace(self.way.silently(), tasks={name: listening}, poison=None)
+    def _silent(self, name: str, listening: "_Listening") -> TrainContext:
+        return replace(self.context.silently(), tasks={name: listening}, poison=None)
 
 
 @final
@@ -342,7 +344,7 @@ def _as_in_training() -> Generator[None]:
         torch.backends.mha.set_fastpath_enabled(enabled)
 
 
-def _whole_and_parts(trial: Trial | None) -> list[Piece]:
+def _whole_and_parts(trial: Trial | None) -> list[SubBatch]:
     return [] if trial is None else [trial.whole, *trial.parts]
 
 

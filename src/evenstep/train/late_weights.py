@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from evenstep.internals import local_tensor
 from evenstep.plugins import PER_TASK_GRADIENTS, load
 from evenstep.train.combine import Combine, Separate
+from evenstep.train.context import MicrobatchResults, TrainContext
 from evenstep.train.execution import Execution
-from evenstep.train.passage import Gathered, Way
 from evenstep.train.weigh import Weights
 
-Accumulate = Callable[[Weights, int], Gathered]
+Accumulate = Callable[[Weights, int], MicrobatchResults]
 
 
 @final
@@ -35,13 +35,13 @@ class LateWeighted:
 
     accumulate: Accumulate
     parameters: Mapping[str, nn.Parameter]
-    way: Way
+    context: TrainContext
 
-    def __call__(self, weights: Weights, update: int) -> Gathered:
+    def __call__(self, weights: Weights, update: int) -> MicrobatchResults:
         """Run each task with a late weight by itself, and all others together."""
-        late = [(name,) for name in weights.totals if self.way.tasks[name].late_weight]
+        late = [(name,) for name in weights.totals if self.context.tasks[name].late_weight]
         others = tuple(name for name in weights.totals if (name,) not in late)
-        whole, total = Gathered(), list[Tensor | None]()
+        whole, total = MicrobatchResults(), list[Tensor | None]()
         for names in [*late, others] if others else late:
             one = self.accumulate(weights.of(*names), update)
             whole.add(one)
@@ -53,13 +53,17 @@ class LateWeighted:
 
 
 def build_gather(
-    accumulate: Accumulate, combine: Combine, parameters: Mapping[str, nn.Parameter], way: Way, execution: Execution
+    accumulate: Accumulate,
+    combine: Combine,
+    parameters: Mapping[str, nn.Parameter],
+    context: TrainContext,
+    execution: Execution,
 ) -> Accumulate:
     """What leaves the tasks' gradients in `.grad`, combined: by a method that is loaded here, or only added."""
     if isinstance(combine, Separate):
-        return LateWeighted(accumulate=accumulate, parameters=parameters, way=way)
+        return LateWeighted(accumulate=accumulate, parameters=parameters, context=context)
     method = load(PER_TASK_GRADIENTS)
-    return method(accumulate=accumulate, combine=combine, parameters=parameters, way=way, execution=execution)
+    return method(accumulate=accumulate, combine=combine, parameters=parameters, context=context, execution=execution)
 
 
 def take_gradients(parameters: Mapping[str, nn.Parameter], late_total: Tensor | None) -> list[Tensor | None]:

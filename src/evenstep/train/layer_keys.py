@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from evenstep.internals import compiled_in_place, has_hooks, unwrapped
-from evenstep.pipeline import Layer, Layers, Staged
+from evenstep.pipeline import Layer, Layers, PipelineModel
 from evenstep.pipeline.layers import is_chain
 from evenstep.train.randomness import Randomness
 
@@ -64,7 +64,7 @@ def key_layers(model: nn.Module, randomness: Randomness) -> str:
             micro-batch alone, and can't be put in stages.
         randomness: of the run.
     """
-    if isinstance(model, Staged):  # its stages say by themselves which layer begins
+    if isinstance(model, PipelineModel):  # its stages say by themselves which layer begins
         randomness.by_layer = True
         return ""
     original = unwrapped(model)
@@ -140,7 +140,7 @@ def _layers_of(model: nn.Module) -> Sequence[Layer]:
     """The layers that a pipeline would cut, or none."""
     if is_chain(model):
         return Layers.of(model).layers
-    if isinstance(model, Staged):
+    if isinstance(model, PipelineModel):
         return model.layers.layers
     says = getattr(model, "layers", None)
     if (

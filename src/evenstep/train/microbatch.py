@@ -31,11 +31,11 @@ from evenstep.internals import profiler_runs
 from evenstep.keys import branch
 from evenstep.memory import is_out_of_memory
 from evenstep.pipeline import Stage
-from evenstep.train.cuts import Cuts, Piece
-from evenstep.train.descent import descend
-from evenstep.train.passage import Gathered, Way
+from evenstep.train.backward import descend
+from evenstep.train.context import MicrobatchResults, TrainContext
 from evenstep.train.randomness import LOSS, branch_of
 from evenstep.train.recording import Recording
+from evenstep.train.split_limit import SplitLimit, SubBatch
 from evenstep.train.weigh import Weights
 
 Outputs = Mapping[int, Any]  # by the places of the layers that give them
@@ -61,35 +61,35 @@ class MicrobatchStep:
 
     def __init__(
         self,
-        way: Way,
+        context: TrainContext,
         weights: Weights,
         *,
         path: tuple[int | str, ...],
         update: int,
         factor: float,
         prefix: str,
-        cuts: Cuts,
+        cuts: SplitLimit,
     ) -> None:
-        self._way, self._weights, self._cuts = way, weights, cuts
+        self._context, self._weights, self._cuts = context, weights, cuts
         self._update, self._factor = update, factor
-        self._branch = branch(way.seed, *path)
-        self._recording = Recording(way, weights, update, prefix)
-        self._parts: dict[int, tuple[Microbatch, Piece]] = {}
+        self._branch = branch(context.seed, *path)
+        self._recording = Recording(context, weights, update, prefix)
+        self._parts: dict[int, tuple[Microbatch, SubBatch]] = {}
         self._completes: dict[int, int] = {}
-        self.doing: tuple[str, int, Piece] | None = None
-        self._heard = way.bus.listens("before_microbatch") or way.bus.listens("after_microbatch")
+        self.doing: tuple[str, int, SubBatch] | None = None
+        self._heard = context.bus.listens("before_microbatch") or context.bus.listens("after_microbatch")
         self._profiled = profiler_runs()
-        heard = way.bus.listens("before_forward") or way.bus.listens("after_forward")
-        self._observed = heard or self._profiled or way.norms.by_task
+        heard = context.bus.listens("before_forward") or context.bus.listens("after_forward")
+        self._observed = heard or self._profiled or context.norms.by_task
         self._open: dict[int, AbstractContextManager[None]] = {}
         self._seen: dict[int, tuple[Any, Tensor | None]] = {}  # output and loss of the open ones, for the end event
 
     @classmethod
-    def dummy(cls, way: Way, microbatch: Microbatch) -> Self:
+    def dummy(cls, context: TrainContext, microbatch: Microbatch) -> Self:
         """One micro-batch that counts nowhere: other ranks need its calls beside theirs."""
         one = replace(microbatch, index=0)
         weights = Weights.of_one(one, weight=0.0)
-        return cls(way.silently(), weights, path=("unseen",), update=0, factor=0.0, prefix="", cuts=Cuts())
+        return cls(context.silently(), weights, path=("unseen",), update=0, factor=0.0, prefix="", cuts=SplitLimit())
 
     @property
     def work(self) -> tuple[Microbatch, ...]:
@@ -102,7 +102,7 @@ class MicrobatchStep:
         return self._weights.num_microbatches
 
     @property
-    def gathered(self) -> Gathered:
+    def gathered(self) -> MicrobatchResults:
         """What is known of the micro-batches that have run."""
         return self._recording.gathered
 
@@ -117,9 +117,9 @@ class MicrobatchStep:
         Raises:
             TaskError: the weights of a micro-batch's pieces are not the whole's.
         """
-        tasks, cuts = self._way.tasks, self._cuts
+        tasks, cuts = self._context.tasks, self._cuts
         if cuts.limit is None:
-            self._parts = {one.index: (one, Piece(one.data, (), one.known_samples)) for one in work}
+            self._parts = {one.index: (one, SubBatch(one.data, (), one.known_samples)) for one in work}
             self._completes = {number: number for number in self._parts}
         else:
             pieces = [(one, cuts.pieces(tasks[one.task], one.data, one.known_samples)) for one in work]
@@ -145,21 +145,21 @@ class MicrobatchStep:
         Returns:
             The outputs that leave the stage, and the loss, ready for `backward`, if there is one.
         """
-        way, (one, piece) = self._way, self._parts[microbatch]
+        context, (one, piece) = self._context, self._parts[microbatch]
         self.doing = "transfer", one.index, piece
         if self._heard and microbatch not in self._open:
             self._begin(one, piece.data, microbatch)
         try:
             if one.index in self._weights.failures:
                 raise self._weights.failures[one.index]
-            task, batch, randomness = way.tasks[one.task], None, way.randomness
+            task, batch, randomness = context.tasks[one.task], None, context.randomness
             if stage.takes_batch:
-                batch = way.transfer(piece.data)
-            randomness.begin(way.device, branch_of(self._branch, one.index, piece.path))
+                batch = context.transfer(piece.data)
+            randomness.begin(context.device, branch_of(self._branch, one.index, piece.path))
             if stage.takes_batch:
-                batch = way.reorder(task.transform(batch))
+                batch = context.reorder(task.transform(batch))
             self.doing = "forward", one.index, piece
-            with way.precision.forward(way.device):
+            with context.precision.forward(context.device):
                 with self._around_forward(stage, one, batch) if self._observed else _NOTHING as seen:
                     inputs = task.inputs(batch) if stage.apply.takes_inputs else None
                     outputs = stage.apply(received, inputs, randomness.place)
@@ -174,12 +174,12 @@ class MicrobatchStep:
                 loss = task.loss(output, batch)
             total = self._recording.take(task, one, piece, loss)
         except Exception as error:
-            if way.poison is None or not stage.is_whole or not torch.is_grad_enabled() or is_out_of_memory(error):
+            if context.poison is None or not stage.is_whole or not torch.is_grad_enabled() or is_out_of_memory(error):
                 raise
             self.gathered.failures[one.index] = one.task, error
             if self._heard:
                 self._open.pop(microbatch).__exit__(type(error), error, error.__traceback__)
-            return {}, way.poison()
+            return {}, context.poison()
         if self._heard:
             self._seen[microbatch] = output, None if total is None else total.detach()
         return {}, total
@@ -218,14 +218,14 @@ class MicrobatchStep:
         told: AbstractContextManager[None] = _NOTHING
         if stage.is_whole:  # that of one of several stages is no model's
             begin = partial(ForwardBegin, update=update, microbatch=one.index, batch=batch, task=one.task)
-            told = self._way.bus.span("forward", begin, end)
-        with told, self._way.norms.of(one.task), self._range("forward", one.task):
+            told = self._context.bus.span("forward", begin, end)
+        with told, self._context.norms.of(one.task), self._range("forward", one.task):
             yield seen
 
     def _told_backward(self, one: Microbatch) -> AbstractContextManager[None]:
         """Tell hooks of a backward."""
         update, microbatch, task = self._update, one.index, one.task
-        return self._way.bus.span(
+        return self._context.bus.span(
             "backward",
             lambda: BackwardBegin(update=update, microbatch=microbatch, task=task),
             lambda error: BackwardEnd(update=update, microbatch=microbatch, task=task),
@@ -237,10 +237,12 @@ class MicrobatchStep:
 
     def _seed_of(self, loss: Tensor, one: Microbatch) -> Tensor:
         """The factor as the gradient that a backward begins with: what multiplying the loss would give, without it."""
-        factor = self._factor * self._way.coefficients.value(one.task, self._update) / self._weights.divisors[one.index]
-        kept = self._way.seeds.get(loss.dtype)
+        factor = (
+            self._factor * self._context.coefficients.value(one.task, self._update) / self._weights.divisors[one.index]
+        )
+        kept = self._context.seeds.get(loss.dtype)
         if kept is None or kept[0] != factor:
-            kept = self._way.seeds[loss.dtype] = factor, loss.new_full((), factor)
+            kept = self._context.seeds[loss.dtype] = factor, loss.new_full((), factor)
         return kept[1]
 
     def _begin(self, one: Microbatch, batch: Any, number: int) -> None:
@@ -254,18 +256,18 @@ class MicrobatchStep:
             )
 
         begin = MicrobatchBegin(update=update, microbatch=microbatch, batch=batch, task=one.task)
-        span = self._way.bus.span("microbatch", lambda: begin, end)
+        span = self._context.bus.span("microbatch", lambda: begin, end)
         span.__enter__()
         self._open[number] = span
 
     def __enter__(self) -> Self:
-        self._way.randomness.begin_passage(torch.is_grad_enabled(), *self._weights.totals)
+        self._context.randomness.begin_passage(torch.is_grad_enabled(), *self._weights.totals)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._way.randomness.end_passage()
+        self._context.randomness.end_passage()
         for microbatch in list(self._open):
             self._open.pop(microbatch).__exit__(kind, error, traceback)
 

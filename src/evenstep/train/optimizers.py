@@ -16,7 +16,7 @@ from evenstep.optim.aside import Aside, holds_parameters, tells_itself
 from evenstep.optim.multi import inner
 from evenstep.optim.sharing import Part, why_not_by
 from evenstep.parallel import Elastic, Layout, Strategy
-from evenstep.pipeline import Staged
+from evenstep.pipeline import PipelineModel
 from evenstep.train.arguments import choose_device
 
 
@@ -43,7 +43,7 @@ def check_optimizer(
 
 def in_stages(model: nn.Module) -> bool:
     """Whether ranks hold different stages of the model."""
-    return isinstance(model, Staged) and model.mesh.pipeline.ranks > 1
+    return isinstance(model, PipelineModel) and model.mesh.pipeline.ranks > 1
 
 
 def is_shared(model: nn.Module, layout: Layout) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 from evenstep.data import GlobalBatch
 from evenstep.events import Incident
 from evenstep.parallel import Group
-from evenstep.train.passage import Gathered
+from evenstep.train.context import MicrobatchResults
 from evenstep.train.progress import Progress
 
 
@@ -43,7 +43,7 @@ class PendingUpdate:
     total: float | Tensor
     norm: float | Tensor | None = None
     skipped_samples: int = 0
-    gathered: Gathered = field(default_factory=Gathered)
+    gathered: MicrobatchResults = field(default_factory=MicrobatchResults)
 
     @property
     def number(self) -> int:

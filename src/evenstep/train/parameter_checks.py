@@ -38,7 +38,7 @@ def _check_whole(tensors: Mapping[str, Tensor]) -> None:
                 f"`{name}` of the model is a DTensor: it is cut over ranks, or copied on them, by something else "
                 f"(tensor parallelism, `fully_shard`, another trainer), so norms, sums and checkpoints would be of a "
                 f"part of it. Give the trainer the whole model as it is built on one process, and let its `strategy` "
-                f"share it: `Fsdp` or `OrderedFsdp` for shards, `Staged` for models that don't fit one device."
+                f"share it: `Fsdp` or `OrderedFsdp` for shards, `PipelineModel` for models that don't fit one device."
             )
 
 

@@ -26,14 +26,14 @@ from evenstep.train.arguments import choose_device
 from evenstep.train.channels_last import as_it_is
 from evenstep.train.channels_last import channels_last as in_channels_last
 from evenstep.train.combine import Combine
-from evenstep.train.cuts import Cuts
+from evenstep.train.context import TrainContext
 from evenstep.train.execution import Execution, build_execution
 from evenstep.train.failures import FailurePolicy, Retry
 from evenstep.train.guard import Guard
 from evenstep.train.layer_keys import in_order, key_layers
 from evenstep.train.norms import Norms
-from evenstep.train.passage import Way
-from evenstep.train.portion import Portion, build_portion
+from evenstep.train.pipeline_state import PipelineStateSharding, build_pipeline_state_sharding
+from evenstep.train.split_limit import SplitLimit
 from evenstep.train.state import Saved, unwrapped
 from evenstep.train.tasks import Tasks, poison_of
 from evenstep.train.trained import Trained
@@ -63,15 +63,15 @@ class Parts(NamedTuple):
     model: nn.Module
     optimizer: Optimizer
     names: list[list[str]]
-    way: Way
+    context: TrainContext
     execution: Execution
     core: Update
     guard: Guard
-    cuts: Cuts
+    cuts: SplitLimit
     ema: Ema | None
     modes: Modes
     saved: Saved
-    portion: Portion
+    portion: PipelineStateSharding
     reads_at_once: bool
 
 
@@ -89,7 +89,7 @@ def place(model: nn.Module, device: str | torch.device, precision: Precision, *,
     return chosen
 
 
-def build_way(
+def build_context(
     tasks: Tasks,
     precision: Precision,
     policy: FailurePolicy,
@@ -102,9 +102,9 @@ def build_way(
     storage: Storage,
     bus: Bus,
     norms: Norms,
-) -> Way:
-    """How each micro-batch goes through model and task; arguments are a trainer's, or of `Way`."""
-    return Way(
+) -> TrainContext:
+    """How each micro-batch goes through model and task; arguments are a trainer's, or of `TrainContext`."""
+    return TrainContext(
         tasks=tasks.by_name,
         precision=precision,
         device=device,
@@ -121,7 +121,7 @@ def build_way(
 
 def build_parts(
     *,
-    way: Way,
+    context: TrainContext,
     model: nn.Module,
     names: list[list[str]],
     optimizer: Optimizer,
@@ -142,20 +142,20 @@ def build_parts(
     Raises:
         ArgumentError: parts that do not go together.
     """
-    way.coefficients.check(planned_updates)
+    context.coefficients.check(planned_updates)
     learning_rates = LearningRates(optimizer, lr_schedule, planned_updates)
     settle = train.settle_every_updates
     defer = None if settle is None else settle > 1
-    apply = build_apply(optimizer, clip_norm=train.clip_norm, device=way.device, defer=defer)
-    unkeyed = key_layers(model, way.randomness)
-    execution, cuts = build_execution(model, strategy, optimizer, way.device), Cuts()
+    apply = build_apply(optimizer, clip_norm=train.clip_norm, device=context.device, defer=defer)
+    unkeyed = key_layers(model, context.randomness)
+    execution, cuts = build_execution(model, strategy, optimizer, context.device), SplitLimit()
     by_name, stepped = named_parameters(model), {name for group in names for name in group}
     core = Update(
         model=model,
         optimizer=optimizer,
         # in an order that doesn't depend on the optimizer's groups, in which norms are added up
         parameters=[by_name[name] for name in in_order(unwrapped(model), by_name) if name in stepped],
-        way=way,
+        context=context,
         execution=execution,
         apply=apply,
         ema=train.ema,
@@ -163,19 +163,21 @@ def build_parts(
         cuts=cuts,
         on_out_of_memory=on_out_of_memory or Retry(),
         report=report,
-        trained=Trained(model, optimizer, names, share=execution.strategy.share, check=way.precision.check_trained),
+        trained=Trained(model, optimizer, names, share=execution.strategy.share, check=context.precision.check_trained),
         combine=combine,
         unkeyed=unkeyed,
     )
-    pending = set(way.tasks) if train.check_loss else set[str]()
+    pending = set(context.tasks) if train.check_loss else set[str]()
     return Parts(
         model=model,
         optimizer=optimizer,
         names=names,
-        way=way,
+        context=context,
         execution=execution,
         core=core,
-        guard=Guard(model=model, way=way, execution=execution, cuts=cuts, say=_say_of(execution), pending=pending),
+        guard=Guard(
+            model=model, context=context, execution=execution, cuts=cuts, say=_say_of(execution), pending=pending
+        ),
         cuts=cuts,
         ema=train.ema,
         modes=Modes(optimizer, model.parameters(), execution.strategy.after_step),
@@ -186,9 +188,9 @@ def build_parts(
             names=names,
             layout=execution.strategy.layout,
             ema=train.ema,
-            precision=way.precision,
+            precision=context.precision,
         ),
-        portion=build_portion(model, execution.trainer.peers.wire),
+        portion=build_pipeline_state_sharding(model, execution.trainer.peers.wire),
         reads_at_once=isinstance(apply, HostApply),
     )
 

@@ -18,13 +18,13 @@ from evenstep.errors import LostRankError, OutOfMemoryError
 from evenstep.internals import pytree
 from evenstep.parallel import Group
 from evenstep.pipeline.wire import Address, Wire
-from evenstep.train.cuts import Cuts
+from evenstep.train.context import TrainContext
 from evenstep.train.evaluate import evaluating
 from evenstep.train.execution import Execution
 from evenstep.train.microbatch import MicrobatchStep
 from evenstep.train.onlooker import Onlooker
-from evenstep.train.passage import Way
 from evenstep.train.recovery import Recovery
+from evenstep.train.split_limit import SplitLimit
 from evenstep.train.task import Task
 from evenstep.train.weigh import Weights, task_of
 
@@ -51,7 +51,7 @@ def predict(
     data: Data,
     *,
     model: nn.Module,
-    way: Way,
+    context: TrainContext,
     execution: Execution,
     collect: bool | None,
     hear: Callable[[GlobalBatch], None],
@@ -74,22 +74,24 @@ def predict(
     everybody = group.gather((wants, execution.holds_output))
     post = _Post(
         group=group,
-        wire=Wire(group, way.device),
+        wire=Wire(group, context.device),
         wanting=tuple(rank for rank, (wanting, _) in enumerate(everybody) if wanting),
         holding=tuple(rank for rank, (_, holding) in enumerate(everybody) if holding),
     )
     keep = _kept
     if execution.evaluates_together:
-        recovery = Recovery(execution=execution, tasks=way.tasks, cuts=Cuts(), report=lambda incident: None)
+        recovery = Recovery(execution=execution, tasks=context.tasks, cuts=SplitLimit(), report=lambda incident: None)
         keep = partial(_kept_together, recovery=recovery)
     found: list[Prediction] = []
     total = strategy.group.sum_floats
-    batches = data.batches_together(Position(), seed=way.seed, rank=strategy.rank, ranks=strategy.ranks, total=total)
+    batches = data.batches_together(
+        Position(), seed=context.seed, rank=strategy.rank, ranks=strategy.ranks, total=total
+    )
     try:
-        with evaluating(model, way.device), closing(cast("Any", batches)):
+        with evaluating(model, context.device), closing(cast("Any", batches)):
             for batch in batches:
                 hear(batch)
-                kept = post.exchange(keep(batch, way, execution))
+                kept = post.exchange(keep(batch, context, execution))
                 found += [Prediction(output=output, samples=samples, task=task) for _, task, samples, output in kept]
                 if batch.ends_epoch:
                     break
@@ -100,15 +102,15 @@ def predict(
     return found
 
 
-def _kept(batch: GlobalBatch, way: Way, execution: Execution) -> list[Kept]:
+def _kept(batch: GlobalBatch, context: TrainContext, execution: Execution) -> list[Kept]:
     """What is kept of this rank's micro-batches; nothing where the model's last stage is not."""
     kept: list[Kept] = []
     for one in batch.microbatches:
-        task_of(way.tasks, one)
+        task_of(context.tasks, one)
     for name in dict.fromkeys(part.task for part in batch.parts) or [""]:  # one task after the other, on all ranks
         work = tuple(one for one in batch.microbatches if one.task == name)
-        execution.pad_passes(work, partial(_dummy, way), backward=False, kind=f"predict {name}")
-        keeping, silent = _keeping(way)
+        execution.pad_passes(work, partial(_dummy, context), backward=False, kind=f"predict {name}")
+        keeping, silent = _keeping(context)
         weights = Weights(
             totals={name: 1.0},
             num_microbatches=batch.num_microbatches,
@@ -118,7 +120,7 @@ def _kept(batch: GlobalBatch, way: Way, execution: Execution) -> list[Kept]:
             num_tasks=1,
         )
         path = ("predict", batch.position.batch)
-        with MicrobatchStep(silent, weights, path=path, update=0, factor=1.0, prefix="", cuts=Cuts()) as step:
+        with MicrobatchStep(silent, weights, path=path, update=0, factor=1.0, prefix="", cuts=SplitLimit()) as step:
             execution.evaluator.run(execution.forwards(step.lay_out(step.work)), step)
         if execution.holds_output:
             outputs = keeping[name].kept if work else []
@@ -129,7 +131,7 @@ def _kept(batch: GlobalBatch, way: Way, execution: Execution) -> list[Kept]:
     return kept
 
 
-def _kept_together(batch: GlobalBatch, way: Way, execution: Execution, recovery: Recovery) -> list[Kept]:
+def _kept_together(batch: GlobalBatch, context: TrainContext, execution: Execution, recovery: Recovery) -> list[Kept]:
     """The same, where ranks wait for each other in it: where one runs out of memory, all raise.
 
     Raises:
@@ -137,7 +139,7 @@ def _kept_together(batch: GlobalBatch, way: Way, execution: Execution, recovery:
     """
 
     def compute() -> list[Kept]:
-        kept = _kept(batch, way, execution)
+        kept = _kept(batch, context, execution)
         execution.group.sum_floats([0.0])  # none goes on before all have come through
         return kept
 
@@ -150,14 +152,14 @@ def _kept_together(batch: GlobalBatch, way: Way, execution: Execution, recovery:
     return kept
 
 
-def _keeping(way: Way) -> "tuple[dict[str, _Keeping], Way]":
+def _keeping(context: TrainContext) -> "tuple[dict[str, _Keeping], TrainContext]":
     """A way on which outputs are kept and nobody hears of anything."""
-    tasks = {name: _Keeping(task) for name, task in way.tasks.items()}
-    return tasks, replace(way.silently(), tasks=tasks)
+    tasks = {name: _Keeping(task) for name, task in context.tasks.items()}
+    return tasks, replace(context.silently(), tasks=tasks)
 
 
-def _dummy(way: Way, microbatch: Microbatch) -> MicrobatchStep:
-    return MicrobatchStep.dummy(_keeping(way)[1], microbatch)
+def _dummy(context: TrainContext, microbatch: Microbatch) -> MicrobatchStep:
+    return MicrobatchStep.dummy(_keeping(context)[1], microbatch)
 
 
 @final

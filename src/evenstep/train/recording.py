@@ -12,9 +12,9 @@ from torch import Tensor
 
 from evenstep.data import Microbatch
 from evenstep.errors import TaskError
-from evenstep.train.cuts import Piece
+from evenstep.train.context import MicrobatchResults, TrainContext
 from evenstep.train.metrics import check_names, no_pair, observations
-from evenstep.train.passage import Gathered, Way
+from evenstep.train.split_limit import SubBatch
 from evenstep.train.task import Loss, Task
 from evenstep.train.weigh import Weights, weight_of
 
@@ -34,13 +34,13 @@ class Recording:
         gathered: the losses, and what tasks have raised.
     """
 
-    def __init__(self, way: Way, weights: Weights, update: int, prefix: str) -> None:
-        self._way, self._weights = way, weights
+    def __init__(self, context: TrainContext, weights: Weights, update: int, prefix: str) -> None:
+        self._context, self._weights = context, weights
         self._update, self._prefix = update, prefix
         self.late_weights: dict[int, Tensor] = {}
-        self.gathered = Gathered()
+        self.gathered = MicrobatchResults()
 
-    def take(self, task: Task, one: Microbatch, piece: Piece, loss: Loss | Tensor | None) -> Tensor | None:
+    def take(self, task: Task, one: Microbatch, piece: SubBatch, loss: Loss | Tensor | None) -> Tensor | None:
         """Check and record what the task gave for `piece` of a micro-batch; gives the sum to go back from.
 
         Raises:
@@ -58,12 +58,12 @@ class Recording:
             loss = replace(loss, weight=loss.count)
         return self._record(one, piece, loss, _checked(task, loss, one.index))
 
-    def _record(self, one: Microbatch, piece: Piece, loss: Loss, total: Tensor | None) -> Tensor | None:
+    def _record(self, one: Microbatch, piece: SubBatch, loss: Loss, total: Tensor | None) -> Tensor | None:
         """Record loss and metrics; gives the loss that is trained on, which has its learned coefficient."""
-        put, update = self._way.storage.put, self._update
+        put, update = self._context.storage.put, self._update
         prefix = f"{self._prefix}{one.task}/" if one.task else self._prefix
         weight = self._weight_of(one, piece, loss)
-        task = self._way.tasks[one.task]
+        task = self._context.tasks[one.task]
         if loss.metrics:
             check_names(task, loss)
         for name, pair in loss.metrics.items():
@@ -77,7 +77,7 @@ class Recording:
         if task.metrics:
             for name, seen in observations(task, loss, one.index):
                 key = f"{one.task}/{name}" if one.task else name
-                self._way.storage.observe(self._prefix, key, seen, update=update)
+                self._context.storage.observe(self._prefix, key, seen, update=update)
         if total is None:
             put(prefix + "loss", 0.0, weight, update=update)
             put(prefix + "no_loss", 1.0, update=update)
@@ -88,28 +88,28 @@ class Recording:
         self.gathered.losses[one.index] = one.task, detached if earlier is None else earlier[1] + detached
         return self._trained(one, total, weight) if one.task and torch.is_grad_enabled() else total
 
-    def _weight_of(self, one: Microbatch, piece: Piece, loss: Loss) -> float | Tensor:
+    def _weight_of(self, one: Microbatch, piece: SubBatch, loss: Loss) -> float | Tensor:
         """What a micro-batch, or a piece of it, weighs."""
         if loss.weight is not None:
-            weight = torch.as_tensor(loss.weight, device=self._way.device).detach()
+            weight = torch.as_tensor(loss.weight, device=self._context.device).detach()
             earlier = self.late_weights.get(one.index)
             self.late_weights[one.index] = weight if earlier is None else earlier + weight
             return weight
         if piece.path:
             what = f"a part of micro-batch {one.index}"
-            return weight_of(self._way.tasks[one.task], piece.data, what, piece.num_samples)
+            return weight_of(self._context.tasks[one.task], piece.data, what, piece.num_samples)
         return self._weights.each[one.index]
 
     def _trained(self, one: Microbatch, total: Tensor, weight: float | Tensor) -> Tensor:
         """The loss with its learned coefficient; `train/loss` is then what all tasks' losses come to together."""
-        way, weights = self._way, self._weights
+        context, weights = self._context, self._weights
         divisor, late = weights.divisors[one.index], isinstance(weight, Tensor)
         share = weight if isinstance(weight, Tensor) else divisor * weight / weights.totals[one.task]
-        trained = way.coefficients.weighted(one.task, total, share)
+        trained = context.coefficients.weighted(one.task, total, share)
         if not late:
-            scaled = trained.detach() * (way.coefficients.value(one.task, self._update) / divisor)
+            scaled = trained.detach() * (context.coefficients.value(one.task, self._update) / divisor)
             part = cast("float", weight) / weights.totals[one.task] / weights.num_tasks
-            way.storage.put(f"{self._prefix}loss", scaled, part, update=self._update)
+            context.storage.put(f"{self._prefix}loss", scaled, part, update=self._update)
         return trained
 
 

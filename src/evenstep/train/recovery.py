@@ -16,10 +16,10 @@ from evenstep.data import Microbatch
 from evenstep.errors import LostRankError, OutOfMemoryError
 from evenstep.events import Incident, Json
 from evenstep.memory import give_back, is_out_of_memory
-from evenstep.train.cuts import Cuts, Piece, described
 from evenstep.train.execution import Execution
 from evenstep.train.failures import Answer, FailurePolicy
 from evenstep.train.microbatch import MicrobatchStep
+from evenstep.train.split_limit import SplitLimit, SubBatch, described
 from evenstep.train.task import Task
 
 T = TypeVar("T")
@@ -72,7 +72,7 @@ class Recovery:
         *,
         execution: Execution,
         tasks: Mapping[str, Task],
-        cuts: Cuts,
+        cuts: SplitLimit,
         report: Callable[[Incident], None],
         on_out_of_memory: FailurePolicy | None = None,
     ) -> None:
@@ -210,7 +210,7 @@ class Recovery:
         )
 
 
-def _in_words(work: Work, attempt: Attempt, number: int, piece: Piece) -> str:
+def _in_words(work: Work, attempt: Attempt, number: int, piece: SubBatch) -> str:
     """What did not fit."""
     if work.evaluation:
         return f"{described(piece)} of evaluation '{work.evaluation}'"

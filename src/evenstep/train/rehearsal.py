@@ -14,10 +14,10 @@ from torch import nn
 
 from evenstep.data import Data, GlobalBatch
 from evenstep.errors import TaskError
-from evenstep.train.cuts import Cuts, check_weights, parts_of, whole_of
 from evenstep.train.diagnose import gradient_norms
 from evenstep.train.engine import Engine
 from evenstep.train.randomness import undisturbed
+from evenstep.train.split_limit import SplitLimit, check_weights, parts_of, whole_of
 from evenstep.train.state import unwrapped
 
 # by precision; float32 as accelerators multiply it, with the 10 bits of TF32
@@ -78,7 +78,7 @@ def compare_cuts(engine: Engine, data: Data) -> str:
         return odd
     engine.model.train()
     engine.core.begin()
-    with undisturbed(engine.parts.way.device), strategy.uncompressed():
+    with undisturbed(engine.parts.context.device), strategy.uncompressed():
         whole = _norms(engine, batch)
         before = cuts.limit
         cuts.limit = halved if before is None else min(halved, before)
@@ -111,9 +111,9 @@ def _norms(engine: Engine, batch: GlobalBatch) -> dict[str, float]:
 
 def _halved(engine: Engine, batch: GlobalBatch) -> tuple[int | None, str]:
     """The limit at which some rank's largest micro-batch is cut in two, None if none can be; or why they must not."""
-    finer, odd = Cuts(), ""
+    finer, odd = SplitLimit(), ""
     for microbatch in batch.microbatches:
-        task, piece = engine.parts.way.tasks[microbatch.task], whole_of(microbatch)
+        task, piece = engine.parts.context.tasks[microbatch.task], whole_of(microbatch)
         try:
             if finer.finer(task, piece):
                 check_weights(task, piece, parts_of(task, piece))

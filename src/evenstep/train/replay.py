@@ -42,7 +42,7 @@ def replay_failure(engine: Engine, data: Data, state: Tree, failure: Tree) -> st
     batch = failed_batch(failure, data, seed=engine.seed)
     engine.model.train()
     engine.core.begin()
-    with undisturbed(engine.parts.way.device), closing(data):
+    with undisturbed(engine.parts.context.device), closing(data):
         return replay(engine.model, lambda: engine.core.rerun(batch, failure["update"]))
 
 

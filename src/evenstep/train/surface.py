@@ -68,7 +68,7 @@ class Surface:
                 f"`updates` must be a whole number of at least the {self.progress.update} that are committed, but is "
                 f"{updates!r}."
             )
-        loop.engine.parts.way.coefficients.check(updates)
+        loop.engine.parts.context.coefficients.check(updates)
         loop.engine.core.learning_rates.updates = updates
         self._updates = loop.updates = updates
 

@@ -18,7 +18,7 @@ from evenstep.data import Data
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.options import check_task_names
 from evenstep.parallel import Strategy
-from evenstep.pipeline import Staged
+from evenstep.pipeline import PipelineModel
 from evenstep.train.coefficients import Coefficients, Fixed
 from evenstep.train.combine import Combine, Separate
 from evenstep.train.failures import FailurePolicy
@@ -143,7 +143,7 @@ def check_tasks(
             "coefficients, `combine`, statistics per task and DropTask are for several tasks, but this run has one "
             "without a name; give tasks by name, `task={'class': …, 'box': …}`."
         )
-    if isinstance(model, Staged):
+    if isinstance(model, PipelineModel):
         _check_stages(tasks, policy)
     if combine is not None and combine.needs_products:
         _check_separable(model)

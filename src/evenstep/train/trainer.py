@@ -29,7 +29,7 @@ from evenstep.options import (
     Training,
 )
 from evenstep.parallel import Strategy
-from evenstep.pipeline import Staged
+from evenstep.pipeline import PipelineModel
 from evenstep.precision import Precision
 from evenstep.renamed import old_arguments
 from evenstep.train import given
@@ -44,7 +44,7 @@ from evenstep.train.lasting import build_run
 from evenstep.train.metrics import build_meters
 from evenstep.train.optimizers import check_optimizer, watch_first_step
 from evenstep.train.parameter_checks import check_parameters
-from evenstep.train.parts import build_parts, build_way, place
+from evenstep.train.parts import build_context, build_parts, place
 from evenstep.train.predict import Prediction
 from evenstep.train.randomness import undisturbed
 from evenstep.train.rehearsal import compare_cuts
@@ -153,7 +153,7 @@ class Trainer(Surface):
         self.storage = Storage(meters=build_meters(tasks.by_name, self.device))
         self._updates = updates if updates is not None else updates_of(batches, cast("int", epochs), seed)
         self._resumed = False
-        self._group = model.mesh.world if isinstance(model, Staged) else sharing.group
+        self._group = model.mesh.world if isinstance(model, PipelineModel) else sharing.group
         written = writers_of(log.writers, folder=self.folder, every_updates=log.every_updates)
         files = IncidentFiles(self.folder, makes_folder=self.is_first_rank)
         reporter = Reporter(files=files, group=self._group)
@@ -171,7 +171,7 @@ class Trainer(Surface):
             keep_every_updates=checkpoint.keep_every_updates,
             asynchronous=checkpoint.asynchronous,
         )
-        way = build_way(
+        context = build_context(
             tasks,
             formats,
             policies.non_finite,
@@ -187,7 +187,7 @@ class Trainer(Surface):
         check_fit_memory(model, sharing, wanted=train.fit_memory)
         names = parameter_names(model, optimizer)
         parts = build_parts(
-            way=way,
+            context=context,
             model=model,
             names=names,
             optimizer=optimizer,

@@ -22,20 +22,20 @@ from evenstep.names import named_parameters
 from evenstep.optim.apply import Apply, gradients
 from evenstep.optim.ema import Ema
 from evenstep.optim.learning_rate import LearningRates
-from evenstep.train.blame import Blamed, blame
 from evenstep.train.buffers import Buffers
 from evenstep.train.combine import Combine
-from evenstep.train.cuts import Cuts, part_of
+from evenstep.train.context import MicrobatchResults, TrainContext
 from evenstep.train.dependence import Dependence
 from evenstep.train.execution import Execution
+from evenstep.train.failure_causes import FailureCause, blame
 from evenstep.train.failures import FailurePolicy
 from evenstep.train.fit import fitting, state_allocated
 from evenstep.train.late_weights import build_gather
 from evenstep.train.microbatch import MicrobatchStep
 from evenstep.train.outcome import PendingUpdate
-from evenstep.train.passage import Gathered, Way
 from evenstep.train.progress import Progress
 from evenstep.train.recovery import Attempt, Recovery, Work
+from evenstep.train.split_limit import SplitLimit, part_of
 from evenstep.train.trained import Trained
 from evenstep.train.weigh import Weights, weigh
 
@@ -74,12 +74,12 @@ class Update:
         model: nn.Module,
         optimizer: Optimizer,
         parameters: Sequence[nn.Parameter],
-        way: Way,
+        context: TrainContext,
         execution: Execution,
         apply: Apply,
         ema: Ema | None,
         learning_rates: LearningRates,
-        cuts: Cuts,
+        cuts: SplitLimit,
         on_out_of_memory: FailurePolicy,
         report: Callable[[Incident], None],
         trained: Trained,
@@ -90,12 +90,12 @@ class Update:
         self.trained = trained
         self._sparse = any(getattr(module, "sparse", False) is True for module in model.modules())
         self._model = model
-        self._way = way
+        self._context = context
         self._optimizer = optimizer
         self._execution = execution
         self._cuts = cuts
         self._recovery = Recovery(
-            execution=execution, tasks=way.tasks, cuts=cuts, report=report, on_out_of_memory=on_out_of_memory
+            execution=execution, tasks=context.tasks, cuts=cuts, report=report, on_out_of_memory=on_out_of_memory
         )
         self._attempt = Attempt()
         self._apply = apply
@@ -103,14 +103,14 @@ class Update:
         self.learning_rates = learning_rates
         self._buffers = Buffers(model)
         self._dependence = Dependence(
-            buffers=self._buffers, randomness=way.randomness, unkeyed=unkeyed, execution=execution, report=report
+            buffers=self._buffers, randomness=context.randomness, unkeyed=unkeyed, execution=execution, report=report
         )
         self.is_whole = True
-        self._gather: Callable[[Weights, int], Gathered] = self._accumulate
+        self._gather: Callable[[Weights, int], MicrobatchResults] = self._accumulate
         if combine is not None:
             held = {id(one) for one in parameters}
             by_name = {name: one for name, one in named_parameters(model).items() if id(one) in held}
-            self._gather = build_gather(self._accumulate, combine, by_name, way, execution)
+            self._gather = build_gather(self._accumulate, combine, by_name, context, execution)
 
     def __call__(self, batch: GlobalBatch, before: Progress) -> PendingUpdate:
         """Execute the update that follows `before` with `batch`.
@@ -136,7 +136,7 @@ class Update:
             return pending
         late_weight = gathered.late_total
         total = covered if late_weight is None else late_weight
-        scale = self._way.precision.scale
+        scale = self._context.precision.scale
         rates = self.learning_rates(update)
         if squared is None:  # no task gave a loss
             self._buffers.restore(1.0)
@@ -144,7 +144,7 @@ class Update:
         self.is_whole = False  # until all that follows has been applied
         divisor = scale if late_weight is None else scale * total
         begin = partial(StepBegin, update=update, divisor=divisor)
-        with self._way.bus.span("step", begin, lambda error: StepEnd(update=update)):
+        with self._context.bus.span("step", begin, lambda error: StepEnd(update=update)):
             applied = self._apply(grads, squared, divisor)
             self._execution.strategy.after_step()
         self._buffers.restore(applied.aborted)
@@ -152,7 +152,7 @@ class Update:
         if self._ema is not None and (isinstance(applied.aborted, Tensor) or applied.aborted == 0.0):
             self._ema.after_update(update, applied.aborted)
         self.is_whole = True
-        put = self._way.storage.put
+        put = self._context.storage.put
         put("train/grad_norm", applied.norm, update=update)
         for name, rate in zip(self.learning_rates.names, rates, strict=True):
             put(name, rate, update=update)
@@ -161,13 +161,17 @@ class Update:
 
     def _pending(self, batch: GlobalBatch, before: Progress) -> PendingUpdate:
         """The update as it ends where nothing has a weight or a loss: aborted."""
-        return PendingUpdate(batch=batch, before=before, precision=self._way.precision.state, aborted=1.0, total=0.0)
+        return PendingUpdate(
+            batch=batch, before=before, precision=self._context.precision.state, aborted=1.0, total=0.0
+        )
 
-    def _computed(self, batch: GlobalBatch, update: int) -> tuple[Weights, Gathered, list[Tensor], Tensor | None]:
+    def _computed(
+        self, batch: GlobalBatch, update: int
+    ) -> tuple[Weights, MicrobatchResults, list[Tensor], Tensor | None]:
         """Compute the update's gradients and their squared norm; nothing is applied."""
         weights = self._weigh(batch)
         if weights.total == 0:
-            return weights, Gathered(), [], None
+            return weights, MicrobatchResults(), [], None
         gathered = self._gather(weights, update)
         self._buffers.settle()
         self._dependence.look(update)
@@ -177,7 +181,7 @@ class Update:
 
     def _together(self, place: str, update: int, compute: Callable[[], T]) -> T:
         """Compute something with all ranks, again where one of them had no memory for it; see `Recovery`."""
-        mark = self._way.storage.mark()
+        mark = self._context.storage.mark()
 
         def tried(attempt: Attempt) -> T:
             self._attempt = attempt
@@ -210,14 +214,14 @@ class Update:
             return
         with state_allocated(self._optimizer):
             first = batch.microbatches[0]
-            task, fits = self._way.tasks[first.task], partial(self._fits, first.task)
+            task, fits = self._context.tasks[first.task], partial(self._fits, first.task)
             self._cuts.limit = fitting(task, first.data, fits, num_samples=first.known_samples)
-        self._discard(self._way.storage.mark())
+        self._discard(self._context.storage.mark())
 
     def _fits(self, task: str, data: object) -> bool:
         """Whether the gradient of `data` can be computed in the memory that there is."""
         weights = Weights.of_one(Microbatch(index=0, data=data, num_samples=1, task=task), weight=1.0)
-        mark = self._way.storage.mark()
+        mark = self._context.storage.mark()
         self._discard(mark)
         step = self._step(weights, path=("fit",), update=0)
         fits = True
@@ -249,7 +253,7 @@ class Update:
     @contextmanager
     def at_lowest_scale(self) -> Generator[None]:
         """Inside, losses are scaled as little as the precision ever does: what is not finite then is not its fault."""
-        precision = self._way.precision
+        precision = self._context.precision
         before, precision.scale = precision.scale, precision.lowest_scale
         try:
             yield
@@ -262,13 +266,13 @@ class Update:
         squared = self._execution.norms.squared(gradients(self._parameters, sparse=self._sparse))
         return squared is None or bool(squared.isfinite())
 
-    def blame(self, batch: GlobalBatch, gathered: Gathered, update: int) -> list[Blamed]:
+    def blame(self, batch: GlobalBatch, gathered: MicrobatchResults, update: int) -> list[FailureCause]:
         """Whose fault it is that an update's gradient is not finite: all ranks ask together, and get the same.
 
         Where every loss is finite, each task's gradient is computed once more by itself.
         """
         blamed = blame(gathered, self._execution.group)
-        if blamed or len(self._way.tasks) == 1:
+        if blamed or len(self._context.tasks) == 1:
             return blamed
         weights = self._weigh(batch)
         for name in weights.totals:
@@ -278,38 +282,42 @@ class Update:
             self._buffers.restore(1.0)
             squared = self._execution.norms.squared(gradients(self._parameters, sparse=self._sparse))
             if squared is not None and not bool(squared.isfinite()):
-                blamed.append(Blamed(microbatch=-1, task=name, why="its gradient is not finite, though its losses are"))
+                blamed.append(
+                    FailureCause(microbatch=-1, task=name, why="its gradient is not finite, though its losses are")
+                )
         return blamed
 
     def _weigh(self, batch: GlobalBatch) -> Weights:
-        way = self._way
-        group, tolerant = self._execution.strategy.group, way.poison is not None
+        context = self._context
+        group, tolerant = self._execution.strategy.group, context.poison is not None
         stamp = 1.0 if group.ranks == 1 else 1.0 + (self.trained.stamp ^ self.learning_rates.stamp)
-        return weigh(way.tasks, batch, group, tolerant=tolerant, stamp=stamp)
+        return weigh(context.tasks, batch, group, tolerant=tolerant, stamp=stamp)
 
     def resume(self) -> None:
         """Apply updates again after the loop has answered an abort."""
         self._apply.resume()
 
-    def _accumulate(self, weights: Weights, update: int) -> Gathered:
+    def _accumulate(self, weights: Weights, update: int) -> MicrobatchResults:
         """Leave the gradients of the micro-batches in `.grad`, summed over all ranks."""
-        self._discard(self._way.storage.mark())
+        self._discard(self._context.storage.mark())
         step = self._step(weights, path=(update,), update=update)
         self._run(step, weights)
         gathered = step.gathered
         for parameter in self.trained.outside:
             parameter.grad = None
-        if all(self._way.tasks[name].late_weight for name in weights.totals):
+        if all(self._context.tasks[name].late_weight for name in weights.totals):
             gathered.late_total = self._late_total(step.late_weights, weights)
         return gathered
 
     def _step(self, weights: Weights, *, path: tuple[int | str, ...], update: int) -> MicrobatchStep:
-        factor, cuts = self._way.precision.scale, self._cuts
-        return MicrobatchStep(self._way, weights, path=path, update=update, factor=factor, prefix="train/", cuts=cuts)
+        factor, cuts = self._context.precision.scale, self._cuts
+        return MicrobatchStep(
+            self._context, weights, path=path, update=update, factor=factor, prefix="train/", cuts=cuts
+        )
 
     def _discard(self, mark: int) -> None:
         """Forget what a failed try has left."""
-        self._way.storage.drop_after(mark)
+        self._context.storage.drop_after(mark)
         for parameter in self.trained.with_grad:
             parameter.grad = None
         self._execution.begin()
@@ -323,7 +331,7 @@ class Update:
             for number, part in enumerate(parts, start=1):
                 last = number == len(parts)
                 if in_turn:
-                    passes = self._cuts.passes(self._way.tasks, part.work)
+                    passes = self._cuts.passes(self._context.tasks, part.work)
                     execution.pad_passes(passes, self._dummy, backward=True, kind=next(iter(part.totals)), last=last)
                 attempt.step, attempt.is_dummy = step, False
                 execution.trainer.run(execution.plan(step.lay_out(part.work), last), step)
@@ -331,18 +339,18 @@ class Update:
     @contextmanager
     def _dummy(self, microbatch: Microbatch) -> Generator[MicrobatchStep]:
         """A micro-batch that counts nowhere, after which buffers are as before."""
-        task, attempt = self._way.tasks[microbatch.task], self._attempt
+        task, attempt = self._context.tasks[microbatch.task], self._attempt
         first = part_of(microbatch, self._cuts.pieces(task, microbatch.data, microbatch.known_samples)[0])
         before = attempt.step, attempt.is_dummy
-        with self._buffers.unchanged(), MicrobatchStep.dummy(self._way, first) as step:
+        with self._buffers.unchanged(), MicrobatchStep.dummy(self._context, first) as step:
             attempt.step, attempt.is_dummy = step, True
             yield step
         attempt.step, attempt.is_dummy = before
 
     def _late_total(self, late: dict[int, Tensor], weights: Weights) -> Tensor:
         """Σw_m over all ranks, in the order of the micro-batches' numbers whoever ran them."""
-        dtype = torch.float32 if self._way.device.type == "mps" else torch.float64  # mps has no float64
-        each = torch.zeros(weights.num_microbatches, dtype=dtype, device=self._way.device)
+        dtype = torch.float32 if self._context.device.type == "mps" else torch.float64  # mps has no float64
+        each = torch.zeros(weights.num_microbatches, dtype=dtype, device=self._context.device)
         for microbatch, weight in late.items():
             each[microbatch] = weight
         self._execution.group.sum(each)()

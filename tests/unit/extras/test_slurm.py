@@ -13,7 +13,7 @@ import pytest
 
 from evenstep.errors import ArgumentError, EvenstepError, MissingExtraError
 from evenstep.extras.slurm import Job, Rank, rank_variables, submit, submit_to
-from evenstep.parallel import place_of
+from evenstep.parallel import rank_info_of
 
 JOB = SimpleNamespace(
     job_id="412_3", global_rank=0, num_tasks=8, local_rank=0, num_nodes=2, hostnames=["gpu07", "gpu08"]
@@ -73,7 +73,7 @@ def test_everything_that_is_set_is_asked_for_and_nothing_else() -> None:
 
 def test_a_task_gets_a_ranks_variables() -> None:
     variables = rank_variables(JOB)
-    place = place_of(variables)
+    place = rank_info_of(variables)
     assert place is not None
     assert (place.rank, place.ranks, place.local_rank, place.address) == (0, 8, 0, "gpu07")
     other = SimpleNamespace(**(vars(JOB) | {"global_rank": 5, "local_rank": 1}))

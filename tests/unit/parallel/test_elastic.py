@@ -6,27 +6,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep.errors import ArgumentError, LostRankError, MissingExtraError
-from evenstep.parallel import Elastic, Seat, coordination, seat_of
+from evenstep.parallel import Elastic, ElasticRank, coordination, elastic_rank_of
 from evenstep.parallel.elastic import Alone, Regroup, _enough, _identity
-from evenstep.parallel.lighthouse import Member
+from evenstep.parallel.lighthouse import Peer
 
 ENVIRON = {"TORCHFT_LIGHTHOUSE": "http://a:1", "REPLICA_GROUP_ID": "0", "NUM_REPLICA_GROUPS": "2"}
 
 
-def member(number: int, *, tries: int = 0, patient: bool = False, name: str = "") -> Member:
-    return Member(number=number, name=name or f"{number}", update=0, tries=tries, patient=patient, store="localhost:1")
+def member(number: int, *, tries: int = 0, patient: bool = False, name: str = "") -> Peer:
+    return Peer(number=number, name=name or f"{number}", update=0, tries=tries, patient=patient, store="localhost:1")
 
 
 class Answers:
     """A lighthouse that gives these answers, one after the other, then the last one for ever."""
 
-    def __init__(self, *answers: list[Member], number: int = 0, count: int = 2) -> None:
-        self.seat = Seat(number=number, count=count, lighthouse="http://localhost:1")
+    def __init__(self, *answers: list[Peer], number: int = 0, count: int = 2) -> None:
+        self.seat = ElasticRank(number=number, count=count, lighthouse="http://localhost:1")
         self.name = f"{number}"
         self.answers = list(answers)
         self.asked: list[dict[str, Any]] = []
 
-    def ask(self, **said: Any) -> list[Member]:
+    def ask(self, **said: Any) -> list[Peer]:
         self.asked.append(said)
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
@@ -34,14 +34,14 @@ class Answers:
 
 
 def test_an_environment_without_a_lighthouse_or_a_number_gives_no_seat() -> None:
-    assert seat_of({}) is None
-    assert seat_of({"TORCHFT_LIGHTHOUSE": "http://a:1"}) is None
+    assert elastic_rank_of({}) is None
+    assert elastic_rank_of({"TORCHFT_LIGHTHOUSE": "http://a:1"}) is None
 
 
 @pytest.mark.parametrize("wrong", [{"REPLICA_GROUP_ID": "2"}, {"REPLICA_GROUP_ID": "x"}, {"NUM_REPLICA_GROUPS": ""}])
 def test_a_seat_that_cannot_be_is_refused(wrong: dict[str, str]) -> None:
     with pytest.raises(ArgumentError, match="NUM_REPLICA_GROUPS, how many are started"):
-        seat_of(ENVIRON | wrong)
+        elastic_rank_of(ENVIRON | wrong)
 
 
 def test_without_torchft_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +61,7 @@ def test_without_torchft_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     ],
 )
 def test_a_group_is_formed_of_all_or_of_those_that_do_not_wait_but_never_without_the_first(
-    members: list[Member], enough: bool
+    members: list[Peer], enough: bool
 ) -> None:
     assert _enough(members, 2) is enough
 

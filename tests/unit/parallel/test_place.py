@@ -1,7 +1,7 @@
 import pytest
 
 from evenstep.errors import ArgumentError
-from evenstep.parallel.place import Place, first_host, place_of
+from evenstep.parallel.rank_info import RankInfo, first_host, rank_info_of
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "alpha", "MASTER_PORT": "29500"}
 SRUN = {
@@ -15,19 +15,19 @@ SRUN = {
 
 
 def test_a_process_that_nobody_has_launched_has_no_place() -> None:
-    assert place_of({}) is None
-    assert place_of({"MASTER_ADDR": "alpha", "LOCAL_RANK": "0"}) is None
+    assert rank_info_of({}) is None
+    assert rank_info_of({"MASTER_ADDR": "alpha", "LOCAL_RANK": "0"}) is None
 
 
 def test_torchruns_variables_are_read() -> None:
-    assert place_of(TORCHRUN) == Place(rank=3, ranks=4, local_rank=1, address="alpha", port=29500)
+    assert rank_info_of(TORCHRUN) == RankInfo(rank=3, ranks=4, local_rank=1, address="alpha", port=29500)
     served = TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "2"}
-    place = place_of(served)
+    place = rank_info_of(served)
     assert place is not None and place.store_is_served and place.attempt == 2
 
 
 def test_one_rank_alone_needs_no_address() -> None:
-    assert place_of({"RANK": "0", "WORLD_SIZE": "1"}) == Place(rank=0, ranks=1)
+    assert rank_info_of({"RANK": "0", "WORLD_SIZE": "1"}) == RankInfo(rank=0, ranks=1)
 
 
 @pytest.mark.parametrize(
@@ -50,27 +50,27 @@ def test_an_environment_that_cannot_be_is_an_error_that_names_the_variable(
     variables: dict[str, str], said: str
 ) -> None:
     with pytest.raises(ArgumentError) as raised:
-        place_of(TORCHRUN | variables)
+        rank_info_of(TORCHRUN | variables)
     assert str(raised.value).startswith(said)
 
 
 def test_what_srun_sets_is_read() -> None:
-    place = place_of(SRUN)
+    place = rank_info_of(SRUN)
     assert place is not None
     assert (place.rank, place.ranks, place.local_rank, place.address) == (5, 8, 1, "gpu07")
-    assert place.port == place_of(SRUN | {"SLURM_PROCID": "0"}).port  # type: ignore[union-attr] - the same for all
-    assert place.port != place_of(SRUN | {"SLURM_JOB_ID": "124"}).port  # type: ignore[union-attr]
+    assert place.port == rank_info_of(SRUN | {"SLURM_PROCID": "0"}).port  # type: ignore[union-attr] - the same for all
+    assert place.port != rank_info_of(SRUN | {"SLURM_JOB_ID": "124"}).port  # type: ignore[union-attr]
 
 
 def test_torchrun_inside_srun_counts_and_so_does_an_address_of_ones_own() -> None:
-    assert place_of(SRUN | TORCHRUN) == place_of(TORCHRUN)
-    place = place_of(SRUN | {"MASTER_ADDR": "beta", "MASTER_PORT": "1234"})
+    assert rank_info_of(SRUN | TORCHRUN) == rank_info_of(TORCHRUN)
+    place = rank_info_of(SRUN | {"MASTER_ADDR": "beta", "MASTER_PORT": "1234"})
     assert place is not None and (place.address, place.port) == ("beta", 1234)
 
 
 def test_a_batch_script_is_no_rank_though_it_has_a_number() -> None:
     batch = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0", "SLURM_JOB_NODELIST": "gpu[07-08]"}
-    assert place_of(batch) is None
+    assert rank_info_of(batch) is None
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from evenstep import MapData, Task, Trainer
 from evenstep.parallel import Mesh, Ordered
-from evenstep.pipeline import Layer, Layers, Staged
+from evenstep.pipeline import Layer, Layers, PipelineModel
 from evenstep.pipeline.split import cut, flows
 
 OnRanks = Callable[..., list[Any]]
@@ -56,7 +56,7 @@ def decoders(count: int) -> Layers:
     return graph([[place, 0] if place else [0] for place in range(count)])
 
 
-def trained(model: Staged, strategy: Ordered) -> dict[str, Any]:
+def trained(model: PipelineModel, strategy: Ordered) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(7)
     pairs = [(torch.randn(3, generator=generator), torch.tensor(float(n % 3))) for n in range(11)]
     trainer = Trainer(
@@ -92,11 +92,11 @@ def graphs(draw: st.DrawFn) -> list[list[int]]:
 def test_relayed_outputs_train_to_the_bits_of_the_whole_model_however_it_is_cut(
     sources: list[list[int]], data: st.DataObject
 ) -> None:
-    whole = trained(Staged(graph(sources)), Ordered())
+    whole = trained(PipelineModel(graph(sources)), Ordered())
     stages = data.draw(st.integers(2, len(sources) + 1))
     names = [f"layer{place}" for place in range(1, len(sources) + 1)]
     begins = sorted(data.draw(st.permutations(names))[: stages - 1])
-    model = Staged(graph(sources), split_at=begins, relay_skips=True)
+    model = PipelineModel(graph(sources), split_at=begins, relay_skips=True)
     assert all(destination == source + 1 for source, destination in model.layout.edges)
     check_same(trained(model, Ordered()), whole)
 
@@ -105,9 +105,9 @@ def test_relayed_outputs_train_to_the_bits_of_the_whole_model_however_it_is_cut(
 def test_ranks_relay_to_the_bits_of_one_process(on_ranks: OnRanks, ranks: int, schedule: str) -> None:
     def act(group: Any) -> dict[str, Any]:
         mesh = Mesh.of(group, pipeline=ranks)
-        return trained(Staged(decoders(6), mesh=mesh, schedule=schedule, relay_skips=True), Ordered(mesh.data))
+        return trained(PipelineModel(decoders(6), mesh=mesh, schedule=schedule, relay_skips=True), Ordered(mesh.data))
 
-    check_same(on_ranks(ranks, act)[0], trained(Staged(decoders(6)), Ordered()))
+    check_same(on_ranks(ranks, act)[0], trained(PipelineModel(decoders(6)), Ordered()))
 
 
 @given(graphs(), st.integers(1, 4))
@@ -135,7 +135,7 @@ def test_direct_and_relayed_give_the_same_bits_where_only_the_last_stage_reads_a
     # else a stage sums the gradients of its own readers before those of later stages are there
     cuts = {"relayed": ["layer2", "layer3"], "direct": ["layer2", "layer3"], "last": ["layer2"]}
     found = {
-        name: trained(Staged(decoders(4), split_at=begins, relay_skips=name == "relayed"), Ordered())
+        name: trained(PipelineModel(decoders(4), split_at=begins, relay_skips=name == "relayed"), Ordered())
         for name, begins in cuts.items()
     }
     check_same(found["relayed"], found["direct"])

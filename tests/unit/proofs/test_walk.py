@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[3] / "proofs"))
 
 from evenstep.parallel import Ddp, Fsdp, Single, Strategy, Zero1
-from evenstep.parallel.fake import Fake, Word
+from evenstep.parallel.fake import CollectiveRecord, Fake
 from rows import walk
 from rows.walk import FLAT, MESH
 
@@ -76,7 +76,7 @@ def test_what_strategies_give_to_torch_is_written_down_with_its_group_and_bytes(
     import torch
     import torch.distributed as dist
 
-    said: list[Word] = []
+    said: list[CollectiveRecord] = []
     with walk.fake_processes(5, 8), walk.Collectives(said):
         mesh = dist.init_device_mesh("cpu", (2, 4), mesh_dim_names=("replicate", "shard"))
         said.clear()
@@ -84,7 +84,7 @@ def test_what_strategies_give_to_torch_is_written_down_with_its_group_and_bytes(
         module = torch.nn.Linear(8, 8)
         torch.distributed.fsdp.fully_shard(module, mesh=mesh["shard"])
         module(torch.zeros(1, 8)).sum().backward()
-    assert said[0] == Word("allreduce", "2 ranks, 4 apart", 12)
+    assert said[0] == CollectiveRecord("allreduce", "2 ranks, 4 apart", 12)
     assert {word.group for word in said[1:]} == {"4 ranks, 1 apart"}
     assert any("reduce_scatter" in word.kind for word in said)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from evenstep.errors import DataError
-from evenstep.pipeline import Staged
+from evenstep.pipeline import PipelineModel
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def test_stages_compute_what_the_whole_model_does(model_file: ModuleType, stages
     source, tokens = torch.randint(256, (3, 7)), torch.randint(256, (3, 5))
     source[0, 4:] = 256
     wanted = whole(source, tokens)
-    staged = Staged(whole, stages_per_rank=stages)
+    staged = PipelineModel(whole, stages_per_rank=stages)
     assert torch.equal(staged(source=source, tokens=tokens), wanted)
     assert list(staged.state_dict()) != []
     assert set(staged.state_dict()) == set(whole.state_dict())
@@ -113,7 +113,7 @@ def test_a_run_file_asks_for_the_layers_of_the_translator(model_file: ModuleType
     layers = model_file.in_layers(blocks=2, width=16, heads=2, context=12)
     source, tokens = torch.randint(256, (3, 7)), torch.randint(256, (3, 5))
     wanted = made(model_file)(source, tokens)
-    assert torch.equal(Staged(layers, stages_per_rank=3, relay_skips=True)(source=source, tokens=tokens), wanted)
+    assert torch.equal(PipelineModel(layers, stages_per_rank=3, relay_skips=True)(source=source, tokens=tokens), wanted)
 
 
 def test_padding_of_the_source_changes_nothing(model_file: ModuleType) -> None:

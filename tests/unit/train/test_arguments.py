@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from evenstep import MapData, Task, Trainer
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.parallel import Mesh, Ordered, Single
-from evenstep.pipeline import Staged
+from evenstep.pipeline import PipelineModel
 from evenstep.train.arguments import check_model, check_trains, check_unwrapped
 
 LAUNCHED = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
@@ -94,12 +94,12 @@ def test_a_pipeline_rank_whose_layers_are_frozen_or_without_parameters_trains(on
 
     def act(group: Any, kind: str) -> dict[str, Tensor]:
         mesh = Mesh.of(group, pipeline=2)
-        one = trainer(Staged(layers(kind), mesh=mesh), strategy=Single(mesh.data))
+        one = trainer(PipelineModel(layers(kind), mesh=mesh), strategy=Single(mesh.data))
         one.train()
         return one.state_dict()["model"]
 
     for kind in ("frozen", "frozen end", "no parameters"):
-        alone = trainer(Staged(layers(kind)), strategy=Single())
+        alone = trainer(PipelineModel(layers(kind)), strategy=Single())
         alone.train()
         wanted, got = alone.state_dict()["model"], on_ranks(2, lambda group, kind=kind: act(group, kind))[0]
         assert list(wanted) == list(got)
@@ -109,7 +109,7 @@ def test_a_pipeline_rank_whose_layers_are_frozen_or_without_parameters_trains(on
 def test_where_no_rank_of_a_pipeline_has_anything_to_train_all_are_told(on_ranks: Any) -> None:
     def act(group: Any) -> None:
         mesh = Mesh.of(group, pipeline=2)
-        model = Staged([nn.Linear(4, 4).requires_grad_(False), nn.Tanh()], mesh=mesh)
+        model = PipelineModel([nn.Linear(4, 4).requires_grad_(False), nn.Tanh()], mesh=mesh)
         for check in (check_model, lambda model: check_trains(torch.optim.SGD([{"params": []}], lr=1.0), model)):
             with pytest.raises(TaskError, match="nothing to train"):
                 check(model)

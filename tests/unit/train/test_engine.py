@@ -237,7 +237,7 @@ def test_a_task_that_raises_leaves_the_engine_as_it_was() -> None:
     with pytest.raises(TaskError, match="no trainable parameter"), torch.no_grad():
         model.requires_grad_(False)
         next(iter(model.children())).bias.requires_grad_(True)
-        engine.parts.way.tasks[""].loss = lambda output, batch: output.detach().sum()  # type: ignore[method-assign]
+        engine.parts.context.tasks[""].loss = lambda output, batch: output.detach().sum()  # type: ignore[method-assign]
         engine.update(points())
     assert torch.equal(before, parameters(model))
     assert engine.progress.update == 0

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import evenstep
 from evenstep.errors import ArgumentError, LostRankError
-from evenstep.parallel import Ddp, Elastic, Group, Ordered, Seat, Strategy, Zero1
+from evenstep.parallel import Ddp, Elastic, ElasticRank, Group, Ordered, Strategy, Zero1
 from evenstep.train.lasting import shared
 from evenstep.train.requests import Requests
 
@@ -32,7 +32,7 @@ class Lonely:
     name = "0"
 
     def __init__(self) -> None:
-        self.seat = Seat(number=0, count=2, lighthouse="http://localhost:1")
+        self.seat = ElasticRank(number=0, count=2, lighthouse="http://localhost:1")
 
     def close(self) -> None: ...
 

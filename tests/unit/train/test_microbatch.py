@@ -13,9 +13,9 @@ from evenstep.events import Bus, Storage
 from evenstep.parallel import Ordered, Single, Strategy
 from evenstep.pipeline import SCHEDULES, Layout, Runner, Stage
 from evenstep.precision import FullPrecision
-from evenstep.train.cuts import Cuts
+from evenstep.train.context import TrainContext
 from evenstep.train.microbatch import MicrobatchStep
-from evenstep.train.passage import Way
+from evenstep.train.split_limit import SplitLimit
 from evenstep.train.weigh import Weights
 
 CPU = torch.device("cpu")
@@ -36,7 +36,7 @@ def step_of(sizes: list[int], limit: int | None = None) -> MicrobatchStep:
         Microbatch(index=3 + 2 * place, data=torch.randn(size, 2, generator=generator), num_samples=size)
         for place, size in enumerate(sizes)
     )
-    way = Way(
+    context = TrainContext(
         tasks={"": Squares()},
         precision=FullPrecision(),
         device=CPU,
@@ -53,7 +53,7 @@ def step_of(sizes: list[int], limit: int | None = None) -> MicrobatchStep:
         work=work,
         num_tasks=1,
     )
-    return MicrobatchStep(way, weights, path=(1,), update=1, factor=1.0, prefix="train/", cuts=Cuts(limit))
+    return MicrobatchStep(context, weights, path=(1,), update=1, factor=1.0, prefix="train/", cuts=SplitLimit(limit))
 
 
 def test_micro_batches_keep_their_numbers_where_none_is_cut() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from evenstep import Ema, MapData, Mixture, Task, Trainer, Training
 from evenstep.errors import EvenstepError, TaskError
 from evenstep.parallel import Ddp, Group, Mesh, Ordered, Single, Zero1
-from evenstep.pipeline import Staged
+from evenstep.pipeline import PipelineModel
 from evenstep.train import Prediction
 
 OnRanks = Callable[..., list[Any]]
@@ -129,7 +129,7 @@ def test_stages_give_what_one_process_does(
 ) -> None:
     def act(group: Any) -> list[Prediction]:
         mesh = Mesh.of(group, pipeline=pipeline)
-        model = Staged(layers(), mesh=mesh, schedule=schedule)
+        model = PipelineModel(layers(), mesh=mesh, schedule=schedule)
         return trainer(model, Single(mesh.data) if ranks == pipeline else Ddp(mesh.data)).predict(data())
 
     first, *others = on_ranks(ranks, act)
@@ -140,7 +140,7 @@ def test_stages_give_what_one_process_does(
 def test_the_ranks_that_ask_get_them(on_ranks: OnRanks, alone: list[Prediction]) -> None:
     def act(group: Any) -> list[Prediction]:
         mesh = Mesh.of(group, pipeline=2)
-        model = Staged(layers(), mesh=mesh)
+        model = PipelineModel(layers(), mesh=mesh)
         return trainer(model, Ddp(mesh.data)).predict(data(), collect=group.rank in (1, 2))
 
     found = on_ranks(4, act)
@@ -174,7 +174,7 @@ def test_each_pipeline_may_carry_its_part_of_a_sequence_of_a_length_of_its_own(o
     sequences = [rows.repeat(3, 1) + 0.1 * torch.arange(3 * len(rows))[:, None] for rows in Ragged(3).rows]
 
     def found(group: Group, strategy: Any, samples: list[Tensor], mesh: Mesh | None = None) -> list[Prediction]:
-        model = Staged([*layers(4), Centred(group), nn.Tanh(), Centred(group)], mesh=mesh)
+        model = PipelineModel([*layers(4), Centred(group), nn.Tanh(), Centred(group)], mesh=mesh)
         given = MapData(samples, global_batch_size=group.ranks, micro_batch_size=1, shuffle=False)
         return trainer(model, strategy, task=Rows()).predict(given)
 
@@ -256,7 +256,7 @@ def test_an_error_of_one_rank_is_told_to_the_others(on_ranks: OnRanks) -> None:
     def act(group: Any) -> list[str]:
         with pytest.raises((ValueError, EvenstepError)) as raised:
             mesh = Mesh.of(group, pipeline=2)
-            trainer(Staged(layers(), mesh=mesh), Single(mesh.data), task=Fails()).predict(data(), collect=False)
+            trainer(PipelineModel(layers(), mesh=mesh), Single(mesh.data), task=Fails()).predict(data(), collect=False)
             raise EvenstepError("done")
         until = monotonic() + 20
         while not (reason := group.abort_reason()) and monotonic() < until:  # word comes by another thread
@@ -302,7 +302,7 @@ def test_what_waits_does_not_grow_with_the_number_of_micro_batches() -> None:
         return nn.Sequential(layers(), Watched())
 
     def staged() -> nn.Module:
-        return Staged(nn.Sequential(layers(), Watched()), stages_per_rank=3)
+        return PipelineModel(nn.Sequential(layers(), Watched()), stages_per_rank=3)
 
     assert [most(24, whole), most(4, whole)] == [1, 1]
     assert most(24, staged) == most(4, staged)

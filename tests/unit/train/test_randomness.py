@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from evenstep import Hook, MapData, Task, Trainer, Training
 from evenstep.parallel import Ordered
-from evenstep.pipeline import Layer, Layers, Staged
+from evenstep.pipeline import Layer, Layers, PipelineModel
 from evenstep.train.layer_keys import key_layers, may_draw
 from evenstep.train.randomness import Randomness, undisturbed
 
@@ -223,13 +223,13 @@ def built(make: Callable[[], nn.Module]) -> nn.Module:
 @pytest.mark.parametrize("make", MODELS)
 def test_a_plain_model_with_dropout_is_the_same_run_whole_and_in_stages(make: Callable[[], nn.Module]) -> None:
     whole = trained(built(make))
-    staged = trained(Staged(built(make), stages_per_rank=2))
+    staged = trained(PipelineModel(built(make), stages_per_rank=2))
     assert same({name: whole[name] for name in staged}, staged) and len(whole) == len(staged)
 
 
 def test_a_loss_that_draws_and_groups_of_parameters_change_nothing_about_that() -> None:
     whole = trained(built(Net), task=Sampled(), by_kind=True)
-    staged = trained(Staged(built(Net), stages_per_rank=3), task=Sampled())
+    staged = trained(PipelineModel(built(Net), stages_per_rank=3), task=Sampled())
     assert same({name: whole[name] for name in staged}, staged)
 
 
@@ -274,7 +274,7 @@ def test_layers_that_are_compiled_one_by_one_are_keyed_as_in_stages() -> None:
         first: Any = torch.compile(nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3)), backend="eager")
         return nn.Sequential(first, nn.Dropout(0.2), nn.Linear(8, 2))
 
-    assert same(trained(built(made)), trained(Staged(built(made), stages_per_rank=2)))
+    assert same(trained(built(made)), trained(PipelineModel(built(made), stages_per_rank=2)))
 
 
 def test_a_method_called_layers_that_is_something_else_is_let_alone() -> None:
@@ -324,7 +324,7 @@ def test_a_module_that_stands_twice_in_a_sequential_stands_twice_in_its_stages()
     model = nn.Sequential(nn.Linear(2, 3), act, nn.Linear(3, 3), act)
     assert [layer.name for layer in Layers.of(model).layers] == ["0", "1", "2", "3"]
     x = torch.randn(5, 2)
-    assert torch.equal(Staged(model, stages_per_rank=3)(x), model(x))
+    assert torch.equal(PipelineModel(model, stages_per_rank=3)(x), model(x))
 
 
 def test_a_sequential_with_a_forward_of_its_own_is_not_taken_for_a_chain() -> None:

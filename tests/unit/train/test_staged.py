@@ -14,7 +14,7 @@ from evenstep.errors import ArgumentError, EvenstepError
 from evenstep.events import Hook, UpdateEnd
 from evenstep.optim.schedules import Constant
 from evenstep.parallel import Ddp, Group, Mesh, Ordered, Reducer, Single, Strategy, Zero1
-from evenstep.pipeline import SCHEDULES, Layer, Layers, Layout, Op, Plan, Staged
+from evenstep.pipeline import SCHEDULES, Layer, Layers, Layout, Op, PipelineModel, Plan
 from evenstep.train import PcGrad, Scheduled, Uncertainty
 
 OnRanks = Callable[..., list[Any]]
@@ -47,7 +47,7 @@ def deep(layers: int = 12) -> Layers:
     return Layers.of([lambda place=place: filled(place) for place in range(layers + 1)])
 
 
-def trained(model: Staged, strategy: Any, **more: Any) -> tuple[Trainer, State]:
+def trained(model: PipelineModel, strategy: Any, **more: Any) -> tuple[Trainer, State]:
     given: dict[str, Any] = {
         "model": model,
         "task": Square(),
@@ -81,7 +81,7 @@ def check_same(mine: State, other: State) -> None:
 
 @pytest.fixture(scope="module")
 def alone() -> State:
-    return trained(Staged(deep()), Ordered(), train=Training(clip_norm=0.5, ema=Ema(decay=0.9)))[1]
+    return trained(PipelineModel(deep()), Ordered(), train=Training(clip_norm=0.5, ema=Ema(decay=0.9)))[1]
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -91,7 +91,7 @@ def test_every_pipeline_schedule_ends_at_the_bits_of_one_process(
 ) -> None:
     def act(group: Any) -> State:
         mesh = Mesh.of(group, pipeline=ranks)
-        model = Staged(deep(), mesh=mesh, schedule=schedule)
+        model = PipelineModel(deep(), mesh=mesh, schedule=schedule)
         return trained(model, Ordered(mesh.data), train=Training(clip_norm=0.5, ema=Ema(decay=0.9)))[1]
 
     check_same(on_ranks(ranks, act)[0], alone)
@@ -112,7 +112,7 @@ def test_replicas_of_pipelines_train_what_one_process_does(
 ) -> None:
     def act(group: Any) -> State:
         mesh = Mesh.of(group, pipeline=2)
-        model = Staged(deep(), mesh=mesh, schedule=schedule)
+        model = PipelineModel(deep(), mesh=mesh, schedule=schedule)
         return trained(model, strategy(mesh.data), train=Training(clip_norm=0.5, ema=Ema(decay=0.9)))[1]
 
     state = on_ranks(6, act)[0]  # three replicas for five micro-batches, two in the short last batch
@@ -128,9 +128,9 @@ def test_fewer_micro_batches_than_ranks_are_enough(on_ranks: OnRanks, micro_batc
 
     def act(group: Any) -> State:
         mesh = Mesh.of(group, pipeline=3)
-        return trained(Staged(deep(), mesh=mesh), Single(mesh.data), **data)[1]
+        return trained(PipelineModel(deep(), mesh=mesh), Single(mesh.data), **data)[1]
 
-    check_same(on_ranks(3, act)[0], trained(Staged(deep()), Single(), **data)[1])
+    check_same(on_ranks(3, act)[0], trained(PipelineModel(deep()), Single(), **data)[1])
 
 
 class Memory(nn.Module):
@@ -190,9 +190,9 @@ def test_trees_masks_missing_tensors_and_skip_edges_cross_stages(on_ranks: OnRan
 
     def act(group: Any) -> State:
         mesh = Mesh.of(group, pipeline=ranks)
-        return trained(Staged(branched(), mesh=mesh, schedule=schedule), Ordered(mesh.data), **more)[1]
+        return trained(PipelineModel(branched(), mesh=mesh, schedule=schedule), Ordered(mesh.data), **more)[1]
 
-    check_same(on_ranks(ranks, act)[0], trained(Staged(branched()), Ordered(), **more)[1])
+    check_same(on_ranks(ranks, act)[0], trained(PipelineModel(branched()), Ordered(), **more)[1])
 
 
 def tied() -> Layers:
@@ -204,11 +204,11 @@ def tied() -> Layers:
 def test_tied_parameters_stay_equal_wherever_their_owners_are(on_ranks: OnRanks, ranks: int, schedule: str) -> None:
     def act(group: Any) -> State:
         mesh = Mesh.of(group, pipeline=ranks)
-        model = Staged(tied(), mesh=mesh, schedule=schedule)
+        model = PipelineModel(tied(), mesh=mesh, schedule=schedule)
         return trained(model, Ordered(mesh.data), train=Training(clip_norm=0.5, ema=Ema(decay=0.9)))[1]
 
     state = on_ranks(ranks, act)[0]
-    check_same(state, trained(Staged(tied()), Ordered(), train=Training(clip_norm=0.5, ema=Ema(decay=0.9)))[1])
+    check_same(state, trained(PipelineModel(tied()), Ordered(), train=Training(clip_norm=0.5, ema=Ema(decay=0.9)))[1])
     assert torch.equal(state["model"]["0.weight"], state["model"]["10.weight"])
     assert "10.weight" not in state["optimizer"]["state"]
 
@@ -228,7 +228,7 @@ def test_tied_parameters_train_as_one_parameter_does() -> None:
     model = Shared()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
     wanted = trained(model, Single(), optimizer=optimizer)[1]["model"]  # type: ignore[arg-type]
-    for name, value in trained(Staged(tied()), Single())[1]["model"].items():
+    for name, value in trained(PipelineModel(tied()), Single())[1]["model"].items():
         torch.testing.assert_close(value, wanted[f"layers.{name}"], rtol=1e-5, atol=1e-6)
 
 
@@ -238,19 +238,19 @@ def test_an_overflow_in_one_stage_is_answered_by_all(on_ranks: OnRanks) -> None:
 
     def act(group: Any) -> tuple[Any, State]:
         mesh = Mesh.of(group, pipeline=2)
-        return trained(Staged(deep(4), mesh=mesh), Single(mesh.data), **more())[1]
+        return trained(PipelineModel(deep(4), mesh=mesh), Single(mesh.data), **more())[1]
 
     first, second = on_ranks(2, act)
-    wanted = trained(Staged(deep(4)), Single(), **more())[1]
+    wanted = trained(PipelineModel(deep(4)), Single(), **more())[1]
     assert wanted["precision"]["scale"] < 2.0**22  # there was an overflow
     assert first["precision"] == second["precision"] == wanted["precision"]
     check_same(first, wanted)
 
 
 def test_running_statistics_are_those_of_one_process(on_ranks: OnRanks) -> None:
-    def model(**more: Any) -> Staged:
+    def model(**more: Any) -> PipelineModel:
         layers = [layer.build for layer in deep(4).layers]
-        return Staged([*layers[:1], lambda: nn.BatchNorm1d(3), *layers[1:]], **more)
+        return PipelineModel([*layers[:1], lambda: nn.BatchNorm1d(3), *layers[1:]], **more)
 
     def act(group: Any) -> State:
         mesh = Mesh.of(group, pipeline=2)
@@ -266,10 +266,10 @@ def test_metrics_and_evaluations_are_known_on_all_ranks(on_ranks: OnRanks) -> No
 
     def act(group: Any) -> dict[str, float]:
         mesh = Mesh.of(group, pipeline=2)
-        trainer, _ = trained(Staged(deep(), mesh=mesh, schedule="interleaved"), Single(mesh.data), **more())
+        trainer, _ = trained(PipelineModel(deep(), mesh=mesh, schedule="interleaved"), Single(mesh.data), **more())
         return {name: trainer.storage.history(name)[-1].value for name in trainer.storage.names()}
 
-    trainer, _ = trained(Staged(deep()), Single(), **more())
+    trainer, _ = trained(PipelineModel(deep()), Single(), **more())
     wanted = {name: trainer.storage.history(name)[-1].value for name in trainer.storage.names()}
     assert {"train/loss", "valid/loss", "train/grad_norm", "train/lr"} <= wanted.keys()
     assert on_ranks(2, act) == [wanted, wanted]
@@ -287,9 +287,9 @@ class Late(Square):
 def test_a_weight_that_only_the_last_stage_knows_divides_on_all(on_ranks: OnRanks) -> None:
     def act(group: Any) -> State:
         mesh = Mesh.of(group, pipeline=2)
-        return trained(Staged(deep(), mesh=mesh), Ordered(mesh.data), task=Late())[1]
+        return trained(PipelineModel(deep(), mesh=mesh), Ordered(mesh.data), task=Late())[1]
 
-    check_same(on_ranks(4, act)[0], trained(Staged(deep()), Ordered(), task=Late())[1])
+    check_same(on_ranks(4, act)[0], trained(PipelineModel(deep()), Ordered(), task=Late())[1])
 
 
 LAYOUTS: list[tuple[int, str]] = [(2, "1f1b"), (3, "interleaved"), (1, "sequential"), (2, "zb_v")]
@@ -302,7 +302,7 @@ def test_a_run_goes_on_with_other_stages_on_other_ranks(on_ranks: OnRanks) -> No
         def act(group: Any, where: Any = (ranks, schedule, 2 * place + 2), begin: State = state) -> State:
             ranks, schedule, end = where
             mesh = Mesh.of(group, pipeline=ranks)
-            model = Staged(tied(), mesh=mesh, schedule=schedule)
+            model = PipelineModel(tied(), mesh=mesh, schedule=schedule)
             trainer = Trainer(
                 model=model,
                 task=Square(),
@@ -319,7 +319,7 @@ def test_a_run_goes_on_with_other_stages_on_other_ranks(on_ranks: OnRanks) -> No
             return trainer.state_dict()
 
         state = on_ranks(ranks, act)[0]
-    check_same(state, trained(Staged(tied()), Ordered(), updates=8, train=Training(ema=Ema(decay=0.9)))[1])
+    check_same(state, trained(PipelineModel(tied()), Ordered(), updates=8, train=Training(ema=Ema(decay=0.9)))[1])
 
 
 class Failing(nn.Module):
@@ -342,7 +342,10 @@ def test_an_error_in_one_stage_wakes_the_others_with_rank_action_and_micro_batch
         data = MapData(points(5), global_batch_size=5, micro_batch_size=2)  # the third micro-batch has one row
         with pytest.raises((ValueError, EvenstepError)) as raised:
             trained(
-                Staged(layers, mesh=mesh), Single(mesh.data), data=data, train=Training(clip_norm=0.5, check_loss=False)
+                PipelineModel(layers, mesh=mesh),
+                Single(mesh.data),
+                data=data,
+                train=Training(clip_norm=0.5, check_loss=False),
             )
         return "\n".join([str(raised.value), *raised.value.__notes__])
 
@@ -364,7 +367,7 @@ class Other(Strategy):
 def test_a_strategy_of_ones_own_makes_a_reducer_for_each_stage(on_ranks: OnRanks) -> None:
     def act(group: Any, kind: Any) -> Any:
         mesh = Mesh.of(group, pipeline=2)
-        return trained(Staged(deep(), mesh=mesh), kind(mesh.data))[1]
+        return trained(PipelineModel(deep(), mesh=mesh), kind(mesh.data))[1]
 
     ours, theirs = (on_ranks(4, lambda group, kind=kind: act(group, kind))[0] for kind in (Other, Ordered))
     check_same(ours, theirs)
@@ -374,7 +377,7 @@ def test_a_strategy_that_is_not_for_these_ranks_is_refused(on_ranks: OnRanks) ->
     def act(group: Any) -> None:
         mesh = Mesh.of(group, pipeline=2)
         with pytest.raises(ArgumentError, match="between the 2 data-parallel ranks"):
-            trained(Staged(deep(), mesh=mesh), Single())
+            trained(PipelineModel(deep(), mesh=mesh), Single())
 
     on_ranks(4, act)
 
@@ -392,7 +395,7 @@ def test_an_update_that_raised_leaves_nothing_behind(kind: str) -> None:
     def model() -> Any:
         if kind == "whole":
             return nn.Sequential(*(layer.build() for layer in deep().layers))  # type: ignore[operator]
-        staged = Staged(deep(), stages_per_rank=3)
+        staged = PipelineModel(deep(), stages_per_rank=3)
         if "half" in kind:
             staged.schedule = replace(SCHEDULES["zb_v"], order=halves)
         return staged
@@ -442,7 +445,7 @@ def test_hooks_hear_of_each_micro_batch_on_each_rank_once(on_ranks: OnRanks) -> 
     def act(group: Any) -> list[str]:
         mesh, count = Mesh.of(group, pipeline=2), Count()
         data = MapData(points(4), global_batch_size=4, micro_batch_size=2)
-        trained(Staged(deep(), mesh=mesh), Single(mesh.data), data=data, hooks=[count])
+        trained(PipelineModel(deep(), mesh=mesh), Single(mesh.data), data=data, hooks=[count])
         return count.said
 
     assert on_ranks(2, act) == [["+0", "+1", "-0", "-1"], ["+0", "-0 loss", "+1", "-1 loss"]]
@@ -466,7 +469,7 @@ def test_what_waits_on_a_rank_does_not_grow_with_the_number_of_micro_batches(on_
                     return y
 
             layers: list[Any] = [layer.build for layer in deep(4).layers]
-            model = Staged([layers[0], Watched(), *layers[1:]], mesh=mesh)
+            model = PipelineModel([layers[0], Watched(), *layers[1:]], mesh=mesh)
             data = MapData(points(microbatches), global_batch_size=microbatches, micro_batch_size=1)
             trained(model, Single(mesh.data), data=data, updates=2)
             return peak
@@ -536,7 +539,7 @@ SEVERAL: dict[str, Callable[[], State]] = {
 def test_several_tasks_in_stages_train_what_the_model_whole_does(on_ranks: OnRanks, case: str) -> None:
     def act(group: Any) -> State:
         mesh = Mesh.of(group, pipeline=2)
-        return several(Staged(with_heads(), mesh=mesh), Ordered(mesh.data), **SEVERAL[case]())
+        return several(PipelineModel(with_heads(), mesh=mesh), Ordered(mesh.data), **SEVERAL[case]())
 
     state = on_ranks(2, act)[0]
     wanted = several(nn.Sequential(*with_heads()), Ordered(), **SEVERAL[case]())
@@ -554,7 +557,7 @@ def test_replicas_of_stages_train_several_tasks_as_the_model_whole_does(
 
     def act(group: Any) -> State:
         mesh = Mesh.of(group, pipeline=2)
-        return several(Staged(model(), mesh=mesh), strategy(mesh.data), **SEVERAL[case]())
+        return several(PipelineModel(model(), mesh=mesh), strategy(mesh.data), **SEVERAL[case]())
 
     state = on_ranks(4, act)[0]
     wanted = several(nn.Sequential(*model()), Ordered(), **SEVERAL[case]())
@@ -569,7 +572,7 @@ def test_heads_that_no_update_uses_stay_as_they_are_on_all_stages(on_ranks: OnRa
         mesh = Mesh.of(group, pipeline=2)
         data = Mixture({"a": MapData(points(), global_batch_size=8, micro_batch_size=2)})
         tasks = {name: OfHead(name, -1.0) for name in "ab"}
-        return trained(Staged(with_heads(), mesh=mesh), Ordered(mesh.data), task=tasks, data=data)[1]
+        return trained(PipelineModel(with_heads(), mesh=mesh), Ordered(mesh.data), task=tasks, data=data)[1]
 
     state = on_ranks(4, act)[0]
     moved = {name for name, value in begin.state_dict().items() if not torch.equal(value, state["model"][f"5.{name}"])}
@@ -590,4 +593,4 @@ def test_heads_that_no_update_uses_stay_as_they_are_on_all_stages(on_ranks: OnRa
 )
 def test_what_needs_all_gradients_at_once_is_refused_for_stages(more: State, said: str) -> None:
     with pytest.raises(ArgumentError, match=said):
-        several(Staged(with_heads()), Ordered(), **more)
+        several(PipelineModel(with_heads()), Ordered(), **more)

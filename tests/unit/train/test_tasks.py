@@ -149,24 +149,24 @@ def test_a_task_of_weight_zero_contributes_nothing_and_all_of_them_abort(several
 class Silent(Task):
     """Gives no loss for batches of odd size, in one way or the other."""
 
-    def __init__(self, way: Any) -> None:
-        self.way = way
+    def __init__(self, context: Any) -> None:
+        self.context = context
 
     def inputs(self, batch: Any) -> Any:
         return {"x": batch[0], "head": "b"}
 
     def loss(self, output: Any, batch: Any) -> Any:
-        return self.way(output) if len(batch[0]) % 2 else (output**2).sum()
+        return self.context(output) if len(batch[0]) % 2 else (output**2).sum()
 
 
-@pytest.mark.parametrize("way", [lambda output: None, lambda output: Loss(None), lambda output: output[:0]])
-def test_a_batch_without_a_loss_is_accepted_and_counted_and_its_weight_counts(several: Any, way: Any) -> None:
+@pytest.mark.parametrize("context", [lambda output: None, lambda output: Loss(None), lambda output: output[:0]])
+def test_a_batch_without_a_loss_is_accepted_and_counted_and_its_weight_counts(several: Any, context: Any) -> None:
     a, b, c = (several.stacked(several.samples(n, n)) for n in (4, 3, 2))
     model = several.model_of("a", "b")
     trainer = trainer_of(
         several,
         model,
-        task={"a": several.Regress("a"), "b": Silent(way)},
+        task={"a": several.Regress("a"), "b": Silent(context)},
         data=UpdateData([((a, "a"), (b, "b"), (c, "b"))]),
         updates=1,
     )

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from evenstep import Hook, MapData, Task, Trainer, Training
 from evenstep.parallel import Mesh, Ordered
-from evenstep.pipeline import Layers, Staged
+from evenstep.pipeline import Layers, PipelineModel
 from evenstep.train.trained import Trained
 
 OnRanks = Callable[..., list[Any]]
@@ -58,11 +58,11 @@ def built(model: nn.Module, strategy: Any, **more: Any) -> Trainer:
 def test_stages_unfreeze_as_one_process_does_and_keep_what_is_frozen(on_ranks: OnRanks) -> None:
     def act(group: Any) -> Any:
         mesh = Mesh.of(group, pipeline=2)
-        trainer = built(Staged(layers(), mesh=mesh), Ordered(mesh.data))
+        trainer = built(PipelineModel(layers(), mesh=mesh), Ordered(mesh.data))
         trainer.train()
         return trainer.state_dict()
 
-    one = built(Staged(layers()), Ordered())
+    one = built(PipelineModel(layers()), Ordered())
     one.train()
     alone, together = one.state_dict(), on_ranks(2, act)[0]
     assert all(torch.equal(value, together["model"][name]) for name, value in alone["model"].items())
@@ -75,12 +75,12 @@ def test_stages_unfreeze_as_one_process_does_and_keep_what_is_frozen(on_ranks: O
 def test_a_checkpoint_of_stages_unfreezes_one_process(on_ranks: OnRanks) -> None:
     def act(group: Any) -> Any:
         mesh = Mesh.of(group, pipeline=2)
-        trainer = built(Staged(layers(), mesh=mesh), Ordered(mesh.data), updates=3)
+        trainer = built(PipelineModel(layers(), mesh=mesh), Ordered(mesh.data), updates=3)
         trainer.train()
         return trainer.state_dict()
 
     state = on_ranks(2, act)[0]
-    undisturbed, resumed = built(Staged(layers()), Ordered()), built(Staged(layers()), Ordered())
+    undisturbed, resumed = built(PipelineModel(layers()), Ordered()), built(PipelineModel(layers()), Ordered())
     undisturbed.train()
     resumed.load_state_dict(state)
     resumed.train()

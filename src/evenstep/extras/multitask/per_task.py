@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.train.combine import Combine, TaskWeights
+from evenstep.train.context import MicrobatchResults, TrainContext
 from evenstep.train.execution import Execution
 from evenstep.train.late_weights import Accumulate, sum_gradients, take_gradients
-from evenstep.train.passage import Gathered, Way
 from evenstep.train.weigh import Weights
 
 
@@ -36,14 +36,14 @@ class PerTaskGradients:
     accumulate: Accumulate
     combine: Combine
     parameters: Mapping[str, nn.Parameter]
-    way: Way
+    context: TrainContext
     execution: Execution
 
-    def __call__(self, weights: Weights, update: int) -> Gathered:
+    def __call__(self, weights: Weights, update: int) -> MicrobatchResults:
         """Run the update's tasks one after the other, in the run's order, and combine their gradients."""
-        tasks = [name for name in self.way.tasks if name in weights.totals]
+        tasks = [name for name in self.context.tasks if name in weights.totals]
         gradients: dict[str, list[Tensor | None]] = {}
-        whole = Gathered()
+        whole = MicrobatchResults()
         for name in tasks:
             one = self.accumulate(weights.of(name), update)
             gradients[name] = take_gradients(self.parameters, one.late_total)
@@ -56,13 +56,13 @@ class PerTaskGradients:
             products = self._products([[gradients[name][place] for name in tasks] for place in seen], len(tasks))
             losses = self._losses(tasks, weights, whole)
             if bool(products.isfinite().all()) and bool(losses.isfinite().all()):  # else the update will be aborted
-                shares = self.combine(products, losses.tolist(), tasks=tasks, seed=self.way.seed, update=update)
+                shares = self.combine(products, losses.tolist(), tasks=tasks, seed=self.context.seed, update=update)
         for place, parameter in enumerate(parameters):
             factors = shares.shared if len(having[place]) > 1 else shares.own
             parameter.grad = sum_gradients([gradients[name][place] for name in tasks], factors)
         return whole
 
-    def _losses(self, tasks: Sequence[str], weights: Weights, whole: Gathered) -> Tensor:
+    def _losses(self, tasks: Sequence[str], weights: Weights, whole: MicrobatchResults) -> Tensor:
         """Σ S_m / divisor of each task over all ranks, in the order of the micro-batches whoever ran them."""
         each = torch.zeros(len(tasks), weights.num_microbatches, dtype=torch.float64)
         for microbatch, (name, loss) in whole.losses.items():
@@ -72,7 +72,7 @@ class PerTaskGradients:
 
     def _products(self, columns: list[list[Tensor | None]], count: int) -> Tensor:
         """⟨g_s, g_t⟩ without the loss scale, in float64 on the CPU; a column is a parameter's gradient in each task."""
-        device, layout = self.way.device, self.execution.strategy.layout
+        device, layout = self.context.device, self.execution.strategy.layout
         dtype = torch.float32 if device.type == "mps" else torch.float64
         pairs = [(i, j) for i in range(count) for j in range(i + 1)]
         dots: dict[tuple[int, int], list[Tensor]] = {pair: [] for pair in pairs}
@@ -87,7 +87,7 @@ class PerTaskGradients:
             if some:
                 products[i, j] = products[j, i] = torch.stack(some).sum()
         layout.all_reduce_shards(products)
-        return products.cpu().double() / self.way.precision.scale**2
+        return products.cpu().double() / self.context.precision.scale**2
 
 
 def _real(gradient: Tensor) -> Tensor:

@@ -39,7 +39,9 @@ def in_blocks(name: str, layout: Layout, microbatches: Sequence[int], legs: Legs
     orders: list[list[tuple[Op, int, int]]] = []
     for depth, block in enumerate(blocks(ranks, legs)):
         stages = depth, 2 * ranks - 1 - depth
-        slots = sorted((slot + PERIOD * k, op.value, stages[way], k) for slot, op, way in block for k in range(count))
+        slots = sorted(
+            (slot + PERIOD * k, op.value, stages[context], k) for slot, op, context in block for k in range(count)
+        )
         orders.append([(Op(op), stage, k) for _, op, stage, k in slots])
     filled = _fill(orders, layout.stages, max_live(ranks, legs))
     by_rank: list[Plan] = [()] * ranks

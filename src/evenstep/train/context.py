@@ -24,7 +24,7 @@ def _as_it_is(batch: Any) -> Any:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class TrainContext:
     """What is the same for all micro-batches of a run.
 
     Args:
@@ -58,14 +58,14 @@ class Way:
     seeds: dict[torch.dtype, tuple[float, Tensor]] = field(default_factory=dict)
     poison: Callable[[], Tensor] | None = None
 
-    def silently(self) -> "Way":
+    def silently(self) -> "TrainContext":
         """The same way without anyone to hear or record it."""
         return replace(self, storage=Storage(), bus=Bus((), cast("Any", None)))
 
 
 @final
 @dataclass(slots=True)
-class Gathered:
+class MicrobatchResults:
     """What is known of an update's micro-batches on this rank after they have run.
 
     Args:
@@ -78,7 +78,7 @@ class Gathered:
     losses: dict[int, tuple[str, Tensor]] = field(default_factory=dict)
     failures: dict[int, tuple[str, Exception]] = field(default_factory=dict)
 
-    def add(self, other: "Gathered") -> None:
+    def add(self, other: "MicrobatchResults") -> None:
         """Take what is known of other micro-batches of the update."""
         self.losses.update(other.losses)
         self.failures.update(other.failures)

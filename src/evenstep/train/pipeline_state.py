@@ -13,14 +13,14 @@ from evenstep.checkpoint import Shard, is_sharded, outline
 from evenstep.errors import ArgumentError
 from evenstep.names import named_buffers, named_parameters, state_of
 from evenstep.parallel import mapped
-from evenstep.pipeline import Staged
+from evenstep.pipeline import PipelineModel
 from evenstep.pipeline.wire import Address, Wire
 from evenstep.train.state import Tree
 
 T = TypeVar("T")
 
 
-class Portion:
+class PipelineStateSharding:
     """The whole model: nothing has to be gathered."""
 
     def gathered(self, state: Tree) -> Tree:
@@ -36,7 +36,7 @@ class Portion:
         return state
 
 
-class StagesPortion(Portion):
+class StagesPortion(PipelineStateSharding):
     """The stages of one rank.
 
     Args:
@@ -44,7 +44,7 @@ class StagesPortion(Portion):
         wire: over which states are sent.
     """
 
-    def __init__(self, model: Staged, wire: Wire) -> None:
+    def __init__(self, model: PipelineModel, wire: Wire) -> None:
         self._model = model
         self._wire = wire
         self._pipeline = model.mesh.pipeline
@@ -165,9 +165,11 @@ class _Outlines:
         return self._made.setdefault(key, outline(tree))
 
 
-def build_portion(model: nn.Module, wire: Wire | None) -> Portion:
+def build_pipeline_state_sharding(model: nn.Module, wire: Wire | None) -> PipelineStateSharding:
     """The portion of this kind of model."""
-    return StagesPortion(model, wire) if isinstance(model, Staged) and wire is not None else Portion()
+    return (
+        StagesPortion(model, wire) if isinstance(model, PipelineModel) and wire is not None else PipelineStateSharding()
+    )
 
 
 def _address(rank: int) -> Address:

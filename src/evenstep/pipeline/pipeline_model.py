@@ -28,7 +28,7 @@ from evenstep.pipeline.ties import Tie, equalise
 
 
 @final
-class Staged(nn.Module):
+class PipelineModel(nn.Module):
     """A model in stages.
 
     Args:
@@ -48,7 +48,7 @@ class Staged(nn.Module):
         ArgumentError: the model can't be cut like this.
         PlanError: the pipeline schedule can't run these stages.
 
-    >>> model = Staged(nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)), stages_per_rank=2)
+    >>> model = PipelineModel(nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)), stages_per_rank=2)
     >>> model.layout.rank_of, list(model.state_dict())
     ((0, 0), ['0.weight', '0.bias', '2.weight', '2.bias'])
     """
@@ -105,7 +105,7 @@ class Staged(nn.Module):
 
         All pipeline ranks call it together.
 
-        >>> Staged([nn.Linear(2, 3), nn.Linear(3, 1)]).count_parameters()
+        >>> PipelineModel([nn.Linear(2, 3), nn.Linear(3, 1)]).count_parameters()
         (13, 13)
         """
         mine = {name for name, parameter in named_parameters(self).items() if parameter.requires_grad}
@@ -116,7 +116,7 @@ class Staged(nn.Module):
     def described(self) -> dict[int, str]:
         """The names of the first and last layer of each stage that this rank holds.
 
-        >>> Staged([nn.ReLU(), nn.ReLU(), nn.ReLU()], stages_per_rank=2).described()
+        >>> PipelineModel([nn.ReLU(), nn.ReLU(), nn.ReLU()], stages_per_rank=2).described()
         {0: '0', 1: '1 … 2'}
         """
         names = [layer.name for layer in self.layers.layers]

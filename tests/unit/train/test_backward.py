@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from evenstep.train.descent import descend
+from evenstep.train.backward import descend
 
 
 def test_gradients_are_those_of_backward_to_the_bit_and_are_added_to_those_that_are_there() -> None:

@@ -12,7 +12,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from evenstep.errors import ArgumentError, PlanError, TaskError
 from evenstep.parallel import Mesh
-from evenstep.pipeline import Staged
+from evenstep.pipeline import PipelineModel
 
 
 def linears(count: int = 4) -> nn.Sequential:
@@ -25,7 +25,7 @@ def test_a_summary_counts_the_whole_models_parameters_on_each_pipeline_rank(on_r
         model = linears()
         model[0].requires_grad_(False)
         model[3].weight = model[1].weight  # counted once
-        return Staged(model, mesh=Mesh.of(group, pipeline=2)).count_parameters()
+        return PipelineModel(model, mesh=Mesh.of(group, pipeline=2)).count_parameters()
 
     assert on_ranks(2, act) == [(4 * 6 - 4, 3 * 6 - 4)] * 2
 
@@ -34,15 +34,15 @@ def test_parameters_have_the_names_of_the_whole_model_on_any_layout(on_ranks: Ca
     whole = linears()
 
     def act(group: Any) -> list[str]:
-        return list(Staged(whole, mesh=Mesh.of(group, pipeline=2)).state_dict())
+        return list(PipelineModel(whole, mesh=Mesh.of(group, pipeline=2)).state_dict())
 
-    assert list(Staged(whole).state_dict()) == list(whole.state_dict())
+    assert list(PipelineModel(whole).state_dict()) == list(whole.state_dict())
     assert [name for names in on_ranks(2, act) for name in names] == list(whole.state_dict())
 
 
 def test_a_model_on_one_process_computes_what_the_model_does() -> None:
     whole, x = linears(), torch.randn(3, 2)
-    assert torch.equal(Staged(whole, stages_per_rank=3)(x), whole(x))
+    assert torch.equal(PipelineModel(whole, stages_per_rank=3)(x), whole(x))
 
 
 def test_a_rank_builds_its_own_layers_only(on_ranks: Callable[..., list[Any]]) -> None:
@@ -53,7 +53,7 @@ def test_a_rank_builds_its_own_layers_only(on_ranks: Callable[..., list[Any]]) -
             built.append(place)
             return nn.Linear(2, 2)
 
-        Staged([lambda place=place: build(place) for place in range(4)], mesh=Mesh.of(group, pipeline=2))
+        PipelineModel([lambda place=place: build(place) for place in range(4)], mesh=Mesh.of(group, pipeline=2))
         return built
 
     assert on_ranks(2, act) == [[0, 1], [2, 3]]
@@ -63,7 +63,7 @@ def test_what_other_ranks_hold_is_let_go(on_ranks: Callable[..., list[Any]]) -> 
     def act(group: Any) -> list[bool]:
         whole = linears()
         left = [weakref.ref(layer) for layer in whole]
-        staged = Staged(whole, mesh=Mesh.of(group, pipeline=2))
+        staged = PipelineModel(whole, mesh=Mesh.of(group, pipeline=2))
         del whole
         gc.collect()
         assert staged.stage_modules
@@ -74,17 +74,20 @@ def test_what_other_ranks_hold_is_let_go(on_ranks: Callable[..., list[Any]]) -> 
 
 def test_a_builder_is_seeded_by_its_place_not_by_what_was_built_before() -> None:
     builders = [lambda: nn.Linear(2, 2)] * 3
-    three, again = Staged(builders, seed=5).state_dict(), Staged(builders, seed=5, stages_per_rank=3).state_dict()
+    three, again = (
+        PipelineModel(builders, seed=5).state_dict(),
+        PipelineModel(builders, seed=5, stages_per_rank=3).state_dict(),
+    )
     assert all(torch.equal(three[name], again[name]) for name in three)
     assert not torch.equal(three["0.weight"], three["1.weight"])
-    assert not torch.equal(three["0.weight"], Staged(builders, seed=6).state_dict()["0.weight"])
+    assert not torch.equal(three["0.weight"], PipelineModel(builders, seed=6).state_dict()["0.weight"])
 
 
 def test_shared_parameters_are_found_and_named_once_and_begin_equal(on_ranks: Callable[..., list[Any]]) -> None:
     def act(group: Any) -> tuple[Any, Any, torch.Tensor]:
         model = linears()
         model[3].weight = model[0].weight
-        staged = Staged(model, mesh=Mesh.of(group, pipeline=2))
+        staged = PipelineModel(model, mesh=Mesh.of(group, pipeline=2))
         weight = dict(staged.named_parameters())[f"{3 * group.rank}.weight"]
         return staged.ties, staged.parameter_names, weight.detach()
 
@@ -98,7 +101,7 @@ def test_shared_parameters_are_found_and_named_once_and_begin_equal(on_ranks: Ca
 
 
 def test_named_ties_make_the_copies_equal_to_the_first() -> None:
-    model = Staged(linears(), ties=[("1.weight", "2.weight"), ("2.weight", "3.weight")])
+    model = PipelineModel(linears(), ties=[("1.weight", "2.weight"), ("2.weight", "3.weight")])
     state = model.state_dict()
     assert torch.equal(state["1.weight"], state["2.weight"])
     assert torch.equal(state["1.weight"], state["3.weight"])
@@ -107,22 +110,22 @@ def test_named_ties_make_the_copies_equal_to_the_first() -> None:
 
 def test_what_cannot_be_tied_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"'9\.weight' is none"):
-        Staged(linears(), ties=[("0.weight", "9.weight")])
+        PipelineModel(linears(), ties=[("0.weight", "9.weight")])
     with pytest.raises(ArgumentError, match="must have one shape"):
-        Staged(linears(), ties=[("0.weight", "1.bias")])
+        PipelineModel(linears(), ties=[("0.weight", "1.bias")])
     shared = nn.Linear(2, 2)
     with pytest.raises(ArgumentError, match="share a module"):
-        Staged([shared, nn.ReLU(), shared])
+        PipelineModel([shared, nn.ReLU(), shared])
 
 
 def test_a_layer_that_is_no_module_is_refused() -> None:
     with pytest.raises(ArgumentError, match="layer '0' must be a module, or a function that gives one, but gave a int"):
-        Staged([lambda: 3])  # type: ignore[list-item, return-value]
+        PipelineModel([lambda: 3])  # type: ignore[list-item, return-value]
 
 
 def test_sparse_gradients_are_refused() -> None:
     with pytest.raises(ArgumentError, match="must be dense"):
-        Staged([nn.Embedding(3, 2, sparse=True)])
+        PipelineModel([nn.Embedding(3, 2, sparse=True)])
 
 
 @pytest.fixture
@@ -138,12 +141,12 @@ def test_parameters_that_are_cut_over_ranks_are_refused(device_mesh: Any) -> Non
     cut = nn.Linear(2, 2)
     cut.weight = nn.Parameter(distribute_tensor(cut.weight.detach(), device_mesh, [Shard(0)]))
     with pytest.raises(ArgumentError, match=r"`weight` of Linear.* is cut over ranks \(tensor parallelism\)"):
-        Staged([nn.ReLU(), nn.Sequential(cut)])
+        PipelineModel([nn.ReLU(), nn.Sequential(cut)])
 
 
 def test_a_rank_that_holds_some_stages_cannot_be_called(on_ranks: Callable[..., list[Any]]) -> None:
     def act(group: Any) -> None:
-        model = Staged(linears(), mesh=Mesh.of(group, pipeline=2))
+        model = PipelineModel(linears(), mesh=Mesh.of(group, pipeline=2))
         with pytest.raises(TaskError, match="this rank holds 1 of the model's 2 stages"):
             model(torch.zeros(1, 2))
 
@@ -154,17 +157,17 @@ def test_a_schedule_that_is_not_known_or_not_for_these_stages_is_refused(on_rank
     def act(group: Any) -> None:
         mesh = Mesh.of(group, pipeline=2)
         with pytest.raises(ArgumentError, match="did you mean 1f1b"):
-            Staged(linears(), mesh=mesh, schedule="1f2b")
+            PipelineModel(linears(), mesh=mesh, schedule="1f2b")
         with pytest.raises(PlanError, match="stages per rank"):
-            Staged(linears(), mesh=mesh, schedule="1f1b", stages_per_rank=2)
+            PipelineModel(linears(), mesh=mesh, schedule="1f1b", stages_per_rank=2)
 
     on_ranks(2, act)
 
 
 def test_compiling_keeps_the_names() -> None:
-    model = Staged(linears())
+    model = PipelineModel(linears())
     names = list(model.state_dict())
     model.compile(backend="eager")
     assert list(model.state_dict()) == names
-    wrapped = Staged([torch.compile(nn.Linear(2, 2), backend="eager"), nn.Linear(2, 2)])  # type: ignore[list-item]
+    wrapped = PipelineModel([torch.compile(nn.Linear(2, 2), backend="eager"), nn.Linear(2, 2)])  # type: ignore[list-item]
     assert list(wrapped.state_dict()) == ["0.weight", "0.bias", "1.weight", "1.bias"]

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from evenstep import Task
 from evenstep.errors import TaskError
-from evenstep.train.cuts import Cuts, Piece
 from evenstep.train.fit import fitting
 from evenstep.train.split import halves, num_elements
+from evenstep.train.split_limit import SplitLimit, SubBatch
 
 Pair = namedtuple("Pair", "x y")
 
@@ -23,7 +23,7 @@ class Count(Task):
 @given(samples=st.integers(1, 40), width=st.integers(1, 5), limit=st.integers(1, 250))
 def test_pieces_are_the_samples_in_order_and_within_the_limit_or_single(samples: int, width: int, limit: int) -> None:
     batch = {"x": torch.arange(samples * width).view(samples, width), "names": [str(n) for n in range(samples)]}
-    pieces = Cuts(limit).pieces(Count(), batch)
+    pieces = SplitLimit(limit).pieces(Count(), batch)
     assert torch.equal(torch.cat([piece.data["x"] for piece in pieces]), batch["x"])
     assert [name for piece in pieces for name in piece.data["names"]] == batch["names"]
     assert all(num_elements(piece.data) <= limit or len(piece.data["x"]) == 1 for piece in pieces)
@@ -32,7 +32,7 @@ def test_pieces_are_the_samples_in_order_and_within_the_limit_or_single(samples:
 
 @given(samples=st.integers(2, 40), width=st.integers(1, 5))
 def test_a_failed_piece_is_never_tried_at_its_size_again(samples: int, width: int) -> None:
-    cuts, batch = Cuts(), torch.zeros(samples, width)
+    cuts, batch = SplitLimit(), torch.zeros(samples, width)
     while cuts.finer(Count(), max(cuts.pieces(Count(), batch), key=lambda piece: num_elements(piece.data))):
         assert all(num_elements(piece.data) <= (cuts.limit or 0) for piece in cuts.pieces(Count(), batch))
     assert [len(piece.data) for piece in cuts.pieces(Count(), batch)] == [1] * samples
@@ -54,7 +54,7 @@ def test_parts_that_do_not_weigh_what_the_whole_does_are_refused() -> None:
             return 1.0
 
     with pytest.raises(TaskError, match=r"of weight 1 had to be cut .* override `Once\.split`"):
-        Cuts(2).pieces(Once(), torch.zeros(4))
+        SplitLimit(2).pieces(Once(), torch.zeros(4))
 
 
 def test_a_late_weight_is_not_asked_for() -> None:
@@ -64,11 +64,11 @@ def test_a_late_weight_is_not_asked_for() -> None:
         def weight(self, batch: Any) -> float:
             raise AssertionError("not called")
 
-    assert len(Cuts(2).pieces(Late(), torch.zeros(4))) == 2
+    assert len(SplitLimit(2).pieces(Late(), torch.zeros(4))) == 2
 
 
 def test_what_can_not_be_cut_is_said() -> None:
-    assert not Cuts().finer(Count(), Piece(torch.zeros(1, 9)))
+    assert not SplitLimit().finer(Count(), SubBatch(torch.zeros(1, 9)))
 
 
 @given(samples=st.integers(1, 40), fits=st.integers(0, 40))

@@ -27,7 +27,7 @@ from evenstep.train.weigh import weight_of
 
 @final
 @dataclass(slots=True)  # not frozen: one is made for every micro-batch, and freezing costs
-class Piece:
+class SubBatch:
     """What goes through the model at once.
 
     Args:
@@ -46,7 +46,7 @@ class Piece:
 
 @final
 @dataclass(slots=True)
-class Cuts:
+class SplitLimit:
     """What is known about how much fits.
 
     Args:
@@ -57,13 +57,13 @@ class Cuts:
     limit: int | None = None
     uncut: list[tuple[Task, str]] = field(default_factory=list[tuple[Task, str]])
 
-    def pieces(self, task: Task, data: Any, num_samples: int | None = None) -> list[Piece]:
+    def pieces(self, task: Task, data: Any, num_samples: int | None = None) -> list[SubBatch]:
         """`data`, of so many samples where that is known, in pieces within the limit, or of one sample.
 
         Raises:
             TaskError: the weights of the pieces are not the whole's.
         """
-        whole = Piece(data, num_samples=num_samples)
+        whole = SubBatch(data, num_samples=num_samples)
         if self.limit is None or self._why_uncut(task):
             return [whole]
         pieces = self._within(task, whole, self.limit)
@@ -79,7 +79,7 @@ class Cuts:
             part_of(one, piece) for one in work for piece in self.pieces(tasks[one.task], one.data, one.known_samples)
         ]
 
-    def finer(self, task: Task, piece: Piece) -> bool:
+    def finer(self, task: Task, piece: SubBatch) -> bool:
         """Remember that `piece` does not fit; False if it can't be cut."""
         parts = [] if self._why_uncut(task) else parts_of(task, piece)
         if len(parts) < 2:
@@ -89,7 +89,7 @@ class Cuts:
         self.limit = min(largest, num_elements(piece.data) - 1, self.limit or largest)
         return True
 
-    def why_whole(self, task: Task, piece: Piece) -> str:
+    def why_whole(self, task: Task, piece: SubBatch) -> str:
         """Why a piece that did not fit can't be cut, as an advice to be added; "" if it is one sample."""
         why = self._why_uncut(task) or reason_not_cut(task, piece)
         kind = type(task).__name__
@@ -98,7 +98,7 @@ class Cuts:
     def _why_uncut(self, task: Task) -> str:
         return next((why for one, why in self.uncut if one is task), "")
 
-    def _within(self, task: Task, piece: Piece, limit: int) -> list[Piece]:
+    def _within(self, task: Task, piece: SubBatch, limit: int) -> list[SubBatch]:
         if num_elements(piece.data) <= limit:
             return [piece]
         parts = parts_of(task, piece)
@@ -107,12 +107,12 @@ class Cuts:
         return [small for part in parts for small in self._within(task, part, limit)]
 
 
-def parts_of(task: Task, piece: Piece) -> list[Piece]:
+def parts_of(task: Task, piece: SubBatch) -> list[SubBatch]:
     """A piece in two, or as itself, where it can't be cut."""
     if splits_itself(task):
         whole, parts = piece.num_samples, task.split(piece.data)
         told = [None if whole is None else samples_like(part, piece.data, whole) for part in parts]
-        return [Piece(part, (*piece.path, number), told[number]) for number, part in enumerate(parts)]
+        return [SubBatch(part, (*piece.path, number), told[number]) for number, part in enumerate(parts)]
     of = piece.of
     if of is None:
         count = cuttable_samples(piece.data, piece.num_samples)
@@ -120,11 +120,11 @@ def parts_of(task: Task, piece: Piece) -> list[Piece]:
     batch, count, first, end = of
     if end - first < 2:
         return [piece]
-    middle, parts = first + half_of_samples(end - first), list[Piece]()
+    middle, parts = first + half_of_samples(end - first), list[SubBatch]()
     for number, (begin, stop) in enumerate(((first, middle), (middle, end))):
         data, size = samples_of(batch, begin, stop, count), stop - begin
         known = None if piece.num_samples is None else size
-        parts.append(Piece(data, (*piece.path, number), known, (batch, count, begin, stop)))
+        parts.append(SubBatch(data, (*piece.path, number), known, (batch, count, begin, stop)))
     return parts
 
 
@@ -133,12 +133,12 @@ def splits_itself(task: Task) -> bool:
     return getattr(task.split, "__func__", None) is not Task.split
 
 
-def reason_not_cut(task: Task, piece: Piece) -> str:
+def reason_not_cut(task: Task, piece: SubBatch) -> str:
     """Why the engine does not cut a piece; "" where it does, where it is one sample, or where the task says how."""
     return "" if splits_itself(task) or piece.of is not None else why_whole(piece.data, piece.num_samples)
 
 
-def part_of(microbatch: Microbatch, piece: Piece) -> Microbatch:
+def part_of(microbatch: Microbatch, piece: SubBatch) -> Microbatch:
     """A piece of a micro-batch as one by itself, with the number of the whole."""
     if not piece.path:
         return microbatch
@@ -146,9 +146,9 @@ def part_of(microbatch: Microbatch, piece: Piece) -> Microbatch:
     return replace(microbatch, data=piece.data, num_samples=known or 0, counted=known is not None, samples=())
 
 
-def whole_of(microbatch: Microbatch) -> Piece:
+def whole_of(microbatch: Microbatch) -> SubBatch:
     """A micro-batch as the piece that is all of it."""
-    return Piece(microbatch.data, num_samples=microbatch.known_samples)
+    return SubBatch(microbatch.data, num_samples=microbatch.known_samples)
 
 
 def half_of(tasks: Mapping[str, Task], microbatch: Microbatch) -> Microbatch | None:
@@ -157,7 +157,7 @@ def half_of(tasks: Mapping[str, Task], microbatch: Microbatch) -> Microbatch | N
     return part_of(microbatch, first) if others else None
 
 
-def check_weights(task: Task, whole: Piece, pieces: list[Piece]) -> None:
+def check_weights(task: Task, whole: SubBatch, pieces: list[SubBatch]) -> None:
     """Raise TaskError unless the pieces weigh what the whole does: only then is the gradient the same."""
     if task.late_weight:
         return
@@ -171,7 +171,7 @@ def check_weights(task: Task, whole: Piece, pieces: list[Piece]) -> None:
         )
 
 
-def described(piece: Piece) -> str:
+def described(piece: SubBatch) -> str:
     """A piece in words."""
     count = num_samples(piece.data, piece.num_samples)
     return "a micro-batch" if count is None else f"{count} sample{'' if count == 1 else 's'}"

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import final
 
 from evenstep.parallel import Group
-from evenstep.train.passage import Gathered
+from evenstep.train.context import MicrobatchResults
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Blamed:
+class FailureCause:
     """Somebody to blame.
 
     Args:
@@ -35,20 +35,20 @@ class Blamed:
         return f"{', '.join(filter(None, (task, place)))}: {self.why}"
 
 
-def blame(gathered: Gathered, group: Group) -> list[Blamed]:
+def blame(gathered: MicrobatchResults, group: Group) -> list[FailureCause]:
     """Those of all ranks, by micro-batch; it reads the losses from the device.
 
     >>> import torch
     >>> losses = {0: ("class", torch.tensor(1.0)), 1: ("box", torch.tensor(math.nan))}
-    >>> print(*blame(Gathered(losses=losses), Group()))
+    >>> print(*blame(MicrobatchResults(losses=losses), Group()))
     task `box`, micro-batch 1: its loss is nan
     """
     mine = [
-        Blamed(microbatch=index, task=task, why=f"it raised {type(error).__name__}: {error}", raised=True)
+        FailureCause(microbatch=index, task=task, why=f"it raised {type(error).__name__}: {error}", raised=True)
         for index, (task, error) in gathered.failures.items()
     ]
     for index, (task, loss) in gathered.losses.items():
         value = float(loss)
         if not math.isfinite(value):
-            mine.append(Blamed(microbatch=index, task=task, why=f"its loss is {value}"))
+            mine.append(FailureCause(microbatch=index, task=task, why=f"its loss is {value}"))
     return sorted(one for theirs in group.gather(mine) for one in theirs)

@@ -20,7 +20,7 @@ FIRST_PORT, NUM_PORTS = 20_000, 12_000  # below those that Linux hands out by it
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RankInfo:
     """One process among those of a run.
 
     Args:
@@ -45,15 +45,15 @@ class Place:
         return f"rank {self.rank} of {self.ranks}"
 
 
-def place_of(environ: Mapping[str, str]) -> Place | None:
+def rank_info_of(environ: Mapping[str, str]) -> RankInfo | None:
     """The place that the environment gives to this process; None where it was started alone.
 
     Raises:
         ArgumentError: the variables are incomplete, no numbers, or do not fit each other.
 
-    >>> place_of({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "alpha", "MASTER_PORT": "29500"})
+    >>> rank_info_of({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "alpha", "MASTER_PORT": "29500"})
     Place(rank=1, ranks=2, local_rank=0, address='alpha', port=29500, store_is_served=False, attempt=0)
-    >>> place_of({"HOME": "/"}) is None
+    >>> rank_info_of({"HOME": "/"}) is None
     True
     """
     if "RANK" not in environ and "WORLD_SIZE" not in environ:
@@ -67,8 +67,8 @@ def place_of(environ: Mapping[str, str]) -> Place | None:
         )
     local_rank = _number(environ, "LOCAL_RANK", least=0) if "LOCAL_RANK" in environ else 0
     if ranks == 1:
-        return Place(rank=rank, ranks=ranks, local_rank=local_rank)
-    return Place(
+        return RankInfo(rank=rank, ranks=ranks, local_rank=local_rank)
+    return RankInfo(
         rank=rank,
         ranks=ranks,
         local_rank=local_rank,
@@ -79,7 +79,7 @@ def place_of(environ: Mapping[str, str]) -> Place | None:
     )
 
 
-def _place_in_slurm(environ: Mapping[str, str]) -> Place | None:
+def _place_in_slurm(environ: Mapping[str, str]) -> RankInfo | None:
     """What `srun` says. A batch script has a SLURM_PROCID too, but only a step that `srun` has started counts tasks."""
     if "SLURM_STEP_NUM_TASKS" not in environ or "SLURM_PROCID" not in environ:
         return None
@@ -87,10 +87,10 @@ def _place_in_slurm(environ: Mapping[str, str]) -> Place | None:
     rank = _number(environ, "SLURM_PROCID", least=0)
     local_rank = _number(environ, "SLURM_LOCALID", least=0)
     if ranks == 1:
-        return Place(rank=rank, ranks=1, local_rank=local_rank)
+        return RankInfo(rank=rank, ranks=1, local_rank=local_rank)
     nodes = environ.get("SLURM_STEP_NODELIST") or _given(environ, "SLURM_JOB_NODELIST")
     job, step = _number(environ, "SLURM_JOB_ID", least=0), _number(environ, "SLURM_STEP_ID", least=0)
-    return Place(
+    return RankInfo(
         rank=rank,
         ranks=ranks,
         local_rank=local_rank,
