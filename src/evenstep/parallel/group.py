@@ -131,6 +131,9 @@ class Group:
         """Leave word that this rank fails, and why; what the ranks share stays as it is."""
         self.abort(self._failed(message))
 
+    def go_on(self) -> None:
+        """Begin anew after an error that all ranks have raised and got over: what they said of it is past."""
+
     def _failed(self, message: str) -> str:
         line = message.splitlines()[0] if message else "no word"
         return f"rank {self.rank} failed{self.where()}: {line}"
@@ -247,6 +250,7 @@ class Processes(Group):
         if self.device.type == "cuda":
             self._devices = self._connections.add(dist.new_group(backend=NCCL, timeout=timeout))
         self._notices: Notices | Unnoticed = Unnoticed()
+        self._has_failed = False
         self._meeting_place = ""
         self._flight = Flight()
         self._process = os.getpid()
@@ -363,7 +367,16 @@ class Processes(Group):
         return LostRankError(f"rank {self.rank} of {self.ranks} could not meet the others again{self.where()}: {cause}")
 
     def fail(self, message: str) -> None:
+        self._has_failed = True
         self._notices.post(self._failed(message))
+
+    def go_on(self) -> None:
+        if not self._has_failed:
+            return
+        for step in (self._notices.hear_failure, self._notices.forget_failure, self._notices.listen):
+            self.sum_floats([0.0])  # each step is done by all ranks before the next
+            step()
+        self._has_failed = False
 
     def abort_reason(self) -> str:
         return self._notices.failure()

@@ -58,8 +58,27 @@ class Notices:
         self.heard = ""
         self._roll_is_called = self._answered = self._is_leaving = self._store_is_gone = False
         self._silent: list[int] = []
-        self._listener = threading.Thread(target=self._listen, args=(store.clone(),), daemon=True, name="notices")
+        self.listen()
+
+    def listen(self) -> None:
+        """Listen, with a thread of its own."""
+        self._listener = threading.Thread(target=self._listen, args=(self._store.clone(),), daemon=True, name="notices")
         self._listener.start()
+
+    def hear_failure(self) -> None:
+        """Wait until this rank's thread has heard of the failure that somebody has posted; it then ends."""
+        self._listener.join(ANSWER_S)
+
+    def forget_failure(self) -> None:
+        """Take back what was said of a failure that all ranks have heard of."""
+
+        def act() -> None:
+            for key in (_FAILED, _MESSAGE, _ROLL, _of(_DONE, self._rank), _of(_WAITS, self._rank)):
+                self._store.delete_key(key)
+
+        self._briefly(act, None)
+        self.heard = ""
+        self._roll_is_called = self._answered = False
 
     def post(self, message: str) -> None:
         """Say that this rank fails, unless another has said so before."""
@@ -281,5 +300,11 @@ class Unnoticed:
     def missing(self, *, late: bool) -> list[int]:
         """Nobody is looked for."""
         return []
+
+    def hear_failure(self) -> None: ...
+
+    def forget_failure(self) -> None: ...
+
+    def listen(self) -> None: ...
 
     def leave(self) -> None: ...

@@ -444,6 +444,7 @@ class Engine:
     @contextmanager
     def _together(self) -> Generator[None]:
         """What raises inside leaves nothing half done, and no other rank waiting."""
+        self.group.go_on()
         try:
             yield
         except BaseException as raised:

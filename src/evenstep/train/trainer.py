@@ -272,6 +272,7 @@ class Trainer(Surface):
     def _train(self) -> Result:
         ended = End("")
         loop, saving = self._loop, self._loop.checkpointer.saving
+        self._group.go_on()
         self._agree()
         saving.claim()
         self._engine.prepare()
