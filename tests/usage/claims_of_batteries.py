@@ -27,6 +27,10 @@ _STREAMS = {
     "loader_of_map": "torchdata's StatefulDataLoader, map-style",
     "loader_of_map_shuffled": "torchdata's StatefulDataLoader, map-style, shuffled",
     "loader_of_iterable": "torchdata's StatefulDataLoader, iterable",
+    "workers_of_map": "torchdata's StatefulDataLoader with workers, map-style",
+    "workers_of_map_shuffled": "torchdata's StatefulDataLoader with workers, map-style, shuffled",
+    "workers_that_persist": "torchdata's StatefulDataLoader with workers that persist",
+    "workers_of_iterable": "torchdata's StatefulDataLoader with workers, iterable",
     "loader_with_a_generator": "torchdata's StatefulDataLoader with a generator of its own",
     "loader_with_torchs_sampler": "torchdata's StatefulDataLoader with torch's own RandomSampler",
 }

@@ -69,6 +69,15 @@ AREAS = (
                 "shard ranks that do not divide the ranks",
                 "unit/parallel/test_sharded.py::test_shard_ranks_that_do_not_divide_the_ranks_are_refused",
             ),
+            works(
+                "resuming reads what the rank holds: shards, owned optimizer state, stages",
+                "ranks/test_partial_resume.py::test_on_two_processes",
+            ),
+            works(
+                "strategies of one's own, alone, in stages and with combined gradients",
+                "unit/train/test_staged.py::test_a_strategy_of_ones_own_makes_a_reducer_for_each_stage",
+                "unit/extras/multitask/test_per_task.py::test_products_ask_the_layout_of_a_strategy_of_ones_own",
+            ),
             refused(
                 "offload without an accelerator",
                 "unit/parallel/test_sharded.py::test_offload_without_an_accelerator_is_refused",
@@ -88,7 +97,7 @@ AREAS = (
             ),
             works(
                 "schedules written in Python or as text, torch's as CSV",
-                "unit/pipeline/test_torch_csv.py::test_torchs_schedules_become_ours_and_take_as_long",
+                "unit/extras/planning/test_torch_csv.py::test_torchs_schedules_become_ours_and_take_as_long",
             ),
             works(
                 "any DAG of layers, trees of tensors, masks and None between them",
@@ -113,7 +122,7 @@ AREAS = (
                 "prove: pipeline 2 × 1f1b × zero1 2",
             ),
             works("encoder and decoder", "prove: pipeline 2 × 1f1b, encoder-decoder"),
-            works("compiled layers", "unit/pipeline/test_staged.py::test_compiling_keeps_the_names"),
+            works("compiled layers", "unit/pipeline/test_pipeline_model.py::test_compiling_keeps_the_names"),
             works("compiled layers with `fsdp`; stages on CUDA, whose messages go through the hosts' memory"),
             refused(
                 "plans that are incomplete, out of order, wait for ever, or reduce an earlier stage before a later one",
@@ -121,8 +130,8 @@ AREAS = (
             ),
             refused(
                 "sparse gradients; parameters that are cut over ranks",
-                "unit/pipeline/test_staged.py::test_sparse_gradients_are_refused",
-                "unit/pipeline/test_staged.py::test_parameters_that_are_cut_over_ranks_are_refused",
+                "unit/pipeline/test_pipeline_model.py::test_sparse_gradients_are_refused",
+                "unit/pipeline/test_pipeline_model.py::test_parameters_that_are_cut_over_ranks_are_refused",
             ),
             refused(
                 "more stages than layers", "unit/pipeline/test_layers.py::test_more_stages_than_layers_are_refused"
@@ -139,11 +148,11 @@ AREAS = (
         (
             works(
                 "`evenstep plan`: given costs, and models that say their layers, measured",
-                "unit/pipeline/test_measure.py::test_each_layer_is_measured_with_what_comes_before_it",
+                "unit/extras/planning/test_measure.py::test_each_layer_is_measured_with_what_comes_before_it",
             ),
             limit(
                 "leaves out congestion and reductions; the optimizer's state is not measured",
-                "unit/pipeline/test_simulate.py::test_messages_delay_and_are_counted",
+                "unit/extras/planning/test_simulate.py::test_messages_delay_and_are_counted",
             ),
         ),
     ),
@@ -159,6 +168,12 @@ AREAS = (
                 "faults: out of memory: optimizer step",
                 "faults: out of memory: evaluation",
             ),
+            works(
+                "ranks break off, meet again and do the update once more: every strategy and pipeline, also with reductions "
+                "under way, whole copies (`shard_ranks = 1`), failures in a row and failures while meeting",
+                "faults: break, meet, redo: ",
+            ),
+            works("the same over NCCL"),
             works('`micro_batch_size = "auto"`', "faults: micro-batch size auto"),
             works(
                 "recognised in the words of CUDA, cuBLAS, cuDNN, HIP, MPS, XPU, numpy and the CPU's allocator",
@@ -171,7 +186,7 @@ AREAS = (
             ),
             refused(
                 '`"auto"` with pipelines, or with batches by tokens',
-                "unit/train/test_cuts.py::test_what_can_not_be_cut_is_said",
+                "unit/train/test_split_limit.py::test_what_can_not_be_cut_is_said",
             ),
         ),
     ),

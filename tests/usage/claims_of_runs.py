@@ -80,6 +80,25 @@ AREAS = (
                 "test_complex_mixed_and_empty_parameters_train_as_one_process_does_or_are_refused_by_name",
             ),
             works(
+                "channels-last and transposed parameters, also with fused optimizers, on ranks and resumed",
+                "usage/test_strides.py::test_parameters_that_do_not_lie_row_by_row_train_on_ranks_as_in_one_process",
+            ),
+            refused(
+                "a parameter that is a part of a larger tensor, with a fused optimizer",
+                "usage/test_strides.py::"
+                "test_a_parameter_that_is_a_part_of_a_larger_tensor_is_refused_with_a_fused_optimizer_and_the_advice_works",
+            ),
+            works(
+                "norms of layers and groups, on every strategy and in stages",
+                "usage/test_norms.py::"
+                "test_norms_of_layers_and_groups_are_those_of_one_process_and_a_single_number_counts_once",
+            ),
+            works(
+                "a loop of one's own around `Engine`: any cut, several ranks, two models, several forwards",
+                "unit/train/test_engine.py::test_the_loops_of_the_page_do_not_depend_on_the_cut",
+                "unit/train/test_engine.py::test_the_loops_of_the_page_have_the_same_bits_on_two_ranks",
+            ),
+            works(
                 "trained bfloat16 with `FullPrecision(bfloat16_parameters=True)`; frozen 16-bit parameters",
                 "usage/test_surface.py::test_bfloat16_parameters_are_trained_where_that_is_said_to_be_meant",
             ),

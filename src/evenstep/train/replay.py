@@ -86,6 +86,7 @@ def replay(model: nn.Module, rerun: Callable[[], object]) -> str:
     Raises:
         Exception: what the update raises, with a note that names the innermost module that was computing.
 
+    >>> import torch
     >>> model = nn.Sequential(nn.Linear(2, 1), nn.ReLU())
     >>> try:
     ...     replay(model, lambda: model(torch.ones(1, 3)))  # two were expected

@@ -77,7 +77,7 @@ class Requests:
         if group.ranks > 1:
             sums = group.sum_floats([stop, save, evaluate, requeue])
             stop, save, evaluate, requeue = (total > 0 for total in sums)
-            reason = next(one for one in group.gather(reason) if one) if stop else ""
+            reason = next((one for one in group.gather(reason) if one), "") if stop else ""
         end = End(reason, outcome="stopped", requeue=requeue) if stop else None
         return Agreed(stop=end, save=save, evaluate=evaluate)
 

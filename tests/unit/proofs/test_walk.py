@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "proofs"))
 
-from evenstep.parallel import Ddp, Fsdp, Single, Strategy, Zero1
+from evenstep.parallel import Compression, Ddp, Fsdp, Group, Reducer, Single, Strategy, Zero1
 from evenstep.parallel.fake import CollectiveRecord, Fake
+from evenstep.parallel.reducer.ddp import BUCKET_BYTES, DdpReducer
 from rows import walk
 from rows.walk import FLAT, MESH
 
@@ -40,24 +42,35 @@ def test_a_walk_with_an_update_says_little_more_than_its_gradients() -> None:
     counts = walk.bytes_per_update(MESH(511).said)
     gradients = 4 * (8 * 96 + 96 + 96 * 96 + 96)
     assert counts["sum"] == gradients
-    assert sum(counts.values()) - gradients == 8 * (91 + 1 + 5 + 4)  # weights, what is trained, which gradients, asks
+    assert sum(counts.values()) - gradients == 8 * (91 + 5 + 4)  # weights, what is trained, which gradients, asks
 
 
-class Forgetful(Ddp):  # which is final, but a mistake must be made somewhere
+class ForgetfulReducer(DdpReducer):  # which is final, but a mistake must be made somewhere
     """Ranks without work do not take part: the mistake that a walk is there to find."""
 
-    def reduce(self, module: Callable[..., Any], num_microbatches: int) -> None:
-        if any(parameter.grad is not None for parameter in module.parameters()):
-            super().reduce(module, num_microbatches)
+    def reduce(self, num_microbatches: int) -> None:
+        if any(parameter.grad is not None for parameter in self.module.parameters()):
+            super().reduce(num_microbatches)
 
 
-class Verbose(Ddp):
+class VerboseReducer(DdpReducer):
     """One rank sends more."""
 
     def after_update(self, update: int) -> None:
-        if self.rank == 3:
+        if self.group.rank == 3:
             self.group.gather("a word of rank 3")
         super().after_update(update)
+
+
+class Mistaken(Strategy):
+    """Replicas whose gradients are summed by a reducer with a mistake."""
+
+    def __init__(self, group: Group, kind: type[DdpReducer]) -> None:
+        super().__init__(group)
+        self._kind = kind
+
+    def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
+        return self._kind(module, self.group, bucket_bytes=BUCKET_BYTES, compression=Compression())
 
 
 @pytest.mark.parametrize("strategy", [lambda group: Zero1(Ddp(group)), Fsdp, lambda group: Fsdp(group, shard_ranks=8)])
@@ -66,9 +79,9 @@ def test_all_ranks_say_the_same_with_shards(strategy: Callable[[Fake], Strategy]
     assert walked.different([0, 2, 9, 62]) == []
 
 
-@pytest.mark.parametrize(("mistake", "wrong"), [(Forgetful, [0]), (Verbose, [12])])
+@pytest.mark.parametrize(("mistake", "wrong"), [(ForgetfulReducer, [0]), (VerboseReducer, [12])])
 def test_a_walk_finds_ranks_that_say_something_else(mistake: Any, wrong: list[int]) -> None:
-    walked = replace(MESH, axes={"data": 64, "tensor": 4}, strategy=mistake)
+    walked = replace(MESH, axes={"data": 64, "tensor": 4}, strategy=lambda group: Mistaken(group, mistake))
     assert walked.different([0, 12, 252] if wrong == [12] else [0, 8, 252]) == wrong
 
 

@@ -71,7 +71,8 @@ def trainer(make: Callable[[nn.Module], torch.optim.Optimizer], **more: Any) -> 
     model, draw = net(), torch.Generator().manual_seed(1)
     points = [(torch.randn(4, generator=draw), torch.randn(1, generator=draw)) for _ in range(16)]
     data = MapData(points, global_batch_size=8, micro_batch_size=4)
-    options: dict[str, Any] = {"updates": 4, "data": data, "evaluations": {"valid": data}, "asynchronous_saves": False}
+    options: dict[str, Any] = {"updates": 4, "data": data, "evaluations": {"valid": data}}
+    options["checkpoint"] = Checkpointing(asynchronous=False)
     return Trainer(model=model, task=Square(), optimizer=make(model), device="cpu", **(options | more))
 
 

@@ -56,7 +56,7 @@ def trained(
         "updates": 5,
         "device": "cpu",
         "strategy": Ordered(),
-        "clip_norm": 0.5,
+        "train": Training(clip_norm=0.5),
         "evaluations": {"valid": MapData(points(6), global_batch_size=4, micro_batch_size=2, shuffle=False)},
     }
     trainer = Trainer(model=model, task=task or Square(), hooks=hooks, **(given | more))
@@ -108,7 +108,7 @@ def test_the_first_forward_is_keyed_already_and_each_micro_batch_has_numbers_of_
             return mine[-1]
 
         random.seed()
-        trained(noisy(draw), updates=1, evaluations={}, train=Training(check_loss=False))
+        trained(noisy(draw), updates=1, evaluations={}, train=Training(clip_norm=0.5, check_loss=False))
     assert drawn[0] == drawn[1] and len(set(drawn[0])) == 4
 
 
@@ -130,7 +130,7 @@ def test_a_forward_that_begins_to_draw_later_is_said_by_name_and_keyed_from_then
         return float(np.random.rand()) if calls[0] > 4 * 4 else 0.0  # from update 5 on
 
     heard = Heard()
-    trained(noisy(draw), updates=20, evaluations={}, hooks=[heard], train=Training(check_loss=False))
+    trained(noisy(draw), updates=20, evaluations={}, hooks=[heard], train=Training(clip_norm=0.5, check_loss=False))
     [message] = heard.messages
     assert "draw from `numpy.random`, as was noticed in update 8 only" in message
 

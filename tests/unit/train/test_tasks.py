@@ -341,7 +341,7 @@ def test_weights_that_come_late_beside_other_tasks_are_divided_by(several: Any, 
     for names in ("", late):
         model = several.model_of("a", "b")
         task = {name: several.Regress(name, late=name in names) for name in BATCHES}
-        more = {"combine": method and method(), "coefficients": {"b": 0.5}, "clip_norm": 0.5}
+        more = {"train": Training(combine=method and method(), coefficients={"b": 0.5}, clip_norm=0.5)}
         trainer_of(several, model, task=task, **more).train()
         results.append(several.flat(model))
     torch.testing.assert_close(*results, rtol=1e-12, atol=1e-14)
@@ -420,16 +420,16 @@ def test_the_model_must_be_in_the_mode_that_the_call_needs(several: Any) -> None
     [
         ({"task": {}}, "`task` must be a Task, or tasks by name, but is empty"),
         ({"task": 3}, "`task` must be a Task, or tasks by name, but is a int"),
-        ({"task": {"a/b": "a"}}, "a task's name must be"),
-        ({"task": {"loss": "a"}}, "a task's name must be"),
+        ({"task": {"a/b": "a"}}, "`a/b` must have a name of letters"),
+        ({"task": {"loss": "a"}}, "`loss` must have a name of letters"),
         ({"task": {"a": "a", "c": "c"}}, "`data` has batches of task `b`, which the run has not"),
-        ({"coefficients": {"c": 1.0}}, "a coefficient is given for task `c`, but the run has a, b"),
-        ({"coefficients": {"a": -1.0}}, "the coefficient of task `a` must be finite and above 0"),
+        ({"train": Training(coefficients={"c": 1.0})}, "a coefficient is given for task `c`, but the run has a, b"),
+        ({"train": Training(coefficients={"a": -1.0})}, "the coefficient of task `a` must be finite and above 0"),
         ({"late": True, "reduction": "mean"}, "leave one of them out"),
         ({"reduction": "median"}, "`reduction` of `Regress` must be"),
         ({"single": True}, r"`data` has batches of task `a`, but the run's task has no name"),
         ({"plain": True}, "does not say which task a batch is for"),
-        ({"single": True, "plain": True, "on_non_finite": DropTask()}, "are for several tasks"),
+        ({"single": True, "plain": True, "failures": Failures(non_finite=DropTask())}, "are for several tasks"),
     ],
 )
 def test_what_cannot_be_is_refused_when_the_trainer_is_built(several: Any, change: dict[str, Any], text: str) -> None:
