@@ -91,7 +91,9 @@ class Alone(Fake):
 
     is_poisoned = False
 
-    def __init__(self, axis: DeviceMesh, *, said: list[CollectiveRecord], heard: Sequence[list[Any]] | None) -> None:
+    def __init__(
+        self, axis: DeviceMesh, *, said: list[CollectiveRecord], heard: Sequence[tuple[str, list[Any]]] | None
+    ) -> None:
         name = layout_of(axis.get_group())
         super().__init__(axis.get_local_rank(), axis.size(), name=name, said=said, heard=heard)
         self._axis = axis
@@ -228,7 +230,7 @@ class Walked:
 
     group: str
     said: list[CollectiveRecord]
-    heard: list[list[Any]]
+    heard: list[tuple[str, list[Any]]]
 
 
 def bytes_per_update(said: list[CollectiveRecord]) -> Counter[str]:

@@ -169,7 +169,7 @@ AREAS = (
                 "faults: out of memory: evaluation",
             ),
             works(
-                "ranks break off, meet again and do the update once more: every strategy and pipeline, also with reductions "
+                "ranks break off, meet again and redo the update: every strategy and pipeline, also with reductions "
                 "under way, whole copies (`shard_ranks = 1`), failures in a row and failures while meeting",
                 "faults: break, meet, redo: ",
             ),

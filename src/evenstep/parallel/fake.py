@@ -61,11 +61,11 @@ class Fake(Group):
         *,
         name: str = "all",
         said: list[CollectiveRecord] | None = None,
-        heard: Sequence[list[Any]] | None = None,
+        heard: Sequence[tuple[str, list[Any]]] | None = None,
     ) -> None:
         self.rank, self.ranks, self.name = rank, ranks, name
         self.said: list[CollectiveRecord] = [] if said is None else said
-        self.heard: list[list[Any]] = []
+        self.heard: list[tuple[str, list[Any]]] = []
         self._script = None if heard is None else iter(heard)
 
     def sum_floats(self, values: Sequence[float]) -> list[float]:
@@ -82,13 +82,14 @@ class Fake(Group):
         return everybody
 
     def _hear(self, own: list[Any]) -> list[Any]:
-        answer = own if self._script is None else next(self._script, None)
-        if answer is None or len(answer) != len(own):
+        mine = self.said[-1].kind
+        kind, answer = (mine, own) if self._script is None else next(self._script, ("", own))
+        if kind != mine or len(answer) != len(own):
             raise ReplicaError(
                 f"rank {self.rank} of {self.ranks} says '{self.said[-1].kind}' to {self.name} as its word number "
                 f"{len(self.said)}, where the rank that it follows has said something else."
             )
-        self.heard.append(answer)
+        self.heard.append((kind, answer))
         return answer
 
     def sum(self, tensor: Tensor) -> Callable[[], None]:
