@@ -47,8 +47,8 @@ class Fake(Group):
     >>> group = Fake(7, 512)
     >>> group.gather("hello")[511], group.sum_floats([1.0, 2.0])
     ('hello', [1.0, 2.0])
-    >>> group.said
-    [Word(kind='gather', group='all', num_bytes=0), Word(kind='sum_floats', group='all', num_bytes=16)]
+    >>> [(one.kind, one.group, one.num_bytes) for one in group.said]
+    [('gather', 'all', 0), ('sum_floats', 'all', 16)]
     >>> other = Fake(8, 512, heard=group.heard)
     >>> other.gather("good day")[7:9], other.sum_floats([0.0, 0.0])
     (['hello', 'good day'], [1.0, 2.0])
