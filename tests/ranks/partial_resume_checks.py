@@ -17,7 +17,7 @@ from evenstep import Ema, Loss, MapData, Task, Trainer, Training
 from evenstep.checkpoint import read_checkpoint
 from evenstep.errors import CheckpointError
 from evenstep.parallel import Fsdp, Group, Mesh, Ordered, OrderedFsdp, Processes, Single, Strategy, Zero1
-from evenstep.pipeline import Layers, Staged
+from evenstep.pipeline import Layers, PipelineModel
 
 FOLDER = Path(sys.argv[1])
 WIDTH = 768
@@ -38,7 +38,7 @@ class Square(Task):
 def trainer(strategy: Strategy, *, updates: int, folder: Path, stages: Mesh | None = None) -> Trainer:
     torch.manual_seed(updates)  # what is resumed must not come from here
     layers = [nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1)]
-    model: Any = nn.Sequential(*layers) if stages is None else Staged(Layers.of(layers), mesh=stages)
+    model: Any = nn.Sequential(*layers) if stages is None else PipelineModel(Layers.of(layers), mesh=stages)
     return Trainer(
         model=model,
         task=Square(),

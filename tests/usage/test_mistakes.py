@@ -92,7 +92,7 @@ def test_what_must_wait_for_the_end_of_an_update_is_refused_in_its_midst(
 ) -> None:
     sets = {"valid": MapData(points(), global_batch_size=8)}
     one = trainer(hooks=[Calls(event, method)], evaluations=sets, folder=tmp_path / "run")
-    with pytest.raises(ArgumentError, match=f"`{method}` was called in the midst of update 1.*`ask_{method}`"):
+    with pytest.raises(ArgumentError, match=f"`{method}` was called in the midst of update 1.*`request_{method}`"):
         one.train()
 
 

@@ -48,7 +48,7 @@ def elastic_rank_of(environ: Mapping[str, str]) -> ElasticRank | None:
         ArgumentError: the variables are incomplete, no numbers, or do not fit each other.
 
     >>> elastic_rank_of({"TORCHFT_LIGHTHOUSE": "http://a:29510", "REPLICA_GROUP_ID": "1", "NUM_REPLICA_GROUPS": "3"})
-    Seat(number=1, count=3, lighthouse='http://a:29510')
+    ElasticRank(number=1, count=3, lighthouse='http://a:29510')
     >>> elastic_rank_of({}) is None
     True
     """

@@ -52,7 +52,7 @@ def rank_info_of(environ: Mapping[str, str]) -> RankInfo | None:
         ArgumentError: the variables are incomplete, no numbers, or do not fit each other.
 
     >>> rank_info_of({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "alpha", "MASTER_PORT": "29500"})
-    Place(rank=1, ranks=2, local_rank=0, address='alpha', port=29500, store_is_served=False, attempt=0)
+    RankInfo(rank=1, ranks=2, local_rank=0, address='alpha', port=29500, store_is_served=False, attempt=0)
     >>> rank_info_of({"HOME": "/"}) is None
     True
     """
