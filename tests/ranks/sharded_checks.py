@@ -443,7 +443,7 @@ def a_fused_optimizer_is_refused_where_bits_must_be_equal(group: Group) -> objec
 def main() -> None:
     torch.set_num_threads(1)
     group = Processes(torch.device("cpu"), timeout_s=60)
-    found = {name: globals()[name](group) for name in sys.argv[1:]}
+    found = {name: globals()[name](group) for name in sys.argv[2:]}  # the first is a folder, which nothing here needs
     if group.rank == 0:
         print(json.dumps(found))
     group.close()

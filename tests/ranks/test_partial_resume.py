@@ -1,12 +1,7 @@
 """A resume reads what each rank holds and no more, over two processes; the checks are in `partial_resume_checks`."""
 
-import json
-import os
-import socket
-import subprocess
-import sys
+from collections.abc import Callable
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,29 +15,9 @@ WANTED: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = str(one.getsockname()[1])
-    script, folder = Path(__file__).with_name("partial_resume_checks.py"), tmp_path_factory.mktemp("runs")
-    common = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(folder), *WANTED],
-            env=common | {"RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        for rank in range(2)
-    ]
-    try:
-        said = [process.communicate(timeout=240) for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-    assert [process.returncode for process in ranks] == [0, 0], b"".join(errors for _, errors in said).decode()
-    return json.loads(said[0][0].splitlines()[-1])
+@pytest.fixture
+def found(found_by: Callable[..., Any]) -> dict[str, Any]:
+    return found_by("partial_resume_checks.py", 2, *WANTED)
 
 
 @pytest.mark.parametrize("check", WANTED)

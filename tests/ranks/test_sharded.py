@@ -1,11 +1,6 @@
 """FSDP2 over two real processes; what each check does is in `sharded_checks`."""
 
-import json
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -30,24 +25,9 @@ WANTED: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = str(one.getsockname()[1])
-    command = [sys.executable, str(Path(__file__).with_name("sharded_checks.py")), *WANTED]
-    common = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    ranks = [
-        subprocess.Popen(command, env=common | {"RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        for rank in range(2)
-    ]
-    try:
-        said = [process.communicate(timeout=150) for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-    assert [process.returncode for process in ranks] == [0, 0], said[0][1].decode() + said[1][1].decode()
-    return json.loads(said[0][0])
+@pytest.fixture
+def found(found_by: Callable[..., Any]) -> dict[str, Any]:
+    return found_by("sharded_checks.py", 2, *WANTED)
 
 
 @pytest.mark.parametrize("check", WANTED)

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from evenstep.checkpoint import read_checkpoint, verify
 # Each phase is done by all ranks of one launch: what it prints is JSON, one line per rank.
 SCRIPT = """
 import json, os, sys
+from collections.abc import Callable
 from pathlib import Path
 import torch
 import torch.distributed as dist
@@ -135,11 +137,15 @@ def launch(phase: str, folder: Path, ranks: int) -> list[Any]:
     return [json.loads(out) for out, _ in said]
 
 
-@pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
+@pytest.fixture
+def four(once: Callable[[str, Callable[[Path], Any]], Any]) -> tuple[Path, list[Any]]:
     """A checkpoint that four ranks wrote, and what they told; a second one failed, as the disk of one was full."""
-    folder = tmp_path_factory.mktemp("four") / "checkpoints"
-    return folder, launch("save", folder, 4)
+
+    def act(folder: Path) -> Any:
+        return [str(folder / "checkpoints"), launch("save", folder / "checkpoints", 4)]
+
+    folder, told = once("four", act)
+    return Path(folder), told
 
 
 def test_each_rank_writes_a_file_that_plain_safetensors_reads(four: tuple[Path, list[Any]]) -> None:

@@ -1,11 +1,6 @@
 """FSDP2 and ZeRO 1 under a pipeline, over four real processes; what each check does is in `staged_shards_checks`."""
 
-import json
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,29 +20,9 @@ WANTED: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = str(one.getsockname()[1])
-    script, folder = Path(__file__).with_name("staged_shards_checks.py"), tmp_path_factory.mktemp("runs")
-    common = os.environ | {"WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(folder), *WANTED],
-            env=common | {"RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        for rank in range(4)
-    ]
-    try:
-        said = [process.communicate(timeout=240) for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-    assert [process.returncode for process in ranks] == [0] * 4, b"".join(errors for _, errors in said).decode()
-    return json.loads(said[0][0])
+@pytest.fixture
+def found(found_by: Callable[..., Any]) -> dict[str, Any]:
+    return found_by("staged_shards_checks.py", 4, *WANTED)
 
 
 @pytest.mark.parametrize("check", WANTED)
