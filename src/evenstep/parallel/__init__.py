@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from evenstep.parallel.compression import COMPRESSIONS, Bf16, Compression, Fp16
     from evenstep.parallel.elastic import Elastic
     from evenstep.parallel.group import Group, Processes
-    from evenstep.parallel.layout import Layout, ShardedTensorRef, States, each_norm, mapped, squared_norm
+    from evenstep.parallel.layout import ParameterLayout, ShardedTensorRef, States, each_norm, mapped, squared_norm
     from evenstep.parallel.lighthouse import (
         ADDRESS,
         COUNT,
@@ -47,11 +47,11 @@ __all__ = [
     "Fp16",
     "Fsdp",
     "Group",
-    "Layout",
     "Lighthouse",
     "Mesh",
     "Ordered",
     "OrderedFsdp",
+    "ParameterLayout",
     "Processes",
     "RankInfo",
     "Reducer",
@@ -79,7 +79,7 @@ __getattr__, __dir__ = lazy_names(
         ".compression": "COMPRESSIONS Bf16 Compression Fp16",
         ".elastic": "Elastic",
         ".group": "Group Processes",
-        ".layout": "Layout ShardedTensorRef States each_norm mapped squared_norm",
+        ".layout": "ParameterLayout ShardedTensorRef States each_norm mapped squared_norm",
         ".lighthouse": "ADDRESS COUNT NUMBER SILENT_S ElasticRank Lighthouse coordination elastic_rank_of",
         ".mesh": "Mesh",
         ".named": "device_of_rank launched_group strategy_named",

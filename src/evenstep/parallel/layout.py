@@ -51,7 +51,7 @@ def mapped(tree: Any, act: Callable[[Any], Any]) -> Any:
     return tree
 
 
-class Layout:
+class ParameterLayout:
     """Every rank holds every tensor whole.
 
     Args:
@@ -62,7 +62,7 @@ class Layout:
             of each.
         exact: whether sums over elements are made of gathered tensors, so that they have the bits of one process.
 
-    >>> layout = Layout(Group())
+    >>> layout = ParameterLayout(Group())
     >>> layout.shard_index, layout.num_shards, layout.local_shard(torch.ones(2))
     (0, 1, tensor([1., 1.]))
     """
@@ -125,13 +125,13 @@ class StepsByOwner(ABC):
 
 
 @final
-class Shards(Layout):
+class Shards(ParameterLayout):
     """Each rank holds a part of every parameter, its gradient and its optimizer state, as torch's `DTensor`s.
 
     Args:
         group: the data-parallel ranks.
         num_shards: how many neighbouring ranks share one copy of the parameters; it divides the ranks.
-        exact: see `Layout`.
+        exact: see `ParameterLayout`.
     """
 
     divides = "elements"
@@ -180,7 +180,7 @@ class Shards(Layout):
         return distribute_tensor(full.to(live.device), live.device_mesh, live.placements, src_data_rank=None)
 
 
-def shard_optimizer(optimizer: torch.optim.Optimizer, replaced: Mapping[int, Tensor], layout: Layout) -> None:
+def shard_optimizer(optimizer: torch.optim.Optimizer, replaced: Mapping[int, Tensor], layout: ParameterLayout) -> None:
     """Let `optimizer`, built with whole parameters, hold what this rank steps of them, with its part of their state.
 
     Args:
@@ -200,14 +200,14 @@ def shard_optimizer(optimizer: torch.optim.Optimizer, replaced: Mapping[int, Ten
         layout.deal(optimizer)
 
 
-def _local_norms(layout: Layout, gradients: list[Tensor], norms: Callable[[list[Tensor]], Tensor]) -> Tensor:
+def _local_norms(layout: ParameterLayout, gradients: list[Tensor], norms: Callable[[list[Tensor]], Tensor]) -> Tensor:
     if layout.exact:  # one at a time is whole
         each = [norms([layout.local_shard(gradient)]) for gradient in gradients]
         return torch.cat(each) if each else norms([])
     return norms([layout.local_shard(gradient) for gradient in gradients])
 
 
-def squared_norm(layout: Layout, gradients: list[Tensor], norms: Callable[[list[Tensor]], Tensor]) -> Tensor:
+def squared_norm(layout: ParameterLayout, gradients: list[Tensor], norms: Callable[[list[Tensor]], Tensor]) -> Tensor:
     """‖g‖₂² over all parameters and their shards, 0-dim, the same on every rank, which all call it together.
 
     Args:
@@ -216,7 +216,7 @@ def squared_norm(layout: Layout, gradients: list[Tensor], norms: Callable[[list[
         norms: gives the norm of each of some tensors, as one tensor.
 
     >>> three_four = [torch.tensor([3.0]), torch.tensor([4.0])]
-    >>> squared_norm(Layout(Group()), three_four, lambda some: torch.stack([one.norm() for one in some]))
+    >>> squared_norm(ParameterLayout(Group()), three_four, lambda some: torch.stack([one.norm() for one in some]))
     tensor(25.)
     """
     each = _local_norms(layout, gradients, norms)
@@ -225,7 +225,7 @@ def squared_norm(layout: Layout, gradients: list[Tensor], norms: Callable[[list[
     return squared
 
 
-def each_norm(layout: Layout, gradients: list[Tensor], norms: Callable[[list[Tensor]], Tensor]) -> Tensor:
+def each_norm(layout: ParameterLayout, gradients: list[Tensor], norms: Callable[[list[Tensor]], Tensor]) -> Tensor:
     """‖g‖₂ of each gradient, whole, shape [len(gradients)]; the arguments are those of `squared_norm`."""
     each = _local_norms(layout, gradients, norms)
     if not layout.sums_are_partial:

@@ -1,7 +1,7 @@
 """How gradients and parameters are shared between data-parallel ranks, as users say it.
 
 A strategy is a description: the ranks and the options. From it come two things that do the work: a `Reducer` for each
-stage of the model, which sums gradients, and a `Layout`, which knows who holds what of a tensor. It keeps nothing of a
+stage of the model, which sums gradients, and a `ParameterLayout`, which knows who holds what of a tensor. It keeps nothing of a
 run and wraps nothing.
 """
 
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from evenstep.parallel.group import Group
-from evenstep.parallel.layout import Layout
+from evenstep.parallel.layout import ParameterLayout
 from evenstep.parallel.reducer.reducer import Reducer
 
 
@@ -28,9 +28,9 @@ class Strategy(ABC):
 
     gather_dtype: torch.dtype | None = None
 
-    def __init__(self, group: Group | None = None, layout: Layout | None = None) -> None:
+    def __init__(self, group: Group | None = None, layout: ParameterLayout | None = None) -> None:
         self.group = group or Group()
-        self.layout = layout or Layout(self.group)
+        self.layout = layout or ParameterLayout(self.group)
 
     @property
     def rank(self) -> int:

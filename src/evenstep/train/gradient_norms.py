@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from evenstep.names import named_parameters
 from evenstep.optim.apply import norms
-from evenstep.parallel import Layout, each_norm, squared_norm
+from evenstep.parallel import ParameterLayout, each_norm, squared_norm
 from evenstep.pipeline import PipelineModel
 
 
@@ -47,7 +47,7 @@ class NormsOfWhole:
         parameters: that are trained.
     """
 
-    def __init__(self, layout: Layout, parameters: Sequence[Tensor]) -> None:
+    def __init__(self, layout: ParameterLayout, parameters: Sequence[Tensor]) -> None:
         self._layout = layout
         self._norms = partial(norms, dtype=_norm_dtype({parameter.dtype for parameter in parameters}))
 
@@ -70,7 +70,7 @@ class NormsOfStages:
         device: of the model.
     """
 
-    def __init__(self, model: PipelineModel, layout: Layout, names: set[str], device: torch.device) -> None:
+    def __init__(self, model: PipelineModel, layout: ParameterLayout, names: set[str], device: torch.device) -> None:
         self._layout, self._pipeline = layout, model.mesh.pipeline
         self._slots = slots = {name: slot for slot, name in enumerate(model.parameter_names)}
         self._counted = [(slots[n], p) for n, p in named_parameters(model).items() if n in slots and n in names]

@@ -15,7 +15,7 @@ from evenstep.errors import ArgumentError
 from evenstep.optim.aside import Aside, holds_parameters, tells_itself
 from evenstep.optim.multi import inner
 from evenstep.optim.sharing import Part, why_not_by
-from evenstep.parallel import Elastic, Layout, Strategy
+from evenstep.parallel import Elastic, ParameterLayout, Strategy
 from evenstep.pipeline import PipelineModel
 from evenstep.train.arguments import choose_device
 
@@ -46,7 +46,7 @@ def in_stages(model: nn.Module) -> bool:
     return isinstance(model, PipelineModel) and model.mesh.pipeline.ranks > 1
 
 
-def is_shared(model: nn.Module, layout: Layout) -> bool:
+def is_shared(model: nn.Module, layout: ParameterLayout) -> bool:
     """Whether each rank steps a share of what is trained only."""
     return layout.divides != "nothing" or in_stages(model)
 
@@ -77,7 +77,7 @@ def _check_step(optimizer: Optimizer, device: torch.device) -> None:
         )
 
 
-def _check_shared(optimizer: Optimizer, layout: Layout, *, stages: bool) -> None:
+def _check_shared(optimizer: Optimizer, layout: ParameterLayout, *, stages: bool) -> None:
     shards = layout.divides == "elements"
     part = Part.ELEMENT if shards else Part.PARAMETER
     cut = (

@@ -18,7 +18,7 @@ from evenstep.internals import unwrapped
 from evenstep.names import by_plain_name, load_state, named_parameters, plain, state_of
 from evenstep.optim.aside import Aside
 from evenstep.optim.ema import Ema
-from evenstep.parallel import Layout, ShardedTensorRef, States, mapped
+from evenstep.parallel import ParameterLayout, ShardedTensorRef, States, mapped
 from evenstep.precision import Precision
 from evenstep.train.optimizer_state import check_optimizer, load_optimizer, optimizer_state, options_of
 from evenstep.train.optimizers import is_shared
@@ -67,7 +67,7 @@ class Saved:
     model: nn.Module
     optimizer: Optimizer
     names: list[list[str]]
-    layout: Layout
+    layout: ParameterLayout
     ema: Ema | None
     precision: Precision
     _own: list[list[str]] = field(init=False)
@@ -123,7 +123,7 @@ class Saved:
 
         Args:
             state: that `check` found to fit.
-            take: gives what of a whole tensor a live one holds, cut as that is: `Layout.scatter_like`, or a reader's.
+            take: gives what of a whole tensor a live one holds, cut as that is: `ParameterLayout.scatter_like`, or a reader's.
         """
         live = state_of(self.model)
         stepped = {name: live[name] for group in self._own for name in group}

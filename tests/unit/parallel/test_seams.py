@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep.parallel import Ddp, Fsdp, Group, Layout, Ordered, OrderedFsdp, Reducer, Single, Strategy, Zero1
+from evenstep.parallel import Ddp, Fsdp, Group, Ordered, OrderedFsdp, ParameterLayout, Reducer, Single, Strategy, Zero1
 from evenstep.parallel.layout import Shards, StepsByOwner, each_norm, squared_norm
 from evenstep.parallel.reducer import reducer as seam
 from evenstep.parallel.reducer.reducer import ChoosesTrained, Compresses, ExplainsErrors, GathersPerPlan, PadsPasses
@@ -38,14 +38,20 @@ def test_a_reducer_has_six_verbs() -> None:
 
 
 def test_a_layout_has_five_functions_and_says_which_shard_is_held() -> None:
-    assert functions(Layout) == {
+    assert functions(ParameterLayout) == {
         "local_shard",
         "all_reduce_shards",
         "gather_full",
         "scatter_like",
         "optimizer_state",
     }
-    assert public(Layout) - functions(Layout) == {"shard_index", "num_shards", "sums_are_partial", "divides", "exact"}
+    assert public(ParameterLayout) - functions(ParameterLayout) == {
+        "shard_index",
+        "num_shards",
+        "sums_are_partial",
+        "divides",
+        "exact",
+    }
 
 
 def test_a_strategy_describes() -> None:

@@ -2,7 +2,7 @@
 
 Each stage of a rank has its own reducer. Every reduction is a plain SUM, because each loss is divided by the weight of
 the whole update before its backward. The defaults do nothing, which is what one rank needs. It is not a wrapper around
-the training loop, and it does not know who holds what of a tensor; that is the `Layout`'s.
+the training loop, and it does not know who holds what of a tensor; that is the `ParameterLayout`'s.
 """
 
 from abc import ABC, abstractmethod

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.parallel.group import Group
-from evenstep.parallel.layout import Layout, ShardedTensorRef, States, StepsByOwner, mapped
+from evenstep.parallel.layout import ParameterLayout, ShardedTensorRef, States, StepsByOwner, mapped
 from evenstep.parallel.reducer.reducer import Reducer
 from evenstep.parallel.strategy import Strategy
 
@@ -39,7 +39,7 @@ class Zero1(Strategy):
 
 
 @final
-class Owners(Layout, StepsByOwner):
+class Owners(ParameterLayout, StepsByOwner):
     """Every rank holds every parameter and gradient; the optimizer state of each parameter is one rank's."""
 
     divides = "parameters"

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from evenstep import Failures, Fp16Mixed, Loss, MapData, Mixture, Task, Trainer, Training
 from evenstep.errors import ArgumentError
-from evenstep.parallel import Group, Layout, Reducer, Single, Strategy
+from evenstep.parallel import Group, ParameterLayout, Reducer, Single, Strategy
 from evenstep.train import AlignedMtl, Combine, GradNorm, PcGrad, Separate
 
 SIZES = {"a": 6, "b": 4, "c": 2}
@@ -143,7 +143,7 @@ def test_what_grad_norm_has_learned_goes_back_with_an_aborted_update(several: An
 
 
 def test_products_ask_the_layout_of_a_strategy_of_ones_own(several: Any) -> None:
-    class Watched(Layout):
+    class Watched(ParameterLayout):
         """Counts what is asked of it."""
 
         shards = sums = 0
