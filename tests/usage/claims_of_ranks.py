@@ -83,7 +83,7 @@ AREAS = (
                 "unit/parallel/test_sharded.py::test_offload_without_an_accelerator_is_refused",
             ),
             limit(
-                "`fsdp`: a rank with fewer micro-batches runs some again as dummy passes; single numbers stay whole on all",
+                "`fsdp`: a rank with fewer micro-batches runs dummy passes; single numbers stay whole on all",
                 "prove: ranks fsdp, fast",
             ),
         ),

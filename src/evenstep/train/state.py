@@ -123,7 +123,8 @@ class Saved:
 
         Args:
             state: that `check` found to fit.
-            take: gives what of a whole tensor a live one holds, cut as that is: `ParameterLayout.scatter_like`, or a reader's.
+            take: gives what of a whole tensor a live one holds, cut as that is: `ParameterLayout.scatter_like`, or a
+                reader's.
         """
         live = state_of(self.model)
         stepped = {name: live[name] for group in self._own for name in group}
