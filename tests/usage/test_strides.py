@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 import strides_programs as programs
+import torch
 from launched import Failed, on_ranks
 
 from evenstep.errors import ArgumentError
+from evenstep.parallel.strides import laid_out
 
 each_model = pytest.mark.parametrize("model", ["images", "transposed"])
 each_kernel = pytest.mark.parametrize("fused", [False, True], ids=["by steps", "fused"])
@@ -42,3 +44,9 @@ def test_parameters_that_do_not_lie_row_by_row_go_on_with_a_fused_optimizer_as_i
     whole = _found(1, model, "single", True)
     _found(1, model, "single", True, str(tmp_path / "run"), 1)
     assert _found(1, model, "single", True, str(tmp_path / "run")) == whole
+
+
+def test_a_stand_in_without_memory_says_nothing_of_how_a_gradient_lies() -> None:
+    for shape in ((1,), (3,)):
+        found = laid_out(torch.ones(shape), torch.empty(()).expand(shape))
+        assert found.stride() == (1,) and found.tolist() == [1.0] * shape[0]

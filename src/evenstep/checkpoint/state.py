@@ -215,7 +215,8 @@ def _decode(node: JSON, tensors: Mapping[str, Tensor], used: set[str], name: str
 def _as_bytes(tensor: Tensor) -> Tensor:
     """The values of `[*shape]` as uint8 `[*shape, bytes per element]`."""
     values = tensor.resolve_conj().resolve_neg().contiguous()
-    return values.reshape(-1).view(torch.uint8).reshape(*tensor.shape, tensor.element_size())
+    flat = values.as_strided((values.numel(),), (1,))  # one element is contiguous at any stride
+    return flat.view(torch.uint8).reshape(*tensor.shape, tensor.element_size())
 
 
 def _from_bytes(stored: Tensor, dtype_name: JSON, name: str) -> Tensor:

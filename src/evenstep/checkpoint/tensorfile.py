@@ -130,7 +130,8 @@ def _place(tensor: Tensor) -> tuple[int, bool]:
 
 def bytes_of(tensor: Tensor) -> memoryview:
     """The memory of a contiguous CPU tensor."""
-    return tensor.reshape(-1).view(torch.uint8).numpy().data
+    # one element is contiguous at any stride, also 0, at which torch gives no bytes
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data
 
 
 def read_tensors(source: Source, device: torch.device) -> dict[str, Tensor]:

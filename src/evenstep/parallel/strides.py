@@ -12,8 +12,11 @@ from torch import Tensor
 def laid_out(tensor: Tensor, like: Tensor) -> Tensor:
     """`tensor` in the shape of `like`, and lying in memory as that does; a copy only where it lay otherwise.
 
+    A stand-in that takes no memory (`expand`) says nothing of how it should lie.
+
     >>> laid_out(torch.arange(4.0), torch.zeros(2, 2).t()).stride()
     (1, 2)
     """
     shaped = tensor.view(like.shape)
-    return shaped if shaped.stride() == like.stride() else torch.empty_like(like, dtype=tensor.dtype).copy_(shaped)
+    as_is = shaped.stride() == like.stride() or 0 in like.stride()
+    return shaped if as_is else torch.empty_like(like, dtype=tensor.dtype).copy_(shaped)

@@ -25,6 +25,8 @@ def tensors_of_all_kinds() -> dict[str, torch.Tensor]:
         "empty": torch.zeros(0, 4),
         "transposed": torch.arange(6.0).reshape(2, 3).T,
         "channels last": torch.arange(24.0).reshape(1, 2, 3, 4).to(memory_format=torch.channels_last),
+        "expanded": torch.ones(()).expand(1),
+        "expanded further": torch.ones(()).expand(3),
         "parameter": nn.Parameter(torch.ones(2)),
         "ü": torch.ones(1, dtype=torch.bfloat16),
     }
