@@ -91,7 +91,7 @@ def run(folder: Path, case: str, failing: int, ranks: int) -> tuple[list[tuple[i
     return [(p.returncode, (folder / f"{rank}.err").read_text()) for rank, p in enumerate(processes)], lived_on_s
 
 
-@pytest.mark.parametrize("failing", [0, 2])
+@pytest.mark.parametrize("failing", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_a_killed_rank_ends_the_others_within_seconds_with_the_action_they_were_at(
     tmp_path: Path, failing: int
 ) -> None:
@@ -156,7 +156,9 @@ def test_a_run_file_trains_on_two_stages_and_goes_on_on_four_and_on_none(file: P
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (("--parallel.pipeline", 13), "a model of 12 layers can't be cut into 13 stages"),
+        pytest.param(
+            *(("--parallel.pipeline", 13), "a model of 12 layers can't be cut into 13 stages"), marks=pytest.mark.slow
+        ),
         (("--parallel.pipeline", 2, "--parallel.pipeline_schedule", "zbv"), "did you mean `zb_v`?"),
         (("--parallel.pipeline_schedule", "zbv"), "did you mean `zb_v`?"),
         (("--parallel.relay_skips", "true"), "`parallel.relay_skips` is for a pipeline"),
