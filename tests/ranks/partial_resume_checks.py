@@ -19,7 +19,7 @@ from evenstep.errors import CheckpointError
 from evenstep.parallel import Fsdp, Group, Mesh, Ordered, OrderedFsdp, Processes, Single, Strategy, Zero1
 from evenstep.pipeline import Layers, PipelineModel
 
-FOLDER = Path(sys.argv[1])
+FOLDER = Path(sys.argv[1] if __name__ == "__main__" else ".")
 WIDTH = 768
 POINTS = [(torch.full((WIDTH,), n / 9), torch.tensor(n % 3 / 2)) for n in range(8)]
 WAYS: dict[str, Callable[[Group], Strategy]] = {
@@ -170,4 +170,5 @@ def main() -> None:
     group.close()
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -10,6 +10,7 @@ and steps know nothing of this; one process does the same, and meets nobody.
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from time import sleep
 from typing import TypeVar, final
 
 from evenstep.data import Microbatch
@@ -23,6 +24,8 @@ from evenstep.train.split_limit import SplitLimit, SubBatch, described
 from evenstep.train.task import Task
 
 T = TypeVar("T")
+# Others may still be reading the answer of the last collective before this work, which breaking off would take away.
+_ARRIVING_S = 0.05
 
 
 @final
@@ -141,6 +144,7 @@ class Recovery:
         """
         group = self._execution.group
         if reason:
+            sleep(_ARRIVING_S if group.ranks > 1 else 0.0)
             group.interrupt(reason)
         reason = reason or group.interrupted()
         self._execution.reset()
