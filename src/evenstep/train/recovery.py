@@ -106,7 +106,7 @@ class Recovery:
             except Exception as error:
                 if is_out_of_memory(error):
                     fault = traceback.format_exc()
-                elif not together or not self._execution.group.interrupted():
+                elif not together or not self._was_woken(error):
                     raise
             # only here, where the error is gone: its traceback refers to all that must be freed
             reason = self._cut(work, attempt, fault) if fault else ""
@@ -127,11 +127,15 @@ class Recovery:
             return compute(), False
         except Exception as error:
             ran_out = is_out_of_memory(error)
-            if not ran_out and not self._execution.group.interrupted():
+            if not ran_out and not self._was_woken(error):
                 raise
         reason = f"rank {self._execution.group.rank} ran out of memory in {place}" if ran_out else ""
         told = self._meet(place, reason, ran_out, lambda: None)
         return None, any(self._execution.alike(told))
+
+    def _was_woken(self, error: Exception) -> bool:
+        """Whether an error is that of connections which another rank has broken; an error of the user's own is not."""
+        return isinstance(error, RuntimeError | LostRankError) and bool(self._execution.group.interrupted())
 
     def _meet(self, place: str, reason: str, said: T, discard: Callable[[], None]) -> list[T]:
         """Break off, let go of everything, and meet the others; gives what each has said.
