@@ -10,14 +10,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from evenstep.exits import EXIT_REQUEUE
 from evenstep.parallel import Group
 from evenstep.signals import REQUEUE, interrupted, stopping
 from evenstep.train.loop import Loop
 from evenstep.train.result import Result
 from evenstep.train.standard import write_page
 from evenstep.train.tracebacks import shorten
-
-EXIT_REQUEUE = 75  # sysexits' EX_TEMPFAIL, as of the command line: saved, and wants to be run again
 
 
 def conduct(train: Callable[[], Result], loop: Loop) -> Result:

@@ -151,12 +151,6 @@ def whole_of(microbatch: Microbatch) -> SubBatch:
     return SubBatch(microbatch.data, num_samples=microbatch.known_samples)
 
 
-def half_of(tasks: Mapping[str, Task], microbatch: Microbatch) -> Microbatch | None:
-    """The first half of a micro-batch, or None where it can't be cut."""
-    first, *others = parts_of(tasks[microbatch.task], whole_of(microbatch))
-    return part_of(microbatch, first) if others else None
-
-
 def check_weights(task: Task, whole: SubBatch, pieces: list[SubBatch]) -> None:
     """Raise TaskError unless the pieces weigh what the whole does: only then is the gradient the same."""
     if task.late_weight:

@@ -7,7 +7,7 @@ updates there are.
 
 from collections.abc import Mapping
 from inspect import signature
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -29,11 +29,13 @@ class Surface:
     _loop: Loop
     _group: Group
 
-    def __getattr__(self, name: str) -> Any:  # only of what is not there
-        if name not in _OLD_NAMES:
-            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
-        warn(f"trainer.{name}", f"trainer.{_OLD_NAMES[name]}")
-        return getattr(self, _OLD_NAMES[name])
+    if not TYPE_CHECKING:  # which would take any name for one of these
+
+        def __getattr__(self, name: str) -> Any:  # only of what is not there
+            if name not in _OLD_NAMES:
+                raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+            warn(f"trainer.{name}", f"trainer.{_OLD_NAMES[name]}")
+            return getattr(self, _OLD_NAMES[name])
 
     def __setattr__(self, name: str, value: Any) -> None:
         settable = getattr(getattr(type(self), name, None), "fset", None)
