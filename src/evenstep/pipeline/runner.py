@@ -5,10 +5,9 @@ evaluates, how gradients are shared and what a micro-batch is, it does not know.
 before and after a plan is its peers' to say; a model that is whole has none.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import final
 
-from evenstep.parallel.reducer.reducer import ExplainsErrors
 from evenstep.pipeline.action import Plan
 from evenstep.pipeline.stage import Stage, Step
 from evenstep.pipeline.wire import Wire
@@ -43,11 +42,19 @@ class Runner:
     Args:
         stages: this rank's.
         peers: the other ranks of the pipeline; none by default.
+        explained: what an error of torch's means with these stages; itself by default.
     """
 
-    def __init__(self, stages: Sequence[Stage], peers: Peers | None = None) -> None:
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        peers: Peers | None = None,
+        *,
+        explained: Callable[[Exception], Exception] = lambda error: error,
+    ) -> None:
         self.stages = {stage.index: stage for stage in stages}
         self.peers = peers or Peers()
+        self._explained = explained
 
     def run(self, plan: Plan, step: Step) -> None:
         """Execute `plan`. Gradients are complete, reduced and summed over ties when it returns.
@@ -70,15 +77,8 @@ class Runner:
             for stage in self.stages.values():
                 stage.forget()
             self.peers.stopped(error, plan, walked)
-            explained = self._explained(error, plan[walked].stage)
+            explained = self._explained(error) if isinstance(error, RuntimeError) else error
             if explained is error:
                 raise
             raise explained from error
         self.peers.finish(plan)
-
-    def _explained(self, error: BaseException, stage: int) -> BaseException:
-        """What an error of torch's means with the stage's reducer."""
-        reducer = self.stages[stage].reducer
-        if isinstance(error, RuntimeError) and isinstance(reducer, ExplainsErrors):
-            return reducer.explained(error)
-        return error

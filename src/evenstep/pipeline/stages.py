@@ -43,4 +43,4 @@ def build_runner(
         )
         for index, (module, reducer) in wrapped.items()
     ]
-    return Runner(stages, PipelinePeers(model, edges, deferral))
+    return Runner(stages, PipelinePeers(model, edges, deferral), explained=reducers.explained)

@@ -56,7 +56,7 @@ def check_agreement(
     shapes = {name: list(value.shape) for name, value in state_of(unwrapped(engine.model)).items()}
     flags = {name: one.requires_grad for name, one in named_parameters(unwrapped(engine.model)).items()}
     check_same_on_all_ranks(
-        engine.strategy.group,
+        engine.reducers.group,
         {"model": shapes, "the parameters of the optimizer's groups": groups, "requires_grad": flags},
     )
 

@@ -62,7 +62,7 @@ def build_loop(
         engine=engine,
         feed=Feed(
             data=data,
-            strategy=engine.strategy,
+            reducers=engine.reducers,
             seed=engine.seed,
             pin_memory=engine.parts.context.device.type == "cuda",
             max_skipped_samples=max_skipped_samples,
@@ -77,7 +77,7 @@ def build_loop(
         log_every_updates=log_every_updates,
         settle_every_updates=1 if known_at_once else settle,
         # Where ranks gather a model together none can try alone: what fits is found by the first updates that don't.
-        fits_memory=train.fit_memory and engine.strategy.layout.divides != "elements",
+        fits_memory=train.fit_memory and engine.reducers.layout.divides != "elements",
     )
 
 

@@ -42,7 +42,7 @@ class Dependence:
         if self.randomness.found:
             self._say(update, _LATE.format(what=self.randomness.found, update=update))
             self.randomness.found = ""
-        if not self._looked and self.execution.strategy.rank == 0:
+        if not self._looked and self.execution.reducers.rank == 0:
             for message in (self.unkeyed, self._of_buffers(), self._of_temporary()):
                 if message:
                     self._say(update, message)
@@ -59,7 +59,7 @@ class Dependence:
         shared = (
             " All ranks take them, in each update, from the first rank that has moved them, so they depend on the "
             "number of ranks as well."
-            if self.execution.strategy.ranks > 1
+            if self.execution.reducers.ranks > 1
             else " On several ranks each micro-batch would see those of its rank."
         )
         return (

@@ -26,9 +26,9 @@ def emergency_save(error: BaseException, loop: Loop, *, end: Callable[[BaseExcep
             engine.group.fail(f"{type(error).__name__}: {error}")
         is_whole = engine.core.is_whole
         loop.abandon()
-        update, strategy = engine.progress.update, engine.strategy
+        update, reducers = engine.progress.update, engine.reducers
         loop.reporter.report(failed(error, engine.group, update))
-        failure = describe_failure(error, loop.in_progress, rank=strategy.rank, ranks=strategy.ranks)
+        failure = describe_failure(error, loop.in_progress, rank=reducers.rank, ranks=reducers.ranks)
         saving.rescue(error, update, state.part if is_whole else None, failure, part=state.part_held)
         if engine.group.ranks == 1:  # the others may not be there to sum with
             loop.write_known()

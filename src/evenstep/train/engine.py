@@ -180,9 +180,9 @@ class Engine:
         return self.parts.execution.group
 
     @property
-    def strategy(self) -> Reducers:
+    def reducers(self) -> Reducers:
         """How gradients are shared between data-parallel ranks."""
-        return self.parts.execution.strategy
+        return self.parts.execution.reducers
 
     @property
     def bus(self) -> Bus:
@@ -211,7 +211,7 @@ class Engine:
                 says so.
         """
         context = self.parts.context
-        batch = global_batch(microbatches, self.progress.position, self.strategy.group)
+        batch = global_batch(microbatches, self.progress.position, self.reducers.group)
         self.storage.discard_from(0)  # what nobody has read of the update before
         if not self.core.is_whole:
             raise EvenstepError(
@@ -238,7 +238,7 @@ class Engine:
         Args:
             microbatches: as for `update`.
         """
-        batch = global_batch(microbatches, Position(), self.strategy.group)
+        batch = global_batch(microbatches, Position(), self.reducers.group)
         context = self.parts.context
         apart = replace(context, storage=Storage(meters=build_meters(context.tasks, context.device)))
         with self._together(), self.evaluating():
@@ -324,7 +324,7 @@ class Engine:
             ReplicaError: the ranks' parameters have become different.
         """
         if self.progress.update >= number:
-            self.strategy.after_update(number)
+            self.reducers.after_update(number)
             self.core.begin()  # statistics that the ranks have averaged stay, whatever breaks off next
 
     def lower_scale(self) -> None:

@@ -96,13 +96,13 @@ class Evaluation:
         return records
 
     def _run(self, update: int, prefix: str) -> None:
-        strategy, context = self._execution.strategy, self._context
+        reducers, context = self._execution.reducers, self._context
         batches = self._data.batches_together(
             Position(),
             seed=context.seed,
-            rank=strategy.rank,
-            ranks=strategy.ranks,
-            total=strategy.group.sum_floats,
+            rank=reducers.rank,
+            ranks=reducers.ranks,
+            total=reducers.group.sum_floats,
         )
         with closing(cast("Any", batches)):
             for batch in batches:
@@ -112,7 +112,7 @@ class Evaluation:
                         f"`train()` on it meanwhile."
                     )
                 self._guard(batch)
-                weights = weigh(context.tasks, batch, strategy.group)
+                weights = weigh(context.tasks, batch, reducers.group)
                 for name in weights.totals:  # one task after the other, on all ranks
                     self._through(weights.of(name), update, batch.position.batch)
                 if batch.ends_epoch:

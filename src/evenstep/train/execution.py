@@ -44,7 +44,7 @@ class Execution:
     Args:
         group: all ranks that train the model.
         pipeline: those of them that hold its other stages.
-        strategy: how gradients are shared between data-parallel ranks.
+        reducers: how gradients are shared between data-parallel ranks, one for each stage.
         trainer: runs plans with backwards.
         evaluator: runs plans of forwards.
         alone: runs plans whose gradients are shared with nobody.
@@ -57,7 +57,7 @@ class Execution:
 
     group: Group
     pipeline: Group
-    strategy: Reducers
+    reducers: Reducers
     trainer: Runner
     evaluator: Runner
     alone: Runner
@@ -70,7 +70,7 @@ class Execution:
     @property
     def part_held(self) -> tuple[int, int]:
         """Which part of the state this rank holds without asking the others, and of how many."""
-        place, places = self.strategy.layout.shard_index, self.strategy.layout.num_shards
+        place, places = self.reducers.layout.shard_index, self.reducers.layout.num_shards
         return self.pipeline.rank * places + place, self.pipeline.ranks * places
 
     def begin(self) -> None:
@@ -101,23 +101,17 @@ class Execution:
             with dummy(microbatch) as step:
                 self.try_one(step, backward=backward)
 
-        self.strategy.pad_passes(work, run, backward=backward, kind=kind, last=last)
+        self.reducers.pad_passes(work, run, backward=backward, kind=kind, last=last)
 
     def try_one(self, step: MicrobatchStep, *, backward: bool = True) -> None:
         """Run the micro-batches of `step` on this rank alone."""
         numbers = step.lay_out(step.work)
-        try:
-            self.alone.run(self.plan(numbers, True) if backward else self.forwards(numbers), step)
-        except RuntimeError as error:
-            explained = self.strategy.explained(error)
-            if explained is error:
-                raise
-            raise explained from error
+        self.alone.run(self.plan(numbers, True) if backward else self.forwards(numbers), step)
 
     @property
     def evaluates_together(self) -> bool:
         """Whether ranks wait for each other within an evaluation's passes."""
-        return self.in_stages or self.strategy.in_turn
+        return self.in_stages or self.reducers.in_turn
 
     def alike(self, values: Sequence[T]) -> Sequence[T]:
         """Of values by rank those of this rank's pipeline, whose ranks run one plan together."""
@@ -130,7 +124,7 @@ class Execution:
             for stage in runner.stages.values():
                 stage.forget()
             runner.peers.reset()
-        self.strategy.abandon()
+        self.reducers.abandon()
 
 
 def build_execution(model: nn.Module, strategy: Strategy, optimizer: Optimizer, device: torch.device) -> Execution:
@@ -158,10 +152,10 @@ def _of_whole(model: nn.Module, strategy: Strategy, optimizer: Optimizer) -> Exe
     return Execution(
         group=strategy.group,
         pipeline=Group(),
-        strategy=reducers,
-        trainer=Runner([Stage(wrapped, reducer)]),
-        evaluator=Runner([Stage(model, reducer)]),
-        alone=Runner([Stage(wrapped, Single().reducer(wrapped))]),
+        reducers=reducers,
+        trainer=Runner([Stage(wrapped, reducer)], explained=reducers.explained),
+        evaluator=Runner([Stage(model, reducer)], explained=reducers.explained),
+        alone=Runner([Stage(wrapped, Single().reducer(wrapped))], explained=reducers.explained),
         plan=_sequential,
         forwards=_forwards,
         norms=norms,
@@ -206,7 +200,7 @@ def _of_stages(model: PipelineModel, strategy: Strategy, optimizer: Optimizer, d
     return Execution(
         group=model.mesh.world,
         pipeline=pipeline,
-        strategy=reducers,
+        reducers=reducers,
         trainer=runner,
         evaluator=runner,
         alone=runner,

@@ -24,7 +24,7 @@ class Feed:
 
     Args:
         data: gives them.
-        strategy: says which micro-batches are this rank's.
+        reducers: say which micro-batches are this rank's.
         seed: of the data's order and augmentation.
         pin_memory: whether batches are put in pinned memory.
         max_skipped_samples: how many samples that can't be read may be left out before the run stops.
@@ -34,7 +34,7 @@ class Feed:
     """
 
     data: Data
-    strategy: Reducers
+    reducers: Reducers
     seed: int
     pin_memory: bool
     max_skipped_samples: int
@@ -55,9 +55,9 @@ class Feed:
         self._batches = self.data.batches_together(
             position,
             seed=self.seed,
-            rank=self.strategy.rank,
-            ranks=self.strategy.ranks,
-            total=self.strategy.group.sum_floats,
+            rank=self.reducers.rank,
+            ranks=self.reducers.ranks,
+            total=self.reducers.group.sum_floats,
             pin_memory=self.pin_memory,
         )
         with closing(cast("Any", self._batches)):

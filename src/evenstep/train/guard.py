@@ -188,7 +188,7 @@ class Guard:
 
     def _precise(self, *, narrow: bool) -> Precise:
         """How exactly losses can be compared, of which some are `narrow`."""
-        gathers = self.execution.strategy.gather_dtype
+        gathers = self.execution.reducers.gather_dtype
         formats = {parameter.dtype for parameter in self.model.parameters()}
         if narrow or gathers or self.context.precision.name != "32-true" or not formats.isdisjoint(_16_BITS):
             return NARROW
@@ -255,7 +255,7 @@ class Guard:
         if execution.holds_output and not heard.no_memory and not heard.error:
             weights = [self._weight(task, piece) for piece in pieces]
             given = [_given(task, loss, weight) for loss, weight in zip(listening.heard, weights, strict=True)]
-        place, holds = execution.strategy.rank, execution.holds_output
+        place, holds = execution.reducers.rank, execution.holds_output
         everybody = execution.group.gather((place, holds, given, listening.narrow, heard.no_memory))
         given, narrow = next((theirs, narrow) for rank, has, theirs, narrow, _ in everybody if has and rank == place)
         elsewhere = any(no_memory for *_, no_memory in everybody)

@@ -209,7 +209,7 @@ class Loop:
         number, data_s = engine.progress.update + 1, perf_counter() - began
         self.in_progress = batch, number
         began += engine.parts.guard(batch)
-        waited_s = engine.strategy.group.waited_s
+        waited_s = engine.reducers.group.waited_s
         if not self._remarks.said:
             self._remark(batch)
         if batch.faults:
@@ -237,7 +237,7 @@ class Loop:
                 leave = self.settle()
         self.in_progress = None
         engine.after_update(number)
-        self.reporter.busy(perf_counter() - began - (engine.strategy.group.waited_s - waited_s))
+        self.reporter.busy(perf_counter() - began - (engine.reducers.group.waited_s - waited_s))
         return leave
 
     def _remark(self, batch: GlobalBatch) -> None:
@@ -245,7 +245,7 @@ class Loop:
         remarks = self._remarks(
             batch,
             data=self.feed.data,
-            ranks=engine.strategy.ranks,
+            ranks=engine.reducers.ranks,
             outside=engine.core.trained.outside_names,
             rank=engine.group.rank if engine.parts.execution.in_stages else None,
             update=engine.progress.update,

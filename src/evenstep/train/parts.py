@@ -163,7 +163,7 @@ def build_parts(
         cuts=cuts,
         on_out_of_memory=on_out_of_memory or Retry(),
         report=report,
-        trained=Trained(model, optimizer, names, share=execution.strategy.share, check=context.precision.check_trained),
+        trained=Trained(model, optimizer, names, share=execution.reducers.share, check=context.precision.check_trained),
         combine=combine,
         unkeyed=unkeyed,
     )
@@ -180,13 +180,13 @@ def build_parts(
         ),
         cuts=cuts,
         ema=train.ema,
-        modes=Modes(optimizer, model.parameters(), execution.strategy.after_step),
+        modes=Modes(optimizer, model.parameters(), execution.reducers.after_step),
         # After the strategy has made replicas equal: the average begins as a copy of the parameters.
         saved=Saved(
             model=unwrapped(model),
             optimizer=optimizer,
             names=names,
-            layout=execution.strategy.layout,
+            layout=execution.reducers.layout,
             ema=train.ema,
             precision=context.precision,
         ),

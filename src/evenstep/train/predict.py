@@ -69,7 +69,7 @@ def predict(
     Returns:
         One prediction per micro-batch, in the order of the data; none on ranks that do not collect.
     """
-    group, strategy = execution.group, execution.strategy
+    group, reducers = execution.group, execution.reducers
     wants = group.rank == 0 if collect is None else collect
     everybody = group.gather((wants, execution.holds_output))
     post = _Post(
@@ -83,9 +83,9 @@ def predict(
         recovery = Recovery(execution=execution, tasks=context.tasks, cuts=SplitLimit(), report=lambda incident: None)
         keep = partial(_kept_together, recovery=recovery)
     found: list[Prediction] = []
-    total = strategy.group.sum_floats
+    total = reducers.group.sum_floats
     batches = data.batches_together(
-        Position(), seed=context.seed, rank=strategy.rank, ranks=strategy.ranks, total=total
+        Position(), seed=context.seed, rank=reducers.rank, ranks=reducers.ranks, total=total
     )
     try:
         with evaluating(model, context.device), closing(cast("Any", batches)):

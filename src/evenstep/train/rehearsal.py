@@ -67,7 +67,7 @@ def compare_cuts(engine: Engine, data: Data) -> str:
         The comparison in a sentence; "" where nothing is to be compared: a stream, whose batches can't be taken twice,
         micro-batches that can't be cut in two, or a gradient that is not finite.
     """
-    strategy, cuts = engine.strategy, engine.parts.cuts
+    reducers, cuts = engine.reducers, engine.parts.cuts
     if data.num_batches(engine.progress.position.epoch, seed=engine.seed) is None:
         return ""
     batch = _first(engine, data)
@@ -78,7 +78,7 @@ def compare_cuts(engine: Engine, data: Data) -> str:
         return odd
     engine.model.train()
     engine.core.begin()
-    with undisturbed(engine.parts.context.device), strategy.uncompressed():
+    with undisturbed(engine.parts.context.device), reducers.uncompressed():
         whole = _norms(engine, batch)
         before = cuts.limit
         cuts.limit = halved if before is None else min(halved, before)
@@ -97,8 +97,8 @@ def compare_cuts(engine: Engine, data: Data) -> str:
 
 
 def _first(engine: Engine, data: Data) -> GlobalBatch | None:
-    strategy = engine.strategy
-    batches = data.batches(engine.progress.position, seed=engine.seed, rank=strategy.rank, ranks=strategy.ranks)
+    reducers = engine.reducers
+    batches = data.batches(engine.progress.position, seed=engine.seed, rank=reducers.rank, ranks=reducers.ranks)
     with closing(cast("Any", batches)), closing(data):
         return next(batches, None)
 

@@ -47,13 +47,13 @@ class RunState:
         Args:
             whole: False to leave tensors that are cut over ranks as they are.
         """
-        data, ranks = self._state_of_data(), self.engine.strategy.group
+        data, ranks = self._state_of_data(), self.engine.reducers.group
         states = ranks.gather(data) if self.data.state_is_of_rank else [data]
         return self._with_counters(self.engine.tensors(whole=whole), dict(enumerate(states)))
 
     def part(self) -> Tree:
         """What this rank holds of it, without asking the others."""
-        rank = self.engine.strategy.rank if self.data.state_is_of_rank else 0
+        rank = self.engine.reducers.rank if self.data.state_is_of_rank else 0
         tensors = self.engine.held_tensors()
         if self._holds_copy:  # of what another rank writes as well
             tensors = {**tensors, "model": {}, "ema": {}, "optimizer": {**tensors["optimizer"], "state": {}}}
@@ -68,8 +68,8 @@ class RunState:
 
     @property
     def _holds_copy(self) -> bool:
-        strategy = self.engine.strategy
-        return self.data.state_is_of_rank and strategy.rank >= strategy.layout.num_shards
+        reducers = self.engine.reducers
+        return self.data.state_is_of_rank and reducers.rank >= reducers.layout.num_shards
 
     def _state_of_data(self) -> Tree:
         """What this rank's data need to go on at the committed position."""
@@ -82,7 +82,7 @@ class RunState:
             "progress": engine.progress.state_dict(),
             "data": {
                 "fingerprint": self.data.fingerprint(),
-                "ranks": engine.strategy.ranks if self.data.state_is_of_rank else 0,
+                "ranks": engine.reducers.ranks if self.data.state_is_of_rank else 0,
                 "states": data,
             },
             "hooks": engine.bus.state_dict(),
@@ -115,7 +115,7 @@ class RunState:
         Raises:
             CheckpointError: it is not there, damaged, or of another run. Nothing has been changed, on any rank.
         """
-        group, layout = self.engine.group, self.engine.strategy.layout
+        group, layout = self.engine.group, self.engine.reducers.layout
         if not self.engine.parts.execution.in_stages and layout.divides == "nothing":
             whole = read_checkpoint(path)
             return whole.path, self.load_state_dict(whole.state)
@@ -165,8 +165,8 @@ class RunState:
         Raises:
             CheckpointError: each rank has data of its own, and they were as many as there are now.
         """
-        strategy, of_rank = self.engine.strategy, self.data.state_is_of_rank
-        now = strategy.ranks if of_rank else 0
+        reducers, of_rank = self.engine.reducers, self.data.state_is_of_rank
+        now = reducers.ranks if of_rank else 0
         # before each rank's was kept, there was the first one's
         states = saved.get("states", {0: saved.get("state")})
         then = saved.get("ranks", int(of_rank))
@@ -177,7 +177,7 @@ class RunState:
                 f"Resume on {then} {_ranks(then)}; or start a new run with a stream that all ranks read whole "
                 f"(`StreamData(…, shared=True)`) or with `MapData`, which go on on any number of ranks."
             )
-        return states[strategy.rank if of_rank else 0]
+        return states[reducers.rank if of_rank else 0]
 
     def _load_cuts(self, limits: list[int | None]) -> None:
         """Cut as finely as this rank did; on another number of ranks, and in stages, as the one that did so most."""

@@ -146,7 +146,7 @@ class Update:
         begin = partial(StepBegin, update=update, divisor=divisor)
         with self._context.bus.span("step", begin, lambda error: StepEnd(update=update)):
             applied = self._apply(grads, squared, divisor)
-            self._execution.strategy.after_step()
+            self._execution.reducers.after_step()
         self._buffers.restore(applied.aborted)
         # a verdict that is still on the device is not read here: the average follows it there
         if self._ema is not None and (isinstance(applied.aborted, Tensor) or applied.aborted == 0.0):
@@ -175,7 +175,7 @@ class Update:
         gathered = self._gather(weights, update)
         self._buffers.settle()
         self._dependence.look(update)
-        self._execution.strategy.share_buffers(self._buffers)
+        self._execution.reducers.share_buffers(self._buffers)
         grads = gradients(self._parameters, sparse=self._sparse)
         return weights, gathered, grads, self._execution.norms.squared(grads)
 
@@ -289,7 +289,7 @@ class Update:
 
     def _weigh(self, batch: GlobalBatch) -> Weights:
         context = self._context
-        group, tolerant = self._execution.strategy.group, context.poison is not None
+        group, tolerant = self._execution.reducers.group, context.poison is not None
         stamp = 1.0 if group.ranks == 1 else 1.0 + (self.trained.stamp ^ self.learning_rates.stamp)
         return weigh(context.tasks, batch, group, tolerant=tolerant, stamp=stamp)
 
@@ -325,7 +325,7 @@ class Update:
     def _run(self, step: MicrobatchStep, weights: Weights) -> None:
         """Run the micro-batches: forwards, backwards and reductions."""
         execution, attempt = self._execution, self._attempt
-        in_turn = execution.strategy.in_turn
+        in_turn = execution.reducers.in_turn
         parts = [weights.of(task) for task in weights.totals] if in_turn else [weights]
         with step:
             for number, part in enumerate(parts, start=1):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from evenstep.errors import PlanError
 from evenstep.parallel import Group
-from evenstep.parallel.reducer.reducer import ExplainsErrors, GathersPerPlan, Reducer
+from evenstep.parallel.reducer.reducer import GathersPerPlan, Reducer
 from evenstep.pipeline import SCHEDULES, Action, Layout, Op, Plan, Runner, Stage, executed, forwards
 
 ONE = Layout.chain(ranks=1)
@@ -144,17 +144,25 @@ def test_what_waits_for_its_backward_is_let_go_when_an_action_raises() -> None:
         Runner([stage]).run((Action(Op.BACKWARD, 0, 1),), log)
 
 
-def test_what_an_error_means_is_asked_of_the_stages_reducer() -> None:
-    class Explaining(Log, ExplainsErrors):
-        def forward(self, stage: Stage, received: Mapping[int, Any], microbatch: int) -> Any:
-            raise RuntimeError("torch's")
+def test_an_error_of_torchs_is_raised_as_what_it_means_and_any_other_as_it_is() -> None:
+    class Failing(Log):
+        def __init__(self, error: Exception) -> None:
+            super().__init__()
+            self.error = error
 
-        def explained(self, error: Exception) -> Exception:
-            return ValueError("what it means")
+        def forward(self, stage: Stage, received: Mapping[int, Any], microbatch: int) -> Any:
+            raise self.error
+
+    def fail(error: Exception) -> None:
+        failing = Failing(error)
+        runner = Runner([Stage(nn.Identity(), failing)], explained=lambda _: ValueError("what it means"))
+        runner.run(sequential([0]), failing)
 
     with pytest.raises(ValueError, match="what it means") as raised:
-        run(sequential([0]), Explaining())
+        fail(RuntimeError("torch's"))
     assert str(raised.value.__cause__) == "torch's"
+    with pytest.raises(TypeError, match="the user's"):
+        fail(TypeError("the user's"))
 
 
 def test_a_reduction_never_overtakes_that_of_a_later_stage() -> None:

@@ -72,7 +72,7 @@ class PerTaskGradients:
 
     def _products(self, columns: list[list[Tensor | None]], count: int) -> Tensor:
         """⟨g_s, g_t⟩ without the loss scale, in float64 on the CPU; a column is a parameter's gradient in each task."""
-        device, layout = self.context.device, self.execution.strategy.layout
+        device, layout = self.context.device, self.execution.reducers.layout
         dtype = torch.float32 if device.type == "mps" else torch.float64
         pairs = [(i, j) for i in range(count) for j in range(i + 1)]
         dots: dict[tuple[int, int], list[Tensor]] = {pair: [] for pair in pairs}
