@@ -365,7 +365,7 @@ class Engine:
         Args:
             name: of the set.
             data: to evaluate on.
-            way: where its metrics go; None: to those of training.
+            context: where its metrics go; None: to those of training.
         """
         return Evaluation(
             name=name,
