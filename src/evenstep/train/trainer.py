@@ -35,7 +35,7 @@ from evenstep.renamed import old_arguments
 from evenstep.train import given
 from evenstep.train.agreement import check_agreement
 from evenstep.train.arguments import check_keeping, check_launched, check_model, check_trains, try_resume
-from evenstep.train.assembly import build_loop, check_fit_memory, updates_of
+from evenstep.train.assembly import build_loop, updates_of
 from evenstep.train.conduct import conduct
 from evenstep.train.emergency import emergency_save
 from evenstep.train.engine import Engine
@@ -184,7 +184,6 @@ class Trainer(Surface):
             bus=bus,
             norms=norms,
         )
-        check_fit_memory(model, sharing, wanted=train.fit_memory)
         names = parameter_names(model, optimizer)
         parts = build_parts(
             context=context,
