@@ -42,7 +42,7 @@ from evenstep.train.arguments import (
     choose_device,
     try_resume,
 )
-from evenstep.train.assembly import build_loop, check_fit_memory, updates_of
+from evenstep.train.assembly import build_loop, updates_of
 from evenstep.train.conduct import conducted, where
 from evenstep.train.emergency import emergency_save
 from evenstep.train.engine import Engine
@@ -149,7 +149,6 @@ class Trainer(Surface):
         check_optimizer(optimizer, model=model, strategy=sharing, device=self.device, keeps=keeps)
         check_keeping(batches, keeps=keeps, rewinds=policies.may_rewind)
         given.check_rewinding(policies, failures, checkpoint)
-        check_fit_memory(model, sharing, wanted=train.fit_memory)
         self._said_of_data = try_resume(batches, sharing.group) if keeps else []
         tasks = Tasks.of(task, train.coefficients, given.combine_named(train.combine), train.norm_statistics)
         check_tasks(tasks, batches, sets, model=model, policy=policies.non_finite)
