@@ -4,6 +4,7 @@ Here is decided, once, how often an update's verdict is read and whether micro-b
 nothing.
 """
 
+from pathlib import Path
 from typing import Any, cast
 
 from torch import nn
@@ -11,7 +12,7 @@ from torch import nn
 from evenstep.data import Data
 from evenstep.errors import ArgumentError
 from evenstep.events import Writers
-from evenstep.options import Training
+from evenstep.options import Checkpointing, Training
 from evenstep.parallel import Strategy
 from evenstep.pipeline import PipelineModel
 from evenstep.train.checkpointer import Checkpointer
@@ -22,8 +23,8 @@ from evenstep.train.loop import Loop
 from evenstep.train.policies import Policies
 from evenstep.train.reporter import Reporter
 from evenstep.train.requests import Requests
+from evenstep.train.run_folder import RunFolder
 from evenstep.train.run_state import RunState
-from evenstep.train.saving import Saving
 
 
 def updates_of(data: Data, epochs: int, seed: int) -> int | None:
@@ -38,7 +39,8 @@ def build_loop(
     data: Data,
     sets: dict[str, Data],
     policies: Policies,
-    saving: Saving,
+    folder: Path | None,
+    checkpoint: Checkpointing,
     writers: Writers,
     reporter: Reporter,
     config: dict[str, Any],
@@ -69,7 +71,13 @@ def build_loop(
         ),
         policies=policies,
         evaluator=evaluator,
-        checkpointer=Checkpointer(state=state, saving=saving, writers=writers, reporter=reporter),
+        checkpointer=Checkpointer(
+            state=state,
+            folder=RunFolder(path=folder, group=engine.group, report=reporter.report),
+            options=checkpoint,
+            writers=writers,
+            reporter=reporter,
+        ),
         reporter=reporter,
         requests=Requests(),
         updates=updates,
