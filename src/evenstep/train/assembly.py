@@ -11,8 +11,7 @@ from torch import nn
 
 from evenstep.data import Data
 from evenstep.errors import ArgumentError
-from evenstep.events import Writers
-from evenstep.options import Checkpointing, Training
+from evenstep.options import Checkpointing, Failures, Logging, Training
 from evenstep.parallel import Strategy
 from evenstep.pipeline import PipelineModel
 from evenstep.train.checkpointer import Checkpointer
@@ -39,16 +38,15 @@ def build_loop(
     data: Data,
     sets: dict[str, Data],
     policies: Policies,
-    folder: Path | None,
-    checkpoint: Checkpointing,
-    writers: Writers,
     reporter: Reporter,
+    folder: Path | None,
     config: dict[str, Any],
     updates: int | None,
     epochs: int | None,
-    log_every_updates: int,
-    max_skipped_samples: int,
     train: Training,
+    checkpoint: Checkpointing,
+    failures: Failures,
+    log: Logging,
 ) -> Loop:
     """The loop and its components, each built of those before it; arguments are a trainer's, or of `Loop`.
 
@@ -56,10 +54,11 @@ def build_loop(
         sets: of data to evaluate on, by name.
         config: kept with checkpoints.
     """
-    settle = train.settle_every_updates or log_every_updates
+    settle = train.settle_every_updates or log.every_updates
     known_at_once = engine.parts.reads_at_once or data.num_batches(0, seed=engine.seed) is None
     evaluator = Evaluations(engine=engine, sets=sets, reporter=reporter)
     state = RunState(engine=engine, data=data, evaluations=evaluator, reporter=reporter, config=config)
+    own = RunFolder(path=folder, group=engine.group, report=reporter.report)
     return Loop(
         engine=engine,
         feed=Feed(
@@ -67,22 +66,16 @@ def build_loop(
             reducers=engine.reducers,
             seed=engine.seed,
             pin_memory=engine.parts.context.device.type == "cuda",
-            max_skipped_samples=max_skipped_samples,
+            max_skipped_samples=failures.max_skipped_samples,
         ),
         policies=policies,
         evaluator=evaluator,
-        checkpointer=Checkpointer(
-            state=state,
-            folder=RunFolder(path=folder, group=engine.group, report=reporter.report),
-            options=checkpoint,
-            writers=writers,
-            reporter=reporter,
-        ),
+        checkpointer=Checkpointer(state=state, folder=own, options=checkpoint, reporter=reporter),
         reporter=reporter,
         requests=Requests(),
         updates=updates,
         epochs=epochs,
-        log_every_updates=log_every_updates,
+        log_every_updates=log.every_updates,
         settle_every_updates=1 if known_at_once else settle,
         # Where ranks gather a model together none can try alone: what fits is found by the first updates that don't.
         fits_memory=train.fit_memory and engine.reducers.layout.divides != "elements",

@@ -19,7 +19,7 @@ from typing import final
 
 from evenstep.checkpoint import AsyncWriter, SaveResult, UnreadableError
 from evenstep.errors import ArgumentError, CheckpointError
-from evenstep.events import Incident, SaveBegin, SaveEnd, Writers
+from evenstep.events import Incident, SaveBegin, SaveEnd
 from evenstep.options import Checkpointing
 from evenstep.train.reporter import Reporter
 from evenstep.train.run_folder import RunFolder
@@ -38,7 +38,6 @@ class Checkpointer:
         state: of the run.
         folder: of the run; there is one wherever a policy may go back.
         options: how many checkpoints are kept, and whether training goes on while one is written.
-        writers: that must forget updates that the run has gone back from.
         reporter: told of incidents.
         saved_at: the update of the last published checkpoint, or -1.
         resumed_from: the checkpoint that the run has gone on from.
@@ -47,7 +46,6 @@ class Checkpointer:
     state: RunState
     folder: RunFolder
     options: Checkpointing
-    writers: Writers
     reporter: Reporter
     saved_at: int = -1
     resumed_from: str | None = None
@@ -184,7 +182,7 @@ class Checkpointer:
         now = self._update
         engine.parts.cuts.limit = limit
         self._last = update, now
-        self.writers.rewind(now)
+        self.reporter.writers.rewind(now)
         self.folder.forget_after(now)
         message = f"the run went back to {path.name}, since update {update} must not have happened."
         self.reporter.report(Incident(kind="rewind", update=now, message=message))

@@ -116,7 +116,7 @@ class ElasticRun:
         engine.core.is_whole = self._is_whole = True
         # the others' history holds what this process would have written, had it been there
         history = [record for name in engine.storage.names() for record in engine.storage.history(name)]
-        self.reporter.write(sorted((one for one in history if one.update > before), key=lambda one: one.update))
+        self.reporter.writers.write(sorted((one for one in history if one.update > before), key=lambda one: one.update))
 
     def _same_ends(self) -> None:
         """Agree on what was evaluated, and on what the first process has saved."""

@@ -17,11 +17,10 @@ from evenstep.optim.multi import inner
 from evenstep.optim.sharing import Part, why_not_by
 from evenstep.parallel import Elastic, ParameterLayout, Strategy
 from evenstep.pipeline import PipelineModel
-from evenstep.train.arguments import choose_device
 
 
 def check_optimizer(
-    optimizer: Optimizer, *, model: nn.Module, strategy: Strategy, device: str | torch.device, keeps: bool
+    optimizer: Optimizer, *, model: nn.Module, strategy: Strategy, device: torch.device, keeps: bool
 ) -> None:
     """Raise ArgumentError for an optimizer that this run could not step, share or resume exactly.
 
@@ -31,7 +30,7 @@ def check_optimizer(
         keeps: whether it saves checkpoints.
     """
     for one in inner(optimizer):
-        _check_step(one, choose_device(device))
+        _check_step(one, device)
     if is_shared(model, strategy.layout):
         _check_shared(optimizer, strategy.layout, stages=in_stages(model))
     joined = isinstance(strategy.group, Elastic)

@@ -63,7 +63,7 @@ def matrices(model: nn.Module) -> list[nn.Parameter]:
 
 def check(make: Callable[[nn.Module], torch.optim.Optimizer], strategy: Strategy, **more: Any) -> None:
     model = net()
-    options: dict[str, Any] = {"device": "cpu", "keeps": False, **more}
+    options: dict[str, Any] = {"device": torch.device("cpu"), "keeps": False, **more}
     check_optimizer(make(model), model=model, strategy=strategy, **options)
 
 
@@ -73,7 +73,7 @@ def trainer(make: Callable[[nn.Module], torch.optim.Optimizer], **more: Any) -> 
     data = MapData(points, global_batch_size=8, micro_batch_size=4)
     options: dict[str, Any] = {"updates": 4, "data": data, "evaluations": {"valid": data}}
     options["checkpoint"] = Checkpointing(asynchronous=False)
-    return Trainer(model=model, task=Square(), optimizer=make(model), device="cpu", **(options | more))
+    return Trainer(model=model, task=Square(), optimizer=make(model), device=torch.device("cpu"), **(options | more))
 
 
 @pytest.mark.parametrize(
