@@ -278,3 +278,19 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_said(tmp_path: Path) -> 
     assert trainer.resume("auto") == tmp_path / "checkpoints" / "step-00000008"
     assert "step-00000009 was passed over" in log.incidents[0].message
     assert trainer.train().update == 9
+
+
+def test_a_resume_reads_the_newest_checkpoint_once(tmp_path: Path) -> None:
+    def read_bytes() -> int:
+        return int(Path("/proc/self/io").read_text().split()[1])
+
+    def trainer() -> Trainer:
+        return trainer_of(tmp_path, nn.Sequential(nn.Linear(4, 512), nn.Linear(512, 512), nn.Linear(512, 1)), updates=2)
+
+    trainer().train()
+    trainer().resume("auto")  # imports what a resume needs
+    size = sum(file.stat().st_size for file in (tmp_path / "checkpoints" / "step-00000002").iterdir())
+    one = trainer()
+    before = read_bytes()
+    one.resume("auto")
+    assert size <= read_bytes() - before <= 1.1 * size
