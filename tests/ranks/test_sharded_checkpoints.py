@@ -25,7 +25,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from evenstep.checkpoint import CheckpointReader, LocalDisk, Shard, write_checkpoint
+from evenstep.checkpoint import CheckpointReader, Disk, Shard, write_checkpoint
 from evenstep.errors import CheckpointError
 
 torch.set_num_threads(1)
@@ -87,7 +87,7 @@ if phase == "save":
     if rank == 1:
         def fail(self, file):
             raise OSError(28, "No space left on device")
-        LocalDisk.sync = fail
+        Disk.sync = fail
     try:
         write_checkpoint(folder.parent / "broken", 4, state, group=Group())
     except CheckpointError as error:

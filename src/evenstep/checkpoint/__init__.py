@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from evenstep.checkpoint.retention import clean_leftovers, remove_checkpoint, retain
     from evenstep.checkpoint.sharding import Shard, outline
     from evenstep.checkpoint.state import is_sharded, pack
-    from evenstep.checkpoint.storage import Disk, LocalDisk
+    from evenstep.checkpoint.storage import Disk
     from evenstep.checkpoint.used import trained_before
     from evenstep.checkpoint.writer import write_checkpoint
 
@@ -28,7 +28,6 @@ __all__ = [
     "CheckpointReader",
     "Disk",
     "FileEntry",
-    "LocalDisk",
     "Manifest",
     "Ranks",
     "SaveResult",
@@ -72,13 +71,14 @@ __getattr__, __dir__ = lazy_names(
         ".retention": "clean_leftovers remove_checkpoint retain",
         ".sharding": "Shard outline",
         ".state": "is_sharded pack",
-        ".storage": "Disk LocalDisk",
+        ".storage": "Disk",
         ".used": "trained_before",
         ".writer": "write_checkpoint",
     },
     old={
         "Checkpoint": "CheckpointReader",
         "Contents": "CheckpointReader",
+        "LocalDisk": "Disk",
         "Saved": "SaveResult",
         "Saver": "AsyncWriter",
         "look_into": "CheckpointReader",

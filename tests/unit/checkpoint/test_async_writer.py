@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from evenstep.checkpoint import AsyncWriter, LocalDisk, complete_checkpoints, newest_checkpoint, read_checkpoint
+from evenstep.checkpoint import AsyncWriter, Disk, complete_checkpoints, newest_checkpoint, read_checkpoint
 from evenstep.checkpoint.staging import Staging
 from evenstep.checkpoint.storage import BLOCK_BYTES
 from evenstep.checkpoint.tensorfile import TensorFile
@@ -169,7 +169,7 @@ def test_ranks_that_wait_for_a_slow_one_talk_to_it_all_the_while(
 
 
 def test_without_a_background_nothing_is_copied(folder: Path, state: State) -> None:
-    saver = AsyncWriter(folder, asynchronous=False, disk=LocalDisk())
+    saver = AsyncWriter(folder, asynchronous=False, disk=Disk())
     saver.prepare(state(1))
     saver.begin(1, state(1))
     assert saver.wait().path == folder / "step-00000001"
