@@ -403,7 +403,7 @@ class Engine:
 
         Args:
             state: of the whole run.
-            take: see `Saved.own_part`; by default a tensor is cut as the layout says.
+            take: see `TrainState.own_part`; by default a tensor is cut as the layout says.
             ranks: all of which raise if one does.
 
         Raises:
