@@ -16,13 +16,14 @@ from pathlib import Path
 import torch
 
 from evenstep.builders import (
+    Run,
     build_checkpointing,
     build_hooks,
     build_mesh,
     build_parts,
     build_strategy,
-    build_writers,
     joined,
+    open_run,
     rank_device,
 )
 from evenstep.checkpoint import complete_checkpoints, pack
@@ -31,13 +32,13 @@ from evenstep.cli.launch import is_rank
 from evenstep.cli.starting import start_ranks
 from evenstep.cli.summary import describe
 from evenstep.cli.trial import FirstBatch, OneUpdate, followers
-from evenstep.config.load import Run, open_run
 from evenstep.config.schema import Config
 from evenstep.config.sources import from_arguments, from_environment
 from evenstep.events import Bus
 from evenstep.exits import EXIT_DONE
 from evenstep.parallel import Elastic, Group
 from evenstep.train import Trainer
+from evenstep.train.standard import writers_of
 
 _MOST_RANKS = 16  # more are not started only to look at a run
 
@@ -98,7 +99,7 @@ def _check(opened: Run, folder: Path, source: str, group: Group, unmet: str) -> 
         described = describe(parts, trainer)  # by all ranks together
         if says:
             print("\n".join([*([f"ranks       {unmet}"] if unmet else []), *described]), flush=True)
-        build_writers(opened.config)
+        writers_of(opened.config.log.writers, folder=None, every_updates=1)  # an extra may be missing
         best = build_checkpointing(opened.config).best
         hooks = Bus([*([] if best is None else [best]), *build_hooks(opened.config, parts.hooks)], trainer)
         _begin(trainer, source, folder)

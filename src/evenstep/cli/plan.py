@@ -88,9 +88,9 @@ def _measured(path: str, settings: Sequence[str]) -> tuple[Layered, dict[str, An
     """The layers of a run's model, measured with its first micro-batch, and the run's own micro-batches and ranks."""
     import torch
 
-    from evenstep.builders import build_parts, rank_device
-    from evenstep.builders.parts import build_precision, seeded
-    from evenstep.config.load import open_run
+    from evenstep.builders import build_parts, open_run, rank_device
+    from evenstep.builders.options import build_precision
+    from evenstep.builders.parts import seeded
     from evenstep.config.sources import from_arguments, from_environment
     from evenstep.data import Position
     from evenstep.extras.planning.measure import measure

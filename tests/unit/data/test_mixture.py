@@ -178,7 +178,7 @@ def test_the_fingerprint_tells_mixtures_apart() -> None:
         (lambda: Mixture({"a": StreamData(range(3), global_batch_size=1)}), "are a stream"),
         (lambda: Mixture(tasks(), end="stop"), "`end` must be"),
         (lambda: Mixture(tasks(), windows={"d": (1, 2)}), "`windows` names task `d`, but the mixture has a, b, c"),
-        (lambda: Mixture(tasks(), windows={"a": (3, 2)}), "the window of task `a` must be"),
+        (lambda: Mixture(tasks(), windows={"a": (3, 2)}), "`windows` of task `a` must end at its first update, 3"),
         (lambda: Mixture(tasks(), mixing=AllTasks(repeats={"d": 2})), "`repeats` names task `d`"),
         (lambda: AllTasks(repeats={"a": 0}), "`repeats` of task `a` must be a whole number"),
         (lambda: Mixture(tasks(), mixing=Sampled(weights={"a": 1.0})), "leaves out `b`"),
