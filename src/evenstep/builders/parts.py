@@ -129,11 +129,7 @@ def build_parts(run: Run, mesh: Mesh | None = None) -> Parts:
             task.metrics = {**task.metrics, **{name: make(f"{key}.metrics.{name}", object) for name in table.metrics}}
         return task
 
-    with seeded(config.seed):
-        made: object = calls["model"]()
-    if not isinstance(made, Layers):
-        made = _checked("model", made, nn.Module)
-    model = build_model(config, made, mesh)
+    model = build_model(config, make_model(run), mesh)
     fuse = config.parallel.reduction == "fast" or rank_device(config).type != "cpu"
     shards = config.parallel.strategy == "fsdp"
     tables = data_tables(config)
@@ -170,6 +166,13 @@ def build_parts(run: Run, mesh: Mesh | None = None) -> Parts:
         },
         hooks=[make(f"hooks.{index}", Hook) for index in range(len(config.hooks))],
     )
+
+
+def make_model(run: Run) -> nn.Module | Layers:
+    """What the model's target gives, its parameters drawn from the run's seed."""
+    with seeded(run.config.seed):
+        made: object = run.calls["model"]()
+    return made if isinstance(made, Layers) else _checked("model", made, nn.Module)
 
 
 def _by_task(data: Mapping[str, Data]) -> dict[str, Data]:

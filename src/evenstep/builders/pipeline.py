@@ -43,13 +43,12 @@ def build_layout(config: Config) -> Layout:
         return schedule.layout(parallel.pipeline, count if parallel.pipeline > 1 else None)
 
 
-def check_stages(config: Config, made: object, num_microbatches: int | None) -> None:
-    """Raise ArgumentError for a model that can't be cut or scheduled as is asked for; no layer is built for it.
+def check_stages(config: Config, made: nn.Module | Layers) -> None:
+    """Raise ArgumentError for a model that can't be cut or scheduled as is asked for, without ranks and their stages.
 
     Args:
         config: of the run.
         made: what the model's target gave.
-        num_microbatches: of an update and a pipeline, if that is known.
     """
     parallel = config.parallel
     chain = build_layout(config)
@@ -57,9 +56,8 @@ def check_stages(config: Config, made: object, num_microbatches: int | None) -> 
         layers = Layers.of(made)
         places = cut(layers, stages=chain.stages, split_at=parallel.split_at or None)
         edges = flows(layers, places, relayed=parallel.relay_skips)
-        if num_microbatches is not None:
-            layout = Layout(rank_of=chain.rank_of, edges=tuple(edges))
-            SCHEDULES[parallel.pipeline_schedule].plans(layout, range(num_microbatches))
+        layout = Layout(rank_of=chain.rank_of, edges=tuple(edges))
+        SCHEDULES[parallel.pipeline_schedule].plans(layout, range(2 * parallel.pipeline))
 
 
 def build_model(config: Config, made: nn.Module | Layers, mesh: Mesh | None) -> nn.Module:

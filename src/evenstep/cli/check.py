@@ -22,9 +22,12 @@ from evenstep.builders import (
     build_mesh,
     build_parts,
     build_strategy,
+    check_stages,
     joined,
+    make_model,
     open_run,
     rank_device,
+    ranks_of,
 )
 from evenstep.checkpoint import complete_checkpoints, pack
 from evenstep.cli.folder import where_to_begin
@@ -50,8 +53,10 @@ def run(path: str, settings: list[str]) -> int:
         folder = Path(config.runs) / config.name
         ranks = ranks_to_try(config)
         unmet = "" if is_rank() else _unmet(config, ranks)
-        if not is_rank():
-            where_to_begin(config.resume, folder)  # refused before any rank is started
+        if not is_rank():  # refused before any rank is started
+            where_to_begin(config.resume, folder)
+            if config.parallel.pipeline > 1:
+                check_stages(config, make_model(opened))
         if not unmet:
             code = start_ranks(config, ["check", path, *settings], ranks=ranks, restarts=False)
             if code is not None:
@@ -65,12 +70,9 @@ def run(path: str, settings: list[str]) -> int:
 
 def ranks_to_try(config: Config) -> int:
     """How many ranks the run is tried on: those that it starts, or two where its strategy is for several."""
-    launch, parallel = config.launch, config.parallel
-    ranks = max(launch.ranks, parallel.pipeline)
-    if launch.slurm is not None:
-        ranks = max(ranks, launch.slurm.nodes * launch.slurm.ranks_per_node)
-    if ranks == 1 and parallel.strategy in ("ddp", "fsdp", "zero1"):
-        return max(2, parallel.shard_ranks or 0)
+    ranks = ranks_of(config)
+    if ranks == 1 and config.parallel.strategy in ("ddp", "fsdp", "zero1"):
+        return max(2, config.parallel.shard_ranks or 0)
     return ranks
 
 
