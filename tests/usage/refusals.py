@@ -60,7 +60,9 @@ ALONE: dict[str, Refusal] = {
     "compression without ddp": _of("--parallel.compression", "bf16", "--parallel.strategy", "zero1", says="leave"),
     "shards without fsdp": _of("--parallel.shard_ranks", "2", says='is for `parallel.strategy` "fsdp"'),
     "stages without a pipeline": _of("--parallel.stages_per_rank", "2", says="is for a pipeline"),
-    "a pipeline of one process": _of("--parallel.pipeline", "2", "--parallel.strategy", "single", says="but is"),
+    "a pipeline of one process": _of(
+        "--parallel.pipeline", "2", "--parallel.strategy", "single", says="but there are 2 ranks"
+    ),
     "ranks that are no multiple": _of("--launch.ranks", "3", "--parallel.pipeline", "2", says="must be a multiple"),
     "rewinding to one checkpoint": _of(
         "--failures.non_finite", "rewind", "--checkpoint.keep_last", "1", says="keep 2 or more"

@@ -181,7 +181,7 @@ def test_the_fingerprint_tells_mixtures_apart() -> None:
         (lambda: Mixture(tasks(), windows={"a": (3, 2)}), "`windows` of task `a` must end at its first update, 3"),
         (lambda: Mixture(tasks(), mixing=AllTasks(repeats={"d": 2})), "`repeats` names task `d`"),
         (lambda: AllTasks(repeats={"a": 0}), "`repeats` of task `a` must be a whole number"),
-        (lambda: Mixture(tasks(), mixing=Sampled(weights={"a": 1.0})), "leaves out `b`"),
+        (lambda: Mixture(tasks(), mixing=Sampled(weights={"a": 1.0})), "`weights` of task `b` must be given"),
         (lambda: Sampled(temperature=0), "`temperature` must be finite and above 0"),
         (lambda: Sampled(weights={"a": -1.0}), "`weights` of task `a` must be finite"),
         (lambda: Sampled(draws=0), "`draws` must be at least 1"),
