@@ -211,7 +211,7 @@ AREAS = (
             ),
             refused(
                 '`"continue"` with strategies and pipelines whose ranks hold a part of the state',
-                "unit/parallel/test_elastic.py::test_ranks_that_may_be_lost_share_no_model",
+                "unit/extras/elastic/test_membership.py::test_ranks_that_may_be_lost_share_no_model",
             ),
             limit(
                 "process 0 keeps the run folder: while it is lost the others wait for it, at most `parallel.timeout_s`",

@@ -205,8 +205,12 @@ class Notices:
         ranks = range(self._ranks)
         return self._briefly(lambda: [self._store.add(_of(_ALIVE, rank), 0) for rank in ranks], [])
 
-    def leave(self) -> None:
-        """Hear no more; but whoever has the others' store, or has left word for them, stays until they know."""
+    def leave(self, *, waits: bool = True) -> None:
+        """Hear no more; but whoever has the others' store, or has left word for them, stays until they know.
+
+        Args:
+            waits: for them; not needed where this process goes on.
+        """
         self._is_leaving = True
         failure = self.failure()
 
@@ -217,7 +221,7 @@ class Notices:
         self._briefly(act, None)
         self._listener.join(ANSWER_S if not self._store_is_gone else 0)
         until = monotonic() + ANSWER_S
-        while (self._holds_store or failure) and not self._store_is_gone and monotonic() < until:
+        while waits and (self._holds_store or failure) and not self._store_is_gone and monotonic() < until:
             if not set(self._lacking(_DONE)) - set(self._silent):
                 break
             sleep(_LOOKED_EVERY_S)
@@ -285,40 +289,3 @@ def _read(store: Any, key: str) -> str:
 def _broken_in(stands: str) -> tuple[int, str]:
     work, _, reason = stands.partition(" ")
     return int(work or 0), reason
-
-
-@final
-class Unnoticed:
-    """No notices: where whoever is lost is told by others, and nobody should wait to find out."""
-
-    heard = ""
-
-    def post(self, message: str) -> None: ...
-
-    def failure(self) -> str:
-        """Always ""."""
-        return ""
-
-    def answer(self) -> None: ...
-
-    def break_off(self, attempt: int, work: int, reason: str) -> None: ...
-
-    def broken_off(self, attempt: int) -> tuple[int, str]:
-        """Nobody breaks off anything."""
-        return 0, ""
-
-    def meet(self, attempt: int, said: bytes, timeout_s: float) -> tuple[list[bytes], list[int] | None]:
-        """Nobody meets here."""
-        return [], []
-
-    def missing(self, *, late: bool) -> list[int]:
-        """Nobody is looked for."""
-        return []
-
-    def hear_failure(self) -> None: ...
-
-    def forget_failure(self) -> None: ...
-
-    def listen(self) -> None: ...
-
-    def leave(self) -> None: ...

@@ -47,7 +47,6 @@ from evenstep.train.conduct import conducted, where
 from evenstep.train.emergency import emergency_save
 from evenstep.train.engine import Engine
 from evenstep.train.evaluations import named_set
-from evenstep.train.lasting import build_run
 from evenstep.train.metrics import build_meters
 from evenstep.train.optimizers import check_optimizer, watch_first_step
 from evenstep.train.parameter_checks import check_parameters
@@ -196,7 +195,7 @@ class Trainer(Surface):
         said = {"tasks": [*tasks.by_name], "config": config, "clip_norm": train.clip_norm}
         said["ema"] = train.ema and train.ema.settings
         self._agree = partial(check_agreement, self._loop, optimizer, parts.names, self.evaluations, said)
-        self._run = build_run(self._group, self._loop, agree=self._agree)
+        self._run = self._group.run_of(self._loop, self._agree)
         self._is_built = True
 
     def request_stop(self, reason: str, *, requeue: bool = False) -> None:
