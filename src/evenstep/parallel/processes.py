@@ -325,7 +325,8 @@ class Processes(Group):
 
     def _lost(self, what: str, error: BaseException) -> LostRankError:
         """Who is missing, as far as it can be found out within seconds; or that another rank breaks this off."""
-        if reason := self.interrupted():
+        _, reason = self._notices.broken_off(self._connections.attempt)
+        if reason:  # also where that rank is in another work than this one: then they have come apart
             return Interrupted(f"rank {self.rank} of {self.ranks} could not {what}{self.where()}: {reason}.")
         timed_out = any(word in str(error).lower() for word in ("timed out", "timeout"))
         failure = self._notices.failure()

@@ -15,6 +15,7 @@ from typing import TypeVar, final
 from evenstep.errors import LostRankError, OutOfMemoryError
 from evenstep.events import Incident, Json
 from evenstep.memory import give_back, is_out_of_memory
+from evenstep.parallel.group import Interrupted
 from evenstep.train.execution import Execution
 from evenstep.train.failures import Answer, FailurePolicy
 from evenstep.train.microbatch import MicrobatchStep
@@ -29,10 +30,12 @@ class _BrokenOff:
     """A try that came to nothing.
 
     Args:
-        fault: the traceback, if this rank has run out of memory; "" if it was woken by another that breaks off.
+        reason: why another rank has broken it off; "" if this one has run out of memory.
+        fault: then the traceback.
     """
 
-    fault: str
+    reason: str
+    fault: str = ""
 
 
 @final
@@ -79,8 +82,11 @@ class Recovery:
         """
         number = self._execution.group.begin_work() if self._together else 0
         while isinstance(done := self._try(compute), _BrokenOff):
-            reason = self._cut(place, update, done.fault) if done.fault else ""
+            reason = done.reason or self._cut(place, update, done.fault)
+            self._step = None  # which refers to what must be freed
             if self._together:
+                if not done.reason:
+                    self._execution.group.interrupt(reason)
                 limits = self._meet(place, number, reason, self._cuts.limit, discard)
                 self._cuts.limit = min((limit for limit in limits if limit is not None), default=None)
             else:
@@ -95,8 +101,10 @@ class Recovery:
         done = self._try(compute)
         if not isinstance(done, _BrokenOff):
             return done, False
-        ran_out = bool(done.fault)
-        reason = f"rank {self._execution.group.rank} ran out of memory in {place}" if ran_out else ""
+        group, ran_out = self._execution.group, not done.reason
+        reason = done.reason or f"rank {group.rank} ran out of memory in {place}"
+        if ran_out:
+            group.interrupt(reason)
         return None, any(self._meet(place, number, reason, ran_out, lambda: None))
 
     def runs(self, step: MicrobatchStep) -> None:
@@ -109,25 +117,23 @@ class Recovery:
             return compute()
         except Exception as error:
             if is_out_of_memory(error):
-                return _BrokenOff(traceback.format_exc())
-            woken = isinstance(error, RuntimeError | LostRankError)  # not so an error of the user's own
-            if self._together and woken and self._execution.group.interrupted():
-                return _BrokenOff("")
+                return _BrokenOff("", traceback.format_exc())
+            if self._together and isinstance(error, RuntimeError | LostRankError):  # not so one of the user's own
+                reason = self._execution.group.interrupted() or (str(error) if isinstance(error, Interrupted) else "")
+                if reason:
+                    return _BrokenOff(reason.rstrip("."))
             raise
 
     def _meet(self, place: str, number: int, reason: str, said: T, discard: Callable[[], None]) -> Sequence[T]:
-        """Break off, let go of everything, and meet the others; gives what each of this pipeline has said.
+        """Let go of everything, and meet the others; gives what each of this pipeline has said.
 
         Args:
             place, number: of what this rank computes.
-            reason: why this rank breaks off; "" where another has.
+            reason: why that is broken off.
             said: of this rank.
             discard: undoes what the failed try has left.
         """
-        group, self._step = self._execution.group, None
-        if reason:
-            group.interrupt(reason)
-        reason = reason or group.interrupted()
+        group = self._execution.group
         self._execution.reset()
         discard()
         give_back()
