@@ -24,7 +24,7 @@ from typing import Any, TypeVar, cast, final
 from torch.distributed.device_mesh import DeviceMesh
 
 from evenstep.errors import ArgumentError, EvenstepError, LostRankError, ReplicaError
-from evenstep.extras.elastic.lighthouse import Lighthouse, Peer
+from evenstep.extras.elastic.lighthouse import SILENT_S, Lighthouse, Peer
 from evenstep.extras.elastic.run import build_run
 from evenstep.internals import TCPStore
 from evenstep.parallel.group import Group, Processes, Runs
@@ -160,7 +160,7 @@ class Elastic(Group):
             attempt=_attempt(members),
         )
         try:
-            now = Processes.at_place(place, timeout_s=self._timeout_s, meeting_s=_MEETING_S)
+            now = Processes.at_place(place, timeout_s=self._timeout_s, meeting_s=_MEETING_S, answer_s=SILENT_S)
         except (EvenstepError, RuntimeError) as error:
             if isinstance(error, ReplicaError) and not self._has_begun:
                 raise
