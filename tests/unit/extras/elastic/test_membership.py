@@ -22,7 +22,7 @@ class Answers:
     """A lighthouse that gives these answers, one after the other, then the last one for ever."""
 
     def __init__(self, *answers: list[Peer], number: int = 0, count: int = 2) -> None:
-        self.seat = ElasticRank(number=number, count=count, lighthouse="http://localhost:1")
+        self.place = ElasticRank(number=number, count=count, lighthouse="http://localhost:1")
         self.name = f"{number}"
         self.answers = list(answers)
         self.asked: list[dict[str, Any]] = []
@@ -37,13 +37,13 @@ class Answers:
     def close(self) -> None: ...
 
 
-def test_an_environment_without_a_lighthouse_or_a_number_gives_no_seat() -> None:
+def test_an_environment_without_a_lighthouse_or_a_number_gives_no_place() -> None:
     assert elastic_rank_of({}) is None
     assert elastic_rank_of({"TORCHFT_LIGHTHOUSE": "http://a:1"}) is None
 
 
 @pytest.mark.parametrize("wrong", [{"REPLICA_GROUP_ID": "2"}, {"REPLICA_GROUP_ID": "x"}, {"NUM_REPLICA_GROUPS": ""}])
-def test_a_seat_that_cannot_be_is_refused(wrong: dict[str, str]) -> None:
+def test_a_place_that_cannot_be_is_refused(wrong: dict[str, str]) -> None:
     with pytest.raises(ArgumentError, match="NUM_REPLICA_GROUPS, how many are started"):
         elastic_rank_of(ENVIRON | wrong)
 

@@ -33,7 +33,7 @@ class Lonely:
     name = "0"
 
     def __init__(self) -> None:
-        self.seat = ElasticRank(number=0, count=2, lighthouse="http://localhost:1")
+        self.place = ElasticRank(number=0, count=2, lighthouse="http://localhost:1")
 
     def close(self) -> None: ...
 
