@@ -158,14 +158,21 @@ class Group:
         line = message.splitlines()[0] if message else "no word"
         return f"rank {self.rank} failed{self.where()}: {line}"
 
+    def begin_work(self) -> int:
+        """Note that this rank begins what all compute together next; gives its number, the same on all ranks.
+
+        A rank that breaks it off (`interrupt`) takes nothing from others that are still at the work before.
+        """
+        return 0
+
     def interrupt(self, reason: str) -> None:
-        """Break off what all ranks of the run do now: whoever waits for another, or comes to, raises `Interrupted`.
+        """Break off what all ranks of the run do now: whoever waits in it, or comes to it, raises `Interrupted`.
 
         Then all `meet`. Called on the group of all ranks; those that were split off from it are broken with it.
         """
 
     def interrupted(self) -> str:
-        """Why a rank has broken off what all do now; "" if none has."""
+        """Why a rank has broken off what this one does now; "" if none has."""
         return ""
 
     def meet(self, value: T) -> list[T]:
@@ -252,7 +259,7 @@ class Processes(Group):
             self.ranks,
             answer_s=answer_s,
             holds_store=self.rank == 0 and not place.store_is_served,
-            broken=self._connections.break_,
+            broken=self._connections.break_off,
         )
         self._meeting_place = "the launcher" if place.store_is_served else "rank 0"
 
@@ -349,20 +356,24 @@ class Processes(Group):
 
     def abort(self, reason: str) -> None:
         self._notices.post(reason)
-        self._connections.break_(self._connections.attempt)
+        self._connections.break_()
+
+    def begin_work(self) -> int:
+        return self._connections.begin_work()
 
     def interrupt(self, reason: str) -> None:
-        attempt = self._connections.attempt
-        self._notices.break_off(attempt, reason)
-        self._connections.break_(attempt)
+        attempt, work = self._connections.attempt, self._connections.work
+        self._notices.break_off(attempt, work, reason)
+        self._connections.break_off(attempt, work)
 
     def interrupted(self) -> str:
-        return self._notices.broken_off(self._connections.attempt)
+        work, reason = self._notices.broken_off(self._connections.attempt)
+        return reason if work <= self._connections.work else ""
 
     def meet(self, value: T) -> list[T]:
         began = perf_counter()
         while True:
-            self._connections.break_(self._connections.attempt)
+            self._connections.break_()
             entry = self._flight.begin("meet", 0)
             said = pickle.dumps(value)
             told, gone = self._notices.meet(self._connections.attempt, said, self._timeout_s)
@@ -371,7 +382,8 @@ class Processes(Group):
             try:
                 self._connections.renew(timedelta(seconds=min(_CONNECTING_S, self._timeout_s)))
             except RuntimeError as error:
-                if not self.interrupted():  # by a rank that was through with this before
+                _, reason = self._notices.broken_off(self._connections.attempt)
+                if not reason:  # given by a rank that was through with this before
                     raise self._lost("connect to the others again", error) from error
             else:
                 self._flight.end(entry, waited_s=perf_counter() - began)

@@ -36,7 +36,8 @@ class Notices:
         ranks: how many there are.
         answer_s: after how many seconds without an answer to the roll a rank is gone.
         holds_store: whether the store ends with this process, which therefore leaves last.
-        broken: called by the thread that listens with the number of an attempt that a rank has broken off.
+        broken: called by the thread that listens with the numbers of an attempt and of the work that a rank has broken
+            off in it.
 
     Attributes:
         heard: what the first failing rank has said, as far as this rank's thread has heard it.
@@ -50,7 +51,7 @@ class Notices:
         *,
         answer_s: float = ANSWER_S,
         holds_store: bool = False,
-        broken: Callable[[int], None] = lambda attempt: None,
+        broken: Callable[[int, int], None] = lambda attempt, work: None,
     ) -> None:
         self._store = store
         self._broken = broken
@@ -139,19 +140,27 @@ class Notices:
                 return self._silent
             sleep(_LOOKED_EVERY_S)
 
-    def break_off(self, attempt: int, reason: str) -> None:
-        """Say that this rank breaks off an attempt, and why; of several reasons the first is kept."""
+    def break_off(self, attempt: int, work: int, reason: str) -> None:
+        """Say that this rank breaks off a work in an attempt, and why; of several the earliest counts.
+
+        Args:
+            attempt, work: their numbers.
+            reason: in words.
+        """
+        key, mine = f"{_BROKEN} {attempt}", f"{work} {reason}"
 
         def act() -> None:
-            self._store.compare_set(f"{_BROKEN} {attempt}", "", reason)
+            stands = cast("bytes", self._store.compare_set(key, "", mine)).decode()
+            while stands != mine and work < _broken_in(stands)[0]:
+                stands = cast("bytes", self._store.compare_set(key, stands, mine)).decode()
             self._store.set(_BROKEN, str(attempt))
             self._ring()
 
         self._briefly(act, None)
 
-    def broken_off(self, attempt: int) -> str:
-        """Why a rank has broken off this attempt; "" if none has."""
-        return self._briefly(lambda: _read(self._store, f"{_BROKEN} {attempt}"), "")
+    def broken_off(self, attempt: int) -> tuple[int, str]:
+        """The work that a rank has broken off in this attempt, and why; (0, "") if none has."""
+        return self._briefly(lambda: _broken_in(_read(self._store, f"{_BROKEN} {attempt}")), (0, ""))
 
     def meet(self, attempt: int, said: bytes, timeout_s: float) -> tuple[list[bytes], list[int] | None]:
         """Leave a value, and wait for those of all ranks.
@@ -231,7 +240,7 @@ class Notices:
                 store.add(_of(_ALIVE, self._rank), 1)
                 self._roll_is_called = store.check([_ROLL])
                 if attempt := _read(store, _BROKEN):
-                    self._broken(int(attempt))
+                    self._broken(int(attempt), _broken_in(_read(store, f"{_BROKEN} {attempt}"))[0])
                 self.heard = _read(store, _MESSAGE)
             store.set(_of(_DONE, self._rank), "1")
         except RuntimeError:  # torch's DistError: the store is gone, and who waits for its rank finds out by itself
@@ -278,3 +287,8 @@ def _of(key: str, rank: int) -> str:
 
 def _read(store: Any, key: str) -> str:
     return cast("bytes", store.get(key)).decode() if store.check([key]) else ""
+
+
+def _broken_in(stands: str) -> tuple[int, str]:
+    work, _, reason = stands.partition(" ")
+    return int(work or 0), reason

@@ -365,7 +365,7 @@ class Engine:
         Args:
             name: of the set.
             data: to evaluate on.
-            way: where its metrics go; None: to those of training.
+            context: where its metrics go; None: to those of training.
         """
         return Evaluation(
             name=name,
@@ -403,7 +403,7 @@ class Engine:
 
         Args:
             state: of the whole run.
-            take: see `Saved.own_part`; by default a tensor is cut as the layout says.
+            take: see `TrainState.own_part`; by default a tensor is cut as the layout says.
             ranks: all of which raise if one does.
 
         Raises:

@@ -42,7 +42,7 @@ from evenstep.train.arguments import (
     choose_device,
     try_resume,
 )
-from evenstep.train.assembly import build_loop, check_fit_memory, updates_of
+from evenstep.train.assembly import build_loop, updates_of
 from evenstep.train.conduct import conducted, where
 from evenstep.train.emergency import emergency_save
 from evenstep.train.engine import Engine
@@ -148,7 +148,6 @@ class Trainer(Surface):
         check_optimizer(optimizer, model=model, strategy=sharing, device=self.device, keeps=keeps)
         check_keeping(batches, keeps=keeps, rewinds=policies.may_rewind)
         given.check_rewinding(policies, failures, checkpoint)
-        check_fit_memory(model, sharing, wanted=train.fit_memory)
         self._said_of_data = try_resume(batches, sharing.group) if keeps else []
         tasks = Tasks.of(task, train.coefficients, given.combine_named(train.combine), train.norm_statistics)
         check_tasks(tasks, batches, sets, model=model, policy=policies.non_finite)
@@ -250,10 +249,10 @@ class Trainer(Surface):
 
     def _train(self) -> Result:
         ended = End("")
-        loop, saving = self._loop, self._loop.checkpointer.saving
+        loop, checkpointer = self._loop, self._loop.checkpointer
         self._group.go_on()
         self._agree()
-        saving.claim()
+        checkpointer.folder.claim()
         self._loop.engine.prepare()
 
         def end(error: BaseException | None) -> TrainEnd:
@@ -269,12 +268,12 @@ class Trainer(Surface):
             torch.enable_grad(),
         ):
             self._loop.reporter.writers.event("train_begin", begin)
-            saving.clean(self.progress.update)
+            checkpointer.folder.clean(self.progress.update)
             while self._said_of_data:
                 loop.reporter.report(self._said_of_data.pop())
             with self._loop.engine.bus.span("train", lambda: begin, end):
                 try:
-                    if loop.policies.may_rewind and saving.saved_at < 0:
+                    if loop.policies.may_rewind and checkpointer.saved_at < 0:
                         self.save()  # something to go back to
                     ended = self._run()
                     self._loop.reporter.writers.event("train_end", end(None))
@@ -301,7 +300,7 @@ class Trainer(Surface):
         Raises:
             CheckpointError: on entering, when another run is in it.
         """
-        return self._loop.checkpointer.saving.holding_folder()
+        return self._loop.checkpointer.folder.hold()
 
     def evaluate(self, name: str | None = None) -> dict[str, dict[str, float]]:
         """Evaluate the parameters (or their average, if there is one) as of the last committed update.
@@ -357,12 +356,9 @@ class Trainer(Surface):
             CheckpointError: it is not there, damaged, or of another run. Nothing has been changed then.
         """
         checkpointer = self._loop.checkpointer
-        path = Path(source) if source != "auto" else self._group.first_rank_does(checkpointer.saving.newest)
-        checkpointer.saving.is_claimed |= source == "auto"
-        if path is None:
-            return None
-        self._resumed = True
-        return checkpointer.resume(path)
+        path = checkpointer.resume_newest() if source == "auto" else checkpointer.resume(Path(source))
+        self._resumed |= path is not None
+        return path
 
     def state_dict(self) -> Tree:
         """Everything that the run needs to go on exactly, as a tree.

@@ -204,6 +204,7 @@ for _name in (
     "abort_reason",
     "begin_receive",
     "begin_send",
+    "begin_work",
     "broadcast",
     "explained",
     "fail",

@@ -91,7 +91,7 @@ class ElasticRun:
     def _give_up(self) -> None:
         self._is_whole = self._is_whole and self.loop.engine.core.is_whole
         self.loop.abandon()
-        self.loop.checkpointer.saving.settle_alone()
+        self.loop.checkpointer.settle_alone()
 
     def _heal(self) -> None:
         """Make all the same: who does not hold what the one with the most updates holds takes its state."""
@@ -123,14 +123,16 @@ class ElasticRun:
         engine.core.is_whole = self._is_whole = True
         # the others' history holds what this process would have written, had it been there
         history = [record for name in engine.storage.names() for record in engine.storage.history(name)]
-        self.loop.reporter.write(sorted((one for one in history if one.update > before), key=lambda one: one.update))
+        self.loop.reporter.writers.write(
+            sorted((one for one in history if one.update > before), key=lambda one: one.update)
+        )
 
     def _agree_on_what_is_done(self) -> None:
         """Take for evaluated, saved and looked at what the others have: processes that have come know nothing of it."""
-        evaluations, saving, guard = self.loop.evaluator, self.loop.checkpointer.saving, self.loop.engine.parts.guard
-        told = self.group.gather((evaluations.all_at, saving.saved_at, guard.pending, guard.tries))
+        evaluations, saves, guard = self.loop.evaluator, self.loop.checkpointer, self.loop.engine.parts.guard
+        told = self.group.gather((evaluations.all_at, saves.saved_at, guard.pending, guard.tries))
         evaluations.all_at = min(evaluated for evaluated, *_ in told)
-        saving.saved_at = told[0][1]
+        saves.saved_at = told[0][1]
         guard.pending.intersection_update(*(pending for *_, pending, _ in told))
         guard.tries = {name: max(tries.get(name, 0) for *_, tries in told) for name in guard.pending}
 
