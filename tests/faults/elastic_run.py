@@ -1,4 +1,4 @@
-"""A run of several processes that may be lost and come back: `python lasting.py FOLDER JSON`.
+"""A run of several processes that may be lost and come back: `python elastic_run.py FOLDER JSON`.
 
 One interpreter imports torch and torchft once and forks everybody: torchft's lighthouse, the processes, and those that
 take the place of lost ones. The JSON says how many processes there are, and who is hit by what:
