@@ -101,7 +101,7 @@ def join_parts(run: Path, *, disk: Disk = LOCAL_DISK) -> tuple[Path | None, str]
         joined = _joined(states)
     except (CheckpointError, ValueError) as error:
         return None, f"{what} can't be used: {error} The newest checkpoint stands."
-    resumed_from = cast("Any", states[0]["part"])["resumed_from"]
+    resumed_from = states[0]["part"]["resumed_from"]
     path = write_checkpoint(run / CHECKPOINTS, update, joined, disk=disk, resumed_from=resumed_from)
     return path, f"{what} was put together from {places} parts: {path}."
 

@@ -6,10 +6,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstep.errors import ArgumentError, LostRankError, MissingExtraError
+from evenstep.errors import ArgumentError, LostRankError, MissingExtraError, ReplicaError
 from evenstep.extras.elastic import Elastic, ElasticRank, elastic_rank_of
 from evenstep.extras.elastic.lighthouse import Peer, coordination
 from evenstep.extras.elastic.membership import Alone, Regroup, _attempt, _enough
+from evenstep.parallel import Processes
 
 ENVIRON = {"TORCHFT_LIGHTHOUSE": "http://a:1", "REPLICA_GROUP_ID": "0", "NUM_REPLICA_GROUPS": "2"}
 
@@ -109,6 +110,44 @@ def test_a_process_that_was_interrupted_asks_as_one_that_tries_again() -> None:
         group.join(0)
         group.join(3)
         assert [(asked["tries"], asked["update"]) for asked in lighthouse.asked] == [(0, 0), (1, 3)]
+    finally:
+        group.close()
+
+
+def test_what_is_broken_off_while_all_are_there_is_met_without_asking_who_is() -> None:
+    lighthouse: Any = Answers([member(0)])
+    group = Elastic(lighthouse, timeout_s=5)
+    try:
+        group.join(0)
+        group.begin_work()
+        group.interrupt("no memory")
+        assert group.interrupted() == "no memory"
+        assert group.meet("here") == ["here"]
+        assert (group.interrupted(), group.sum_floats([1.0])) == ("", [1.0])
+        assert len(lighthouse.asked) == 1
+    finally:
+        group.close()
+
+
+def test_a_process_of_another_version_ends_and_the_others_go_on_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    lighthouse: Any = Answers([member(0)])
+    group = Elastic(lighthouse, timeout_s=5)
+    join, failures = Processes.at_place, [ReplicaError("other versions"), ReplicaError("other versions")]
+
+    def at_place(*args: Any, **kwargs: Any) -> Processes:
+        if len(lighthouse.asked) != 2:
+            raise failures.pop()
+        return join(*args, **kwargs)
+
+    monkeypatch.setattr(Processes, "at_place", at_place)
+    try:
+        with pytest.raises(ReplicaError):
+            group.join(0)  # it was in no group before
+        group.join(0)
+        monkeypatch.setattr(lighthouse, "asked", [])
+        group.join(0)  # it was
+        assert not failures
+        assert [asked["tries"] for asked in lighthouse.asked] == [1, 2]
     finally:
         group.close()
 
