@@ -253,15 +253,19 @@ class Processes(Group):
         store = meet(place, timeout_s=meeting_s)
         self.rank, self.ranks, self.device = place.rank, place.ranks, device
         self._connect(store, timeout_s)
-        self._notices = Notices(
-            PrefixStore("notices", store),
-            self.rank,
-            self.ranks,
-            answer_s=answer_s,
-            holds_store=self.rank == 0 and not place.store_is_served,
-            broken=self._connections.break_off,
-        )
         self._meeting_place = "the launcher" if place.store_is_served else "rank 0"
+        try:
+            self._notices = Notices(
+                PrefixStore("notices", store),
+                self.rank,
+                self.ranks,
+                answer_s=answer_s,
+                holds_store=self.rank == 0 and not place.store_is_served,
+                broken=self._connections.break_off,
+            )
+        except RuntimeError as error:  # torch's DistError
+            dist.destroy_process_group()  # so that this process can join others
+            raise EvenstepError(f"{place} connected to the others, but {self._meeting_place} is gone.") from error
 
     def _connect(self, store: Store, timeout_s: float) -> None:
         self._timeout = timeout = timedelta(seconds=timeout_s)

@@ -129,6 +129,22 @@ def test_what_is_broken_off_while_all_are_there_is_met_without_asking_who_is() -
         group.close()
 
 
+def test_a_group_whose_first_process_is_lost_as_it_is_formed_is_formed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    lighthouse: Any = Answers([member(0)])
+    group = Elastic(lighthouse, timeout_s=5)
+
+    def gone(*_: Any, **__: Any) -> None:
+        monkeypatch.undo()
+        raise RuntimeError("the store is gone")
+
+    monkeypatch.setattr("evenstep.parallel.group.Notices", gone)
+    try:
+        group.join(0)
+        assert (group.ranks, [asked["tries"] for asked in lighthouse.asked]) == (1, [0, 1])
+    finally:
+        group.close()
+
+
 def test_a_process_of_another_version_ends_and_the_others_go_on_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     lighthouse: Any = Answers([member(0)])
     group = Elastic(lighthouse, timeout_s=5)
