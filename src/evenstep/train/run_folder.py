@@ -53,7 +53,8 @@ class RunFolder:
     def newest_first(self, *, before: int | None = None) -> list[Path]:
         """The complete checkpoints of fewer than `before` updates, sound or not; all ranks call it together."""
         found = self.group.first_rank_does(lambda: complete_checkpoints(self.checkpoints))
-        return [path for path in reversed(found) if before is None or update_of(path) < before]
+        known = found or []  # none, where this rank has not met the first one yet
+        return [path for path in reversed(known) if before is None or update_of(path) < before]
 
     def join_parts(self) -> None:
         """Make a checkpoint of the parts of a state that failing ranks have left; all ranks call it together."""
