@@ -8,6 +8,7 @@ edges.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, ClassVar, Protocol, cast, final
 
 import torch
@@ -56,19 +57,6 @@ class Step(Protocol):
 
 
 @final
-class WholeModel:
-    """A model that is its own only stage, called as stages are."""
-
-    takes_inputs = True
-
-    def __init__(self, model: Callable[..., Any]) -> None:
-        self._model = model
-
-    def __call__(self, received: Mapping[int, Any], inputs: Any, begin: Callable[[int], None]) -> dict[int, Any]:
-        return {0: call(self._model, (), inputs, True)}
-
-
-@final
 class Stage:
     """One stage of a model.
 
@@ -86,7 +74,8 @@ class Stage:
 
     Attributes:
         apply: the module as it is called: with received outputs, the task's inputs, and what is told before each layer.
-        takes_batch: whether it needs the task's batch: for inputs of its layers, or for the loss.
+        takes_inputs: whether it is called with the task's inputs.
+        takes_batch: whether it needs the task's batch: for those, or for the loss.
         is_whole: whether it is all of the model.
     """
 
@@ -105,10 +94,11 @@ class Stage:
         deferral: Deferral | None = None,
     ) -> None:
         self.module, self.reducer, self.index = module, reducer, index
-        self.apply = module if isinstance(module, StageModule) else WholeModel(module)
         self.sources, self.carried = tuple(sources), dict(carried or {})
         self.gives_loss, self.is_whole = gives_loss, not isinstance(module, StageModule)
-        self.takes_batch = gives_loss or self.apply.takes_inputs
+        self.apply = module if isinstance(module, StageModule) else partial(_apply_whole, module)
+        self.takes_inputs = not isinstance(module, StageModule) or module.takes_inputs
+        self.takes_batch = gives_loss or self.takes_inputs
         self._edges = cast("Edges", edges)
         self._is_first_here, self._is_last_here = is_first_here, is_last_here
         self._deferral = deferral or Deferral()
@@ -236,3 +226,10 @@ class Stage:
         Op.UNSHARD: _unshard,
         Op.RESHARD: _reshard,
     }
+
+
+def _apply_whole(
+    model: nn.Module, received: Mapping[int, Any], inputs: Any, begin: Callable[[int], None]
+) -> dict[int, Any]:
+    """Call a model that is its own only stage as stages are called."""
+    return {0: call(model, (), inputs, True)}
