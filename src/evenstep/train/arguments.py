@@ -16,16 +16,25 @@ from evenstep.errors import ArgumentError, DataError, ReplicaError, TaskError
 from evenstep.events import Incident
 from evenstep.parallel import Group, Strategy, device_of_rank, rank_info_of
 from evenstep.pipeline import PipelineModel
+from evenstep.precision import Precision
 
 
-def choose_device(device: str | torch.device) -> torch.device:
+def choose_device(device: str | torch.device, precision: Precision) -> torch.device:
     """The device by name; "auto" is the accelerator if there is one, else the CPU.
 
-    >>> choose_device("cpu")
+    Raises:
+        ArgumentError: there is no such device, or it can't compute in this precision.
+
+    >>> from evenstep.precision import FullPrecision
+    >>> choose_device("cpu", FullPrecision())
     device(type='cpu')
     """
-    if device == "auto":
-        return device_of_rank("auto")
+    chosen = device_of_rank("auto") if device == "auto" else _device_named(device)
+    precision.check(chosen)
+    return chosen
+
+
+def _device_named(device: str | torch.device) -> torch.device:
     try:
         chosen = torch.device(device)
         torch.empty(0, device=chosen)

@@ -4,16 +4,11 @@ Here is decided, once, how often an update's verdict is read and whether micro-b
 nothing.
 """
 
+from pathlib import Path
 from typing import Any, cast
 
-from torch import nn
-
 from evenstep.data import Data
-from evenstep.errors import ArgumentError
-from evenstep.events import Writers
-from evenstep.options import Training
-from evenstep.parallel import Strategy
-from evenstep.pipeline import PipelineModel
+from evenstep.options import Checkpointing, Failures, Logging, Training
 from evenstep.train.checkpointer import Checkpointer
 from evenstep.train.engine import Engine
 from evenstep.train.evaluations import Evaluations
@@ -38,15 +33,15 @@ def build_loop(
     data: Data,
     sets: dict[str, Data],
     policies: Policies,
-    saving: Saving,
-    writers: Writers,
     reporter: Reporter,
+    folder: Path | None,
     config: dict[str, Any],
     updates: int | None,
     epochs: int | None,
-    log_every_updates: int,
-    max_skipped_samples: int,
     train: Training,
+    checkpoint: Checkpointing,
+    failures: Failures,
+    log: Logging,
 ) -> Loop:
     """The loop and its components, each built of those before it; arguments are a trainer's, or of `Loop`.
 
@@ -54,10 +49,19 @@ def build_loop(
         sets: of data to evaluate on, by name.
         config: kept with checkpoints.
     """
-    settle = train.settle_every_updates or log_every_updates
+    settle = train.settle_every_updates or log.every_updates
     known_at_once = engine.parts.reads_at_once or data.num_batches(0, seed=engine.seed) is None
     evaluator = Evaluations(engine=engine, sets=sets, reporter=reporter)
     state = RunState(engine=engine, data=data, evaluations=evaluator, reporter=reporter, config=config)
+    saving = Saving(
+        folder=folder,
+        group=engine.group,
+        bus=engine.bus,
+        report=reporter.report,
+        keep=checkpoint.keep_last,
+        keep_every_updates=checkpoint.keep_every_updates,
+        asynchronous=checkpoint.asynchronous,
+    )
     return Loop(
         engine=engine,
         feed=Feed(
@@ -65,26 +69,17 @@ def build_loop(
             reducers=engine.reducers,
             seed=engine.seed,
             pin_memory=engine.parts.context.device.type == "cuda",
-            max_skipped_samples=max_skipped_samples,
+            max_skipped_samples=failures.max_skipped_samples,
         ),
         policies=policies,
         evaluator=evaluator,
-        checkpointer=Checkpointer(state=state, saving=saving, writers=writers, reporter=reporter),
+        checkpointer=Checkpointer(state=state, saving=saving, reporter=reporter),
         reporter=reporter,
         requests=Requests(),
         updates=updates,
         epochs=epochs,
-        log_every_updates=log_every_updates,
+        log_every_updates=log.every_updates,
         settle_every_updates=1 if known_at_once else settle,
-        # Where ranks gather a model together none can try alone: what fits is found by the first updates that don't.
-        fits_memory=train.fit_memory and engine.reducers.layout.divides != "elements",
+        # Where ranks wait for each other in a pass none can try alone: the first updates find what fits.
+        fits_memory=train.fit_memory and not engine.parts.execution.evaluates_together,
     )
-
-
-def check_fit_memory(model: nn.Module, strategy: Strategy, *, wanted: bool) -> None:
-    """Raise ArgumentError where micro-batches can't be fitted to the memory by trying."""
-    if wanted and (isinstance(model, PipelineModel)):
-        raise ArgumentError(
-            "`fit_memory` begins with micro-batches as large as can be, which a model in stages must not (they would "
-            "not overlap); give the micro-batch size as a number."
-        )

@@ -12,7 +12,7 @@ from typing import final
 
 from evenstep.checkpoint import complete_checkpoints, read_checkpoint, remove_checkpoint
 from evenstep.errors import CheckpointError
-from evenstep.events import Incident, Writers
+from evenstep.events import Incident
 from evenstep.train.reporter import Reporter
 from evenstep.train.run_state import RunState
 from evenstep.train.saving import Saving
@@ -27,13 +27,11 @@ class Checkpointer:
     Args:
         state: of the run.
         saving: the run folder's checkpoints; there is a folder wherever a policy may go back.
-        writers: that must forget the course that was given up.
         reporter: told of incidents.
     """
 
     state: RunState
     saving: Saving
-    writers: Writers
     reporter: Reporter
     _last: tuple[int, int] | None = None  # the update of the last fault, and where the run went back to
 
@@ -85,7 +83,7 @@ class Checkpointer:
         now = engine.progress.update
         engine.parts.cuts.limit = limit
         self._last = update, now
-        self.writers.rewind(now)
+        self.reporter.writers.rewind(now)
         engine.group.first_rank_does(lambda: forget_after(folder, now))
         message = f"the run went back to {path.name}, since update {update} must not have happened."
         self.reporter.report(Incident(kind="rewind", update=now, message=message))

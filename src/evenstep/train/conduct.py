@@ -7,48 +7,47 @@ evenstep's. The signals themselves are told in `evenstep.signals`, and what is t
 
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 from evenstep.exits import EXIT_REQUEUE
 from evenstep.parallel import Group
 from evenstep.signals import REQUEUE, interrupted, stopping
 from evenstep.train.loop import Loop
-from evenstep.train.result import Result
 from evenstep.train.standard import write_page
-from evenstep.train.tracebacks import shorten
 
 
-def conduct(train: Callable[[], Result], loop: Loop) -> Result:
-    """What `train` gives.
+@contextmanager
+def conducted(loop: Loop) -> Generator[None]:
+    """Around training.
 
     Args:
-        train: does the work.
-        loop: that does the work.
+        loop: that trains.
 
     Raises:
         KeyboardInterrupt: Ctrl-C came on some rank.
         SystemExit: another signal did, with exit code 75.
     """
     engine, saving, group = loop.engine, loop.checkpointer.saving, loop.engine.group
-    try:
-        with stopping(loop.requests.request_stop, spares_own=True) as caught:
-            try:
-                result = train()
-            finally:
-                # not at the beginning: a signal may have asked before
-                loop.requests.forget_stop()
-                if saving.folder is not None and saving.is_claimed and group.rank == 0:
-                    write_page(saving.folder, engine.progress.update, loop.reporter.report)
-        update = engine.progress.update
-        saved = saving.path_of(update) if saving.enabled else None
-        end_program(caught.number, group=group, update=update, saved=saved)
-    except BaseException as error:
-        shorten(
-            error, f"in update {loop.in_progress[1]}" if loop.in_progress else f"after update {engine.progress.update}"
-        )
-        raise
-    return result
+    with stopping(loop.requests.request_stop, spares_own=True) as caught:
+        try:
+            yield
+        finally:
+            # not at the beginning: a signal may have asked before
+            loop.requests.forget_stop()
+            if saving.folder is not None and saving.is_claimed and group.rank == 0:
+                write_page(saving.folder, engine.progress.update, loop.reporter.report)
+    update = engine.progress.update
+    saved = saving.path_of(update) if saving.enabled else None
+    end_program(caught.number, group=group, update=update, saved=saved)
+
+
+def where(loop: Loop) -> str:
+    """Where a run has ended, for an error."""
+    if loop.in_progress is not None:
+        return f"in update {loop.in_progress[1]}"
+    return f"after update {loop.engine.progress.update}"
 
 
 def end_program(number: signal.Signals | None, *, group: Group, update: int, saved: Path | None) -> None:

@@ -26,11 +26,11 @@ from evenstep.errors import ArgumentError, CheckpointError, EvenstepError, LostR
 from evenstep.events import Bus, Incident, Storage
 from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Training
-from evenstep.parallel import Elastic, Group, Reducers, Strategy
+from evenstep.parallel import Group, Reducers, Strategy
 from evenstep.precision import Precision
 from evenstep.train import given
 from evenstep.train.aborts import AbortCauses
-from evenstep.train.arguments import check_launched, check_model, check_trains
+from evenstep.train.arguments import check_launched, check_model, check_trains, choose_device
 from evenstep.train.context import TrainContext
 from evenstep.train.evaluate import Evaluation
 from evenstep.train.failures import Stop
@@ -39,10 +39,11 @@ from evenstep.train.metrics import build_meters
 from evenstep.train.optimizers import check_optimizer
 from evenstep.train.outcome import Aborted, Committed, PendingUpdate, SummedLoss, first_aborted
 from evenstep.train.parameter_checks import check_parameters
-from evenstep.train.parts import Parts, build_context, build_parts, place
+from evenstep.train.parts import Parts, build_parts
+from evenstep.train.policies import Policies
 from evenstep.train.progress import Progress
 from evenstep.train.split_limit import SplitLimit
-from evenstep.train.state import Tree, check_same_run, parameter_names, with_plain_names
+from evenstep.train.state import Tree, check_same_run, with_plain_names
 from evenstep.train.task import Task
 from evenstep.train.tasks import Tasks, check_task_states, check_tasks
 
@@ -104,43 +105,31 @@ class Engine:
         check_trains(optimizer, model)
         formats, schedule = given.precision_of(precision), given.lr_schedule_of(lr_schedule)
         sharing = given.strategy_of(strategy, device)
-        if isinstance(sharing.group, Elastic):
+        if sharing.group.can_change:
             raise ArgumentError("ranks that come and go are dealt their data by a `Trainer`; use that.")
         check_parameters(model, optimizer, formats)
-        check_optimizer(optimizer, model=model, strategy=sharing, device=device, keeps=False)
+        on = choose_device(device, formats)
+        check_optimizer(optimizer, model=model, strategy=sharing, device=on, keeps=False)
         tasks = Tasks.of(task, train.coefficients, given.combine_named(train.combine), train.norm_statistics)
-        check_tasks(tasks, None, {}, model=model, policy=Stop())
-        norms = tasks.attach(model, optimizer)
-        on = place(model, device, formats, channels_last=train.channels_last)
-        context = build_context(
-            tasks,
-            formats,
-            Stop(),
-            sharing,
-            optimizer,
-            on,
-            channels_last=train.channels_last,
+        policies = Policies(non_finite=Stop())
+        check_tasks(tasks, None, {}, model=model, policy=policies.non_finite)
+        parts = build_parts(
+            model=model,
+            tasks=tasks,
+            optimizer=optimizer,
+            strategy=sharing,
+            precision=formats,
+            lr_schedule=schedule,
+            updates=updates,
             seed=seed,
+            device=on,
+            train=train,
+            policies=policies,
             storage=Storage(meters=build_meters(tasks.by_name, on)),
             bus=Bus((), cast("Any", None)),
-            norms=norms,
-        )
-        self._hold(
-            build_parts(
-                context=context,
-                model=model,
-                names=parameter_names(model, optimizer),
-                optimizer=optimizer,
-                strategy=sharing,
-                combine=tasks.combine,
-                lr_schedule=schedule,
-                train=train,
-                on_out_of_memory=None,
-                report=_warn,
-                planned_updates=updates,
-            ),
             report=_warn,
         )
+        self._hold(parts, report=_warn)
         self.prepare()
 
     @classmethod
@@ -376,7 +365,7 @@ class Engine:
         Args:
             name: of the set.
             data: to evaluate on.
-            way: where its metrics go; None: to those of training.
+            context: where its metrics go; None: to those of training.
         """
         return Evaluation(
             name=name,

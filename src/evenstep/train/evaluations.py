@@ -76,7 +76,7 @@ class Evaluations:
             lambda error: EvaluateEnd(update=update, name=name, metrics=values),
         ):
             records = evaluation(update)
-            self.reporter.write(records)
+            self.reporter.writers.write(records)
             values |= {record.name: record.value for record in records}
         return {key.removeprefix(f"{name}/"): value for key, value in values.items()}
 

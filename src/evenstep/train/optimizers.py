@@ -15,13 +15,12 @@ from evenstep.errors import ArgumentError
 from evenstep.optim.aside import Aside, holds_parameters, tells_itself
 from evenstep.optim.multi import inner
 from evenstep.optim.sharing import Granularity, why_not_by
-from evenstep.parallel import Elastic, ParameterLayout, Strategy
+from evenstep.parallel import ParameterLayout, Strategy
 from evenstep.pipeline import PipelineModel
-from evenstep.train.arguments import choose_device
 
 
 def check_optimizer(
-    optimizer: Optimizer, *, model: nn.Module, strategy: Strategy, device: str | torch.device, keeps: bool
+    optimizer: Optimizer, *, model: nn.Module, strategy: Strategy, device: torch.device, keeps: bool
 ) -> None:
     """Raise ArgumentError for an optimizer that this run could not step, share or resume exactly.
 
@@ -31,11 +30,10 @@ def check_optimizer(
         keeps: whether it saves checkpoints.
     """
     for one in inner(optimizer):
-        _check_step(one, choose_device(device))
+        _check_step(one, device)
     if is_shared(model, strategy.layout):
         _check_shared(optimizer, strategy.layout, stages=in_stages(model))
-    joined = isinstance(strategy.group, Elastic)
-    fault = Aside(optimizer).fault() if keeps or joined else ""
+    fault = Aside(optimizer).fault() if keeps or strategy.group.can_change else ""
     if fault:
         whose = "a run with a `folder` saves checkpoints" if keeps else "ranks that join a run take over its state"
         raise ArgumentError(f"{whose}, which could not be resumed: {fault}.")

@@ -5,7 +5,7 @@ verdict is read. It runs nothing.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -22,19 +22,17 @@ from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Training
 from evenstep.parallel import Strategy
 from evenstep.precision import Precision
-from evenstep.train.arguments import choose_device
 from evenstep.train.channels_last import as_it_is
 from evenstep.train.channels_last import channels_last as in_channels_last
-from evenstep.train.combine import Combine
 from evenstep.train.context import TrainContext
 from evenstep.train.execution import Execution, build_execution
-from evenstep.train.failures import FailurePolicy, Retry
+from evenstep.train.failures import Retry
 from evenstep.train.guard import Guard
 from evenstep.train.layer_keys import in_order, key_layers
-from evenstep.train.norms import Norms
 from evenstep.train.pipeline_state import PipelineStateSharding, build_pipeline_state_sharding
+from evenstep.train.policies import Policies
 from evenstep.train.split_limit import SplitLimit
-from evenstep.train.state import Saved, unwrapped
+from evenstep.train.state import Saved, parameter_names, unwrapped
 from evenstep.train.tasks import Tasks, poison_of
 from evenstep.train.trained import Trained
 from evenstep.train.transfer import build_transfer
@@ -48,7 +46,7 @@ class Parts(NamedTuple):
         model: on its device.
         optimizer: of its parameters, or of those that this rank steps.
         names: of the optimizer's groups' parameters, over all ranks.
-        way: tasks, precision, device and recording.
+        context: tasks, precision, device and recording.
         execution: how forwards and backwards are run, and on which ranks.
         core: computes and applies one update.
         guard: compares losses with those of halves, before the first update.
@@ -75,36 +73,50 @@ class Parts(NamedTuple):
     reads_at_once: bool
 
 
-def place(model: nn.Module, device: str | torch.device, precision: Precision, *, channels_last: bool) -> torch.device:
-    """Move the model to the device by this name, which is given back, and into its memory format.
-
-    Raises:
-        ArgumentError: there is no such device, or it can't compute in this precision.
-    """
-    chosen = choose_device(device)
-    precision.check(chosen)
-    model.to(chosen)
-    if channels_last:
-        cast("Any", model).to(memory_format=torch.channels_last)
-    return chosen
-
-
-def build_context(
-    tasks: Tasks,
-    precision: Precision,
-    policy: FailurePolicy,
-    strategy: Strategy,
-    optimizer: Optimizer,
-    device: torch.device,
+def build_parts(
     *,
-    channels_last: bool,
+    model: nn.Module,
+    tasks: Tasks,
+    optimizer: Optimizer,
+    strategy: Strategy,
+    precision: Precision,
+    lr_schedule: LrSchedule | None,
+    updates: int | None,
     seed: int,
+    device: torch.device,
+    train: Training,
+    policies: Policies,
     storage: Storage,
     bus: Bus,
-    norms: Norms,
-) -> TrainContext:
-    """How each micro-batch goes through model and task; arguments are a trainer's, or of `TrainContext`."""
-    return TrainContext(
+    report: Callable[[Incident], None],
+) -> Parts:
+    """The parts of an engine. The model is moved to the device, and gets what is learned about its tasks.
+
+    Args:
+        model: what is trained; this and the next are an engine's arguments.
+        tasks: by name, and what is said about them.
+        optimizer: of the model's parameters.
+        strategy: how gradients are shared.
+        precision: the number formats.
+        lr_schedule: of the learning rates.
+        updates: how many there will be; None if that is not known.
+        seed: the key of all randomness.
+        device: to train on.
+        train: how an update is made.
+        policies: what is done about what goes wrong.
+        storage: takes the metrics.
+        bus: of the hooks that are told of updates.
+        report: told of what went wrong and was mended.
+
+    Raises:
+        ArgumentError: parts that do not go together.
+    """
+    norms = tasks.attach(model, optimizer)
+    model.to(device)
+    if train.channels_last:
+        cast("Any", model).to(memory_format=torch.channels_last)
+    names = parameter_names(model, optimizer)  # before the strategy has divided them between ranks
+    context = TrainContext(
         tasks=tasks.by_name,
         precision=precision,
         device=device,
@@ -112,62 +124,35 @@ def build_context(
         storage=storage,
         bus=bus,
         seed=seed,
-        reorder=in_channels_last if channels_last else as_it_is,
+        reorder=in_channels_last if train.channels_last else as_it_is,
         coefficients=tasks.coefficients,
         norms=norms,
-        poison=poison_of(optimizer, policy, strategy),
+        poison=poison_of(optimizer, policies.non_finite, strategy),
     )
-
-
-def build_parts(
-    *,
-    context: TrainContext,
-    model: nn.Module,
-    names: list[list[str]],
-    optimizer: Optimizer,
-    strategy: Strategy,
-    combine: Combine | None,
-    lr_schedule: LrSchedule | None,
-    train: Training,
-    on_out_of_memory: FailurePolicy | None,
-    report: Callable[[Incident], None],
-    planned_updates: int | None,
-) -> Parts:
-    """The parts of an engine; arguments are a trainer's, or of `Parts` and `Update`.
-
-    Args:
-        names: of the optimizer's groups' parameters, from before the strategy has divided them between ranks.
-        planned_updates: how many there will be; None if that is not known.
-
-    Raises:
-        ArgumentError: parts that do not go together.
-    """
-    context.coefficients.check(planned_updates)
-    learning_rates = LearningRates(optimizer, lr_schedule, planned_updates)
+    context.coefficients.check(updates)
+    learning_rates = LearningRates(optimizer, lr_schedule, updates)
     settle = train.settle_every_updates
-    defer = None if settle is None else settle > 1
-    apply = build_apply(optimizer, clip_norm=train.clip_norm, device=context.device, defer=defer)
+    apply = build_apply(
+        optimizer, clip_norm=train.clip_norm, device=device, defer=None if settle is None else settle > 1
+    )
     unkeyed = key_layers(model, context.randomness)
-    execution, cuts = build_execution(model, strategy, optimizer, context.device), SplitLimit()
-    by_name, stepped = named_parameters(model), {name for group in names for name in group}
+    execution, cuts = build_execution(model, strategy, optimizer, device), SplitLimit()
     core = Update(
         model=model,
         optimizer=optimizer,
-        # in an order that doesn't depend on the optimizer's groups, in which norms are added up
-        parameters=[by_name[name] for name in in_order(unwrapped(model), by_name) if name in stepped],
+        parameters=_stepped(model, names),
         context=context,
         execution=execution,
         apply=apply,
         ema=train.ema,
         learning_rates=learning_rates,
         cuts=cuts,
-        on_out_of_memory=on_out_of_memory or Retry(),
+        on_out_of_memory=policies.out_of_memory or Retry(),
         report=report,
-        trained=Trained(model, optimizer, names, share=execution.reducers.share, check=context.precision.check_trained),
-        combine=combine,
+        trained=Trained(model, optimizer, names, share=execution.reducers.share, check=precision.check_trained),
+        combine=tasks.combine,
         unkeyed=unkeyed,
     )
-    pending = set(context.tasks) if train.check_loss else set[str]()
     return Parts(
         model=model,
         optimizer=optimizer,
@@ -176,7 +161,12 @@ def build_parts(
         execution=execution,
         core=core,
         guard=Guard(
-            model=model, context=context, execution=execution, cuts=cuts, say=_say_of(execution), pending=pending
+            model=model,
+            context=context,
+            execution=execution,
+            cuts=cuts,
+            say=_say_of(execution),
+            pending=set(context.tasks) if train.check_loss else set[str](),
         ),
         cuts=cuts,
         ema=train.ema,
@@ -188,11 +178,17 @@ def build_parts(
             names=names,
             layout=execution.reducers.layout,
             ema=train.ema,
-            precision=context.precision,
+            precision=precision,
         ),
         portion=build_pipeline_state_sharding(model, execution.trainer.peers.wire),
         reads_at_once=isinstance(apply, HostApply),
     )
+
+
+def _stepped(model: nn.Module, names: Sequence[Sequence[str]]) -> list[nn.Parameter]:
+    """What the optimizer steps, in an order that does not depend on its groups: norms are added up in it."""
+    by_name, stepped = named_parameters(model), {name for group in names for name in group}
+    return [by_name[name] for name in in_order(unwrapped(model), by_name) if name in stepped]
 
 
 def _say_of(execution: Execution) -> Callable[[str], None]:

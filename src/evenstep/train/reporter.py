@@ -8,11 +8,11 @@ others, and how finely each cuts its micro-batches. It decides nothing, and hold
 import traceback
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, final
+from typing import Any, cast, final
 
 from evenstep.data import GlobalBatch
 from evenstep.errors import LostRankError
-from evenstep.events import Bus, Incident, IncidentFiles, Record, Storage, Writers
+from evenstep.events import Bus, Incident, IncidentFiles, Record, Storage, Writer, Writers
 from evenstep.parallel import Group
 from evenstep.train.stragglers import Stragglers
 
@@ -21,39 +21,36 @@ from evenstep.train.stragglers import Stragglers
 class Reporter:
     """The incidents and metrics of one rank, on their way.
 
-    It is built before all that reports to it; who listens is `attach`ed when it is there.
-
     Args:
         files: where each incident gets a file.
         group: the ranks.
+        writers: of the run; those of the first rank get what all ranks have to say.
 
     Attributes:
+        writers: those that this rank has.
+        bus: of the hooks that are told of incidents; none until they are there.
         limits: of the ranks' cuts, by rank, as of the last exchange.
     """
 
-    def __init__(self, *, files: IncidentFiles, group: Group) -> None:
+    def __init__(self, *, files: IncidentFiles, group: Group, writers: Sequence[Writer] = ()) -> None:
         self._files = files
         self._group = group
-        self._bus: Bus | None = None
-        self._writers: Writers | None = None
+        self.bus = Bus((), cast("Any", None))
+        self.writers = Writers(writers if group.rank == 0 else (), report=self.report)
         self._untold: list[Incident] = []
         self._stragglers = Stragglers()
         self._busy_s, self._busy_updates = 0.0, 0
         self.limits: list[int | None] = [None] * group.ranks
-
-    def attach(self, bus: Bus, writers: Writers) -> None:
-        """Let the hooks and writers of this rank know of incidents from now on."""
-        self._bus, self._writers = bus, writers
 
     def report(self, incident: Incident) -> None:
         """Tell everybody on this rank at once, and the first rank's writers when they next meet."""
         if incident.rank == self._group.rank or self._group.rank == 0:
             self._files.write(incident)
         if self._group.rank == 0:
-            self._event(incident)
+            self.writers.event("incident", incident)
         elif incident.rank is not None:
             self._untold.append(incident)
-        self._emit(incident)
+        self.bus.emit("on_incident", incident)
 
     def data_faults(self, batch: GlobalBatch, update: int) -> None:
         """Report what went wrong on this rank while `batch` was fetched for `update`."""
@@ -89,13 +86,8 @@ class Reporter:
             limit: how finely this rank cuts its micro-batches.
         """
         records = storage.settle(partial(self._exchange, update=update, limit=limit))
-        self.write(records)
+        self.writers.write(records)
         return records
-
-    def write(self, records: Sequence[Record]) -> None:
-        """Hand metrics to the writers."""
-        if self._writers is not None:
-            self._writers.write(records)
 
     def _exchange(self, pairs: Any, *, update: int, limit: int | None) -> list[Any]:
         """Everybody's `pairs`, by rank; all that is untold is told on the way."""
@@ -107,19 +99,11 @@ class Reporter:
         if self._group.rank == 0:
             for _, incidents, _, _ in everybody[1:]:
                 for incident in incidents:
-                    self._event(incident)
-                    self._emit(incident)
+                    self.writers.event("incident", incident)
+                    self.bus.emit("on_incident", incident)
         for incident in self._stragglers.found([busy for _, _, busy, _ in everybody], update):
             self.report(incident)
         return [theirs for theirs, _, _, _ in everybody]
-
-    def _event(self, incident: Incident) -> None:
-        if self._writers is not None:
-            self._writers.event("incident", incident)
-
-    def _emit(self, incident: Incident) -> None:
-        if self._bus is not None:
-            self._bus.emit("on_incident", incident)
 
 
 def failed(error: BaseException, group: Group, update: int) -> Incident:

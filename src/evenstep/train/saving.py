@@ -32,7 +32,7 @@ from evenstep.checkpoint import (
 from evenstep.data import GlobalBatch
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.events import Bus, Incident, SaveBegin, SaveEnd
-from evenstep.parallel import Elastic, Group
+from evenstep.parallel import Group
 
 _WORTH_TELLING_S = 1.0
 
@@ -123,7 +123,7 @@ class Saving:
         """
         if self.folder is None or self.is_claimed:
             return
-        if not isinstance(self.group, Elastic):  # where a process that comes back finds what its run has written
+        if not self.group.can_change:  # where a process that comes back finds what its run has written
             self.group.first_rank_does(self._check_unused)
         self.is_claimed = True
 

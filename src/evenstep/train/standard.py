@@ -10,16 +10,19 @@ Whoever gives `writers` gets exactly those, and a hook that is given takes the p
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from evenstep.choice import choose
 from evenstep.errors import ArgumentError
 from evenstep.events import (
     WRITERS,
+    Bus,
     Console,
     ConsoleWriter,
     Hook,
+    HookTrainer,
     Incident,
+    IncidentFiles,
     Save,
     Status,
     StopFile,
@@ -27,8 +30,33 @@ from evenstep.events import (
     Writer,
     is_watched,
 )
-from evenstep.options import STANDARD_WRITERS, Checkpointing
+from evenstep.options import STANDARD_WRITERS, Checkpointing, Logging
+from evenstep.parallel import Group
 from evenstep.plugins import REPORT, load
+from evenstep.train.reporter import Reporter
+
+
+def build_reporter(
+    trainer: HookTrainer,
+    group: Group,
+    hooks: object,
+    *,
+    log: Logging,
+    checkpoint: Checkpointing,
+    on_hook_error: Literal["stop", "continue"],
+) -> Reporter:
+    """What carries the incidents and metrics of a run to its hooks, writers and files; all arguments are a trainer's.
+
+    Raises:
+        ArgumentError: nothing that hooks or writers can be.
+    """
+    folder, every_updates, first = trainer.folder, log.every_updates, group.rank == 0
+    writers = writers_of(log.writers, folder=folder, every_updates=every_updates)
+    reporter = Reporter(files=IncidentFiles(folder, makes_folder=first), group=group, writers=writers)
+    every = hooks_of(hooks, writers, folder=folder, every_updates=every_updates, checkpoint=checkpoint)
+    heard = [hook for hook in every if first or not getattr(hook, "first_rank_only", False)]
+    reporter.bus = Bus(heard, trainer, on_error=on_hook_error, report=reporter.report)
+    return reporter
 
 
 def writers_of(given: object, *, folder: Path | None, every_updates: int) -> list[Writer]:

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from evenstep.data import Data, data_of
 from evenstep.errors import ArgumentError
-from evenstep.events import Bus, Hook, IncidentFiles, Storage, TrainBegin, TrainEnd, Writers
+from evenstep.events import Hook, Storage, TrainBegin, TrainEnd
 from evenstep.optim.schedules import LrSchedule
 from evenstep.options import (
     OLD_ARGUMENTS,
@@ -34,30 +34,35 @@ from evenstep.precision import Precision
 from evenstep.renamed import old_arguments
 from evenstep.train import given
 from evenstep.train.agreement import check_agreement
-from evenstep.train.arguments import check_keeping, check_launched, check_model, check_trains, try_resume
-from evenstep.train.assembly import build_loop, check_fit_memory, updates_of
-from evenstep.train.conduct import conduct
+from evenstep.train.arguments import (
+    check_keeping,
+    check_launched,
+    check_model,
+    check_trains,
+    choose_device,
+    try_resume,
+)
+from evenstep.train.assembly import build_loop, updates_of
+from evenstep.train.conduct import conducted, where
 from evenstep.train.emergency import emergency_save
 from evenstep.train.engine import Engine
 from evenstep.train.evaluations import named_set
-from evenstep.train.lasting import build_run
 from evenstep.train.metrics import build_meters
 from evenstep.train.optimizers import check_optimizer, watch_first_step
 from evenstep.train.parameter_checks import check_parameters
-from evenstep.train.parts import build_context, build_parts, place
+from evenstep.train.parts import build_parts
 from evenstep.train.predict import Prediction
 from evenstep.train.randomness import undisturbed
 from evenstep.train.rehearsal import compare_cuts
 from evenstep.train.replay import replay_failure
-from evenstep.train.reporter import Reporter
 from evenstep.train.requests import End
 from evenstep.train.result import Result
-from evenstep.train.saving import Saving
-from evenstep.train.standard import hooks_of, writers_of
-from evenstep.train.state import Tree, parameter_names
+from evenstep.train.standard import build_reporter
+from evenstep.train.state import Tree
 from evenstep.train.surface import Surface
 from evenstep.train.task import Task
 from evenstep.train.tasks import Tasks, check_tasks
+from evenstep.train.tracebacks import shorten
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -139,89 +144,58 @@ class Trainer(Surface):
         sharing = given.strategy_of(strategy, device)
         check_parameters(model, optimizer, formats)
         keeps = folder is not None and checkpoint.keep_last != 0
-        check_optimizer(optimizer, model=model, strategy=sharing, device=device, keeps=keeps)
+        self.device = choose_device(device, formats)
+        check_optimizer(optimizer, model=model, strategy=sharing, device=self.device, keeps=keeps)
         check_keeping(batches, keeps=keeps, rewinds=policies.may_rewind)
         given.check_rewinding(policies, failures, checkpoint)
         self._said_of_data = try_resume(batches, sharing.group) if keeps else []
         tasks = Tasks.of(task, train.coefficients, given.combine_named(train.combine), train.norm_statistics)
         check_tasks(tasks, batches, sets, model=model, policy=policies.non_finite)
-        norms = tasks.attach(model, optimizer)
-        self.device = place(model, device, formats, channels_last=train.channels_last)
-        self.model, self.optimizer = model, optimizer
-        self.evaluations = sets
+        self.model, self.optimizer, self.evaluations = model, optimizer, sets
         self.folder = None if folder is None else Path(folder)
         self.storage = Storage(meters=build_meters(tasks.by_name, self.device))
         self._updates = updates if updates is not None else updates_of(batches, cast("int", epochs), seed)
         self._resumed = False
         self._group = model.mesh.world if isinstance(model, PipelineModel) else sharing.group
-        written = writers_of(log.writers, folder=self.folder, every_updates=log.every_updates)
-        files = IncidentFiles(self.folder, makes_folder=self.is_first_rank)
-        reporter = Reporter(files=files, group=self._group)
-        self._writers = Writers(written if self.is_first_rank else (), report=reporter.report)
-        every = hooks_of(hooks, written, folder=self.folder, every_updates=log.every_updates, checkpoint=checkpoint)
-        heard = [hook for hook in every if self.is_first_rank or not getattr(hook, "first_rank_only", False)]
-        bus = Bus(heard, self, on_error=failures.hook, report=reporter.report)
-        reporter.attach(bus, self._writers)
-        saving = Saving(
-            folder=self.folder,
-            group=self._group,
-            bus=bus,
-            report=reporter.report,
-            keep=checkpoint.keep_last,
-            keep_every_updates=checkpoint.keep_every_updates,
-            asynchronous=checkpoint.asynchronous,
-        )
-        context = build_context(
-            tasks,
-            formats,
-            policies.non_finite,
-            sharing,
-            optimizer,
-            self.device,
-            channels_last=train.channels_last,
-            seed=seed,
-            storage=self.storage,
-            bus=bus,
-            norms=norms,
-        )
-        check_fit_memory(model, sharing, wanted=train.fit_memory)
-        names = parameter_names(model, optimizer)
+        reporter = build_reporter(self, self._group, hooks, log=log, checkpoint=checkpoint, on_hook_error=failures.hook)
         parts = build_parts(
-            context=context,
             model=model,
-            names=names,
+            tasks=tasks,
             optimizer=optimizer,
             strategy=sharing,
-            combine=tasks.combine,
+            precision=formats,
             lr_schedule=schedule,
+            updates=self.updates,
+            seed=seed,
+            device=self.device,
             train=train,
-            on_out_of_memory=policies.out_of_memory,
+            policies=policies,
+            storage=self.storage,
+            bus=reporter.bus,
             report=reporter.report,
-            planned_updates=self.updates,
         )
         config = dict(checkpoint.config or {})
-        self._engine = Engine.of(parts, report=reporter.report)
         self._loop = build_loop(
-            self._engine,
+            Engine.of(parts, report=reporter.report),
             data=batches,
             sets=sets,
             policies=policies,
-            saving=saving,
-            writers=self._writers,
             reporter=reporter,
+            folder=self.folder,
             config=config,
             updates=updates,
             epochs=epochs,
-            log_every_updates=log.every_updates,
-            max_skipped_samples=failures.max_skipped_samples,
             train=train,
+            checkpoint=checkpoint,
+            failures=failures,
+            log=log,
         )
         if keeps:
             watch_first_step(optimizer, parts.saved.aside)
         said = {"tasks": [*tasks.by_name], "config": config, "clip_norm": train.clip_norm}
         said["ema"] = train.ema and train.ema.settings
-        self._agree = partial(check_agreement, self._loop, optimizer, names, self.evaluations, said)
-        self._run = build_run(self._group, self._loop, agree=self._agree)
+        self._agree = partial(check_agreement, self._loop, optimizer, parts.names, self.evaluations, said)
+        self._run = self._group.run_of(self._loop, self._agree)
         self._is_built = True
 
     def request_stop(self, reason: str, *, requeue: bool = False) -> None:
@@ -265,7 +239,11 @@ class Trainer(Surface):
             )
         self._is_training = True
         try:
-            return conduct(self._train, self._loop)
+            with conducted(self._loop):
+                return self._train()
+        except BaseException as error:
+            shorten(error, where(self._loop))
+            raise error  # with this frame, which a bare `raise` would not show
         finally:
             self._is_training = False
 
@@ -275,7 +253,7 @@ class Trainer(Surface):
         self._group.go_on()
         self._agree()
         saving.claim()
-        self._engine.prepare()
+        self._loop.engine.prepare()
 
         def end(error: BaseException | None) -> TrainEnd:
             outcome = ended.outcome if error is None else "failed"
@@ -284,24 +262,26 @@ class Trainer(Surface):
         begin = TrainBegin(update=self.progress.update, updates=self.updates, resumed=self._resumed)
         with (
             self.holding_folder(),
-            self._writers.opened(self.folder, self.progress.update),
+            self._loop.reporter.writers.opened(self.folder, self.progress.update),
             closing(loop.feed.data),
             undisturbed(self.device),
             torch.enable_grad(),
         ):
-            self._writers.event("train_begin", begin)
+            self._loop.reporter.writers.event("train_begin", begin)
             saving.clean(self.progress.update)
             while self._said_of_data:
                 loop.reporter.report(self._said_of_data.pop())
-            with self._engine.bus.span("train", lambda: begin, end):
+            with self._loop.engine.bus.span("train", lambda: begin, end):
                 try:
                     if loop.policies.may_rewind and saving.saved_at < 0:
                         self.save()  # something to go back to
                     ended = self._run()
-                    self._writers.event("train_end", end(None))
+                    self._loop.reporter.writers.event("train_end", end(None))
                 except BaseException as raised:
                     error = self._group.explained(raised)
-                    emergency_save(error, loop, end=lambda error: self._writers.event("train_end", end(error)))
+                    emergency_save(
+                        error, loop, end=lambda error: self._loop.reporter.writers.event("train_end", end(error))
+                    )
                     if error is raised:
                         raise
                     raise error from raised
@@ -410,8 +390,8 @@ class Trainer(Surface):
             CheckpointError: the state is of another model.
             Exception: what the update raises.
         """
-        return replay_failure(self._engine, self._loop.feed.data, state, failure)
+        return replay_failure(self._loop.engine, self._loop.feed.data, state, failure)
 
     def compare_cuts(self) -> str:
         """How far the next update's gradient is from that with finer micro-batches, in words; changes nothing."""
-        return compare_cuts(self._engine, self._loop.feed.data)
+        return compare_cuts(self._loop.engine, self._loop.feed.data)
