@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, Literal, cast, final
 
@@ -38,9 +38,9 @@ class _Walk:
         end: what to do about a task that has come to the end of its data.
         windows: first and last update of tasks that are not in all.
         seed: the run's.
+        places: the batch that each task's data gives next.
         number: of the next global batch in the whole run.
         position: of it.
-        places: the batch that each task's data gives next.
         ended: the tasks whose data have come to an end in this epoch of the mixture.
     """
 
@@ -49,10 +49,10 @@ class _Walk:
     end: End
     windows: Windows
     seed: int
-    number: int
-    position: Position
     places: dict[str, Position]
-    ended: set[str]
+    number: int = 0
+    position: Position = field(default_factory=Position)
+    ended: set[str] = field(default_factory=set[str])
 
     def step(self) -> Sequence[str]:
         """Move behind the next global batch; gives the tasks whose batches it takes."""
@@ -200,7 +200,7 @@ class Mixture(Data):
         require_rank(rank, ranks)
         walk = self._walk(seed)
         while walk.position != start:
-            if (walk.position.epoch, walk.position.batch) > (start.epoch, start.batch):
+            if walk.position > start:
                 raise DataError(
                     f"the mixture has no batch {start.batch} in epoch {start.epoch}; its data or the way of mixing are "
                     f"others than when the run was saved: set them back, or start a new run."
@@ -219,10 +219,7 @@ class Mixture(Data):
             end=self._end,
             windows=self._windows,
             seed=seed,
-            number=0,
-            position=Position(),
             places={name: Position() for name in self._data},
-            ended=set(),
         )
 
     def _generate(self, walk: _Walk, *, rank: int, ranks: int, pin_memory: bool) -> Iterator[GlobalBatch]:

@@ -21,9 +21,8 @@ class Pool:
     Args:
         new_fetcher: makes what reads the samples.
         num_workers: processes per loader; 0 for none: reading in this process.
-        prefetch_batches: global batches that they fetch ahead, all together.
-        timeout_s: longest wait for a worker, in seconds.
-        restarts: how many times in a row workers that die or hang are started anew.
+        prefetch_batches, timeout_s: as those of `MapData`.
+        restarts: as those of `Workers`.
     """
 
     def __init__(
