@@ -17,8 +17,8 @@ from evenstep.train.loop import Loop
 from evenstep.train.policies import Policies
 from evenstep.train.reporter import Reporter
 from evenstep.train.requests import Requests
+from evenstep.train.run_folder import RunFolder
 from evenstep.train.run_state import RunState
-from evenstep.train.saving import Saving
 
 
 def updates_of(data: Data, epochs: int, seed: int) -> int | None:
@@ -53,15 +53,7 @@ def build_loop(
     known_at_once = engine.parts.reads_at_once or data.num_batches(0, seed=engine.seed) is None
     evaluator = Evaluations(engine=engine, sets=sets, reporter=reporter)
     state = RunState(engine=engine, data=data, evaluations=evaluator, reporter=reporter, config=config)
-    saving = Saving(
-        folder=folder,
-        group=engine.group,
-        bus=engine.bus,
-        report=reporter.report,
-        keep=checkpoint.keep_last,
-        keep_every_updates=checkpoint.keep_every_updates,
-        asynchronous=checkpoint.asynchronous,
-    )
+    own = RunFolder(path=folder, group=engine.group, report=reporter.report)
     return Loop(
         engine=engine,
         feed=Feed(
@@ -73,7 +65,7 @@ def build_loop(
         ),
         policies=policies,
         evaluator=evaluator,
-        checkpointer=Checkpointer(state=state, saving=saving, reporter=reporter),
+        checkpointer=Checkpointer(state=state, folder=own, options=checkpoint, reporter=reporter),
         reporter=reporter,
         requests=Requests(),
         updates=updates,

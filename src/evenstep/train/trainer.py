@@ -27,6 +27,7 @@ from evenstep.options import (
     Failures,
     Logging,
     Training,
+    check_length,
 )
 from evenstep.parallel import Strategy
 from evenstep.pipeline import PipelineModel
@@ -134,7 +135,9 @@ class Trainer(Surface):
         failures: Failures = Failures(),
         log: Logging = Logging(),
     ) -> None:
-        given.check(locals().copy())
+        check_length(updates, epochs)
+        given.check_update(model=model, task=task, optimizer=optimizer, seed=seed, device=device, train=train)
+        given.check_run(folder=folder, checkpoint=checkpoint, failures=failures, log=log)
         check_launched(strategy, model, os.environ)
         check_model(model)
         check_trains(optimizer, model)
@@ -249,10 +252,10 @@ class Trainer(Surface):
 
     def _train(self) -> Result:
         ended = End("")
-        loop, saving = self._loop, self._loop.checkpointer.saving
+        loop, checkpointer = self._loop, self._loop.checkpointer
         self._group.go_on()
         self._agree()
-        saving.claim()
+        checkpointer.folder.claim()
         self._loop.engine.prepare()
 
         def end(error: BaseException | None) -> TrainEnd:
@@ -268,12 +271,12 @@ class Trainer(Surface):
             torch.enable_grad(),
         ):
             self._loop.reporter.writers.event("train_begin", begin)
-            saving.clean(self.progress.update)
+            checkpointer.folder.clean(self.progress.update)
             while self._said_of_data:
                 loop.reporter.report(self._said_of_data.pop())
             with self._loop.engine.bus.span("train", lambda: begin, end):
                 try:
-                    if loop.policies.may_rewind and saving.saved_at < 0:
+                    if loop.policies.may_rewind and checkpointer.saved_at < 0:
                         self.save()  # something to go back to
                     ended = self._run()
                     self._loop.reporter.writers.event("train_end", end(None))
@@ -300,7 +303,7 @@ class Trainer(Surface):
         Raises:
             CheckpointError: on entering, when another run is in it.
         """
-        return self._loop.checkpointer.saving.holding_folder()
+        return self._loop.checkpointer.folder.hold()
 
     def evaluate(self, name: str | None = None) -> dict[str, dict[str, float]]:
         """Evaluate the parameters (or their average, if there is one) as of the last committed update.
@@ -356,12 +359,9 @@ class Trainer(Surface):
             CheckpointError: it is not there, damaged, or of another run. Nothing has been changed then.
         """
         checkpointer = self._loop.checkpointer
-        path = Path(source) if source != "auto" else self._group.first_rank_does(checkpointer.saving.newest)
-        checkpointer.saving.is_claimed |= source == "auto"
-        if path is None:
-            return None
-        self._resumed = True
-        return checkpointer.resume(path)
+        path = checkpointer.resume_newest() if source == "auto" else checkpointer.resume(Path(source))
+        self._resumed |= path is not None
+        return path
 
     def state_dict(self) -> Tree:
         """Everything that the run needs to go on exactly, as a tree.

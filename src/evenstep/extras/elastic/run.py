@@ -21,11 +21,11 @@ from evenstep.errors import ArgumentError, EvenstepError, LostRankError
 from evenstep.events import Incident, Json
 from evenstep.parallel import Group
 from evenstep.parallel.replicas import bits
+from evenstep.train.checkpointer import Checkpointer
 from evenstep.train.loop import Loop
 from evenstep.train.reporter import Reporter
 from evenstep.train.requests import End, GoBack
 from evenstep.train.run_state import RunState
-from evenstep.train.saving import Saving
 from evenstep.train.state import unwrapped
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class ElasticRun:
         group: that changes.
         loop: that does the work.
         state: of the run.
-        saving: of the run.
+        checkpointer: of the run.
         agree: raises unless all that are there train the same.
         reporter: of this process.
     """
@@ -56,7 +56,7 @@ class ElasticRun:
     group: "Elastic"
     loop: Loop
     state: RunState
-    saving: Saving
+    checkpointer: Checkpointer
     agree: Callable[[], None]
     reporter: Reporter
     _is_whole: bool = True
@@ -88,7 +88,7 @@ class ElasticRun:
     def _give_up(self) -> None:
         self._is_whole = self._is_whole and self.loop.engine.core.is_whole
         self.loop.abandon()
-        self.saving.settle_alone()
+        self.checkpointer.settle_alone()
 
     def _heal(self) -> None:
         """Make all the same: who does not hold what the one with the most updates holds takes its state."""
@@ -124,9 +124,9 @@ class ElasticRun:
 
     def _same_ends(self) -> None:
         """Agree on what was evaluated, and on what the first process has saved."""
-        ends = self.group.gather((self.state.evaluations.all_at, self.saving.saved_at))
+        ends = self.group.gather((self.state.evaluations.all_at, self.checkpointer.saved_at))
         self.state.evaluations.all_at = min(evaluated for evaluated, _ in ends)
-        self.saving.saved_at = ends[0][1]
+        self.checkpointer.saved_at = ends[0][1]
 
     def _tell(self, before: dict[str, int], update: int) -> None:
         now = self._before = dict(self.group.members)
@@ -166,7 +166,7 @@ def build_run(group: "Elastic", loop: Loop, agree: Callable[[], None]) -> Elasti
         group=group,
         loop=loop,
         state=checkpointer.state,
-        saving=checkpointer.saving,
+        checkpointer=checkpointer,
         agree=agree,
         reporter=loop.reporter,
     )
