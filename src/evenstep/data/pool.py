@@ -9,7 +9,7 @@ from math import ceil
 from typing import final
 
 from evenstep.data.fetch import Fetcher
-from evenstep.data.loader import Here, Loader, Workers
+from evenstep.data.loader import Here, Workers
 
 __all__ = ["Pool"]
 
@@ -43,7 +43,7 @@ class Pool:
         self._lent: set[Workers] = set()
 
     @contextmanager
-    def loader(self, *, microbatches_per_batch: int, pin_memory: bool) -> Generator[Loader]:
+    def loader(self, *, microbatches_per_batch: int, pin_memory: bool) -> Generator[Here | Workers]:
         """Lend a loader for the length of the block.
 
         Args:
