@@ -27,7 +27,8 @@ from evenstep.errors import ArgumentError, EvenstepError, LostRankError, Replica
 from evenstep.extras.elastic.lighthouse import Lighthouse, Peer
 from evenstep.extras.elastic.run import build_run
 from evenstep.internals import TCPStore
-from evenstep.parallel.group import Group, Processes, Runs
+from evenstep.parallel.group import Group, Runs
+from evenstep.parallel.processes import Processes
 from evenstep.parallel.rank_info import RankInfo
 
 T = TypeVar("T")
@@ -204,6 +205,7 @@ for _name in (
     "abort_reason",
     "begin_receive",
     "begin_send",
+    "begin_work",
     "broadcast",
     "explained",
     "fail",
@@ -211,9 +213,7 @@ for _name in (
     "interrupt",
     "interrupted",
     "meet",
-    "receive",
     "recorded",
-    "send",
     "sum",
     "sum_floats",
     "where",
