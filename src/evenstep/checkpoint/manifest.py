@@ -8,7 +8,7 @@ import json
 import platform
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import cast
@@ -83,17 +83,7 @@ def new_manifest(
 
 def manifest_bytes(manifest: Manifest) -> bytes:
     """The content of `manifest.json`."""
-    content: dict[str, object] = {
-        "format": manifest.format,
-        "evenstep": manifest.evenstep,
-        "torch": manifest.torch,
-        "python": manifest.python,
-        "update": manifest.update,
-        "created": manifest.created,
-        "ranks": manifest.ranks,
-        "resumed_from": manifest.resumed_from,
-        "files": {name: {"bytes": file.bytes, "crc32": file.crc32} for name, file in manifest.files.items()},
-    }
+    content = asdict(manifest)
     return json.dumps({**content, "crc32": _checksum(content)}, indent=2).encode() + b"\n"
 
 

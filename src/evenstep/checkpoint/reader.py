@@ -15,8 +15,7 @@ from typing import Any, NamedTuple, cast, final
 import torch
 from torch import Tensor
 
-from evenstep.checkpoint.checksum import AHEAD_PIECES, Checksum
-from evenstep.checkpoint.crc import joined_crc32
+from evenstep.checkpoint.checksum import AHEAD_PIECES, Checksum, joined_crc32
 from evenstep.checkpoint.damage import BadFileError, UnreadableError, named_errors
 from evenstep.checkpoint.integrity import check_checksum, check_structure, read_json
 from evenstep.checkpoint.layout import STATE, TENSORS_SUFFIX, checkpoints_folder, complete_checkpoints, locate

@@ -2,6 +2,7 @@
 
 import errno
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -267,6 +268,16 @@ def test_two_runs_in_one_folder_are_refused_and_the_first_is_not_harmed(tmp_path
         trainer_of(tmp_path).train()
     assert list(tmp_path.iterdir()) == []
     trainer_of(tmp_path).train()
+
+
+@pytest.mark.parametrize("is_held_already", [False, True])
+def test_a_lock_that_a_killed_run_left_is_taken_over_and_said(tmp_path: Path, is_held_already: bool) -> None:
+    (tmp_path / ".lock").write_text('{"host": "elsewhere", "pid": 1, "since": "yesterday"}')
+    log = Log()
+    trainer = trainer_of(tmp_path, hooks=[log], updates=1)
+    with trainer.holding_folder() if is_held_already else nullcontext():
+        trainer.train()
+    assert ["took over the lock of process 1 on elsewhere" in one.message for one in log.incidents] == [True]
 
 
 def test_a_damaged_newest_checkpoint_is_passed_over_and_said(tmp_path: Path) -> None:
