@@ -7,13 +7,8 @@ nothing.
 from pathlib import Path
 from typing import Any, cast
 
-from torch import nn
-
 from evenstep.data import Data
-from evenstep.errors import ArgumentError
 from evenstep.options import Checkpointing, Failures, Logging, Training
-from evenstep.parallel import Strategy
-from evenstep.pipeline import PipelineModel
 from evenstep.train.checkpointer import Checkpointer
 from evenstep.train.engine import Engine
 from evenstep.train.evaluations import Evaluations
@@ -77,15 +72,6 @@ def build_loop(
         epochs=epochs,
         log_every_updates=log.every_updates,
         settle_every_updates=1 if known_at_once else settle,
-        # Where ranks gather a model together none can try alone: what fits is found by the first updates that don't.
-        fits_memory=train.fit_memory and engine.reducers.layout.divides != "elements",
+        # Where ranks wait for each other in a pass none can try alone: the first updates find what fits.
+        fits_memory=train.fit_memory and not engine.parts.execution.evaluates_together,
     )
-
-
-def check_fit_memory(model: nn.Module, strategy: Strategy, *, wanted: bool) -> None:
-    """Raise ArgumentError where micro-batches can't be fitted to the memory by trying."""
-    if wanted and (isinstance(model, PipelineModel)):
-        raise ArgumentError(
-            "`fit_memory` begins with micro-batches as large as can be, which a model in stages must not (they would "
-            "not overlap); give the micro-batch size as a number."
-        )

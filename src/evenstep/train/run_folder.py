@@ -19,7 +19,7 @@ from evenstep.checkpoint import (
 )
 from evenstep.errors import ArgumentError
 from evenstep.events import Incident
-from evenstep.parallel import Elastic, Group
+from evenstep.parallel import Group
 
 _METRICS = ("metrics.jsonl", "metrics.csv")
 
@@ -87,7 +87,7 @@ class RunFolder:
         """
         if self.path is None or self.is_claimed:
             return
-        if not isinstance(self.group, Elastic):  # where a process that comes back finds what its run has written
+        if not self.group.can_change:  # where a process that comes back finds what its run has written
             self.group.first_rank_does(self._check_unused)
         self.is_claimed = True
 

@@ -42,12 +42,11 @@ from evenstep.train.arguments import (
     choose_device,
     try_resume,
 )
-from evenstep.train.assembly import build_loop, check_fit_memory, updates_of
+from evenstep.train.assembly import build_loop, updates_of
 from evenstep.train.conduct import conducted, where
 from evenstep.train.emergency import emergency_save
 from evenstep.train.engine import Engine
 from evenstep.train.evaluations import named_set
-from evenstep.train.lasting import build_run
 from evenstep.train.metrics import build_meters
 from evenstep.train.optimizers import check_optimizer, watch_first_step
 from evenstep.train.parameter_checks import check_parameters
@@ -149,7 +148,6 @@ class Trainer(Surface):
         check_optimizer(optimizer, model=model, strategy=sharing, device=self.device, keeps=keeps)
         check_keeping(batches, keeps=keeps, rewinds=policies.may_rewind)
         given.check_rewinding(policies, failures, checkpoint)
-        check_fit_memory(model, sharing, wanted=train.fit_memory)
         self._said_of_data = try_resume(batches, sharing.group) if keeps else []
         tasks = Tasks.of(task, train.coefficients, given.combine_named(train.combine), train.norm_statistics)
         check_tasks(tasks, batches, sets, model=model, policy=policies.non_finite)
@@ -197,7 +195,7 @@ class Trainer(Surface):
         said = {"tasks": [*tasks.by_name], "config": config, "clip_norm": train.clip_norm}
         said["ema"] = train.ema and train.ema.settings
         self._agree = partial(check_agreement, self._loop, optimizer, parts.names, self.evaluations, said)
-        self._run = build_run(self._group, self._loop, agree=self._agree)
+        self._run = self._group.run_of(self._loop, self._agree)
         self._is_built = True
 
     def request_stop(self, reason: str, *, requeue: bool = False) -> None:

@@ -12,20 +12,24 @@ be lost, the work is simply done.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast, final
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, final
 
 import torch
 from torch import Tensor
 
 from evenstep.errors import ArgumentError, EvenstepError, LostRankError
 from evenstep.events import Incident, Json
-from evenstep.parallel import Elastic, Group, bits
+from evenstep.parallel import Group
+from evenstep.parallel.replicas import bits
 from evenstep.train.checkpointer import Checkpointer
 from evenstep.train.loop import Loop
 from evenstep.train.reporter import Reporter
 from evenstep.train.requests import End, GoBack
 from evenstep.train.run_state import RunState
 from evenstep.train.state import unwrapped
+
+if TYPE_CHECKING:
+    from evenstep.extras.elastic.membership import Elastic
 
 
 class _Hole(NamedTuple):
@@ -49,7 +53,7 @@ class ElasticRun:
         reporter: of this process.
     """
 
-    group: Elastic
+    group: "Elastic"
     loop: Loop
     state: RunState
     checkpointer: Checkpointer
@@ -139,14 +143,17 @@ class ElasticRun:
         )
 
 
-def build_run(group: Group, loop: Loop, *, agree: Callable[[], None]) -> Callable[[], End]:
-    """What runs the loop to its end: the loop alone, where no rank of the group may be lost.
+def build_run(group: "Elastic", loop: Loop, agree: Callable[[], None]) -> ElasticRun:
+    """The run of a trainer's loop on ranks that come and go.
+
+    Args:
+        group: of the ranks.
+        loop: that makes the updates.
+        agree: raises unless all that are there train the same.
 
     Raises:
-        ArgumentError: the group may lose ranks, but they share a model, or the data can't be dealt anew.
+        ArgumentError: the ranks share a model, or the data can't be dealt anew.
     """
-    if not isinstance(group, Elastic):
-        return loop.run
     checkpointer, engine = loop.checkpointer, loop.engine
     if engine.parts.execution.part_held[1] > 1:
         raise ArgumentError("ranks that may be lost must each hold the whole state; use `Ddp` or `Ordered`.")
@@ -155,7 +162,7 @@ def build_run(group: Group, loop: Loop, *, agree: Callable[[], None]) -> Callabl
             "the data of ranks that may be lost must be dealt anew over those that are left, which a stream can't; "
             "give a dataset with a length, or let a lost rank stop the run."
         )
-    run = ElasticRun(
+    return ElasticRun(
         group=group,
         loop=loop,
         state=checkpointer.state,
@@ -163,7 +170,6 @@ def build_run(group: Group, loop: Loop, *, agree: Callable[[], None]) -> Callabl
         agree=agree,
         reporter=loop.reporter,
     )
-    return run.run
 
 
 def shared(group: Group, tree: Any, source: int) -> Any:
