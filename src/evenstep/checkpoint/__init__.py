@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from evenstep.checkpoint.lock import LOCK, locked
     from evenstep.checkpoint.manifest import FileEntry, Manifest
     from evenstep.checkpoint.parts import EMERGENCY, discard_parts, join_parts, write_part
-    from evenstep.checkpoint.ranks import ALONE, Ranks, on_all_ranks
+    from evenstep.checkpoint.ranks import ALONE, RankGroup, on_all_ranks
     from evenstep.checkpoint.reader import CheckpointReader, newest_checkpoint, read_checkpoint, verify
     from evenstep.checkpoint.retention import clean_leftovers, remove_checkpoint, retain
     from evenstep.checkpoint.sharding import Shard, outline
@@ -29,7 +29,7 @@ __all__ = [
     "Disk",
     "FileEntry",
     "Manifest",
-    "Ranks",
+    "RankGroup",
     "SaveResult",
     "Shard",
     "UnreadableError",
@@ -66,7 +66,7 @@ __getattr__, __dir__ = lazy_names(
         ".lock": "LOCK locked",
         ".manifest": "FileEntry Manifest",
         ".parts": "EMERGENCY discard_parts join_parts write_part",
-        ".ranks": "ALONE Ranks on_all_ranks",
+        ".ranks": "ALONE RankGroup on_all_ranks",
         ".reader": "CheckpointReader newest_checkpoint read_checkpoint verify",
         ".retention": "clean_leftovers remove_checkpoint retain",
         ".sharding": "Shard outline",
@@ -78,6 +78,7 @@ __getattr__, __dir__ = lazy_names(
         "Checkpoint": "CheckpointReader",
         "Contents": "CheckpointReader",
         "LocalDisk": "Disk",
+        "Ranks": "RankGroup",
         "Saved": "SaveResult",
         "Saver": "AsyncWriter",
         "look_into": "CheckpointReader",

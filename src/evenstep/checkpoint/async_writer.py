@@ -18,7 +18,7 @@ from time import monotonic, perf_counter
 from typing import Any, TypeVar, final
 
 from evenstep.checkpoint.flat_state import FlatState
-from evenstep.checkpoint.ranks import ALONE, Ranks, together
+from evenstep.checkpoint.ranks import ALONE, RankGroup, together
 from evenstep.checkpoint.retention import retain
 from evenstep.checkpoint.staging import Staging
 from evenstep.checkpoint.storage import LOCAL_DISK, Disk
@@ -84,7 +84,7 @@ class AsyncWriter:
         self,
         folder: Path,
         *,
-        group: Ranks = ALONE,
+        group: RankGroup = ALONE,
         keep_last: int | None = None,
         keep_every_updates: int | None = None,
         asynchronous: bool = True,

@@ -22,7 +22,7 @@ from evenstep.checkpoint.reader import read_checkpoint
 from evenstep.checkpoint.retention import discard
 from evenstep.checkpoint.state import is_sharded
 from evenstep.checkpoint.storage import LOCAL_DISK, Disk
-from evenstep.checkpoint.table import Piece, TensorEntry, check_cover
+from evenstep.checkpoint.table import TensorEntry, TensorPiece, check_cover
 from evenstep.checkpoint.writer import CheckpointWrite, write_checkpoint
 from evenstep.errors import CheckpointError
 
@@ -100,7 +100,7 @@ def join_parts(run: Path, *, disk: Disk = LOCAL_DISK) -> tuple[Path | None, str]
         joined = _joined(states)
     except (CheckpointError, ValueError) as error:
         return None, f"{what} can't be used: {error} The newest checkpoint stands."
-    resumed_from = cast("Any", states[0]["part"])["resumed_from"]
+    resumed_from = states[0]["part"]["resumed_from"]
     path = write_checkpoint(run / CHECKPOINTS, update, joined, disk=disk, resumed_from=resumed_from)
     return path, f"{what} was put together from {places} parts: {path}."
 
@@ -154,11 +154,11 @@ def _uncut(node: object, path: str, cuts: dict[str, object]) -> object:
     return node
 
 
-def _joined(states: Sequence[dict[str, object]]) -> dict[str, object]:
+def _joined(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The whole state."""
     cuts: dict[str, list[Any]] = {}
     for state in states:
-        for path, cut in cast("Any", state["part"])["cuts"].items():
+        for path, cut in state["part"]["cuts"].items():
             cuts.setdefault(path, []).append(cut)
     wholes = {path: _whole(path, blocks) for path, blocks in cuts.items()}
     whole = {
@@ -166,7 +166,7 @@ def _joined(states: Sequence[dict[str, object]]) -> dict[str, object]:
         for key, value in states[0].items()
     }
     whole.pop("part")
-    data = [cast("Any", state["data"]) for state in states if "data" in state]
+    data = [state["data"] for state in states if "data" in state]
     if any("states" in one for one in data):  # where each rank's data are
         whole["data"] = {
             **data[0],
@@ -180,7 +180,7 @@ def _whole(path: str, cuts: Sequence[Any]) -> Tensor:
     shape, dtype = cuts[0]["shape"], cuts[0]["block"].dtype
     held = {tuple(cut["offsets"]): cut["block"] for cut in cuts if cut["offsets"] is not None and cut["block"].numel()}
     whole = torch.empty(shape, dtype=dtype)
-    pieces = [Piece(offsets=at, sizes=tuple(one.shape), file="", begin=0, end=0) for at, one in held.items()]
+    pieces = [TensorPiece(offsets=at, sizes=tuple(one.shape), file="", begin=0, end=0) for at, one in held.items()]
     try:
         check_cover(path, TensorEntry(dtype=dtype, shape=tuple(shape), pieces=tuple(pieces)))
     except BadFileError as error:

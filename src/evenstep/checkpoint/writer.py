@@ -23,11 +23,11 @@ from evenstep.checkpoint.checksum import Checksum
 from evenstep.checkpoint.flat_state import FlatState
 from evenstep.checkpoint.layout import LATEST, LATEST_SAVING, REPLACED, SAVING, STATE, TENSORS_SUFFIX, step_name
 from evenstep.checkpoint.manifest import MANIFEST, FileEntry, manifest_bytes, new_manifest
-from evenstep.checkpoint.ranks import ALONE, Ranks, on_all_ranks, together
+from evenstep.checkpoint.ranks import ALONE, RankGroup, on_all_ranks, together
 from evenstep.checkpoint.retention import discard, settle_replaced
 from evenstep.checkpoint.state import JSON
 from evenstep.checkpoint.storage import LOCAL_DISK, Disk
-from evenstep.checkpoint.table import TABLE, Piece, TensorEntry, piece_key, table_bytes
+from evenstep.checkpoint.table import TABLE, TensorEntry, TensorPiece, piece_key, table_bytes
 from evenstep.checkpoint.tensorfile import TensorFile
 from evenstep.errors import CheckpointError
 
@@ -58,7 +58,7 @@ class CheckpointWrite:
         update: int,
         state: Mapping[str, object],
         *,
-        group: Ranks = ALONE,
+        group: RankGroup = ALONE,
         disk: Disk = LOCAL_DISK,
         resumed_from: str | None = None,
         name: str = "",
@@ -238,7 +238,7 @@ def write_checkpoint(
     update: int,
     state: Mapping[str, object],
     *,
-    group: Ranks = ALONE,
+    group: RankGroup = ALONE,
     disk: Disk = LOCAL_DISK,
     resumed_from: str | None = None,
 ) -> Path:
@@ -275,7 +275,7 @@ def write_checkpoint(
 
 def _placed(name: str, entry: TensorEntry, places: Mapping[str, tuple[str, int, int]]) -> TensorEntry:
     """The tensor with the place of each of its pieces."""
-    pieces: list[Piece] = []
+    pieces: list[TensorPiece] = []
     for piece in entry.pieces:
         file, begin, end = places[piece_key(name, piece.offsets)]
         pieces.append(replace(piece, file=file, begin=begin, end=end))
