@@ -151,12 +151,7 @@ class CheckpointWrite:
 
     def _plan(self, state: Mapping[str, object]) -> dict[str, JSON]:
         """Decide what this rank writes; the first rank makes the folder, before any other can write into it."""
-        flat = on_all_ranks(self._group, lambda: self._begun(state))
-        planner: Any = None
-        if flat.sharded:
-            from evenstep.checkpoint.planning import SavePlanner
-
-            planner = SavePlanner(flat.by_name())
+        flat, planner = on_all_ranks(self._group, lambda: self._begin(state))
         names = crc32("\0".join(sorted(flat.by_name())).encode())
         told = together(self._group, lambda: (names, planner and planner.create_local_plan()))
         for rank, (theirs, plan) in enumerate(told):
@@ -174,8 +169,13 @@ class CheckpointWrite:
             self._files = {f"{part}{TENSORS_SUFFIX}": TensorFile(each) for part, each in flat.whole.items() if each}
         return flat.values
 
-    def _begun(self, state: Mapping[str, object]) -> FlatState:
-        flat = FlatState.of(state, alone=self._group.ranks == 1)
+    def _begin(self, state: Mapping[str, object]) -> tuple[FlatState, Any]:
+        """The state taken apart, and what plans who writes what, if anything of it is cut over ranks."""
+        flat, planner = FlatState.of(state, alone=self._group.ranks == 1), None
+        if flat.sharded:
+            from evenstep.checkpoint.planning import SavePlanner
+
+            planner = SavePlanner(flat.by_name())
         try:
             if self._first and self._staging.exists():
                 discard(self._staging, self._disk)
@@ -183,7 +183,7 @@ class CheckpointWrite:
                 self._disk.make_folder(self._staging)
         except OSError as error:
             raise self._failed(error) from error
-        return flat
+        return flat, planner
 
     def _bind(self, results: list[WriteResult]) -> None:
         entries = {name: entry for result in results for name, entry in result.files.items()}
