@@ -55,7 +55,8 @@ class RunFolder:
 
     def newest_first(self, *, before: int | None = None) -> list[Path]:
         """The complete checkpoints of fewer than `before` updates, sound or not; all ranks call it together."""
-        found = self.group.first_rank_does(lambda: complete_checkpoints(self.checkpoints))
+        # where processes have not met yet, only the first knows of any
+        found = self.group.first_rank_does(lambda: complete_checkpoints(self.checkpoints)) or ()
         return [path for path in reversed(found) if before is None or (step_update(path.name) or 0) < before]
 
     def join_parts(self) -> None:

@@ -15,6 +15,8 @@ from evenstep.checkpoint import Disk, complete_checkpoints, locked, read_checkpo
 from evenstep.errors import CheckpointError
 from evenstep.events import Incident, SaveBegin, SaveEnd, UpdateBegin, UpdateEnd
 from evenstep.events.hooks import Save
+from evenstep.extras.elastic.membership import Alone
+from evenstep.parallel import Ordered
 
 
 class Square(Task):
@@ -305,3 +307,11 @@ def test_a_resume_reads_the_newest_checkpoint_once(tmp_path: Path) -> None:
     before = read_bytes()
     one.resume("auto")
     assert size <= read_bytes() - before <= 1.1 * size
+
+
+@pytest.mark.parametrize(("rank", "found"), [(0, "step-00000009"), (1, None)])
+def test_of_processes_that_have_not_met_yet_the_first_resumes(tmp_path: Path, rank: int, found: str | None) -> None:
+    trainer_of(tmp_path).train()
+    one = trainer_of(tmp_path, strategy=Ordered(Alone(rank, 3)))
+    path = one.resume("auto")
+    assert (path and path.name, one.progress.update) == (found, 9 if found else 0)
