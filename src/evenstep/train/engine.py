@@ -25,7 +25,7 @@ from evenstep.data import Data, GlobalBatch, Position
 from evenstep.errors import ArgumentError, CheckpointError, EvenstepError, LostRankError
 from evenstep.events import Bus, Incident, Storage
 from evenstep.optim.schedules import LrSchedule
-from evenstep.options import Training
+from evenstep.options import Training, check_length
 from evenstep.parallel import Group, Reducers, Strategy
 from evenstep.precision import Precision
 from evenstep.train import given
@@ -99,7 +99,9 @@ class Engine:
         device: str | torch.device = "auto",
         train: Training = Training(),
     ) -> None:
-        given.check_engine(locals().copy())
+        given.check_update(model=model, task=task, optimizer=optimizer, seed=seed, device=device, train=train)
+        if updates is not None:
+            check_length(updates, None)
         check_launched(strategy, model, os.environ)
         check_model(model)
         check_trains(optimizer, model)

@@ -27,6 +27,7 @@ from evenstep.options import (
     Failures,
     Logging,
     Training,
+    check_length,
 )
 from evenstep.parallel import Strategy
 from evenstep.pipeline import PipelineModel
@@ -134,7 +135,9 @@ class Trainer(Surface):
         failures: Failures = Failures(),
         log: Logging = Logging(),
     ) -> None:
-        given.check(locals().copy())
+        check_length(updates, epochs)
+        given.check_update(model=model, task=task, optimizer=optimizer, seed=seed, device=device, train=train)
+        given.check_run(folder=folder, checkpoint=checkpoint, failures=failures, log=log)
         check_launched(strategy, model, os.environ)
         check_model(model)
         check_trains(optimizer, model)

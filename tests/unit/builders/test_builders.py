@@ -5,11 +5,11 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from evenstep.builders import Parts, build_hooks, build_parts, build_writers
+from evenstep.builders import Parts, build_hooks, build_parts, open_run
 from evenstep.builders.data import build_data
+from evenstep.builders.options import build_logging
 from evenstep.config.keys import kind_of
-from evenstep.config.load import open_run
-from evenstep.config.schema import Config, Failures, Train
+from evenstep.config.schema import Failures, Train
 from evenstep.config.schema_lr import AnySchedule
 from evenstep.config.sources import from_arguments
 from evenstep.data import MapData, Position, StreamData
@@ -19,6 +19,7 @@ from evenstep.optim.schedules import LR_SCHEDULES
 from evenstep.options import WriterName
 from evenstep.precision import PRECISIONS
 from evenstep.train.failures import FAILURE_POLICIES
+from evenstep.train.standard import writers_of
 
 PARTS = """
 import random
@@ -203,7 +204,7 @@ def test_hooks_come_in_a_fixed_order_around_the_recipes_own(build: Build, tmp_pa
     trainer = parts.trainer(
         folder=tmp_path / "run",
         hooks=build_hooks(parts.config, parts.hooks),
-        writers=build_writers(parts.config),
+        writers=parts.config.log.writers,
         evaluations=parts.evaluations,
     )
     names = [type(hook).__name__ for hook in trainer._loop.engine.bus.hooks]
@@ -211,5 +212,6 @@ def test_hooks_come_in_a_fixed_order_around_the_recipes_own(build: Build, tmp_pa
 
 
 def test_writers_are_those_that_are_named(build: Build) -> None:
-    config: Config = build("--log.writers", '["csv", "tensorboard"]').config
-    assert [type(writer).__name__ for writer in build_writers(config)] == ["CsvWriter", "TensorBoardWriter"]
+    log = build_logging(build("--log.writers", '["csv", "tensorboard"]').config)
+    made = writers_of(log.writers, folder=None, every_updates=log.every_updates)
+    assert [type(writer).__name__ for writer in made] == ["CsvWriter", "TensorBoardWriter"]
