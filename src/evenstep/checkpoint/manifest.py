@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 from zlib import crc32
 
 import torch
@@ -123,27 +123,18 @@ def _parse(content: object, path: Path) -> Manifest:
     match fields:
         case {
             "format": int(number),
-            "evenstep": str(evenstep),
-            "torch": str(torch_version),
-            "python": str(python),
+            "evenstep": str(),
+            "torch": str(),
+            "python": str(),
             "update": int(update),
-            "created": str(created),
-            "ranks": int(ranks),
-            "resumed_from": str() | None as resumed_from,
-            "files": files,
-        } if number == FORMAT and update >= 0 and isinstance(files, dict):
-            entries = {name: _entry(name, file, path) for name, file in cast("dict[str, object]", files).items()}
-            return Manifest(
-                format=number,
-                evenstep=evenstep,
-                torch=torch_version,
-                python=python,
-                update=update,
-                created=created,
-                ranks=ranks,
-                resumed_from=resumed_from,
-                files=entries,
-            )
+            "created": str(),
+            "ranks": int(),
+            "resumed_from": str() | None,
+            "files": dict(files),
+        } if number == FORMAT and update >= 0:
+            known: dict[str, Any] = {name: fields[name] for name in Manifest.__slots__}
+            described = cast("dict[str, object]", files).items()
+            return Manifest(**{**known, "files": {name: _entry(name, file, path) for name, file in described}})
         case _:
             raise UnreadableError(f"`{path}` is not a manifest of evenstep: it lacks fields or has others.")
 
