@@ -1,18 +1,25 @@
 """What a run file may say: every key with its type, its unit in its name, and a sentence of documentation.
 
-One class per table. Tables that are an option object of the trainer take their defaults from it (`evenstep.options`);
-the others write them here. It holds what each value must be by itself; what values must be to each other is in `check`,
-and the targets are in `target`.
+One class per table. What an option object or a constructor has a default for, a table takes from there; only what the
+run file alone has is written here. It holds what each value must be by itself; what values must be to each other is in
+constructors, what keys must be to each other in `check`, and the targets are in `target`.
 """
 
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from evenstep import options
+from evenstep import data, events, options
 from evenstep.config.schema_lr import Constant, LrSchedule
 from evenstep.config.section import Args, Count, CountOrAuto, Natural, NonNegative, Positive, Section, TargetName
+from evenstep.data import MapData, Sampled, StreamData
+from evenstep.extras.multitask import GradNorm, Uncertainty
+from evenstep.optim import ema
 from evenstep.options import default_of
+from evenstep.parallel import Fsdp, Processes
+from evenstep.pipeline import PipelineModel
+from evenstep.precision import Fp16Mixed
+from evenstep.train import Trainer
 
 
 class Target(Section):
@@ -47,27 +54,27 @@ class Data(Section):
     start, by trying, how many fit into memory."""
     micro_batch_tokens: Count | None = None
     """Token budget of a micro-batch: its longest sample's tokens times its samples stay within it."""
-    batch_size_multiple: Count = 1
+    batch_size_multiple: Count = default_of(MapData, "batch_size_multiple")
     """Batches by tokens have a multiple of this many samples, where that leaves none out."""
-    oversized: Literal["error", "skip"] = "error"
+    oversized: Literal["error", "skip"] = default_of(MapData, "oversized")
     """What becomes of a sample that is longer than the token budget."""
-    length_window: Count | None = None
+    length_window: Count | None = default_of(MapData, "length_window")
     """So many shuffled samples at a time are sorted by length before being cut by tokens; 8192 by default."""
-    shuffle: bool = True
+    shuffle: bool = default_of(MapData, "shuffle")
     """Whether each epoch has an order of its own, a function of seed and epoch."""
-    curriculum_epochs: Natural = 0
+    curriculum_epochs: Natural = default_of(MapData, "curriculum_epochs")
     """The first so many epochs keep the dataset's own order."""
-    num_workers: Natural = 0
+    num_workers: Natural = default_of(MapData, "num_workers")
     """Processes that load batches; 0 loads in the training process."""
-    prefetch_batches: Count = 2
+    prefetch_batches: Count = default_of(MapData, "prefetch_batches")
     """Global batches that the workers load ahead, all together."""
-    timeout_s: Positive = 300.0
+    timeout_s: Positive = default_of(MapData, "timeout_s")
     """Longest wait for a worker, in seconds."""
     collate: TargetName | None = None
     """A function (`FILE.py:NAME` or `package.module:NAME`) that makes a batch of a list of samples."""
-    shared: bool = False
+    shared: bool = default_of(StreamData, "shared")
     """Whether all ranks read the same stream, whole, instead of each a stream of its own; for streams only."""
-    exact_resume: bool = True
+    exact_resume: bool = default_of(StreamData, "exact_resume")
     """false for a stream whose state is known not to say all: a resumed run takes other samples; for streams only."""
 
 
@@ -127,12 +134,12 @@ class Mixture(Section):
 
     kind: Literal["all", "round_robin", "sampled"] = "all"
     """`all` takes a batch of each task, `round_robin` one task after the other, `sampled` draws tasks at random."""
-    end: Literal["min", "max", "cycle"] = "cycle"
+    end: Literal["min", "max", "cycle"] = default_of(data.Mixture, "end")
     """When an epoch ends: with the first task that is through its data (`min`), or with the last, while the others wait
     (`max`) or begin again (`cycle`)."""
-    temperature: Positive = 1.0
+    temperature: Positive = default_of(Sampled, "temperature")
     """Of `sampled`: 1 draws in proportion, more draws flatter."""
-    draws: Count = 1
+    draws: Count = default_of(Sampled, "draws")
     """Of `sampled`: how many batches an update takes."""
 
 
@@ -141,7 +148,7 @@ class Coefficients(Section):
 
     kind: Literal["fixed", "uncertainty"] = "fixed"
     """`fixed` takes the tasks' own numbers and their schedules, `uncertainty` learns them with the model."""
-    regression: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    regression: Annotated[tuple[str, ...], Field(strict=False)] = default_of(Uncertainty, "regression")
     """Of `uncertainty`: the tasks whose loss is a squared error; others are taken for likelihoods."""
 
 
@@ -150,24 +157,24 @@ class Combine(Section):
 
     kind: Literal["separate", "pc_grad", "aligned_mtl", "grad_norm"] = "separate"
     """Which method; `separate` adds them up, as without this table, which tasks with late weights need."""
-    alpha: NonNegative = 1.5
+    alpha: NonNegative = default_of(GradNorm, "alpha")
     """Of `grad_norm`: how strongly tasks that learn slowly are favoured."""
-    coefficient_lr: Positive = 0.025
+    coefficient_lr: Positive = default_of(GradNorm, "coefficient_lr")
     """Of `grad_norm`: how fast the coefficients move."""
-    parameters: Annotated[tuple[str, ...], Field(strict=False)] = ("*",)
+    parameters: Annotated[tuple[str, ...], Field(strict=False)] = default_of(GradNorm, "parameters")
     """Of `grad_norm`: patterns of the shared parameters whose gradients are measured; all by default."""
 
 
 class LossScale(Section):
     """The dynamic loss scale of precision 16-mixed."""
 
-    initial: Positive = 65536.0
+    initial: Positive = default_of(Fp16Mixed, "initial")
     """The first scale."""
-    growth_updates: Count = 2000
+    growth_updates: Count = default_of(Fp16Mixed, "growth_updates")
     """The scale is doubled after this many committed updates without an overflow."""
-    tolerance: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    tolerance: Annotated[float, Field(ge=0, lt=1)] = default_of(Fp16Mixed, "tolerance")
     """Share of tries since the last change of the scale that may overflow without lowering it for good."""
-    floor: Positive = 1e-4
+    floor: Positive = default_of(Fp16Mixed, "floor")
     """The smallest scale: an overflow that would take it lower stops the run."""
 
 
@@ -194,7 +201,7 @@ class Parallel(Section):
     """With fsdp, how many neighbouring ranks share one copy of the parameters (hybrid sharding); all by default."""
     gather_dtype: Literal["bf16"] | None = None
     """With fsdp, the number format in which parameters are gathered and used; their own by default."""
-    offload: bool = False
+    offload: bool = default_of(Fsdp, "offload")
     """With fsdp, whether shards wait in the CPU's memory while they are not used; needs an accelerator."""
     reduction: Literal["fast", "ordered"] = "fast"
     """How gradients are summed: `fast` overlaps with the backward; `ordered` gives the same bits on any number of
@@ -202,17 +209,17 @@ class Parallel(Section):
     compression: Literal["none", "bf16", "fp16"] = "none"
     """How gradients travel between the ranks of ddp: cast to 16 bits, half as many bytes with rounding of 0.4 % (bf16)
     or 0.05 % and a largest value of 65504 (fp16)."""
-    timeout_s: Positive = 60.0
+    timeout_s: Positive = default_of(Processes, "timeout_s")
     """Longest wait for another rank, in seconds."""
     pipeline: Count = 1
     """Ranks that share one model between them, each holding some of its stages; 1 is no pipeline."""
-    pipeline_schedule: str = "1f1b"
+    pipeline_schedule: str = default_of(PipelineModel, "schedule")
     """In which order the stages of a pipeline run their micro-batches; `evenstep plan` compares them."""
     stages_per_rank: Count | None = None
     """Stages that each pipeline rank holds; as few as the pipeline schedule allows by default."""
     split_at: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Names of the layers that begin the second and later stages; equal numbers of layers by default."""
-    relay_skips: bool = False
+    relay_skips: bool = default_of(PipelineModel, "relay_skips")
     """Whether an output that several or distant stages take goes from each stage to the next, and its gradients are
     summed on the way back; by default it goes directly to each of them."""
 
@@ -287,11 +294,11 @@ class Failures(Section):
 class Ema(Section):
     """An exponential moving average of the parameters, evaluated in their place."""
 
-    decay: Annotated[float, Field(ge=0, lt=1)] = 0.9999
+    decay: Annotated[float, Field(ge=0, lt=1)] = default_of(ema.Ema, "decay")
     """Share of the old average that stays at each step."""
-    start_update: Natural = 0
+    start_update: Natural = default_of(ema.Ema, "start_update")
     """Up to this update the average is a copy of the parameters."""
-    every_updates: Count = 1
+    every_updates: Count = default_of(ema.Ema, "every_updates")
     """The average moves at every so many updates only."""
 
 
@@ -309,9 +316,9 @@ class Best(Section):
 
     metric: str
     """A metric, of an evaluation, such as `valid/loss`, or of training, such as `train/loss`."""
-    mode: Literal["min", "max"] = "min"
+    mode: Literal["min", "max"] = default_of(events.Best, "mode")
     """Whether smaller or larger is better."""
-    keep: Count = 1
+    keep: Count = default_of(events.Best, "keep")
     """How many of the best to keep."""
 
 
@@ -339,11 +346,11 @@ class EarlyStop(Section):
 
     metric: str
     """A metric of an evaluation, such as `valid/loss`."""
-    mode: Literal["min", "max"] = "min"
+    mode: Literal["min", "max"] = default_of(events.EarlyStop, "mode")
     """Whether smaller or larger is better."""
     patience_evaluations: Count = 3
     """Stop after this many evaluations in a row without an improvement."""
-    min_delta: NonNegative = 0.0
+    min_delta: NonNegative = default_of(events.EarlyStop, "min_delta")
     """A change of at most this much is no improvement."""
 
 
@@ -365,9 +372,9 @@ class Config(Section):
     """Folder of all runs, relative to the working directory."""
     recipe: str = "."
     """Folder of the recipe's Python files, relative to this file; a saved run keeps a copy in `recipe`."""
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 42
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = default_of(Trainer, "seed")
     """Decides parameters, data order and dropout."""
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = "auto"
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = default_of(Trainer, "device")
     """Where to compute: auto, cpu, cuda, cuda:N or mps; auto takes an accelerator if there is one."""
     threads: Count | None = None
     """Threads of torch's CPU operators; torch's own choice by default."""

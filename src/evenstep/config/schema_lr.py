@@ -8,12 +8,14 @@ from typing import Annotated, Literal, cast
 from pydantic import BeforeValidator, Field
 
 from evenstep.config.section import Natural, Positive, Section, Share
+from evenstep.optim import schedules
+from evenstep.options import default_of
 
 
 class Schedule(Section):
     """What all LR schedules have."""
 
-    warmup_updates: Natural = 0
+    warmup_updates: Natural = default_of(schedules.Constant, "warmup_updates")
     """Length of the linear rise to the full learning rate, in updates; 0 and 1 both mean none."""
 
 
@@ -29,7 +31,7 @@ class Linear(Schedule):
 
     kind: Literal["linear"] = "linear"
     """Which LR schedule."""
-    end_factor: Share = 0.1
+    end_factor: Share = default_of(schedules.Linear, "end_factor")
     """Multiplier of the learning rate at the last update; with 0 that update changes nothing."""
 
 
@@ -38,7 +40,7 @@ class Cosine(Schedule):
 
     kind: Literal["cosine"] = "cosine"
     """Which LR schedule."""
-    end_factor: Share = 0.1
+    end_factor: Share = default_of(schedules.Cosine, "end_factor")
     """Multiplier of the learning rate at the last update; with 0 that update changes nothing."""
 
 
@@ -49,9 +51,9 @@ class Wsd(Schedule):
     """Which LR schedule."""
     decay_updates: Natural
     """Length of the decay at the end of the run, in updates."""
-    shape: Literal["linear", "cosine", "sqrt"] = "sqrt"
+    shape: Literal["linear", "cosine", "sqrt"] = default_of(schedules.Wsd, "shape")
     """Shape of the decay."""
-    end_factor: Share = 0.1
+    end_factor: Share = default_of(schedules.Wsd, "end_factor")
     """Multiplier of the learning rate at the last update; with 0 that update changes nothing."""
 
 
@@ -67,9 +69,9 @@ class Polynomial(Schedule):
 
     kind: Literal["polynomial"] = "polynomial"
     """Which LR schedule."""
-    power: Positive = 1.0
+    power: Positive = default_of(schedules.Polynomial, "power")
     """The power; 1 is a straight line, more falls sooner."""
-    end_factor: Share = 0.1
+    end_factor: Share = default_of(schedules.Polynomial, "end_factor")
     """Multiplier of the learning rate at the last update; with 0 that update changes nothing."""
 
 
