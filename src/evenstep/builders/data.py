@@ -11,14 +11,13 @@ from typing import Any, cast
 import torch
 
 from evenstep.config.arguments import Call
-from evenstep.config.schema import Data as DataConfig
-from evenstep.config.schema import Failures
+from evenstep.config.schema import DataTable, FailuresTable
 from evenstep.data import Data, MapData, StreamData
 from evenstep.errors import ConfigError, DataError, EvenstepError
 
 
 def build_data(
-    config: DataConfig, failures: Failures, dataset: object, collate: Call | None, *, key: str = "data"
+    config: DataTable, failures: FailuresTable, dataset: object, collate: Call | None, *, key: str = "data"
 ) -> Data:
     """The training set, as a map-style dataset or, where it has no length, as a stream.
 
@@ -45,7 +44,7 @@ def build_data(
 
 
 def build_evaluation(
-    name: str, config: DataConfig, failures: Failures, dataset: object, collate: Call | None, *, key: str = "data"
+    name: str, config: DataTable, failures: FailuresTable, dataset: object, collate: Call | None, *, key: str = "data"
 ) -> Data:
     """An evaluation set: in its own order, a micro-batch at a time, read as the training set is; nothing is left out.
 
@@ -83,18 +82,18 @@ def build_evaluation(
 _OF_STREAMS = {"shared", "exact_resume"}
 
 
-def _refuse_for_maps(config: DataConfig, key: str) -> None:
+def _refuse_for_maps(config: DataTable, key: str) -> None:
     faults = [
         f"`{key}.{name}` is for streams, but `{key}.train` gives a dataset with a length, which all ranks share and "
         f"which resumes exactly; leave it out."
         for name in sorted(_OF_STREAMS)
-        if getattr(config, name) != DataConfig.model_fields[name].default
+        if getattr(config, name) != DataTable.model_fields[name].default
     ]
     if faults:
         raise ConfigError(faults)
 
 
-def _share(config: DataConfig) -> int | None:
+def _share(config: DataTable) -> int | None:
     """One rank's share of a global batch, in samples."""
     if config.global_batch_size is None:
         return None
@@ -109,10 +108,10 @@ def _collate(call: Call | None) -> dict[str, Any]:
     return {} if call is None else {"collate": call.function}
 
 
-def _stream_data(config: DataConfig, stream: Iterable[Any], collate: Call | None) -> StreamData:
+def _stream_data(config: DataTable, stream: Iterable[Any], collate: Call | None) -> StreamData:
     """A stream is read as it comes: what sorts, cuts by length or reads ahead must be the stream's own work."""
     ours = ("global_batch_tokens", "micro_batch_tokens", "oversized", "length_window", "batch_size_multiple")
-    defaults = DataConfig.model_fields
+    defaults = DataTable.model_fields
     faults = [
         f"`data.{name}` is for datasets with a length, but `data.train` gives a stream; leave it out."
         for name in (*ours, "curriculum_epochs", "num_workers")
@@ -135,7 +134,7 @@ def _stream_data(config: DataConfig, stream: Iterable[Any], collate: Call | None
     return data
 
 
-def _lengths(dataset: object, config: DataConfig) -> Any:
+def _lengths(dataset: object, config: DataTable) -> Any:
     if config.global_batch_tokens is None and config.micro_batch_tokens is None:
         return None
     if not hasattr(dataset, "lengths"):

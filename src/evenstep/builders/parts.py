@@ -21,7 +21,7 @@ from evenstep.builders.pipeline import build_model
 from evenstep.builders.ranks import rank_device
 from evenstep.builders.run import Run
 from evenstep.builders.tasks import build_mixture
-from evenstep.config.schema import Config, OneTask
+from evenstep.config.schema import Config, OneTaskTable
 from evenstep.config.tasks import data_tables, evaluations_of
 from evenstep.data import Data, Mixture
 from evenstep.errors import TaskError
@@ -123,7 +123,7 @@ def build_parts(run: Run, mesh: Mesh | None = None) -> Parts:
             made: object = calls[key]()
         return _checked(key, made, kind)
 
-    def make_task(key: str, table: OneTask) -> Task:
+    def make_task(key: str, table: OneTaskTable) -> Task:
         task = make(key, Task)
         if table.metrics:
             task.metrics = {**task.metrics, **{name: make(f"{key}.metrics.{name}", object) for name in table.metrics}}
@@ -157,7 +157,7 @@ def build_parts(run: Run, mesh: Mesh | None = None) -> Parts:
     return Parts(
         config=config,
         model=model,
-        task=task or make_task("task", cast("OneTask", config.task)),
+        task=task or make_task("task", cast("OneTaskTable", config.task)),
         optimizer=build_optimizer(calls["optimizer"], model, config.optimizer.lr, fuse=fuse, shards=shards),
         data=build_mixture(config, _by_task(train)) if config.tasks else train["data"],
         evaluations={

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from evenstep.builders import Parts
-from evenstep.config.schema import Data as DataConfig
+from evenstep.config.schema import DataTable
 from evenstep.data import Data, MapData, Mixture
 from evenstep.pipeline import PipelineModel
 from evenstep.train import Trainer
@@ -79,7 +79,7 @@ def _samples(parts: Parts) -> str:
     )
 
 
-def _global_batch(data: DataConfig) -> str:
+def _global_batch(data: DataTable) -> str:
     size, tokens = data.global_batch_size, data.global_batch_tokens
     whole = f"{size:,} samples" if tokens is None else f"at most {tokens:,} tokens"
     part_size, part_tokens = data.micro_batch_size, data.micro_batch_tokens

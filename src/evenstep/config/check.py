@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from evenstep.config.faults import Fault, one_of, quoted, told
-from evenstep.config.schema import Coefficients, Combine, Config, Mixture
+from evenstep.config.schema import CoefficientsTable, CombineTable, Config, MixtureTable
 from evenstep.config.tasks import data_tables, evaluations_of
 
 ONLY_FOR: dict[str, dict[tuple[object, ...], tuple[str, ...]]] = {
@@ -64,7 +64,7 @@ def _value(config: Config, key: str) -> tuple[Any, Any]:
     return getattr(table, last), type(table).model_fields[last].default
 
 
-_LEFT_OUT = {"mixture": Mixture(), "coefficients": Coefficients(), "combine": Combine()}
+_LEFT_OUT = {"mixture": MixtureTable(), "coefficients": CoefficientsTable(), "combine": CombineTable()}
 
 
 def _tasks(config: Config) -> Iterator[str]:

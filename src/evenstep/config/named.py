@@ -12,7 +12,7 @@ from typing import Any, cast, final
 
 from evenstep.config.arguments import Call, bind
 from evenstep.config.faults import Fault
-from evenstep.config.schema import Config, OneTask, Optimizer, Target
+from evenstep.config.schema import Config, OneTaskTable, OptimizerTable, TargetTable
 from evenstep.config.sources import at
 from evenstep.config.target import find
 from evenstep.config.tasks import data_tables
@@ -87,7 +87,7 @@ def find_calls(config: Config, *, recipe: Path, folder: Path) -> tuple[Calls, li
     """
     finder = _Finder(recipe=recipe, folder=folder)
     data = data_tables(config)
-    targets: dict[str, Target] = {
+    targets: dict[str, TargetTable] = {
         "model": config.model,
         **tasks_of(config),
         **{
@@ -117,13 +117,13 @@ def find_calls(config: Config, *, recipe: Path, folder: Path) -> tuple[Calls, li
     return Calls(by_key=finder.found), finder.faults, finder.causes
 
 
-def tasks_of(config: Config) -> dict[str, OneTask]:
+def tasks_of(config: Config) -> dict[str, OneTaskTable]:
     """The tables of all tasks, by key."""
     alone = {} if config.task is None else {"task": config.task}
     return {**alone, **{f"tasks.{name}": task for name, task in config.tasks.items()}}
 
 
-def _optimizer(optimizer: Optimizer, recipe: Path) -> Callable[..., Any]:
+def _optimizer(optimizer: OptimizerTable, recipe: Path) -> Callable[..., Any]:
     if optimizer.target is not None:
         return find(optimizer.target, recipe)
     import torch

@@ -12,21 +12,21 @@ from evenstep.optim import schedules
 from evenstep.options import default_of
 
 
-class Schedule(Section):
+class ScheduleTable(Section):
     """What all LR schedules have."""
 
     warmup_updates: Natural = default_of(schedules.Constant, "warmup_updates")
     """Length of the linear rise to the full learning rate, in updates; 0 and 1 both mean none."""
 
 
-class Constant(Schedule):
+class ConstantTable(ScheduleTable):
     """The full learning rate after the warm-up."""
 
     kind: Literal["constant"] = "constant"
     """Which LR schedule."""
 
 
-class Linear(Schedule):
+class LinearTable(ScheduleTable):
     """A straight line down to a share of the learning rate at the end of the run."""
 
     kind: Literal["linear"] = "linear"
@@ -35,7 +35,7 @@ class Linear(Schedule):
     """Multiplier of the learning rate at the last update; with 0 that update changes nothing."""
 
 
-class Cosine(Schedule):
+class CosineTable(ScheduleTable):
     """Half a cosine down to a share of the learning rate at the end of the run."""
 
     kind: Literal["cosine"] = "cosine"
@@ -44,7 +44,7 @@ class Cosine(Schedule):
     """Multiplier of the learning rate at the last update; with 0 that update changes nothing."""
 
 
-class Wsd(Schedule):
+class WsdTable(ScheduleTable):
     """Warm-up, stable, decay: the full learning rate until the decay at the end of the run."""
 
     kind: Literal["wsd"] = "wsd"
@@ -57,14 +57,14 @@ class Wsd(Schedule):
     """Multiplier of the learning rate at the last update; with 0 that update changes nothing."""
 
 
-class InverseSqrt(Schedule):
+class InverseSqrtTable(ScheduleTable):
     """Falls with one over the square root of the update number after the warm-up."""
 
     kind: Literal["inverse_sqrt"] = "inverse_sqrt"
     """Which LR schedule."""
 
 
-class Polynomial(Schedule):
+class PolynomialTable(ScheduleTable):
     """A power of the share of the run that is left."""
 
     kind: Literal["polynomial"] = "polynomial"
@@ -81,5 +81,5 @@ def _constant_unless_said(value: object) -> object:
     return cast("object", value)
 
 
-AnySchedule = Constant | Linear | Cosine | Wsd | InverseSqrt | Polynomial
-LrSchedule = Annotated[Annotated[AnySchedule, Field(discriminator="kind")], BeforeValidator(_constant_unless_said)]
+AnySchedule = ConstantTable | LinearTable | CosineTable | WsdTable | InverseSqrtTable | PolynomialTable
+LrScheduleTable = Annotated[Annotated[AnySchedule, Field(discriminator="kind")], BeforeValidator(_constant_unless_said)]

@@ -8,7 +8,7 @@ import torch
 from evenstep.builders import Parts, build_hooks, build_parts, open_run
 from evenstep.builders.options import build_logging
 from evenstep.config.keys import kind_of
-from evenstep.config.schema import Failures, Train
+from evenstep.config.schema import FailuresTable, TrainTable
 from evenstep.config.schema_lr import AnySchedule
 from evenstep.config.sources import from_arguments
 from evenstep.data import MapData, StreamData
@@ -89,8 +89,8 @@ def build(tmp_path: Path) -> Build:
 
 
 def test_every_name_of_the_schema_is_in_its_table() -> None:
-    assert set(PRECISIONS) == set(get_args(Train.model_fields["precision"].annotation))
-    assert set(FAILURE_POLICIES) == set(get_args(Failures.model_fields["non_finite"].annotation))
+    assert set(PRECISIONS) == set(get_args(TrainTable.model_fields["precision"].annotation))
+    assert set(FAILURE_POLICIES) == set(get_args(FailuresTable.model_fields["non_finite"].annotation))
     assert set(LR_SCHEDULES) == {kind_of(schedule) for schedule in get_args(AnySchedule)}
     assert set(WRITERS) == set(get_args(WriterName))
 
