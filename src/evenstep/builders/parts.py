@@ -135,7 +135,14 @@ def build_parts(run: Run, mesh: Mesh | None = None) -> Parts:
     tables = data_tables(config)
     task = {name: make_task(f"tasks.{name}", one) for name, one in config.tasks.items()}
     train = {
-        key: build_data(table, config.failures, make(f"{key}.train", object), calls.get(f"{key}.collate"), key=key)
+        key: build_data(
+            table,
+            config.failures,
+            make(f"{key}.train", object),
+            calls.get(f"{key}.collate"),
+            key=key,
+            pipeline_ranks=config.parallel.pipeline,
+        )
         for key, table in tables.items()
     }
 

@@ -12,16 +12,13 @@ import torch
 from evenstep.config.schema import Config
 from evenstep.config.translate import keys_in, said_with
 from evenstep.errors import ConfigError
+from evenstep.extras.elastic import Elastic, ElasticRank, Lighthouse, elastic_rank_of
 from evenstep.parallel import (
     COMPRESSIONS,
-    Elastic,
-    ElasticRank,
     Group,
-    Lighthouse,
     Processes,
     Strategy,
     device_of_rank,
-    elastic_rank_of,
     rank_info_of,
     strategy_named,
 )

@@ -39,7 +39,7 @@ from evenstep.config.schema import Config
 from evenstep.config.sources import from_arguments, from_environment
 from evenstep.events import Bus
 from evenstep.exits import EXIT_DONE
-from evenstep.parallel import Elastic, Group
+from evenstep.parallel import Group
 from evenstep.train import Trainer
 from evenstep.train.standard import writers_of
 
@@ -105,7 +105,7 @@ def _check(opened: Run, folder: Path, source: str, group: Group, unmet: str) -> 
         best = build_checkpointing(opened.config).best
         hooks = Bus([*([] if best is None else [best]), *build_hooks(opened.config, parts.hooks)], trainer)
         _begin(trainer, source, folder)
-        if not isinstance(group, Elastic):  # whose ranks meet only when they train
+        if not group.can_change:  # whose ranks meet only when they train
             compared = trainer.compare_cuts()
             if says and compared:
                 print(f"two cuts    {compared}", flush=True)

@@ -176,5 +176,13 @@ def _resume(config: Config) -> Iterator[str]:
     yield f'{must}, but is "{config.resume}"; {advice}'
 
 
-_RULES: tuple[Callable[[Config], Iterator[str]], ...]
-_RULES = (_resume, _tasks, _pipeline, _data, _only_for, _evaluations, _slurm, _lost_rank)
+_RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
+    _resume,
+    _tasks,
+    _pipeline,
+    _data,
+    _only_for,
+    _evaluations,
+    _slurm,
+    _lost_rank,
+)

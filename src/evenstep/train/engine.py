@@ -26,7 +26,7 @@ from evenstep.errors import ArgumentError, CheckpointError, EvenstepError, LostR
 from evenstep.events import Bus, Incident, Storage
 from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Training, check_length
-from evenstep.parallel import Elastic, Group, Reducers, Strategy
+from evenstep.parallel import Group, Reducers, Strategy
 from evenstep.precision import Precision
 from evenstep.train import given
 from evenstep.train.aborts import AbortCauses
@@ -107,7 +107,7 @@ class Engine:
         check_trains(optimizer, model)
         formats, schedule = given.precision_of(precision), given.lr_schedule_of(lr_schedule)
         sharing = given.strategy_of(strategy, device)
-        if isinstance(sharing.group, Elastic):
+        if sharing.group.can_change:
             raise ArgumentError("ranks that come and go are dealt their data by a `Trainer`; use that.")
         check_parameters(model, optimizer, formats)
         on = choose_device(device, formats)
@@ -367,7 +367,7 @@ class Engine:
         Args:
             name: of the set.
             data: to evaluate on.
-            way: where its metrics go; None: to those of training.
+            context: where its metrics go; None: to those of training.
         """
         return Evaluation(
             name=name,
@@ -405,7 +405,7 @@ class Engine:
 
         Args:
             state: of the whole run.
-            take: see `Saved.own_part`; by default a tensor is cut as the layout says.
+            take: see `TrainState.own_part`; by default a tensor is cut as the layout says.
             ranks: all of which raise if one does.
 
         Raises:
