@@ -38,8 +38,11 @@ def build_data(
         config = config.model_copy(update={"micro_batch_size": _largest(config, pipeline_ranks)})
     with _about(f"{key}.train"):
         if _is_stream(dataset):
-            return _stream_data(config, cast("Iterable[Any]", dataset), collate)
-        _refuse_for_maps(config, key)
+            return _stream_data(config, cast("Iterable[Any]", dataset), collate, key)
+        why = (
+            f"streams, but `{key}.train` gives a dataset with a length, which all ranks share and which resumes exactly"
+        )
+        _refuse(config, key, sorted(_OF_STREAMS), why)
         return MapData(
             cast("Any", dataset),
             **config.model_dump(exclude={"train", "evaluations", "collate", *_OF_STREAMS}),
@@ -92,18 +95,16 @@ def build_evaluation(
         )
 
 
-_OF_STREAMS = {"shared", "exact_resume"}
+_OF_STREAMS = {"exact_resume", "shared"}
+_OF_MAPS = ("global_batch_tokens", "micro_batch_tokens", "oversized", "length_window", "batch_size_multiple")
+_OF_MAPS += ("curriculum_epochs", "num_workers")
 
 
-def _refuse_for_maps(config: DataTable, key: str) -> None:
-    faults = [
-        f"`{key}.{name}` is for streams, but `{key}.train` gives a dataset with a length, which all ranks share and "
-        f"which resumes exactly; leave it out."
-        for name in sorted(_OF_STREAMS)
-        if getattr(config, name) != DataTable.model_fields[name].default
-    ]
-    if faults:
-        raise ConfigError(faults)
+def _refuse(config: DataTable, key: str, names: Iterable[str], why: str) -> None:
+    """Raise ConfigError for keys that do nothing for such a dataset."""
+    given = [name for name in names if getattr(config, name) != DataTable.model_fields[name].default]
+    if given:
+        raise ConfigError([f"`{key}.{name}` is for {why}; leave it out." for name in given])
 
 
 def _largest(config: DataTable, pipeline_ranks: int) -> int | None:
@@ -126,17 +127,9 @@ def _collate(call: Call | None) -> dict[str, Any]:
     return {} if call is None else {"collate": call.function}
 
 
-def _stream_data(config: DataTable, stream: Iterable[Any], collate: Call | None) -> StreamData:
+def _stream_data(config: DataTable, stream: Iterable[Any], collate: Call | None, key: str) -> StreamData:
     """A stream is read as it comes: what sorts, cuts by length or reads ahead must be the stream's own work."""
-    ours = ("global_batch_tokens", "micro_batch_tokens", "oversized", "length_window", "batch_size_multiple")
-    defaults = DataTable.model_fields
-    faults = [
-        f"`data.{name}` is for datasets with a length, but `data.train` gives a stream; leave it out."
-        for name in (*ours, "curriculum_epochs", "num_workers")
-        if getattr(config, name) != defaults[name].default
-    ]
-    if faults:
-        raise ConfigError(faults)
+    _refuse(config, key, _OF_MAPS, f"datasets with a length, but `{key}.train` gives a stream")
     data = StreamData(
         stream,
         global_batch_size=config.global_batch_size,

@@ -7,7 +7,6 @@ no byte code. It says nothing about how well the run trains, and does not call t
 """
 
 import json
-import os
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -36,7 +35,7 @@ from evenstep.cli.starting import start_ranks
 from evenstep.cli.summary import describe
 from evenstep.cli.trial import FirstBatch, OneUpdate, followers
 from evenstep.config.schema import Config
-from evenstep.config.sources import from_arguments, from_environment
+from evenstep.config.sources import settings_of
 from evenstep.events import Bus
 from evenstep.exits import EXIT_DONE
 from evenstep.parallel import Group
@@ -48,7 +47,7 @@ _MOST_RANKS = 16  # more are not started only to look at a run
 
 def run(path: str, settings: list[str]) -> int:
     """Check it."""
-    with open_run(Path(path), [*from_environment(os.environ), *from_arguments(settings)]) as opened:
+    with open_run(Path(path), settings_of(settings)) as opened:
         config = opened.config
         folder = Path(config.runs) / config.name
         ranks = ranks_to_try(config)

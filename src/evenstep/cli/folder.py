@@ -25,6 +25,7 @@ from evenstep.events.files import replace_text
 CONFIG = "config.toml"
 RECIPE = "recipe"
 ORIGIN = ".copied-from"
+OWN = ("name", "runs", "resume")  # where a run is and that it goes on: said by who names its folder
 
 
 def check_free(folder: Path) -> None:
