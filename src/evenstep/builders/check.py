@@ -126,5 +126,6 @@ def _ranks(config: Config) -> Iterator[Fault]:
     yield from faults_of(partial(check_pipelines, ranks, parallel.pipeline), keys)
     yield from faults_of(partial(build_layout, config), keys)
     if parallel.strategy == "fsdp" and ranks > 1:
-        check = partial(check_sharding, shard_ranks=parallel.shard_ranks, offload=parallel.offload)
+        is_here = config.launch.slurm is None  # a job's machines may have other devices
+        check = partial(check_sharding, shard_ranks=parallel.shard_ranks, offload=parallel.offload and is_here)
         yield from faults_of(partial(check, ranks // parallel.pipeline, rank_device(config)), keys, *counts)

@@ -8,10 +8,10 @@ import os
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, final
 
+from evenstep.choice import advice
 from evenstep.cli.plan_costs import GIB, MIB, Layered, costs_of, read_costs
 from evenstep.cli.plan_options import FIELDS, SHARE_KEYS, Options, checked
 from evenstep.config.sources import Setting, from_arguments, from_environment
@@ -101,9 +101,7 @@ def _parse(arguments: Sequence[str]) -> tuple[dict[str, Any], list[Setting]]:
         if len(each.path) > 1:
             settings.append(each)
         elif name not in FIELDS:
-            close = get_close_matches(name, FIELDS, n=1)
-            advice = f"did you mean `{close[0]}`?" if close else f"there are {', '.join(FIELDS)}."
-            faults.append(f"`{name}` is not an option of `evenstep plan`; {advice}")
+            faults.append(f"`{name}` is not an option of `evenstep plan`; {advice(name, FIELDS)}")
         else:
             try:
                 given[FIELDS[name].name] = checked(name, FIELDS[name].name, each.text)
@@ -160,9 +158,8 @@ def _chosen(asked: str) -> Schedule | None:
             raise ConfigError([f"`--schedule` names the file {asked}, which can't be read: {error}."]) from error
         except PlanError as error:
             raise ConfigError([f"`--schedule` names the file {asked}, but {error}"]) from error
-    close = get_close_matches(asked, SCHEDULES, n=1)
-    advice = f"did you mean `{close[0]}`?" if close else f"there are {', '.join(SCHEDULES)}."
-    raise ConfigError([f"`--schedule` is {asked}, which is neither a pipeline schedule nor a file; {advice}"])
+    neither = f"`--schedule` is {asked}, which is neither a pipeline schedule nor a file"
+    raise ConfigError([f"{neither}; {advice(asked, SCHEDULES)}"])
 
 
 def _simulated(options: Options, layered: Layered | None, chosen: Schedule | None) -> tuple[list[Row], list[str]]:
