@@ -36,7 +36,7 @@ def joined(config: Config) -> Generator[Group]:
     place, seat = rank_info_of(os.environ), elastic_rank_of(os.environ)
     ranks = 1 if place is None else place.ranks
     lasts = config.failures.lost_rank == "continue" and (seat is not None or ranks > 1)
-    with said_with(keys_in("parallel", "strategy")):
+    with said_with(keys_in("parallel", config.parallel)):
         check_single(config.parallel.strategy, ranks)
     if lasts:
         group = _elastic(config, seat)
