@@ -7,10 +7,10 @@ said with the keys of the run file. There is no rule here: each stands with the 
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from evenstep.builders.optimizer import build_schedule
 from evenstep.builders.options import build_checkpointing, build_failures, build_logging, build_precision
 from evenstep.builders.pipeline import build_layout
 from evenstep.builders.ranks import rank_device, ranks_of
+from evenstep.builders.schedule import build_schedule
 from evenstep.builders.tasks import build_coefficients, build_combine, build_mixing, windows_of
 from evenstep.config.faults import Fault
 from evenstep.config.schema import Config

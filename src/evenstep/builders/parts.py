@@ -15,12 +15,13 @@ import torch
 from torch import nn
 
 from evenstep.builders.data import build_data, build_evaluation
-from evenstep.builders.optimizer import build_optimizer, build_schedule
+from evenstep.builders.optimizer import build_optimizer
 from evenstep.builders.options import build_checkpointing, build_failures, build_precision, build_training
 from evenstep.builders.pipeline import build_model
 from evenstep.builders.ranks import rank_device
-from evenstep.builders.run import Run
+from evenstep.builders.schedule import build_schedule
 from evenstep.builders.tasks import build_mixture
+from evenstep.config.named import Run
 from evenstep.config.schema import Config, OneTaskTable
 from evenstep.config.tasks import data_tables, evaluations_of
 from evenstep.data import Data, Mixture

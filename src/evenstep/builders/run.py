@@ -4,45 +4,18 @@ What is wrong in one place does not hide what is wrong in another, but what only
 the recipe is called.
 """
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import cast, final
 
 from evenstep.builders.check import refused
-from evenstep.config.arguments import Call
 from evenstep.config.check import broken_rules
 from evenstep.config.faults import Fault
-from evenstep.config.load import read, without_empty
-from evenstep.config.named import find_calls, with_paths
-from evenstep.config.schema import Config
-from evenstep.config.sources import Setting, Tree
+from evenstep.config.load import read
+from evenstep.config.named import Run, find_calls, with_paths
+from evenstep.config.sources import Setting
 from evenstep.config.target import importable
 from evenstep.errors import ConfigError
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """A configuration without faults.
-
-    Args:
-        config: the values.
-        calls: the objects that the configuration names, ready to be called, by their keys, such as `data.train`.
-        recipe: the folder of the recipe's Python files, importable while the run is open.
-    """
-
-    config: Config
-    calls: Mapping[str, Call]
-    recipe: Path
-
-    def resolved(self) -> Tree:
-        """The configuration as plain tables, defaults and overrides included, paths absolute.
-
-        It is what a run folder keeps: run from there, it finds the recipe's copy in `recipe`.
-        """
-        return cast("Tree", without_empty({**self.config.model_dump(exclude_none=True), "recipe": "recipe"}))
 
 
 @contextmanager

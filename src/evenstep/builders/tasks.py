@@ -3,7 +3,7 @@
 A run of one task has none of this.
 """
 
-from evenstep.builders.optimizer import build_schedule
+from evenstep.builders.schedule import build_schedule
 from evenstep.config.schema import Config, MixtureTable
 from evenstep.data import AllTasks, Data, Mixing, Mixture, RoundRobin, Sampled
 from evenstep.extras.multitask import COMBINES, Scheduled, Uncertainty

@@ -15,7 +15,6 @@ from pathlib import Path
 import torch
 
 from evenstep.builders import (
-    Run,
     build_checkpointing,
     build_hooks,
     build_mesh,
@@ -34,6 +33,7 @@ from evenstep.cli.launch import is_rank
 from evenstep.cli.starting import start_ranks
 from evenstep.cli.summary import describe
 from evenstep.cli.trial import FirstBatch, OneUpdate, followers
+from evenstep.config.named import Run
 from evenstep.config.schema import Config
 from evenstep.config.sources import settings_of
 from evenstep.events import Bus

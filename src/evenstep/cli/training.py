@@ -14,11 +14,12 @@ from typing import Literal
 
 import torch
 
-from evenstep.builders import Run, build_hooks, build_mesh, build_parts, build_strategy
+from evenstep.builders import build_hooks, build_mesh, build_parts, build_strategy
 from evenstep.checkpoint import LOCK, complete_checkpoints
 from evenstep.cli.folder import RECIPE, origin_of_recipe, publish
 from evenstep.cli.screen import Screen
 from evenstep.cli.summary import describe
+from evenstep.config.named import Run
 from evenstep.events import Hook, Watchdog
 from evenstep.exits import EXIT_DONE, EXIT_INTERRUPTED, EXIT_REQUEUE
 from evenstep.extras.report.page import REPORT

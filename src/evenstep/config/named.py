@@ -3,20 +3,44 @@
 This imports the recipe, and torch to look up optimizers, so it is the slow part of a check.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, final
 
 from evenstep.config.arguments import Call, bind
 from evenstep.config.faults import Fault
 from evenstep.config.schema import Config, OptimizerTable, TargetTable
 from evenstep.config.section import Section
-from evenstep.config.sources import at
+from evenstep.config.sources import Tree, at
 from evenstep.config.target import find
 from evenstep.config.tasks import data_tables
 from evenstep.errors import ArgumentError
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A configuration without faults.
+
+    Args:
+        config: the values.
+        calls: the objects that the configuration names, ready to be called, by their keys, such as `data.train`.
+        recipe: the folder of the recipe's Python files, importable while the run is open.
+    """
+
+    config: Config
+    calls: Mapping[str, Call]
+    recipe: Path
+
+    def resolved(self) -> Tree:
+        """The configuration as plain tables, defaults and overrides included, paths absolute.
+
+        It is what a run folder keeps: run from there, it finds the recipe's copy in `recipe`.
+        """
+        return cast("Tree", _without_empty({**self.config.model_dump(exclude_none=True), "recipe": "recipe"}))
 
 
 def find_calls(
@@ -103,3 +127,13 @@ def with_paths(config: Config, calls: Mapping[str, Call]) -> Config:
         if paths:
             at(values, call.key.split("."))["args"] |= paths
     return Config.model_validate(values)
+
+
+def _without_empty(value: object) -> object:
+    """`value` without tables and lists that are empty, which a run file need not have."""
+    if isinstance(value, dict):
+        pruned = {key: _without_empty(inner) for key, inner in cast("Mapping[str, object]", value).items()}
+        return {key: inner for key, inner in pruned.items() if inner not in ({}, [])}
+    if isinstance(value, tuple | list):
+        return [_without_empty(inner) for inner in cast("Sequence[object]", value)]
+    return value

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from evenstep.builders import Run, open_run
+from evenstep.builders import open_run
 from evenstep.config.keys import all_keys
 from evenstep.config.load import FILLINGS
+from evenstep.config.named import Run
 from evenstep.config.schema import Config
 from evenstep.config.section import Section
 from evenstep.config.sources import from_arguments, from_environment
