@@ -21,7 +21,7 @@ from evenstep.builders.pipeline import build_model
 from evenstep.builders.ranks import rank_device
 from evenstep.builders.schedule import build_schedule
 from evenstep.builders.tasks import build_mixture
-from evenstep.config.named import Run
+from evenstep.config.named import OpenRun
 from evenstep.config.schema import Config, OneTaskTable
 from evenstep.config.tasks import data_tables, evaluations_of
 from evenstep.data import Data, Mixture
@@ -38,7 +38,7 @@ _Made = TypeVar("_Made")
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class RunParts:
     """What a run is made of.
 
     Args:
@@ -105,7 +105,7 @@ class Parts:
             data.close()
 
 
-def build_parts(run: Run, mesh: Mesh | None = None) -> Parts:
+def build_parts(run: OpenRun, mesh: Mesh | None = None) -> RunParts:
     """Call everything that the run names.
 
     Args:
@@ -162,7 +162,7 @@ def build_parts(run: Run, mesh: Mesh | None = None) -> Parts:
         }
 
     evaluations = {name: evaluation(name) for name in evaluations_of(config)}
-    return Parts(
+    return RunParts(
         config=config,
         model=model,
         task=task or make_task("task", cast("OneTaskTable", config.task)),
@@ -176,7 +176,7 @@ def build_parts(run: Run, mesh: Mesh | None = None) -> Parts:
     )
 
 
-def make_model(run: Run) -> nn.Module | Layers:
+def make_model(run: OpenRun) -> nn.Module | Layers:
     """What the model's target gives, its parameters drawn from the run's seed."""
     with seeded(run.config.seed):
         made: object = run.calls["model"]()

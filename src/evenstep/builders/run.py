@@ -12,14 +12,14 @@ from evenstep.builders.check import refused
 from evenstep.config.check import broken_rules
 from evenstep.config.faults import Fault
 from evenstep.config.load import read
-from evenstep.config.named import Run, find_calls, with_paths
+from evenstep.config.named import OpenRun, find_calls, with_paths
 from evenstep.config.sources import Setting
 from evenstep.config.target import importable
 from evenstep.errors import ConfigError
 
 
 @contextmanager
-def open_run(path: Path, settings: Sequence[Setting] = ()) -> Generator[Run]:
+def open_run(path: Path, settings: Sequence[Setting] = ()) -> Generator[OpenRun]:
     """Read the run of `path`, and keep its recipe importable inside the `with`.
 
     Args:
@@ -42,7 +42,7 @@ def open_run(path: Path, settings: Sequence[Setting] = ()) -> Generator[Run]:
         faults = _said(invalid, [*found, *unfit])
         if faults:
             raise ConfigError(faults) from next(iter(causes), None)
-        yield Run(config=with_paths(config, calls), calls=calls, recipe=recipe.resolve())
+        yield OpenRun(config=with_paths(config, calls), calls=calls, recipe=recipe.resolve())
 
 
 def _said(invalid: Sequence[Fault], found: Sequence[Fault]) -> list[str]:

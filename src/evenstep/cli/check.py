@@ -33,7 +33,7 @@ from evenstep.cli.launch import is_rank
 from evenstep.cli.starting import start_ranks
 from evenstep.cli.summary import describe
 from evenstep.cli.trial import FirstBatch, OneUpdate, followers
-from evenstep.config.named import Run
+from evenstep.config.named import OpenRun
 from evenstep.config.schema import Config
 from evenstep.config.sources import settings_of
 from evenstep.events import Bus
@@ -83,7 +83,7 @@ def _unmet(config: Config, ranks: int) -> str:
     return f"{ranks} are not started here, as there is room for {here}: what they alone would refuse is not found"
 
 
-def _check(opened: Run, folder: Path, source: str, group: Group, unmet: str) -> None:
+def _check(opened: OpenRun, folder: Path, source: str, group: Group, unmet: str) -> None:
     if opened.config.threads is not None:
         torch.set_num_threads(opened.config.threads)
     mesh = None if group.ranks == 1 and opened.config.parallel.pipeline > 1 else build_mesh(opened.config, group)

@@ -16,7 +16,7 @@ from pathlib import Path
 from evenstep.checkpoint import complete_checkpoints
 from evenstep.cli.environment import describe_environment
 from evenstep.cli.launch import is_restarted
-from evenstep.config.named import Run
+from evenstep.config.named import OpenRun
 from evenstep.config.target import loaded_from
 from evenstep.config.toml import dumps
 from evenstep.errors import ArgumentError
@@ -84,7 +84,7 @@ def find_config(folder: Path) -> Path:
     return folder / CONFIG
 
 
-def publish(run: Run, folder: Path) -> None:
+def publish(run: OpenRun, folder: Path) -> None:
     """Write what the run needs to be run again into `folder`, after everything of the recipe was imported.
 
     Every Python file beside an imported one is copied, because functions may import later.

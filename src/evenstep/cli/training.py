@@ -19,7 +19,7 @@ from evenstep.checkpoint import LOCK, complete_checkpoints
 from evenstep.cli.folder import RECIPE, origin_of_recipe, publish
 from evenstep.cli.screen import Screen
 from evenstep.cli.summary import describe
-from evenstep.config.named import Run
+from evenstep.config.named import OpenRun
 from evenstep.events import Hook, Watchdog
 from evenstep.exits import EXIT_DONE, EXIT_INTERRUPTED, EXIT_REQUEUE
 from evenstep.extras.report.page import REPORT
@@ -28,7 +28,7 @@ from evenstep.signals import REQUEUE, stopping
 from evenstep.train import Trainer
 
 
-def train_in(run: Run, folder: Path, source: Literal["never", "auto"] | str, group: Group) -> int:
+def train_in(run: OpenRun, folder: Path, source: Literal["never", "auto"] | str, group: Group) -> int:
     """Train `run` in `folder`.
 
     Args:
@@ -47,7 +47,7 @@ def train_in(run: Run, folder: Path, source: Literal["never", "auto"] | str, gro
     return code
 
 
-def _train_in(run: Run, folder: Path, source: str, group: Group) -> int:
+def _train_in(run: OpenRun, folder: Path, source: str, group: Group) -> int:
     if run.config.threads is not None:
         torch.set_num_threads(run.config.threads)
     mesh = build_mesh(run.config, group)
@@ -74,7 +74,7 @@ def _train_in(run: Run, folder: Path, source: str, group: Group) -> int:
     return code
 
 
-def _watching(run: Run, group: Group) -> list[Hook]:
+def _watching(run: OpenRun, group: Group) -> list[Hook]:
     """What ends a rank that is stuck, some time after the others have given it up."""
     return [Watchdog(timeout_s=2 * run.config.parallel.timeout_s)] if group.ranks > 1 else []
 

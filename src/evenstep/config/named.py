@@ -22,7 +22,7 @@ from evenstep.errors import ArgumentError
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class OpenRun:
     """A configuration without faults.
 
     Args:

@@ -5,7 +5,7 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from evenstep.builders import Parts, build_hooks, build_parts, open_run
+from evenstep.builders import RunParts, build_hooks, build_parts, open_run
 from evenstep.builders.data import build_data
 from evenstep.builders.options import build_logging
 from evenstep.config.keys import kind_of
@@ -74,7 +74,7 @@ data = { global_batch_size = 2, train = { target = "parts.py:samples" } }
 train = { updates = 1 }
 optimizer = { name = "SGD", lr = 0.1 }
 """
-Build = Callable[..., Parts]
+Build = Callable[..., RunParts]
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def build(tmp_path: Path) -> Build:
     (tmp_path / "run.toml").write_text(RUN)
     (tmp_path / "parts.py").write_text(PARTS)
 
-    def run(*settings: str) -> Parts:
+    def run(*settings: str) -> RunParts:
         with open_run(tmp_path / "run.toml", from_arguments(settings)) as opened:
             return build_parts(opened)
 
