@@ -106,7 +106,7 @@ class RunParts:
 
 
 def build_parts(run: OpenRun, mesh: Mesh | None = None) -> RunParts:
-    """Call everything that the run names.
+    """Call everything that the run names, with as many threads of torch as the run is to have from here on.
 
     Args:
         run: open.
@@ -118,6 +118,8 @@ def build_parts(run: OpenRun, mesh: Mesh | None = None) -> RunParts:
         Exception: whatever a target of the recipe raises.
     """
     config, calls = run.config, run.calls
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
 
     def make(key: str, kind: type[_Made]) -> _Made:
         with seeded(config.seed):

@@ -6,7 +6,6 @@ that hooks follow, and packs the state as a checkpoint would. Nothing is written
 no byte code. It says nothing about how well the run trains, and does not call the methods of the recipe's own hooks.
 """
 
-import json
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -84,8 +83,6 @@ def _unmet(config: Config, ranks: int) -> str:
 
 
 def _check(opened: OpenRun, folder: Path, source: str, group: Group, unmet: str) -> None:
-    if opened.config.threads is not None:
-        torch.set_num_threads(opened.config.threads)
     mesh = None if group.ranks == 1 and opened.config.parallel.pipeline > 1 else build_mesh(opened.config, group)
     parts = build_parts(opened, mesh)
     with closing(parts):
@@ -94,7 +91,7 @@ def _check(opened: OpenRun, folder: Path, source: str, group: Group, unmet: str)
             hooks=[*followers(opened.config), one],
             evaluations={name: FirstBatch(data, name=name) for name, data in parts.evaluations.items()},
             strategy=build_strategy(opened.config, group if mesh is None else mesh.data),
-            kept=json.loads(json.dumps(opened.resolved(), default=str)),
+            kept=opened.plain(),
         )
         says = trainer.is_first_rank
         described = describe(parts, trainer)  # by all ranks together

@@ -114,8 +114,6 @@ def _parse(arguments: Sequence[str]) -> tuple[dict[str, Any], list[Setting]]:
 
 def _measured(path: str, settings: Sequence[Setting]) -> tuple[Layered, dict[str, Any]]:
     """The layers of a run's model, measured with its first micro-batch, and the run's own micro-batches and ranks."""
-    import torch
-
     from evenstep.builders import build_parts, make_model, open_run, rank_device
     from evenstep.builders.options import build_precision
     from evenstep.data import Position
@@ -126,8 +124,6 @@ def _measured(path: str, settings: Sequence[Setting]) -> tuple[Layered, dict[str
     from evenstep.train.transfer import build_transfer
 
     with open_run(Path(path), [*from_environment(os.environ), *settings]) as opened:
-        if opened.config.threads is not None:
-            torch.set_num_threads(opened.config.threads)
         parts = build_parts(opened)
         with closing(parts):
             device = rank_device(opened.config)

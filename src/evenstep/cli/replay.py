@@ -8,8 +8,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, cast, final
 
-import torch
-
 from evenstep.builders import build_parts, open_run
 from evenstep.checkpoint import find_failure, read_checkpoint, step_name
 from evenstep.cli.folder import OWN, find_config
@@ -44,8 +42,6 @@ def run(path: str, settings: list[str]) -> int:
     begun = Setting(path=("resume",), text="never", origin=str(folder))
     alone = [Setting(path=tuple(key.split(".")), text=text, origin="replay") for key, text in _ALONE.items()]
     with open_run(find_config(folder), [begun, *alone, *settings_of(settings, without=(*OWN, *_ALONE))]) as opened:
-        if opened.config.threads is not None:
-            torch.set_num_threads(opened.config.threads)
         parts = build_parts(opened)
         with closing(parts):
             watch = Watch()

@@ -4,15 +4,12 @@ Everything is built before the folder is made; a run that fails before its first
 training goes is the trainer's.
 """
 
-import json
 import shutil
 import sys
 from collections.abc import Generator
 from contextlib import closing, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Literal
-
-import torch
 
 from evenstep.builders import build_hooks, build_mesh, build_parts, build_strategy
 from evenstep.checkpoint import LOCK, complete_checkpoints
@@ -48,8 +45,6 @@ def train_in(run: OpenRun, folder: Path, source: Literal["never", "auto"] | str,
 
 
 def _train_in(run: OpenRun, folder: Path, source: str, group: Group) -> int:
-    if run.config.threads is not None:
-        torch.set_num_threads(run.config.threads)
     mesh = build_mesh(run.config, group)
     parts = build_parts(run, mesh)
     with closing(parts):
@@ -59,7 +54,7 @@ def _train_in(run: OpenRun, folder: Path, source: str, group: Group) -> int:
             writers=run.config.log.writers,
             evaluations=parts.evaluations,
             strategy=build_strategy(run.config, mesh.data),
-            kept=json.loads(json.dumps(run.resolved(), default=str)),
+            kept=run.plain(),
         )
         said = "\n".join([f"run folder  {folder}", *describe(parts, trainer)])
         if trainer.is_first_rank:
@@ -120,11 +115,9 @@ def _how_to_go_on(folder: Path) -> str:
     saved = complete_checkpoints(folder / "checkpoints")
     if not saved:
         return f"No checkpoint was saved before that; what was logged is in {folder}."
+    origin = origin_of_recipe(folder)
     return (
         f"The run is saved up to {saved[-1].name}: `evenstep resume {folder}` goes on from there, with the recipe's "
-        f"files as they are in {folder / RECIPE}{_or_with(origin_of_recipe(folder))}."
+        f"files as they are in {folder / RECIPE}"
+        f"{'' if origin is None else f', or, with `--recipe current`, as they then are in {origin}'}."
     )
-
-
-def _or_with(origin: Path | None) -> str:
-    return "" if origin is None else f", or, with `--recipe current`, as they then are in {origin}"

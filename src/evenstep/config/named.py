@@ -3,6 +3,7 @@
 This imports the recipe, and torch to look up optimizers, so it is the slow part of a check.
 """
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -41,6 +42,10 @@ class OpenRun:
         It is what a run folder keeps: run from there, it finds the recipe's copy in `recipe`.
         """
         return cast("Tree", _without_empty({**self.config.model_dump(exclude_none=True), "recipe": "recipe"}))
+
+    def plain(self) -> Tree:
+        """The same in values that JSON has, which checkpoints keep."""
+        return cast("Tree", json.loads(json.dumps(self.resolved(), default=str)))
 
 
 def find_calls(
