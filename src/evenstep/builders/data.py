@@ -96,8 +96,10 @@ def build_evaluation(
 
 
 _OF_STREAMS = {"exact_resume", "shared"}
-_OF_MAPS = ("global_batch_tokens", "micro_batch_tokens", "oversized", "length_window", "batch_size_multiple")
-_OF_MAPS += ("curriculum_epochs", "num_workers")
+_OF_MAPS = (
+    *("global_batch_tokens", "micro_batch_tokens", "oversized", "length_window", "batch_size_multiple"),
+    *("curriculum_epochs", "num_workers"),
+)
 
 
 def _refuse(config: DataTable, key: str, names: Iterable[str], why: str) -> None:

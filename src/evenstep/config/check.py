@@ -159,5 +159,4 @@ def _resume(config: Config) -> Iterator[str]:
     yield f'{must}, but is "{config.resume}"; {advice}'
 
 
-_RULES: tuple[Callable[[Config], Iterator[str]], ...]
-_RULES = (_resume, _tasks, _data, _only_for, _evaluations, _excluded)
+_RULES: Sequence[Callable[[Config], Iterator[str]]] = (_resume, _tasks, _data, _only_for, _evaluations, _excluded)
