@@ -36,7 +36,7 @@ def joined(config: Config) -> Generator[Group]:
     place, elastic = rank_info_of(os.environ), elastic_rank_of(os.environ)
     ranks = 1 if place is None else place.ranks
     changes = config.failures.lost_rank == "continue" and (elastic is not None or ranks > 1)
-    with said_with(keys_in("parallel", "strategy")):
+    with said_with(keys_in("parallel", config.parallel)):
         check_single(config.parallel.strategy, ranks)
     if changes:
         group = _elastic(config, elastic)
