@@ -1,11 +1,9 @@
 """Groups of real processes that are broken and formed anew."""
 
-import os
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
-from test_processes import free_port
+from scripts import ended, started
 
 pytestmark = pytest.mark.slow
 SCRIPT = """
@@ -48,18 +46,8 @@ group.close()
 """
 
 
-def test_whoever_waits_wakes_and_all_go_on_in_new_connections() -> None:
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "3"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", SCRIPT],
-            env=os.environ | address | {"RANK": str(rank), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(3)
-    ]
-    for rank in ranks:
-        out, err = rank.communicate(timeout=200)
-        assert (rank.returncode, out.strip()) == (0, "well"), err
+def test_whoever_waits_wakes_and_all_go_on_in_new_connections(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    for end in ended(started(script, ranks=range(3), world=3), 200):
+        assert (end.code, end.out.strip()) == (0, "well"), end
