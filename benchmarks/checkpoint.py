@@ -129,10 +129,10 @@ class Evenstep(Contender):
     """evenstep's own way, as its trainer goes it: gather the state, copy it, write it in the background."""
 
     def __init__(self, subject: Subject, folder: Path) -> None:
-        from evenstep.checkpoint import Saver
+        from evenstep.checkpoint import AsyncWriter
 
         self._subject, self._update = subject, 0
-        self._saver = Saver(folder / "run" / "checkpoints")
+        self._saver = AsyncWriter(folder / "run" / "checkpoints")
         self._saver.prepare(subject.state())
         time.sleep(2.0)  # a run's first save comes long after its first update
 

@@ -62,6 +62,7 @@ class Training:
             committed; by default as many as metrics are written after. On a CPU, with an optimizer that is not fused,
             or on a stream it is always 1.
         fit_memory: whether to find at the start, by trying, how finely micro-batches must be cut to fit into memory.
+            Where ranks share a model, sharded or in stages, the first updates find it, by running out.
 
     Raises:
         ArgumentError: a value out of its range.

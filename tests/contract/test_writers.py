@@ -102,7 +102,8 @@ def test_every_value_at_every_update_arrives_whatever_the_periods(
 ) -> None:
     folder = tmp_path_factory.mktemp("run")
     storage, expected = Storage(), {}
-    all_writers = Writers([kind()])
+    incidents: list[Incident] = []
+    all_writers = Writers([kind()], incidents.append)
     with all_writers.opened(folder, 0):
         for update in range(1, updates + 1):
             storage.put("train/loss", 3.0 * update, 2, update=update)
@@ -117,6 +118,7 @@ def test_every_value_at_every_update_arrives_whatever_the_periods(
                 all_writers.write(storage.settle())
         all_writers.write(storage.settle())
     assert READERS[kind.__name__](folder) == expected
+    assert not incidents
 
 
 @every_file

@@ -59,6 +59,17 @@ def stages(phase: str, rank: int, ranks: int, strategy: str, schedule: str, time
     assert ends[0].kinds.count("out_of_memory") == times, "the first rank must hear of it"
 
 
+def auto(ranks: int, strategy: str, schedule: str) -> None:
+    """The first updates find what fits, which is one sample: the bits of a run with micro-batches of one sample."""
+    fault = Fault(act=out_of_memory, phase="backward", rank=None, times=None, larger_than=1)
+    what: dict[str, Any] = {"strategy": strategy, "pipeline": 2, "schedule": schedule}
+    ends = good(ended(ranks, [fault], micro=4, fit_memory=True, **what))
+    assert fault.struck > 1, "four samples and then two must be tried"
+    for end, wanted in zip(ends, good(ended(ranks, [], micro=1, **what)), strict=True):
+        assert torch.equal(end.parameters, wanted.parameters), "the bits are others"
+    assert ends[0].kinds.count("out_of_memory") >= 2
+
+
 def no_smaller_piece() -> None:
     """Memory for no piece: both stages stop at once, at the last committed update."""
     fault = Fault(act=out_of_memory, phase="forward", update=3, rank=1, times=None)
@@ -153,6 +164,10 @@ CHECKS: Checks = [
         for ranks, strategy, schedule in ((2, "single", "1f1b"), (4, "ddp-buckets", "1f1b"), (4, "ordered", "zb_h1"))
         for phase, rank in itertools.product(("transfer", "forward", "backward", "armed"), (0, ranks - 1))
     ),
+    ("micro-batch size auto: a pipeline", partial(auto, 2, "single", "1f1b"), False),
+    ("micro-batch size auto: interleaved stages", partial(auto, 2, "single", "interleaved"), False),
+    ("micro-batch size auto: two pipelines, ddp", partial(auto, 4, "ddp", "zb_h1"), False),
+    ("micro-batch size auto: two pipelines, zero1", partial(auto, 4, "zero1", "1f1b"), False),
     ("out of memory: twice in a row, pipeline", partial(stages, "backward", 1, 2, "single", "1f1b", 2), False),
     ("out of memory: one sample, in a stage", no_smaller_piece, False),
     ("out of memory: evaluation, in a stage", in_an_evaluation, False),

@@ -21,7 +21,9 @@ from torch import nn
 
 import evenstep
 from evenstep.events import Evaluate, JsonlWriter, Save
-from evenstep.parallel import Ddp, Elastic, ElasticRank, Group, Lighthouse, Ordered, coordination
+from evenstep.extras.elastic import Elastic, ElasticRank, Lighthouse
+from evenstep.extras.elastic.lighthouse import coordination
+from evenstep.parallel import Ddp, Group, Ordered
 
 LIMIT_S = 200
 STRATEGIES = {"ordered": Ordered, "ddp": Ddp}

@@ -84,7 +84,7 @@ def _() -> None:
     all_end_well([said[0], said[2]], [0, 2])
 
 
-@case("process 1 of 3 runs out of memory in a loss; all join again, and it cuts finer; ordered")
+@case("process 1 of 3 runs out of memory in a loss; all meet again, and it cuts finer; ordered")
 def _() -> None:
     said = ran(count=3, hits=[[1, 5, "loss", "memory"]])
     assert [(one["error"], one["update"]) for one in said] == [("", UPDATES)] * 3, said

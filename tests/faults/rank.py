@@ -78,10 +78,9 @@ def main(what: dict[str, Any]) -> None:
     rank, update, phase = what.get("at", [0, None, "forward"])
     faults = []
     if what.get("fault") and what["fault"] in KINDS:
-        times = None if what["fault"] == "slow" else 1
-        let_pass = what.get("let_pass", 0)
-        act = KINDS[what["fault"]]
-        faults.append(Fault(act=act, phase=phase, rank=rank, update=update, times=times, let_pass=let_pass))
+        often = {"times": None} if what["fault"] == "slow" or "larger_than" in what else {}
+        where = {name: what[name] for name in ("let_pass", "larger_than") if name in what}
+        faults.append(Fault(act=KINDS[what["fault"]], phase=phase, rank=rank, update=update, **often, **where))
     for kind, of, when, where, let_pass in what.get("faults", ()):
         faults.append(Fault(act=KINDS[kind], phase=where, rank=of, update=when, let_pass=let_pass))
     hooks = [Save(every_updates=what.get("save_every", 2))]
@@ -94,6 +93,8 @@ def main(what: dict[str, Any]) -> None:
         faults,
         strategy=what.get("strategy", "single"),
         updates=what.get("updates", 8),
+        micro=what.get("micro", 4),
+        fit_memory=what.get("fit_memory", False),
         folder=Path(what["folder"]),
         hooks=hooks,
         resume=what.get("resume", False),

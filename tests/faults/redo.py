@@ -55,6 +55,13 @@ def memory(layout: str, phase: str, rank: int) -> None:
     assert "out_of_memory" in ends[0].said["kinds"], ends
 
 
+def auto(layout: str) -> None:
+    """No two samples ever fit: the bits of a run with micro-batches of one sample."""
+    ends = ended(layout, fault="out_of_memory", at=[None, None, "backward"], larger_than=1, fit_memory=True)
+    good(ends, tuple(end.said["sha256"] for end in ended(layout, micro=1)))
+    assert "out_of_memory" in ends[0].said["kinds"], ends
+
+
 def twice_in_a_row() -> None:
     """The second strikes when the update is done again, on another rank."""
     ends = ended("fsdp", faults=[["out_of_memory", 1, 4, "backward", 0], ["out_of_memory", 0, 4, "forward", 3]])
@@ -104,6 +111,8 @@ CHECKS: Checks = [
             ("ordered × zb_h1", "forward", 1),
         )
     ),
+    ("micro-batch size auto: fsdp", partial(auto, "fsdp"), True),
+    ("micro-batch size auto: fsdp × 1f1b", partial(auto, "fsdp × 1f1b"), True),
     ("break, meet, redo: two failures in a row", twice_in_a_row, True),
     ("break, meet, redo: both ranks at once", both_at_once, True),
     ("break, meet, redo: a failure while meeting", fails_while_meeting, True),

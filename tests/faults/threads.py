@@ -20,82 +20,97 @@ TIMEOUT_S = 20.0
 
 
 class Meeting:
-    """Where the threads of one group meet: everybody's value, by rank; and who has failed."""
+    """Where the threads of one group meet: everybody's value, by rank; and who has failed, or broken off."""
 
-    def __init__(self, ranks: int) -> None:
-        self.barrier = threading.Barrier(ranks)
-        self.values: list[Any] = [None] * ranks
-        ways = product(range(ranks), range(ranks), range(2))  # from, to, channel
-        self.mail: dict[tuple[int, int, int], Queue[Tensor]] = {context: Queue() for context in ways}
-        self.failed: str = ""
-        self.broken: str = ""  # why a rank has broken off what all do
+    def __init__(self, ranks: int, changed: threading.Condition | None = None) -> None:
+        self.ranks, self.changed = ranks, changed or threading.Condition()
         self.parts: list[Meeting] = []  # of groups that were split off
-        self.there = threading.Barrier(ranks, action=self.renew)  # where all meet again
-        self.told: list[Any] = [None] * ranks
+        self.failed: str = ""
+        self.works = [0] * ranks  # by rank, what each has begun
+        self.renew()
 
     def renew(self) -> None:
         """Be as new, and so what was split off."""
-        for meeting in (self, *self.parts):
-            meeting.broken = ""
-            meeting.barrier.reset()
-            for mail in meeting.mail.values():
-                with mail.mutex:
-                    mail.queue.clear()
-
-    def interrupt(self, reason: str) -> None:
-        """Wake all who wait."""
-        for meeting in (self, *self.parts):
-            meeting.broken = meeting.broken or reason
-            meeting.barrier.abort()
+        self.calls = [0] * self.ranks  # by rank, how many values each has given
+        self.values: dict[int, dict[int, Any]] = {}  # by call and rank
+        ways = product(range(self.ranks), range(self.ranks), range(2))  # from, to, channel
+        self.mail: dict[tuple[int, int, int], Queue[Tensor]] = {context: Queue() for context in ways}
+        self.broken: tuple[int, str] = 0, ""  # the work that a rank has broken off, and why
+        self.told: dict[int, Any] = {}  # by those that have come to meet again
+        for part in self.parts:
+            part.renew()
 
 
 class Threads(Group):
     """One thread's view of the group."""
 
-    def __init__(self, meeting: Meeting, rank: int, ranks: int, world: Meeting | None = None) -> None:
+    def __init__(self, meeting: Meeting, rank: int, ranks: int, world: "Threads | None" = None) -> None:
         self.rank, self.ranks, self._meeting = rank, ranks, meeting
-        self._world = world or meeting
+        self._world = world or self
 
     def fail(self, message: str) -> None:
-        for meeting in (self._world, *self._world.parts):
-            if not meeting.failed:
-                meeting.failed = f"rank {self.rank} failed: {message}"
-            meeting.barrier.abort()
-        self._world.there.abort()
+        world = self._world._meeting
+        with world.changed:
+            for meeting in (world, *world.parts):
+                meeting.failed = meeting.failed or f"rank {self.rank} failed: {message}"
+            world.changed.notify_all()
+
+    def begin_work(self) -> int:
+        self._meeting.works[self.rank] += 1
+        return self._meeting.works[self.rank]
 
     def interrupt(self, reason: str) -> None:
-        self._world.interrupt(reason)
+        meeting = self._meeting
+        with meeting.changed:
+            work, (earliest, stands) = meeting.works[self.rank], meeting.broken
+            if not stands or work < earliest:
+                meeting.broken = work, reason
+            meeting.changed.notify_all()
 
     def interrupted(self) -> str:
-        return self._world.broken
+        world = self._world
+        work, reason = world._meeting.broken
+        return reason if work <= world._meeting.works[world.rank] else ""
 
     def meet(self, value: Any) -> list[Any]:
-        self._world.told[self.rank] = value
-        try:
-            self._world.there.wait(TIMEOUT_S)
-            told = list(self._world.told)
-            self._world.there.wait(TIMEOUT_S)  # until all have read it
-        except threading.BrokenBarrierError as error:
-            raise LostRankError(self._world.failed or f"a rank did not come within {TIMEOUT_S:g} s") from error
-        return told
+        meeting = self._meeting
+        with meeting.changed:
+            told = meeting.told
+            told[self.rank] = value
+            meeting.changed.notify_all()
+            meeting.changed.wait_for(lambda: len(told) == self.ranks or meeting.failed, TIMEOUT_S)
+            if len(told) < self.ranks:
+                raise LostRankError(meeting.failed or f"a rank did not come within {TIMEOUT_S:g} s")
+            if meeting.told is told:
+                meeting.renew()
+        return [told[rank] for rank in range(self.ranks)]
 
     def gather(self, value: Any) -> list[Any]:
         return self._meet(value)
 
     def _meet(self, value: Any) -> list[Any]:
-        self._meeting.values[self.rank] = value
-        try:
-            self._meeting.barrier.wait(TIMEOUT_S)
-            values = list(self._meeting.values)
-            self._meeting.barrier.wait(TIMEOUT_S)
-        except threading.BrokenBarrierError as error:
-            raise self._lost(f"a rank did not come within {TIMEOUT_S:g} s") from error
-        return values
+        meeting = self._meeting
+        with meeting.changed:
+            call = meeting.calls[self.rank]
+            meeting.calls[self.rank] += 1
+            meeting.values.pop(call - 1, None)  # all have come to it, and hold what they read
+            values = meeting.values.setdefault(call, {})
+            values[self.rank] = value
+            meeting.changed.notify_all()
+            meeting.changed.wait_for(
+                lambda: len(values) == self.ranks or meeting.failed or self.interrupted(), TIMEOUT_S
+            )
+        if len(values) < self.ranks:
+            raise self._lost(f"a rank did not come within {TIMEOUT_S:g} s")
+        return [values[rank] for rank in range(self.ranks)]
 
     def _lost(self, otherwise: str) -> LostRankError:
-        if self._meeting.broken and not self._meeting.failed:
-            return Interrupted(self._meeting.broken)
-        return LostRankError(self._meeting.failed or otherwise)
+        reason = self.interrupted()
+        return (
+            Interrupted(reason)
+            if reason and not self._meeting.failed
+            else LostRankError(self._meeting.failed or otherwise)
+        )
 
     def sum_floats(self, values: Sequence[float]) -> list[float]:
         return [sum(column) for column in zip(*self._meet(list(values)), strict=True)]
@@ -121,7 +136,7 @@ class Threads(Group):
     def begin_receive(self, tensor: Tensor, rank: int, channel: int = 0) -> Callable[[], None]:
         def wait() -> None:
             until = monotonic() + TIMEOUT_S
-            while monotonic() < until and not self._meeting.failed and not self._meeting.broken:
+            while monotonic() < until and not self._meeting.failed and not self.interrupted():
                 try:
                     came = self._meeting.mail[rank, self.rank, channel].get(timeout=0.1)
                 except Empty:
@@ -133,11 +148,11 @@ class Threads(Group):
         return wait
 
     def split(self, parts: Sequence[Sequence[int]]) -> Group:
-        made = [Meeting(len(part)) for part in parts] if self.rank == 0 else []
+        made = [Meeting(len(part), self._meeting.changed) for part in parts] if self.rank == 0 else []
         for part, meeting in zip(parts, self._meet(made)[0], strict=True):
             if self.rank in part:
                 mine = Threads(meeting, list(part).index(self.rank), len(part), self._world)
-        self._world.parts.append(mine._meeting)
+        self._world._meeting.parts.append(mine._meeting)
         return mine
 
     def abort(self, reason: str) -> None:

@@ -133,6 +133,30 @@ def each_stage_reads_its_own_layers(group: Group) -> object:
     return found
 
 
+def the_newest_is_read_once_by_each_and_after_damage_the_older_one(group: Group) -> object:
+    """Whether "auto" reads no more than is held, of which checkpoint, and what it says."""
+    trainer(Fsdp(group), updates=2, folder=FOLDER / "auto").train()
+    second = trainer(Fsdp(group), updates=3, folder=FOLDER / "auto")
+    second.resume("auto")
+    second.train()
+    found: list[object] = []
+    for damaged in (None, "rank-00001.safetensors"):
+        file = FOLDER / "auto" / "checkpoints" / "step-00000003" / str(damaged)
+        if damaged and group.rank == 0:
+            content = file.read_bytes()
+            file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        group.gather(None)
+        one = trainer(Fsdp(group), updates=5, folder=FOLDER / "auto")
+        before = read_bytes()
+        path = one.resume("auto")
+        read, held = read_bytes() - before, held_bytes(one)
+        times = 1 if damaged is None else 2
+        few = group.gather((read <= 1.1 * held * times, path and path.name, one.progress.update))
+        said = [path.name for path in (FOLDER / "auto" / "incidents").glob("*-checkpoint*")]
+        found.append([few[0] == few[1], *few[0], said])
+    return found
+
+
 def damage_that_one_rank_reads_is_an_error_on_all_and_changes_nothing(group: Group) -> object:
     path = checkpoint_of(Fsdp(group), "damaged")
     one = trainer(Fsdp(group), updates=5, folder=FOLDER / "elsewhere")

@@ -174,7 +174,10 @@ AREAS = (
                 "faults: break, meet, redo: ",
             ),
             works("the same over NCCL"),
-            works('`micro_batch_size = "auto"`', "faults: micro-batch size auto"),
+            works(
+                '`micro_batch_size = "auto"`; with `fsdp` and in pipelines the first updates find what fits',
+                "faults: micro-batch size auto",
+            ),
             works(
                 "recognised in the words of CUDA, cuBLAS, cuDNN, HIP, MPS, XPU, numpy and the CPU's allocator",
                 "unit/test_memory.py::test_out_of_memory_that_is_not_torch_s_class_is_recognised",
@@ -185,7 +188,7 @@ AREAS = (
                 "faults: out of memory: forward, rank 0 of 1, single",
             ),
             refused(
-                '`"auto"` with pipelines, or with batches by tokens',
+                '`"auto"` with batches by tokens',
                 "unit/train/test_split_limit.py::test_what_can_not_be_cut_is_said",
             ),
         ),
@@ -208,7 +211,7 @@ AREAS = (
             ),
             refused(
                 '`"continue"` with strategies and pipelines whose ranks hold a part of the state',
-                "unit/parallel/test_elastic.py::test_ranks_that_may_be_lost_share_no_model",
+                "unit/extras/elastic/test_membership.py::test_ranks_that_may_be_lost_share_no_model",
             ),
             limit(
                 "process 0 keeps the run folder: while it is lost the others wait for it, at most `parallel.timeout_s`",

@@ -36,7 +36,7 @@ ALONE: dict[str, Refusal] = {
     "auto with tokens": _of("--data.micro_batch_size", "auto", "--data.micro_batch_tokens", "4", says="by tokens"),
     "a curriculum without shuffling": _of("--data.curriculum_epochs", "1", "--data.shuffle", "false", says="`data.shu"),
     "tokens' options": _of("--data.length_window", "4", says="for batches by tokens"),
-    "an evaluation called train": _of("--data.evaluations.train.target", "parts.py:pairs", says="that isn't `train`"),
+    "an evaluation called train": _of("--data.evaluations.train.target", "parts.py:pairs", says='that isn\'t "train"'),
     "nothing to evaluate on": _of("--data.evaluations.valid", "none", says="nothing to evaluate on"),
     "the best of no evaluation": _of(BEST, '{metric = "vaild/loss"}', says="did you mean `valid/loss`?"),
     "stopping early without evaluations": _of(
@@ -49,7 +49,7 @@ ALONE: dict[str, Refusal] = {
     "a warmup that is too long": _of(
         "--lr_schedule", '{kind = "cosine", warmup_updates = 9}', says="must be at most the 4 updates"
     ),
-    "a loss scale without float16": _of("--loss_scale.initial", "8", says="is for precision"),
+    "a loss scale without float16": _of("--loss_scale.initial", "8", says="is for `train.precision`"),
     "a floor above the loss scale": _of(
         "--loss_scale", "{floor = 9, initial = 8}", "--train.precision", "16-mixed", says="`loss_scale.floor`"
     ),
@@ -58,9 +58,11 @@ ALONE: dict[str, Refusal] = {
         "--parallel.compression", "bf16", "--parallel.reduction", "ordered", says="`parallel.compression`"
     ),
     "compression without ddp": _of("--parallel.compression", "bf16", "--parallel.strategy", "zero1", says="leave"),
-    "shards without fsdp": _of("--parallel.shard_ranks", "2", says="is for `parallel.strategy` fsdp"),
+    "shards without fsdp": _of("--parallel.shard_ranks", "2", says='is for `parallel.strategy` "fsdp"'),
     "stages without a pipeline": _of("--parallel.stages_per_rank", "2", says="is for a pipeline"),
-    "a pipeline of one process": _of("--parallel.pipeline", "2", "--parallel.strategy", "single", says="but is"),
+    "a pipeline of one process": _of(
+        "--parallel.pipeline", "2", "--parallel.strategy", "single", says="but there are 2 ranks"
+    ),
     "ranks that are no multiple": _of("--launch.ranks", "3", "--parallel.pipeline", "2", says="must be a multiple"),
     "rewinding to one checkpoint": _of(
         "--failures.non_finite", "rewind", "--checkpoint.keep_last", "1", says="keep 2 or more"
@@ -109,7 +111,7 @@ ALONE: dict[str, Refusal] = {
 }
 FSDP = ("--parallel.strategy", "fsdp")
 TOGETHER: dict[str, Refusal] = {
-    "several ranks without a strategy": _of("--parallel.strategy", "single", says="but 2 ranks were started"),
+    "several ranks without a strategy": _of("--parallel.strategy", "single", says="but there are 2 ranks"),
     "shards in the CPU's memory on a CPU": _of(
         *FSDP, "--parallel.offload", "true", says="`offload` keeps shards", code=1
     ),

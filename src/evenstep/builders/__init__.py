@@ -1,19 +1,23 @@
 """From a configuration to objects: the name tables, and the parts of a run that they name."""
 
-from evenstep.builders.hooks import build_hooks, build_writers
-from evenstep.builders.options import build_checkpointing
-from evenstep.builders.parts import Parts, build_parts
-from evenstep.builders.pipeline import build_mesh
-from evenstep.builders.ranks import build_strategy, joined, rank_device
+from evenstep.builders.options import build_checkpointing, build_hooks
+from evenstep.builders.parts import Parts, build_parts, make_model
+from evenstep.builders.pipeline import build_mesh, check_stages
+from evenstep.builders.ranks import build_strategy, joined, rank_device, ranks_of
+from evenstep.builders.run import Run, open_run
 
 __all__ = [
     "Parts",
+    "Run",
     "build_checkpointing",
     "build_hooks",
     "build_mesh",
     "build_parts",
     "build_strategy",
-    "build_writers",
+    "check_stages",
     "joined",
+    "make_model",
+    "open_run",
     "rank_device",
+    "ranks_of",
 ]

@@ -18,18 +18,25 @@ from evenstep.errors import ConfigError, DataError, EvenstepError
 
 
 def build_data(
-    config: DataConfig, failures: Failures, dataset: object, collate: Call | None, *, key: str = "data"
+    config: DataConfig,
+    failures: Failures,
+    dataset: object,
+    collate: Call | None,
+    *,
+    key: str = "data",
+    pipeline_ranks: int = 1,
 ) -> Data:
     """The training set, as a map-style dataset or, where it has no length, as a stream.
 
-    With `micro_batch_size = "auto"` each rank gets one micro-batch of an update, which it cuts as finely as it must.
+    With `micro_batch_size = "auto"` each rank gets one micro-batch of an update, which it cuts as finely as it must;
+    each pipeline as many as overlap well.
 
     Raises:
         ConfigError: a setting that the dataset can't follow.
         ArgumentError: it is empty, or nothing that can be trained on.
     """
     if config.micro_batch_size == "auto":
-        config = config.model_copy(update={"micro_batch_size": _share(config)})
+        config = config.model_copy(update={"micro_batch_size": _largest(config, pipeline_ranks)})
     with _about(f"{key}.train"):
         if _is_stream(dataset):
             return _stream_data(config, cast("Iterable[Any]", dataset), collate)
@@ -94,11 +101,16 @@ def _refuse_for_maps(config: DataConfig, key: str) -> None:
         raise ConfigError(faults)
 
 
-def _share(config: DataConfig) -> int | None:
-    """One rank's share of a global batch, in samples."""
+def _largest(config: DataConfig, pipeline_ranks: int) -> int | None:
+    """The samples of the largest micro-batch that is worth trying: a replica's share of a global batch.
+
+    A pipeline gets M = 4 P of its share: P ranks are idle for (P-1)/(M+P-1) of an update, then less than a fifth.
+    """
     if config.global_batch_size is None:
         return None
-    return -(-config.global_batch_size // int(os.environ.get("WORLD_SIZE", "1")))
+    replicas = max(1, int(os.environ.get("WORLD_SIZE", "1")) // pipeline_ranks)
+    overlapping = 1 if pipeline_ranks == 1 else 4 * pipeline_ranks
+    return -(-config.global_batch_size // (replicas * overlapping))
 
 
 def _is_stream(dataset: object) -> bool:

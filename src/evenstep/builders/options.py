@@ -1,13 +1,14 @@
-"""The option objects of a run, from the tables of its run file that have the same keys."""
+"""The option objects, number formats and hooks of a run, from the tables of its run file that have the same keys."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from evenstep.builders.tasks import build_coefficients, build_combine
 from evenstep.config.schema import Config
-from evenstep.events import Best
+from evenstep.events import Best, EarlyStop, Evaluate, Hook, TimeBudget
 from evenstep.optim.ema import Ema
-from evenstep.options import Checkpointing, Failures, Training
+from evenstep.options import Checkpointing, Failures, Logging, Training
+from evenstep.precision import PRECISIONS, Precision
 
 
 def build_training(config: Config) -> Training:
@@ -39,3 +40,32 @@ def build_checkpointing(config: Config, kept: Mapping[str, Any] | None = None) -
 def build_failures(config: Config) -> Failures:
     """What to do about what goes wrong."""
     return Failures(**config.failures.model_dump(exclude={"loader", "loader_retries", "lost_rank"}))
+
+
+def build_logging(config: Config) -> Logging:
+    """Where metrics go."""
+    return Logging(**config.log.model_dump())
+
+
+def build_precision(config: Config) -> Precision:
+    """The precision mode, with its loss scale if it has one."""
+    scale = {} if config.loss_scale is None else config.loss_scale.model_dump()
+    return PRECISIONS[config.train.precision](**scale)
+
+
+def build_hooks(config: Config, own: Sequence[Hook]) -> list[Hook]:
+    """The hooks of a run, in their order, beside those that each run with a folder has (`evenstep.train.standard`).
+
+    Args:
+        config: what is asked for.
+        own: the recipe's hooks.
+    """
+    hooks: list[Hook] = []
+    if config.evaluate.every_updates is not None or config.evaluate.every_epochs is not None:
+        hooks.append(Evaluate(**config.evaluate.model_dump()))
+    if config.early_stop is not None:
+        hooks.append(EarlyStop(**config.early_stop.model_dump()))
+    hooks.extend(own)
+    if config.train.max_minutes is not None:
+        hooks.append(TimeBudget(max_minutes=config.train.max_minutes))
+    return hooks

@@ -15,22 +15,21 @@ import torch
 from torch import nn
 
 from evenstep.builders.data import build_data, build_evaluation
-from evenstep.builders.optimizer import build_optimizer
-from evenstep.builders.options import build_checkpointing, build_failures, build_training
+from evenstep.builders.optimizer import build_optimizer, build_schedule
+from evenstep.builders.options import build_checkpointing, build_failures, build_precision, build_training
 from evenstep.builders.pipeline import build_model
 from evenstep.builders.ranks import rank_device
+from evenstep.builders.run import Run
 from evenstep.builders.tasks import build_mixture
-from evenstep.config.load import Run
 from evenstep.config.schema import Config, OneTask
 from evenstep.config.tasks import data_tables, evaluations_of
 from evenstep.data import Data, Mixture
 from evenstep.errors import TaskError
 from evenstep.events import Hook, Writer
-from evenstep.optim.schedules import LR_SCHEDULES, Constant, LrSchedule
-from evenstep.options import Logging
+from evenstep.optim.schedules import Constant
+from evenstep.options import Logging, WriterName
 from evenstep.parallel import Mesh
 from evenstep.pipeline import Layers
-from evenstep.precision import PRECISIONS, Precision
 from evenstep.train import Task, Trainer
 
 _Made = TypeVar("_Made")
@@ -63,7 +62,7 @@ class Parts:
         self,
         *,
         hooks: Sequence[Hook] = (),
-        writers: Sequence[Writer] = (),
+        writers: Sequence[Writer | WriterName] = (),
         evaluations: Mapping[str, Data] | None = None,
         kept: Mapping[str, Any] | None = None,
         **more: Any,
@@ -72,12 +71,12 @@ class Parts:
 
         Args:
             hooks: in their order.
-            writers: of the metrics.
+            writers: of the metrics, also by name.
             evaluations: what to evaluate on; nothing by default.
             kept: plain values that are kept with each checkpoint, such as the resolved configuration.
             more: further arguments of the trainer, such as `folder`.
         """
-        config = self.config
+        config, schedule = self.config, build_schedule(self.config.lr_schedule)
         return Trainer(
             model=self.model,
             task=self.task,
@@ -88,7 +87,8 @@ class Parts:
             seed=config.seed,
             device=rank_device(config),
             precision=build_precision(config),
-            lr_schedule=build_lr_schedule(config),
+            # none where nothing multiplies the rates, so that hooks may set them
+            lr_schedule=None if schedule == Constant() else schedule,
             evaluations=evaluations,
             hooks=hooks,
             train=build_training(config),
@@ -129,17 +129,20 @@ def build_parts(run: Run, mesh: Mesh | None = None) -> Parts:
             task.metrics = {**task.metrics, **{name: make(f"{key}.metrics.{name}", object) for name in table.metrics}}
         return task
 
-    with seeded(config.seed):
-        made: object = calls["model"]()
-    if not isinstance(made, Layers):
-        made = _checked("model", made, nn.Module)
-    model = build_model(config, made, mesh)
+    model = build_model(config, make_model(run), mesh)
     fuse = config.parallel.reduction == "fast" or rank_device(config).type != "cpu"
     shards = config.parallel.strategy == "fsdp"
-    tables = data_tables(config.data, config.tasks)
+    tables = data_tables(config)
     task = {name: make_task(f"tasks.{name}", one) for name, one in config.tasks.items()}
     train = {
-        key: build_data(table, config.failures, make(f"{key}.train", object), calls.get(f"{key}.collate"), key=key)
+        key: build_data(
+            table,
+            config.failures,
+            make(f"{key}.train", object),
+            calls.get(f"{key}.collate"),
+            key=key,
+            pipeline_ranks=config.parallel.pipeline,
+        )
         for key, table in tables.items()
     }
 
@@ -157,7 +160,7 @@ def build_parts(run: Run, mesh: Mesh | None = None) -> Parts:
             if name in table.evaluations
         }
 
-    evaluations = {name: evaluation(name) for name in evaluations_of(config.data, config.tasks)}
+    evaluations = {name: evaluation(name) for name in evaluations_of(config)}
     return Parts(
         config=config,
         model=model,
@@ -170,6 +173,13 @@ def build_parts(run: Run, mesh: Mesh | None = None) -> Parts:
         },
         hooks=[make(f"hooks.{index}", Hook) for index in range(len(config.hooks))],
     )
+
+
+def make_model(run: Run) -> nn.Module | Layers:
+    """What the model's target gives, its parameters drawn from the run's seed."""
+    with seeded(run.config.seed):
+        made: object = run.calls["model"]()
+    return made if isinstance(made, Layers) else _checked("model", made, nn.Module)
 
 
 def _by_task(data: Mapping[str, Data]) -> dict[str, Data]:
@@ -199,15 +209,3 @@ def seeded(seed: int) -> Generator[None]:
         finally:
             random.setstate(states[0])
             np.random.set_state(states[1])
-
-
-def build_lr_schedule(config: Config) -> LrSchedule | None:
-    """The LR schedule; None where nothing multiplies the rates, so that hooks may set them."""
-    schedule = LR_SCHEDULES[config.lr_schedule.kind](**config.lr_schedule.model_dump(exclude={"kind"}))
-    return None if schedule == Constant() else schedule
-
-
-def build_precision(config: Config) -> Precision:
-    """The precision mode, with its loss scale if it has one."""
-    scale = {} if config.loss_scale is None else config.loss_scale.model_dump()
-    return PRECISIONS[config.train.precision](**scale)

@@ -4,14 +4,18 @@ Without the other ranks (`evenstep check` where there is no room for them) one p
 other, so that what cannot be cut or scheduled is found.
 """
 
-from difflib import get_close_matches
+from collections.abc import Generator
+from contextlib import contextmanager
 
 from torch import nn
 
+from evenstep.choice import choose
 from evenstep.config.schema import Config
+from evenstep.config.translate import keys_in, said_with
 from evenstep.errors import ArgumentError, ConfigError, PlanError
 from evenstep.parallel import Group, Mesh
-from evenstep.pipeline import SCHEDULES, Layers, PipelineModel
+from evenstep.pipeline import SCHEDULES, Layers, Layout, PipelineModel
+from evenstep.pipeline.split import cut, flows
 
 
 def build_mesh(config: Config, group: Group) -> Mesh:
@@ -20,13 +24,40 @@ def build_mesh(config: Config, group: Group) -> Mesh:
     Raises:
         ConfigError: they can't be divided into pipelines.
     """
-    if group.ranks % config.parallel.pipeline:
-        fault = (
-            f"`parallel.pipeline` is {config.parallel.pipeline}, but {group.ranks} rank(s) were started; start a "
-            f"multiple of it, or change it."
-        )
-        raise ConfigError([fault])
-    return Mesh.of(group, pipeline=config.parallel.pipeline)
+    with said_with(keys_in("parallel", "pipeline")):
+        return Mesh.of(group, pipeline=config.parallel.pipeline)
+
+
+def build_layout(config: Config) -> Layout:
+    """The chain of stages that the pipeline schedule runs on the ranks of one pipeline.
+
+    Raises:
+        ArgumentError: there is no such schedule, or it is for other numbers of stages.
+    """
+    parallel = config.parallel
+    schedule = choose("pipeline_schedule", parallel.pipeline_schedule, SCHEDULES)
+    count = parallel.stages_per_rank
+    if count is None and parallel.split_at:
+        count = -(-(len(parallel.split_at) + 1) // parallel.pipeline)
+    with _about_pipeline(config):
+        return schedule.layout(parallel.pipeline, count if parallel.pipeline > 1 else None)
+
+
+def check_stages(config: Config, made: nn.Module | Layers) -> None:
+    """Raise ArgumentError for a model that can't be cut or scheduled as is asked for, without ranks and their stages.
+
+    Args:
+        config: of the run.
+        made: what the model's target gave.
+    """
+    parallel = config.parallel
+    chain = build_layout(config)
+    with _about_pipeline(config):
+        layers = Layers.of(made)
+        places = cut(layers, stages=chain.stages, split_at=parallel.split_at or None)
+        edges = flows(layers, places, relayed=parallel.relay_skips)
+        layout = Layout(rank_of=chain.rank_of, edges=tuple(edges))
+        SCHEDULES[parallel.pipeline_schedule].plans(layout, range(2 * parallel.pipeline))
 
 
 def build_model(config: Config, made: nn.Module | Layers, mesh: Mesh | None) -> nn.Module:
@@ -38,31 +69,27 @@ def build_model(config: Config, made: nn.Module | Layers, mesh: Mesh | None) -> 
         mesh: the ranks; None to run all stages here.
 
     Raises:
-        ConfigError: a pipeline schedule that is not known, or that can't run this model's stages.
+        ArgumentError: a pipeline schedule that can't run this model's stages.
     """
     parallel = config.parallel
-    if parallel.pipeline_schedule not in SCHEDULES:
-        close = get_close_matches(parallel.pipeline_schedule, SCHEDULES, n=1)
-        advice = f"did you mean `{close[0]}`?" if close else f"there are {', '.join(SCHEDULES)}."
-        raise ConfigError([f"`parallel.pipeline_schedule` is `{parallel.pipeline_schedule}`, which is none; {advice}"])
     if parallel.pipeline == 1 and isinstance(made, nn.Module):
         return made
-    ranks, schedule = parallel.pipeline, SCHEDULES[parallel.pipeline_schedule]
-    split_at = parallel.split_at or None
-    count = parallel.stages_per_rank
-    if count is None and split_at is not None:
-        count = -(-(len(split_at) + 1) // ranks)
-    try:
-        chain = schedule.layout(ranks, count if ranks > 1 else None)
-        here = chain.stages // (1 if mesh is None else mesh.pipeline.ranks)
+    stages = build_layout(config).stages
+    with _about_pipeline(config):
         return PipelineModel(
             made,
             mesh=mesh,
-            schedule=schedule.name,
-            stages_per_rank=here,
-            split_at=split_at,
+            schedule=parallel.pipeline_schedule,
+            stages_per_rank=stages // (1 if mesh is None else mesh.pipeline.ranks),
+            split_at=parallel.split_at or None,
             relay_skips=parallel.relay_skips,
             seed=config.seed,
         )
+
+
+@contextmanager
+def _about_pipeline(config: Config) -> Generator[None]:
+    try:
+        yield
     except (ArgumentError, PlanError) as error:
-        raise ConfigError([f"`parallel.pipeline` is {ranks}, but {error}"]) from error
+        raise ConfigError([f"`parallel.pipeline` is {config.parallel.pipeline}, but {error}"]) from error

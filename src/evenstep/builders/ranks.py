@@ -10,20 +10,19 @@ from contextlib import contextmanager
 import torch
 
 from evenstep.config.schema import Config
+from evenstep.config.translate import keys_in, said_with
 from evenstep.errors import ConfigError
+from evenstep.extras.elastic import Elastic, ElasticRank, Lighthouse, elastic_rank_of
 from evenstep.parallel import (
     COMPRESSIONS,
-    Elastic,
-    ElasticRank,
     Group,
-    Lighthouse,
     Processes,
     Strategy,
     device_of_rank,
-    elastic_rank_of,
     rank_info_of,
     strategy_named,
 )
+from evenstep.parallel.named import check_single
 
 
 @contextmanager
@@ -37,11 +36,8 @@ def joined(config: Config) -> Generator[Group]:
     place, seat = rank_info_of(os.environ), elastic_rank_of(os.environ)
     ranks = 1 if place is None else place.ranks
     lasts = config.failures.lost_rank == "continue" and (seat is not None or ranks > 1)
-    if ranks > 1 and config.parallel.strategy == "single":
-        fault = (
-            f"`parallel.strategy` is single, but {ranks} ranks were started; set it to another, or start one process."
-        )
-        raise ConfigError([fault])
+    with said_with(keys_in("parallel", "strategy")):
+        check_single(config.parallel.strategy, ranks)
     if lasts:
         group = _elastic(config, seat)
     else:
@@ -71,6 +67,13 @@ def _elastic(config: Config, seat: ElasticRank | None) -> Elastic:
     if seat is None or faults:
         raise ConfigError(faults)
     return Elastic(Lighthouse(seat), timeout_s=config.parallel.timeout_s)
+
+
+def ranks_of(config: Config) -> int:
+    """How many ranks the run file asks for; 1 also where another launcher starts them."""
+    slurm = config.launch.slurm
+    job = 1 if slurm is None else slurm.nodes * slurm.ranks_per_node
+    return max(config.launch.ranks, config.parallel.pipeline, job)
 
 
 def rank_device(config: Config) -> torch.device:

@@ -3,26 +3,29 @@
 A run of one task has none of this.
 """
 
+from evenstep.builders.optimizer import build_schedule
 from evenstep.config.schema import Config
 from evenstep.config.schema import Mixture as MixtureConfig
 from evenstep.data import AllTasks, Data, Mixing, Mixture, RoundRobin, Sampled
 from evenstep.extras.multitask import COMBINES, Scheduled, Uncertainty
-from evenstep.optim.schedules import LR_SCHEDULES
 from evenstep.train import Coefficients, Combine, Fixed
 
 
 def build_mixture(config: Config, data: dict[str, Data]) -> Mixture:
     """The training data of all tasks, mixed."""
+    end = (config.mixture or MixtureConfig()).end
+    return Mixture(data, mixing=build_mixing(config), end=end, windows=windows_of(config))
+
+
+def windows_of(config: Config) -> dict[str, tuple[int, int | None]]:
+    """The first and last update of the tasks that do not take part in all."""
+    windows = {name: (task.start_update, task.end_update) for name, task in config.tasks.items()}
+    return {name: window for name, window in windows.items() if window != (1, None)}
+
+
+def build_mixing(config: Config) -> Mixing:
+    """Which tasks' batches make an update."""
     mixture = config.mixture or MixtureConfig()
-    windows = {
-        name: (task.start_update, task.end_update)
-        for name, task in config.tasks.items()
-        if (task.start_update, task.end_update) != (1, None)
-    }
-    return Mixture(data, mixing=_mixing(config, mixture), end=mixture.end, windows=windows)
-
-
-def _mixing(config: Config, mixture: MixtureConfig) -> Mixing:
     if mixture.kind == "sampled":
         given = {name: task.sampling_weight for name, task in config.tasks.items()}
         weights = {name: weight for name, weight in given.items() if weight is not None}
@@ -39,7 +42,7 @@ def build_coefficients(config: Config) -> Coefficients | None:
         return Uncertainty(regression=config.coefficients.regression)
     values = {name: task.coefficient for name, task in config.tasks.items()}
     schedules = {
-        name: LR_SCHEDULES[task.coefficient_schedule.kind](**task.coefficient_schedule.model_dump(exclude={"kind"}))
+        name: build_schedule(task.coefficient_schedule)
         for name, task in config.tasks.items()
         if task.coefficient_schedule is not None
     }

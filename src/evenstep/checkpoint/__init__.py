@@ -2,47 +2,37 @@
 
 from typing import TYPE_CHECKING
 
-from evenstep.checkpoint.verify import verify
 from evenstep.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from evenstep.checkpoint.async_writer import AsyncWriter, SaveResult
+    from evenstep.checkpoint.damage import UnreadableError
     from evenstep.checkpoint.emergency import find_failure, write_emergency, write_failure
     from evenstep.checkpoint.layout import complete_checkpoints, step_name
     from evenstep.checkpoint.lock import LOCK, locked
     from evenstep.checkpoint.manifest import FileEntry, Manifest
-    from evenstep.checkpoint.partial import PartialCheckpoint
     from evenstep.checkpoint.parts import discard_parts, join_parts, write_part
     from evenstep.checkpoint.ranks import ALONE, Ranks, on_all_ranks
-    from evenstep.checkpoint.reader import (
-        Checkpoint,
-        Contents,
-        look_into,
-        newest_checkpoint,
-        newest_valid,
-        read_checkpoint,
-    )
+    from evenstep.checkpoint.reader import CheckpointReader, newest_checkpoint, read_checkpoint, verify
     from evenstep.checkpoint.retention import clean_leftovers, remove_checkpoint, retain
-    from evenstep.checkpoint.saver import Saved, Saver
     from evenstep.checkpoint.sharding import Shard, outline
     from evenstep.checkpoint.state import is_sharded, pack
-    from evenstep.checkpoint.storage import Disk, LocalDisk
+    from evenstep.checkpoint.storage import Disk
     from evenstep.checkpoint.used import trained_before
     from evenstep.checkpoint.writer import write_checkpoint
 
 __all__ = [
     "ALONE",
     "LOCK",
-    "Checkpoint",
-    "Contents",
+    "AsyncWriter",
+    "CheckpointReader",
     "Disk",
     "FileEntry",
-    "LocalDisk",
     "Manifest",
-    "PartialCheckpoint",
     "Ranks",
-    "Saved",
-    "Saver",
+    "SaveResult",
     "Shard",
+    "UnreadableError",
     "clean_leftovers",
     "complete_checkpoints",
     "discard_parts",
@@ -50,9 +40,7 @@ __all__ = [
     "is_sharded",
     "join_parts",
     "locked",
-    "look_into",
     "newest_checkpoint",
-    "newest_valid",
     "on_all_ranks",
     "outline",
     "pack",
@@ -71,20 +59,28 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
+        ".async_writer": "AsyncWriter SaveResult",
+        ".damage": "UnreadableError",
         ".emergency": "find_failure write_emergency write_failure",
         ".layout": "complete_checkpoints step_name",
         ".lock": "LOCK locked",
         ".manifest": "FileEntry Manifest",
         ".parts": "discard_parts join_parts write_part",
-        ".partial": "PartialCheckpoint",
         ".ranks": "ALONE Ranks on_all_ranks",
-        ".reader": "Checkpoint Contents look_into newest_checkpoint newest_valid read_checkpoint",
+        ".reader": "CheckpointReader newest_checkpoint read_checkpoint verify",
         ".retention": "clean_leftovers remove_checkpoint retain",
-        ".saver": "Saved Saver",
         ".sharding": "Shard outline",
         ".state": "is_sharded pack",
-        ".storage": "Disk LocalDisk",
+        ".storage": "Disk",
         ".used": "trained_before",
         ".writer": "write_checkpoint",
+    },
+    old={
+        "Checkpoint": "CheckpointReader",
+        "Contents": "CheckpointReader",
+        "LocalDisk": "Disk",
+        "Saved": "SaveResult",
+        "Saver": "AsyncWriter",
+        "look_into": "CheckpointReader",
     },
 )

@@ -21,7 +21,7 @@ class Checksum:
     >>> with Checksum() as checksum:
     ...     checksum.add(b"one")
     ...     checksum.add(b"two")
-    ...     checksum.text()
+    ...     f"{checksum.value():08x}"
     '8c118145'
     """
 
@@ -31,7 +31,7 @@ class Checksum:
         self._ahead: deque[Future[None]] = deque()
 
     def add(self, piece: bytes | memoryview) -> None:
-        """Take the next piece; it must not change until `AHEAD_PIECES` more are taken, or `text` is."""
+        """Take the next piece; it must not change until `AHEAD_PIECES` more are taken, or `value` is."""
         if self._pool is None and len(piece) < _WORTH_A_THREAD_BYTES:
             self._hash(piece)
             return
@@ -41,11 +41,11 @@ class Checksum:
         if len(self._ahead) > AHEAD_PIECES:
             self._ahead.popleft().result()
 
-    def text(self) -> str:
-        """The checksum of all pieces: eight hexadecimal digits."""
+    def value(self) -> int:
+        """The checksum of all pieces."""
         while self._ahead:
             self._ahead.popleft().result()
-        return f"{self._value:08x}"
+        return self._value
 
     def _hash(self, piece: bytes | memoryview) -> None:
         self._value = crc32(piece, self._value)

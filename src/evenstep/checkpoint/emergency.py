@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from evenstep.checkpoint.layout import CHECKPOINTS, CLAIM, is_complete, step_name, step_update
-from evenstep.checkpoint.save import Save
 from evenstep.checkpoint.storage import LOCAL_DISK, Disk
+from evenstep.checkpoint.writer import CheckpointWrite, write_checkpoint
 from evenstep.errors import CheckpointError
 
 FAILURES = "failures"
@@ -40,7 +40,7 @@ def write_emergency(
     if is_complete(target):
         return None
     with claimed(folder, target.name) as mine:
-        return write_alone(Save(folder, update, state, disk=disk, resumed_from=resumed_from)) if mine else None
+        return write_checkpoint(folder, update, state, disk=disk, resumed_from=resumed_from) if mine else None
 
 
 @contextmanager
@@ -80,7 +80,7 @@ def write_failure(run: Path, update: int, rank: int, failure: Mapping[str, objec
         CheckpointError: it cannot be written.
     """
     name = f"update-{update:08d}-rank-{rank:05d}"
-    return write_alone(Save(run / FAILURES, update, {"failure": dict(failure)}, disk=disk, name=name))
+    return CheckpointWrite(run / FAILURES, update, {"failure": dict(failure)}, disk=disk, name=name).run()
 
 
 def find_failure(path: Path) -> Path:
@@ -103,13 +103,3 @@ def find_failure(path: Path) -> Path:
         )
     newest = [each for each in found if each.name[:15] == found[-1].name[:15]]
     return newest[0]
-
-
-def write_alone(save: Save) -> Path:
-    """Write and publish a save that has one part; leave nothing half-written."""
-    try:
-        return save.publish([save.write()])
-    except BaseException as error:
-        if leftover := save.abandon():
-            error.add_note(leftover)
-        raise

@@ -16,7 +16,7 @@ from zlib import crc32
 
 import torch
 
-from evenstep.errors import CheckpointError
+from evenstep.checkpoint.damage import UnreadableError
 from evenstep.version import __version__
 
 MANIFEST = "manifest.json"
@@ -101,35 +101,35 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of the checkpoint `folder`.
 
     Raises:
-        CheckpointError: none there, a damaged one, or one of a newer evenstep; the message names the file.
+        UnreadableError: none there, a damaged one, or one of a newer evenstep; the message names the file.
     """
     path = folder / MANIFEST
     try:
         if path.is_symlink() or not path.is_file():
-            raise CheckpointError(f"`{path}` is not there (or no plain file), so `{folder}` is no complete checkpoint.")
+            raise UnreadableError(f"`{path}` is not there (or no plain file), so `{folder}` is no complete checkpoint.")
         if path.stat().st_size > _MAX_MANIFEST_BYTES:
-            raise CheckpointError(f"`{path}` has {path.stat().st_size} bytes, which no manifest has.")
+            raise UnreadableError(f"`{path}` has {path.stat().st_size} bytes, which no manifest has.")
         content: object = json.loads(path.read_bytes())
     except OSError as error:
-        raise CheckpointError(f"`{path}` cannot be read: {error.strerror}.") from error
+        raise UnreadableError(f"`{path}` cannot be read: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"`{path}` is damaged: it is not JSON ({error}).") from error
+        raise UnreadableError(f"`{path}` is damaged: it is not JSON ({error}).") from error
     return _parse(content, path)
 
 
 def _parse(content: object, path: Path) -> Manifest:
     if not isinstance(content, dict):
-        raise CheckpointError(f"`{path}` is damaged: it is not a JSON object.")
+        raise UnreadableError(f"`{path}` is damaged: it is not a JSON object.")
     fields = cast("dict[str, object]", content)
     written = fields.get("format")
     if type(written) is int and written > FORMAT:
-        raise CheckpointError(
+        raise UnreadableError(
             f"`{path}` has format {written}, written by evenstep {fields.get('evenstep')}, but this is evenstep "
             f"{__version__}, which reads up to format {FORMAT}; upgrade evenstep."
         )
     checksum = fields.pop("crc32", None)
     if checksum != _checksum(fields):
-        raise CheckpointError(f"`{path}` is damaged: its content does not have its checksum {checksum!r}.")
+        raise UnreadableError(f"`{path}` is damaged: its content does not have its checksum {checksum!r}.")
     match fields:
         case {
             "format": int(number),
@@ -155,19 +155,19 @@ def _parse(content: object, path: Path) -> Manifest:
                 files=entries,
             )
         case _:
-            raise CheckpointError(f"`{path}` is not a manifest of evenstep: it lacks fields or has others.")
+            raise UnreadableError(f"`{path}` is not a manifest of evenstep: it lacks fields or has others.")
 
 
 def _entry(name: str, entry: object, path: Path) -> FileEntry:
     if not FILE_NAME.fullmatch(name) or name == MANIFEST:
-        raise CheckpointError(
+        raise UnreadableError(
             f"`{path}` names the file {name!r}, which is not a plain file name of a checkpoint; do not trust it."
         )
     match entry:
         case {"bytes": int(size), "crc32": str(checksum)} if size >= 0:
             return FileEntry(bytes=size, crc32=checksum)
         case _:
-            raise CheckpointError(f"`{path}` describes the file `{name}` without its size and checksum.")
+            raise UnreadableError(f"`{path}` describes the file `{name}` without its size and checksum.")
 
 
 def _checksum(content: object) -> str:

@@ -17,14 +17,13 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor
 
-from evenstep.checkpoint.emergency import claimed, write_alone
+from evenstep.checkpoint.emergency import claimed
 from evenstep.checkpoint.layout import CHECKPOINTS, complete_checkpoints, is_complete, step_update
 from evenstep.checkpoint.reader import read_checkpoint
 from evenstep.checkpoint.retention import discard
-from evenstep.checkpoint.save import Save
 from evenstep.checkpoint.state import is_sharded
 from evenstep.checkpoint.storage import LOCAL_DISK, Disk
-from evenstep.checkpoint.writer import write_checkpoint
+from evenstep.checkpoint.writer import CheckpointWrite, write_checkpoint
 from evenstep.errors import CheckpointError
 
 EMERGENCY = "emergency"
@@ -71,7 +70,7 @@ def write_part(
         cuts: dict[str, object] = {}
         held: dict[str, object] = {key: _uncut(tree, key, cuts) for key, tree in state.items()}
         held["part"] = {"cuts": cuts, "resumed_from": resumed_from}
-        return write_alone(Save(folder, update, held, disk=disk, name=name))
+        return CheckpointWrite(folder, update, held, disk=disk, name=name).run()
 
 
 def join_parts(run: Path, *, disk: Disk = LOCAL_DISK) -> tuple[Path | None, str]:
@@ -102,7 +101,7 @@ def join_parts(run: Path, *, disk: Disk = LOCAL_DISK) -> tuple[Path | None, str]
         joined = _joined(states)
     except (CheckpointError, ValueError) as error:
         return None, f"{what} can't be used: {error} The newest checkpoint stands."
-    resumed_from = cast("Any", states[0]["part"])["resumed_from"]
+    resumed_from = states[0]["part"]["resumed_from"]
     path = write_checkpoint(run / CHECKPOINTS, update, joined, disk=disk, resumed_from=resumed_from)
     return path, f"{what} was put together from {places} parts: {path}."
 

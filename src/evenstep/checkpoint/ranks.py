@@ -7,6 +7,7 @@ is not known here; `evenstep.parallel.Group` is one way.
 from collections.abc import Callable
 from typing import Protocol, TypeVar, cast, final
 
+from evenstep.checkpoint.damage import UnreadableError
 from evenstep.errors import CheckpointError
 
 T = TypeVar("T")
@@ -51,20 +52,21 @@ def together(group: Ranks, act: Callable[[], T]) -> list[T]:
 
     Raises:
         Exception: what `act` raised, on the ranks where it did.
-        CheckpointError: on the others; it names the first of those ranks.
+        CheckpointError: on the others, an UnreadableError if it was one; it names the first of those ranks.
     """
     result, raised = None, None
     try:
         result = act()
     except Exception as error:  # noqa: BLE001 - raised again below, once the others know
         raised = error
-    told = group.gather((result, "" if raised is None else str(raised) or type(raised).__name__))
+    kind = UnreadableError if isinstance(raised, UnreadableError) else CheckpointError
+    told = group.gather((result, "" if raised is None else str(raised) or type(raised).__name__, kind))
     if raised is not None:
         raise raised
-    for rank, (_, fault) in enumerate(told):
+    for rank, (_, fault, their_kind) in enumerate(told):
         if fault:
-            raise CheckpointError(f"on rank {rank} of {group.ranks}: {fault}")
-    return [cast("T", theirs) for theirs, _ in told]
+            raise their_kind(f"on rank {rank} of {group.ranks}: {fault}")
+    return [cast("T", theirs) for theirs, _, _ in told]
 
 
 def on_all_ranks(group: Ranks, act: Callable[[], T]) -> T:

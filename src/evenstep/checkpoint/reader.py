@@ -1,140 +1,266 @@
-"""Reads a checkpoint back into a state, verifying every byte on the way and executing none.
+"""Reads a checkpoint, all of it or what a rank needs, verifying every byte and executing none.
 
-Whoever names a checkpoint gets that one or an error; only `newest_checkpoint` falls back to an older one, and says
-which it passed over and why. What the state is for is not known here.
+Of each range of bytes the checksum is taken as it is read. `verify` joins those of all ranks to the checksum of each
+file, after what nobody has needed was read as well. Whoever names a checkpoint gets that one or an error; only
+`newest_checkpoint` falls back to an older one. What the state is for is not known here.
 """
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import FileIO
 from pathlib import Path
-from typing import cast, final
+from typing import Any, NamedTuple, cast, final
 
 import torch
 from torch import Tensor
 
+from evenstep.checkpoint.checksum import AHEAD_PIECES, Checksum
+from evenstep.checkpoint.crc import joined_crc32
+from evenstep.checkpoint.damage import BadFileError, UnreadableError, named_errors
+from evenstep.checkpoint.integrity import check_checksum, check_structure, read_json
 from evenstep.checkpoint.layout import STATE, TENSORS_SUFFIX, checkpoints_folder, complete_checkpoints, locate
-from evenstep.checkpoint.leaves import Leaves
 from evenstep.checkpoint.manifest import Manifest
 from evenstep.checkpoint.ranks import ALONE, Ranks, together
-from evenstep.checkpoint.sharding import TABLE, Piece, Stored, Table, parse_table, piece_key
 from evenstep.checkpoint.state import JSON, unpack
-from evenstep.checkpoint.tensorfile import BadFileError, bytes_of, read_header, read_tensors
-from evenstep.checkpoint.verify import check_structure, checked_file, verify, verify_files
+from evenstep.checkpoint.table import TABLE, Piece, Table, TensorEntry, parse_table
+from evenstep.checkpoint.tensorfile import CHUNK_BYTES, bytes_of, read_header
 from evenstep.errors import CheckpointError
 
-TensorsByPart = dict[str, dict[str, Tensor]]
+
+class ReadRange(NamedTuple):
+    """Bytes `begin` to `end` of the file `file`, and the checksum of what was read there."""
+
+    file: str
+    begin: int
+    end: int
+    crc32: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
-    """A checkpoint as read.
+@final
+class CheckpointReader:
+    """One checkpoint, of which each rank reads what it needs.
 
     Args:
-        path: its step folder.
-        update: number of committed updates in the state.
-        state: as it was given to `write_checkpoint`; tensors on the device that was asked for.
+        path: a step folder, a folder of checkpoints or a run folder, whose newest complete one is meant.
+
+    Attributes:
+        path: the step folder.
         manifest: what the checkpoint says of itself.
-    """
-
-    path: Path
-    update: int
-    state: dict[str, object]
-    manifest: Manifest
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contents:
-    """What a checkpoint holds, without the values of its tensors.
-
-    Args:
-        path: its step folder.
-        manifest: what it says of itself.
         tensors: by `PART/TENSOR`: what each is, and where it lies.
         values: by part, what is not a tensor, as `state.json` has it.
+        state: as it was given to `write_checkpoint`, once `load` was called; nothing of it is to be used before
+            `verify` has returned.
+
+    Raises:
+        CheckpointError: no checkpoint there; an UnreadableError if its files are not what the manifest says.
     """
 
-    path: Path
-    manifest: Manifest
-    tensors: Table
-    values: dict[str, JSON]
+    def __init__(self, path: Path | str) -> None:
+        self.path = locate(Path(path))
+        self.manifest: Manifest = check_structure(self.path)
+        self.values: dict[str, JSON] = read_json(self.path / STATE, self.manifest.files[STATE])
+        self.tensors: Table = _table(self.path, self.manifest)
+        self.state: dict[str, Any] = {}
+        self._ranges: list[ReadRange] = []
+        self._outlines: dict[int, tuple[str, Tensor]] = {}  # by `id`; holding the outline keeps the number its own
 
-    def tensor(self, name: str) -> Tensor:
-        """The values of the tensor `PART/TENSOR`, as the files have them now.
+    @property
+    def update(self) -> int:
+        """The number of committed updates in the state."""
+        return self.manifest.update
+
+    def load(self, is_outlined: Callable[[str], bool] | None = None, device: torch.device | str = "cpu") -> None:
+        """Read the state.
+
+        Args:
+            is_outlined: says of a tensor, by `PART/TENSOR`, whether its place is taken by an outline, a tensor without
+                values on the meta device, whose values are left to `read`; None reads all tensors.
+            device: where the others go.
 
         Raises:
-            CheckpointError: a file that cannot be read.
+            UnreadableError: a file that can't be read, or values and tensors that do not belong together.
         """
-        stored = self.tensors[name]
-        whole = torch.empty(stored.shape, dtype=stored.dtype)
-        for piece in stored.pieces:
-            _block(whole, piece).copy_(read_piece(self.path, piece, stored.dtype))
-        return whole
+        tensors: dict[str, dict[str, Tensor]] = {part: {} for part in self.values}
+        for name, entry in self.tensors.items():
+            part, _, inner = name.partition("/")
+            if part not in tensors:
+                file = self.path / entry.pieces[0].file
+                raise UnreadableError(f"`{file}` is not mentioned in `{STATE}`; do not trust it.")
+            # bytes may be those of a dtype that files do not name, which is only known to the values
+            if is_outlined is not None and entry.dtype != torch.uint8 and is_outlined(name):
+                tensors[part][inner] = outline = torch.empty(entry.shape, dtype=entry.dtype, device="meta")
+                self._outlines[id(outline)] = name, outline
+            else:
+                tensors[part][inner] = self.tensor(name).to(device)
+        self.state = {part: unpack(values, tensors[part], part) for part, values in self.values.items()}
+
+    def read(self, outline: Tensor, *, like: Tensor | None = None) -> Tensor:
+        """The values of an outline, on the CPU: whole, or the block of them that `like` holds, cut as it is.
+
+        Raises:
+            UnreadableError: a file that cannot be read.
+        """
+        from torch.distributed.tensor import DTensor
+
+        name, _ = self._outlines[id(outline)]
+        if not isinstance(like, DTensor) or like.shape != outline.shape:
+            return self.tensor(name)
+        ((offsets, sizes),) = [(chunk.offsets, chunk.sizes) for chunk in cast("Any", like).__create_chunk_list__()]
+        local = self.tensor(name, tuple(offsets), tuple(sizes)).to(like.device)
+        return DTensor.from_local(
+            local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+        )
+
+    def tensor(self, name: str, offsets: Sequence[int] = (), sizes: Sequence[int] | None = None) -> Tensor:
+        """The block of the tensor `PART/TENSOR` at `offsets`, or all of it, on the CPU in memory of its own.
+
+        Raises:
+            UnreadableError: a file that cannot be read.
+        """
+        entry = self.tensors[name]
+        sizes, offsets = (entry.shape, (0,) * len(entry.shape)) if sizes is None else (sizes, offsets)
+        if len(entry.pieces) == 1 and tuple(sizes) == entry.shape == entry.pieces[0].sizes:
+            return self._rows(entry.pieces[0], entry.dtype, 0, entry.shape[0] if entry.shape else 1)
+        block = torch.empty(tuple(sizes), dtype=entry.dtype)
+        for piece in entry.pieces:
+            pairs = zip(piece.offsets, piece.sizes, offsets, sizes, strict=True)
+            common = [(max(a, b), min(a + m, b + n)) for a, m, b, n in pairs]
+            if any(begin >= end for begin, end in common):
+                continue
+            rows = common[0][0] - piece.offsets[0], common[0][1] - piece.offsets[0]
+            source, target = self._rows(piece, entry.dtype, *rows), block
+            for dim, (begin, end) in enumerate(common):
+                target = target.narrow(dim, begin - offsets[dim], end - begin)
+                if dim:  # of the first dimension no more was read than needed
+                    source = source.narrow(dim, begin - piece.offsets[dim], end - begin)
+            target.copy_(source)
+        return block
+
+    def verify(self, group: Ranks = ALONE) -> None:
+        """Compare the checksums of all files with what was written; what no rank has read is read for that.
+
+        Args:
+            group: the ranks that have read the checkpoint, all of which call this when each has read its part.
+
+        Raises:
+            UnreadableError: on all ranks, if any has read a byte that was not written so.
+        """
+        ranges = [one for each in group.gather(self._ranges) for one in each]
+        files = sorted(name for name in self.manifest.files if name.endswith(TENSORS_SUFFIX))
+        gaps = [gap for file in files for gap in _side_by_side(file, self.manifest.files[file].bytes, ranges)[1]]
+        mine = gaps[group.rank :: group.ranks]
+        for read in together(group, lambda: [self._skim(*gap) for gap in mine]):
+            ranges += read
+        together(group, lambda: self._compare(files[group.rank :: group.ranks], ranges))
+
+    def _rows(self, piece: Piece, dtype: torch.dtype, begin: int, end: int) -> Tensor:
+        """Rows `begin` to `end` of a piece, counted from its first; a piece without dimensions is one row."""
+        rows = torch.empty((end - begin, *piece.sizes[1:]) if piece.sizes else (), dtype=dtype)
+        if rows.numel():
+            size = rows.numel() * dtype.itemsize // (end - begin)
+            whole = bytes_of(rows)
+            chunks = (whole[at : at + CHUNK_BYTES] for at in range(0, len(whole), CHUNK_BYTES))
+            self._ranges.append(self._fill(chunks, piece.file, piece.begin + begin * size))
+        return rows
+
+    def _skim(self, file: str, begin: int, end: int) -> ReadRange:
+        """Read bytes that no rank needs, for their checksum."""
+        buffers = deque(memoryview(bytearray(min(CHUNK_BYTES, end - begin))) for _ in range(AHEAD_PIECES + 1))
+
+        def reused() -> Iterator[memoryview]:
+            for at in range(begin, end, CHUNK_BYTES):
+                buffers.rotate()  # the others are hashed while one is filled
+                yield buffers[0][: end - at]
+
+        return self._fill(reused(), file, begin)
+
+    def _fill(self, buffers: Iterable[memoryview], name: str, begin: int) -> ReadRange:
+        """Read into all of `buffers`, one after the other, from byte `begin` of a file on."""
+        path, end = self.path / name, begin
+        with named_errors(path), FileIO(path) as file, Checksum() as checksum:
+            for buffer in buffers:
+                rest = buffer
+                while rest:
+                    count = os.preadv(file.fileno(), [rest], end)
+                    if not count:
+                        raise BadFileError("ended while it was read")
+                    rest, end = rest[count:], end + count
+                checksum.add(buffer)
+            return ReadRange(name, begin, end, checksum.value())
+
+    def _compare(self, files: Sequence[str], ranges: Sequence[ReadRange]) -> None:
+        """Raise unless these files are as they were written, on every rank that has read of them."""
+        for file in files:
+            entry = self.manifest.files[file]
+            seen: dict[tuple[int, int], int] = {}
+            differ = any(seen.setdefault((r.begin, r.end), r.crc32) != r.crc32 for r in ranges if r.file == file)
+            checksum = 0
+            for one in _side_by_side(file, entry.bytes, ranges)[0]:
+                checksum = joined_crc32(checksum, one.crc32, one.end - one.begin)
+            check_checksum(self.path / file, "not the same on all ranks" if differ else f"{checksum:08x}", entry)
 
 
-def look_into(path: Path | str) -> Contents:
-    """What is in the checkpoint at `path`, or the newest complete one of the run there; reads no tensor.
+def _table(step: Path, manifest: Manifest) -> Table:
+    """What lies where in the checkpoint `step`, whatever its layout."""
+    if TABLE in manifest.files:
+        content = read_json(step / TABLE, manifest.files[TABLE])
+        with named_errors(step / TABLE):
+            return parse_table(content, manifest.files)
+    table: dict[str, TensorEntry] = {}
+    for name in manifest.files:
+        if name.endswith(TENSORS_SUFFIX):
+            with named_errors(step / name):
+                part = name.removesuffix(TENSORS_SUFFIX)
+                table |= {f"{part}/{tensor}": entry for tensor, entry in read_header(step / name).items()}
+    return table
+
+
+def _side_by_side(
+    file: str, size: int, ranges: Iterable[ReadRange]
+) -> tuple[list[ReadRange], list[tuple[str, int, int]]]:
+    """Ranges of a file that follow each other without overlap, and the gaps between them.
+
+    >>> read = [ReadRange("a", 4, 9, 1), ReadRange("a", 2, 4, 2), ReadRange("a", 2, 4, 2)]
+    >>> chosen, gaps = _side_by_side("a", 10, read)
+    >>> [one.begin for one in chosen], gaps
+    ([2, 4], [('a', 0, 2), ('a', 9, 10)])
+    """
+    chosen: list[ReadRange] = []
+    gaps: list[tuple[str, int, int]] = []
+    at = 0
+    for one in sorted(one for one in ranges if one.file == file):
+        if one.begin < at:
+            continue  # read by another rank as well
+        if one.begin > at:
+            gaps.append((file, at, one.begin))
+        chosen.append(one)
+        at = one.end
+    if at < size:
+        gaps.append((file, at, size))
+    return chosen, gaps
+
+
+def verify(path: Path | str) -> Manifest:
+    """Read every byte of the checkpoint at `path` and compare it with the manifest.
 
     Raises:
-        CheckpointError: no checkpoint there, or one whose files are not what the manifest says.
+        CheckpointError: the first thing that is wrong, with the file's name.
     """
-    step = locate(Path(path))
-    manifest = check_structure(step)
-    with checked_file(step / STATE, manifest.files[STATE]) as file:
-        values = parse_values(file.read(file.size))
-    return Contents(path=step, manifest=manifest, tensors=read_table(step, manifest), values=values)
+    reader = CheckpointReader(path)
+    reader.verify()
+    return reader.manifest
 
 
-def read_piece(folder: Path, piece: Piece, dtype: torch.dtype) -> Tensor:
-    """The values of a piece, unverified.
-
-    Raises:
-        CheckpointError: the file cannot be read.
-    """
-    values = torch.empty(piece.sizes, dtype=dtype)
-    if not values.numel():
-        return values
-    buffer = bytes_of(values)
-    try:
-        with FileIO(folder / piece.file, "rb") as file:
-            file.seek(piece.begin)
-            while buffer:
-                count = file.readinto(buffer)
-                if not count:
-                    raise CheckpointError(f"`{folder / piece.file}` ends before its tensors do; it is damaged.")
-                buffer = buffer[count:]
-    except OSError as error:
-        raise CheckpointError(f"`{folder / piece.file}` cannot be read: {error.strerror}.") from error
-    return values
-
-
-def _block(whole: Tensor, piece: Piece) -> Tensor:
-    for dim, (offset, size) in enumerate(zip(piece.offsets, piece.sizes, strict=True)):
-        whole = whole.narrow(dim, offset, size)
-    return whole
-
-
-def read_checkpoint(
-    path: Path | str,
-    device: torch.device | str = "cpu",
-    *,
-    into: Mapping[str, object] | None = None,
-    group: Ranks = ALONE,
-) -> Checkpoint:
-    """The checkpoint at `path`, or the newest complete one of the run there.
+def read_checkpoint(path: Path | str, device: torch.device | str = "cpu") -> CheckpointReader:
+    """The checkpoint at `path`, or the newest complete one of the run there, whole and verified, by one process.
 
     Args:
         path: a step folder, a folder of checkpoints or a run folder.
-        device: where the tensors go that are not read into live ones.
-        into: a state whose tensors are filled in place, whatever layout they have and the checkpoint was saved in:
-            whole, DTensors, `Shard`s, on any number of ranks. Tensors of the checkpoint that are not in it are read
-            whole; its values that are not tensors are not looked at.
-        group: the ranks that read together, all of which call this; they share the verification.
+        device: where the tensors go.
 
     Raises:
-        CheckpointError: no checkpoint there (the message lists what is), one that is damaged or foreign, or one that
-            does not fit `into`, on any rank. Nothing has been changed then.
+        CheckpointError: no checkpoint there (the message lists what is), or one that is damaged or foreign.
 
     >>> import tempfile
     >>> from evenstep.checkpoint import write_checkpoint
@@ -143,149 +269,19 @@ def read_checkpoint(
     ...     read_checkpoint(run).state
     {'model': {'bias': tensor([1., 1.])}}
     """
-    step = together(group, lambda: locate(Path(path)))[0]
-    if into is None and group.ranks == 1:
-        return _read_whole(step, torch.device(device))
-    manifest = together(group, lambda: check_structure(step))[0]
-    mine = sorted(manifest.files)[group.rank :: group.ranks]
-    together(group, lambda: verify_files(step, {name: manifest.files[name] for name in mine}))
-    reading = _Reading(step, manifest, into or {}, torch.device(device))
-    together(group, reading.fit)  # only when all fit is anything changed
-    together(group, reading.load)
-    return Checkpoint(path=step, update=manifest.update, state=reading.state, manifest=manifest)
-
-
-@final
-class _Reading:
-    """One rank's part in reading into live tensors, in steps that all ranks take together."""
-
-    def __init__(self, step: Path, manifest: Manifest, into: Mapping[str, object], device: torch.device) -> None:
-        self._step, self._manifest, self._into, self._device = step, manifest, into, device
-        self._live: Mapping[str, object] = {}
-        self._table: Table = {}
-        self._skeletons: dict[str, JSON] = {}
-        self.state: dict[str, object] = {}
-
-    def fit(self) -> None:
-        """Find out what is there, and that it fits what is live."""
-        self._table = read_table(self._step, self._manifest)
-        with checked_file(self._step / STATE, self._manifest.files[STATE]) as file:
-            self._skeletons = parse_values(file.read(file.size))
-        leaves = Leaves()
-        leaves.pack(self._into, alone=False)
-        self._live = leaves.by_name()
-        _check_fits(self._step, self._live, self._table)
-
-    def load(self) -> None:
-        """Fill what is live, read the rest whole, and put all in its place in the state."""
-        from evenstep.checkpoint.planning import load_into
-
-        rest = {name: one for name, one in self._table.items() if name not in self._live}
-        fresh = {name: torch.empty(one.shape, dtype=one.dtype) for name, one in rest.items()}
-        try:
-            load_into({**self._live, **fresh}, self._step, self._table)
-        except OSError as error:
-            raise CheckpointError(f"`{error.filename or self._step}` cannot be read: {error.strerror}.") from error
-        tensors: TensorsByPart = {}
-        for name, leaf in {**self._live, **{key: tensor.to(self._device) for key, tensor in fresh.items()}}.items():
-            part, _, inner = name.partition("/")
-            tensors.setdefault(part, {})[inner] = cast("Tensor", leaf)
-        self.state = unpacked(self._step, self._skeletons, tensors)
-
-
-def read_table(step: Path, manifest: Manifest) -> Table:
-    """What lies where in the checkpoint `step`, whatever its layout: by `PART/TENSOR`.
-
-    Raises:
-        CheckpointError: a table or a header that cannot be true.
-    """
-    if TABLE in manifest.files:
-        with checked_file(step / TABLE, manifest.files[TABLE]) as file:
-            return parse_table(parse_values(file.read(file.size)), manifest.files)
-    table: dict[str, Stored] = {}
-    for name, entry in manifest.files.items():
-        if name.endswith(TENSORS_SUFFIX):
-            part = name.removesuffix(TENSORS_SUFFIX)
-            with checked_file(step / name, entry, whole=False) as file:
-                for tensor in read_header(file):
-                    head = entry.bytes - file.rest
-                    zero = (0,) * len(tensor.shape)
-                    begin, end = head + tensor.begin, head + tensor.end
-                    piece = Piece(offsets=zero, sizes=tensor.shape, file=name, begin=begin, end=end)
-                    table[f"{part}/{tensor.name}"] = Stored(dtype=tensor.dtype, shape=tensor.shape, pieces=(piece,))
-    return table
-
-
-def _check_fits(step: Path, live: Mapping[str, object], table: Table) -> None:
-    faults = [f"`{name}` is not in it" for name in live if name not in table]
-    for name, leaf in live.items():
-        shape = tuple(cast("Tensor", leaf).size())
-        if name in table and table[name].shape != shape:
-            faults.append(f"`{name}` has shape {list(table[name].shape)} instead of {list(shape)}")
-    if faults:
-        more = f"; and {len(faults) - 5} more" if len(faults) > 5 else ""
-        raise CheckpointError(
-            f"the checkpoint `{step}` does not fit what it is read into: {'; '.join(faults[:5])}{more}. Build the "
-            f"model and the optimizer that it was saved from."
-        )
-
-
-def _read_whole(step: Path, device: torch.device) -> Checkpoint:
-    """The checkpoint by one process, each byte hashed while it is read."""
-    manifest = check_structure(step)
-    files: dict[str, dict[str, Tensor]] = {}
-    skeletons: dict[str, JSON] = {}
-    table: Table | None = None
-    for name, entry in manifest.files.items():
-        with checked_file(step / name, entry) as file:
-            if name.endswith(TENSORS_SUFFIX):
-                files[name] = read_tensors(file, device)
-            elif name == STATE:
-                skeletons = parse_values(file.read(file.size))
-            elif name == TABLE:
-                table = parse_table(parse_values(file.read(file.size)), manifest.files)
-            else:
-                raise BadFileError("is of no known kind")
-    if table is None:
-        tensors = {name.removesuffix(TENSORS_SUFFIX): each for name, each in files.items()}
-    else:
-        tensors = _assembled(step, table, files, device)
-    state = unpacked(step, skeletons, tensors)
-    return Checkpoint(path=step, update=manifest.update, state=state, manifest=manifest)
-
-
-def _assembled(step: Path, table: Table, files: dict[str, dict[str, Tensor]], device: torch.device) -> TensorsByPart:
-    """Whole tensors from the pieces in `files`, which are used up."""
-    tensors: TensorsByPart = {}
-    for name, stored in table.items():
-        whole = torch.empty(stored.shape, dtype=stored.dtype, device=device)
-        for piece in stored.pieces:
-            found = files.get(piece.file, {}).pop(piece_key(name, piece.offsets), None)
-            if found is None or found.dtype != stored.dtype or tuple(found.shape) != piece.sizes:
-                raise CheckpointError(f"`{step / piece.file}` does not hold what `{TABLE}` says of `{name}`.")
-            _block(whole, piece).copy_(found)
-        part, _, inner = name.partition("/")
-        tensors.setdefault(part, {})[inner] = whole
-    if spare := next(((file, key) for file, pieces in files.items() for key in pieces), None):
-        raise CheckpointError(f"`{step / spare[0]}` holds `{spare[1]}`, which `{TABLE}` does not mention.")
-    return tensors
-
-
-def unpacked(step: Path, skeletons: Mapping[str, JSON], tensors: TensorsByPart) -> dict[str, object]:
-    """The state of these values and tensors, by part.
-
-    Raises:
-        CheckpointError: they do not belong together.
-    """
-    if spare := tensors.keys() - skeletons.keys():
-        name = f"{min(spare)}{TENSORS_SUFFIX}"
-        raise CheckpointError(f"`{step / name}` is not mentioned in `{STATE}`; do not trust it.")
-    return {part: unpack(skeleton, tensors.get(part, {}), part) for part, skeleton in skeletons.items()}
+    reader = CheckpointReader(path)
+    try:
+        reader.load(device=device)
+    except CheckpointError:
+        reader.verify()  # if a file is damaged, that is the better message
+        raise
+    reader.verify()
+    return reader
 
 
 def newest_checkpoint(
     folder: Path | str, device: torch.device | str = "cpu"
-) -> tuple[Checkpoint | None, list[tuple[Path, str]]]:
+) -> tuple[CheckpointReader | None, list[tuple[Path, str]]]:
     """The newest checkpoint that can be read, and the newer ones that cannot, each with the reason.
 
     Args:
@@ -305,38 +301,3 @@ def newest_checkpoint(
         except CheckpointError as error:
             rejected.append((path, str(error)))
     return None, rejected
-
-
-def newest_valid(folder: Path | str) -> tuple[Path | None, list[tuple[Path, str]]]:
-    """The newest checkpoint whose every byte is as it was written, and the newer ones that are not, with the reasons.
-
-    Args:
-        folder: a folder of checkpoints or a run folder; need not exist.
-
-    Raises:
-        CheckpointError: a folder that cannot be listed.
-    """
-    rejected: list[tuple[Path, str]] = []
-    for path in reversed(complete_checkpoints(checkpoints_folder(Path(folder)))):
-        try:
-            verify(path)
-        except CheckpointError as error:
-            rejected.append((path, str(error)))
-        else:
-            return path, rejected
-    return None, rejected
-
-
-def parse_values(data: bytes) -> dict[str, JSON]:
-    """What `state.json` or `tensors.json` holds.
-
-    Raises:
-        BadFileError: it is no JSON object.
-    """
-    try:
-        content: object = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise BadFileError(f"is not JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise BadFileError("is not a JSON object")
-    return cast("dict[str, JSON]", content)

@@ -8,6 +8,7 @@ here.
 from collections.abc import Collection
 from pathlib import Path
 
+from evenstep.checkpoint.integrity import check_structure
 from evenstep.checkpoint.layout import (
     CLAIM,
     LATEST_SAVING,
@@ -20,7 +21,6 @@ from evenstep.checkpoint.layout import (
 )
 from evenstep.checkpoint.manifest import MANIFEST
 from evenstep.checkpoint.storage import LOCAL_DISK, Disk
-from evenstep.checkpoint.verify import check_structure
 from evenstep.errors import ArgumentError, CheckpointError
 
 

@@ -15,6 +15,7 @@ from typing import TypeAlias, cast
 import torch
 from torch import Tensor
 
+from evenstep.checkpoint.damage import UnreadableError
 from evenstep.errors import CheckpointError
 
 JSON: TypeAlias = "dict[str, JSON] | list[JSON] | str | int | float | bool | None"
@@ -168,7 +169,7 @@ def unpack(skeleton: JSON, tensors: Mapping[str, Tensor], name: str) -> object:
         name: what to call the root in messages.
 
     Raises:
-        CheckpointError: a skeleton that `pack` cannot have written for these tensors.
+        UnreadableError: a skeleton that `pack` cannot have written for these tensors.
 
     >>> unpack({"$dict": [[3, {"$tuple": [1, {"$float": "inf"}]}]]}, {}, "model")
     {3: (1, inf)}
@@ -177,13 +178,13 @@ def unpack(skeleton: JSON, tensors: Mapping[str, Tensor], name: str) -> object:
     tree = _decode(skeleton, tensors, used, name, 0)
     if len(used) < len(tensors):
         spare = next(key for key in tensors if key not in used)
-        raise CheckpointError(f"`{name}` does not mention its tensor `{spare}`; the checkpoint was altered.")
+        raise UnreadableError(f"`{name}` does not mention its tensor `{spare}`; the checkpoint was altered.")
     return tree
 
 
 def _decode(node: JSON, tensors: Mapping[str, Tensor], used: set[str], name: str, depth: int) -> object:
     if depth > _MAX_DEPTH:
-        raise CheckpointError(f"`{name}` is nested deeper than {_MAX_DEPTH} levels; the checkpoint was altered.")
+        raise UnreadableError(f"`{name}` is nested deeper than {_MAX_DEPTH} levels; the checkpoint was altered.")
     if isinstance(node, list):
         return [_decode(part, tensors, used, name, depth + 1) for part in node]
     if not isinstance(node, dict):
@@ -200,14 +201,14 @@ def _decode(node: JSON, tensors: Mapping[str, Tensor], used: set[str], name: str
                     case [str(key) | int(key), value] if type(key) is not bool:
                         decoded[key] = _decode(value, tensors, used, name, depth + 1)
                     case _:
-                        raise CheckpointError(f"`{name}` holds {pair!r} as a pair; the checkpoint was altered.")
+                        raise UnreadableError(f"`{name}` holds {pair!r} as a pair; the checkpoint was altered.")
             return decoded
         case {"$tensor": str(tensor_name), **rest} if tensor_name in tensors and set(rest) <= {"dtype"}:
             used.add(tensor_name)
             tensor = tensors[tensor_name]
             return _from_bytes(tensor, rest["dtype"], name) if rest else tensor
         case _ if any(key.startswith("$") for key in node):
-            raise CheckpointError(f"`{name}` holds {str(node)[:80]!r}, which is no value; the checkpoint was altered.")
+            raise UnreadableError(f"`{name}` holds {str(node)[:80]!r}, which is no value; the checkpoint was altered.")
         case _:
             return {key: _decode(value, tensors, used, name, depth + 1) for key, value in node.items()}
 
@@ -222,7 +223,7 @@ def _as_bytes(tensor: Tensor) -> Tensor:
 def _from_bytes(stored: Tensor, dtype_name: JSON, name: str) -> Tensor:
     dtype: object = getattr(torch, str(dtype_name), None)
     if not isinstance(dtype, torch.dtype) or stored.dtype != torch.uint8 or stored.shape[-1:] != (dtype.itemsize,):
-        raise CheckpointError(
+        raise UnreadableError(
             f"`{name}` holds a tensor of dtype `{dtype_name}`, which this torch {torch.__version__} does not have or "
             f"the stored bytes do not fit; read it with the torch that the manifest names."
         )

@@ -9,45 +9,23 @@ Reference: https://github.com/huggingface/safetensors#format
 
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Protocol, cast
+from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
 
+from evenstep.checkpoint.damage import BadFileError
 from evenstep.checkpoint.state import DTYPE_NAMES
+from evenstep.checkpoint.table import DTYPES, MAX_NUMEL, Piece, TensorEntry
 
 CHUNK_BYTES = 4 << 20
 IMAGE_CHUNK_BYTES = 32 << 20
 _ALIGNMENT_BYTES = 64
 _MAX_HEADER_BYTES = 100_000_000
-_MAX_NUMEL = 2**59
-DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
-
-
-class BadFileError(Exception):
-    """What is wrong with a file, to be told together with its name."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorEntry:
-    """A tensor in a file: its bytes are those from `begin` to `end` after the header."""
-
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    begin: int
-    end: int
-
-
-class Source(Protocol):
-    """A file from which exactly the asked bytes come, or BadFileError."""
-
-    size: int
-
-    def read(self, num_bytes: int) -> bytes: ...
-    def read_into(self, buffer: memoryview) -> None: ...
+_METADATA = "__metadata__"
 
 
 class TensorFile:
@@ -58,6 +36,9 @@ class TensorFile:
     Args:
         tensors: name → tensor, on any device, of a dtype in `DTYPE_NAMES`, with any strides.
 
+    Attributes:
+        ranges: the first byte of each tensor in the file, and the one after its last.
+
     >>> file = TensorFile({"bias": torch.zeros(2)})
     >>> file.size, b"".join(file.chunks())[8:40]
     (136, b'{"__metadata__":{"format":"pt"},')
@@ -66,11 +47,13 @@ class TensorFile:
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         # the widest first: every tensor then begins at a multiple of its element size, most at one of a cache line
         order = sorted(tensors, key=lambda name: _place(tensors[name]))
-        entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+        entries: dict[str, object] = {_METADATA: {"format": "pt"}}
+        ranges: dict[str, tuple[int, int]] = {}
         end = 0
         for name in order:
             tensor = tensors[name]
             begin, end = end, end + tensor.numel() * tensor.element_size()
+            ranges[name] = begin, end
             entry = {"dtype": DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
             entries[name] = entry
         header = json.dumps(entries, separators=(",", ":")).encode()
@@ -78,7 +61,7 @@ class TensorFile:
         self.head = len(header).to_bytes(8, "little") + header
         self.tensors = [tensors[name] for name in order]
         self.size = len(self.head) + end
-        self._entries = entries
+        self.ranges = {name: (len(self.head) + begin, len(self.head) + end) for name, (begin, end) in ranges.items()}
         self._image: Tensor | None = None
 
     def cut(self, image: Tensor) -> list[Tensor]:
@@ -102,13 +85,6 @@ class TensorFile:
     def take_from(self, image: Tensor) -> None:
         """From now on, give the bytes of this image, and let go of the tensors."""
         self._image, self.tensors = image, []
-
-    def ranges(self) -> dict[str, tuple[int, int]]:
-        """The first byte of each tensor in the file, and the one after its last."""
-        head = len(self.head)
-        described = cast("dict[str, dict[str, list[int]]]", self._entries)
-        offsets = {name: entry["data_offsets"] for name, entry in described.items() if name != "__metadata__"}
-        return {name: (head + begin, head + end) for name, (begin, end) in offsets.items()}
 
     def chunks(self) -> Iterator[bytes | memoryview]:
         """The file's bytes in pieces, of tensors (which are copied one at a time if need be) or of the image."""
@@ -134,49 +110,43 @@ def bytes_of(tensor: Tensor) -> memoryview:
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data
 
 
-def read_tensors(source: Source, device: torch.device) -> dict[str, Tensor]:
-    """All tensors of a safetensors file, each in memory of its own.
+def read_header(path: Path) -> dict[str, TensorEntry]:
+    """The tensors of a safetensors file, in the order of their bytes.
 
     Raises:
         BadFileError: a header that is not one, or that does not fit the file's size; told before memory is taken.
     """
-    tensors: dict[str, Tensor] = {}
-    for entry in read_header(source):
-        tensor = torch.empty(entry.shape, dtype=entry.dtype)
-        if tensor.numel():
-            source.read_into(bytes_of(tensor))
-        tensors[entry.name] = tensor.to(device)
-    return tensors
-
-
-def read_header(source: Source) -> list[TensorEntry]:
-    """The tensors of a safetensors file in the order of their bytes; the source then stands at the first byte."""
-    if source.size < 8:
-        raise BadFileError(f"is too short for a safetensors file ({source.size} bytes)")
-    header_bytes = int.from_bytes(source.read(8), "little")
-    if header_bytes > min(_MAX_HEADER_BYTES, source.size - 8):
-        raise BadFileError(f"has a header of {header_bytes} bytes in a file of {source.size}")
+    with path.open("rb") as file:
+        size, prefix = os.fstat(file.fileno()).st_size, file.read(8)
+        if len(prefix) < 8:
+            raise BadFileError(f"is too short for a safetensors file ({size} bytes)")
+        header_bytes = int.from_bytes(prefix, "little")
+        if header_bytes > min(_MAX_HEADER_BYTES, size - 8):
+            raise BadFileError(f"has a header of {header_bytes} bytes in a file of {size}")
+        encoded = file.read(header_bytes)
     try:
-        header: object = json.loads(source.read(header_bytes))
+        header: object = json.loads(encoded)
     except (ValueError, RecursionError) as error:
         raise BadFileError(f"has a header that is not JSON ({error})") from error
     if not isinstance(header, dict):
         raise BadFileError("has a header that is not a JSON object")
-    entries = cast("dict[str, object]", header)
-    entries.pop("__metadata__", None)
+    begin = 8 + header_bytes
+    described = cast("dict[str, object]", header).items()
+    entries = [(name, _parse_entry(name, entry, path.name, begin)) for name, entry in described if name != _METADATA]
     # an empty tensor begins where the next one does, so the end counts as well
-    described = sorted((_parse_entry(name, entry) for name, entry in entries.items()), key=lambda e: (e.begin, e.end))
-    end = 0
-    for entry in described:
-        if entry.begin != end:
-            raise BadFileError(f"has a gap or an overlap before tensor `{entry.name}`")
-        end = entry.end
-    if 8 + header_bytes + end != source.size:
-        raise BadFileError(f"has {source.size} bytes, but its header describes {8 + header_bytes + end}")
-    return described
+    table = dict(sorted(entries, key=lambda one: (one[1].pieces[0].begin, one[1].pieces[0].end)))
+    end = begin
+    for name, entry in table.items():
+        if entry.pieces[0].begin != end:
+            raise BadFileError(f"has a gap or an overlap before tensor `{name}`")
+        end = entry.pieces[0].end
+    if end != size:
+        raise BadFileError(f"has {size} bytes, but its header describes {end}")
+    return table
 
 
-def _parse_entry(name: str, entry: object) -> TensorEntry:
+def _parse_entry(name: str, entry: object, file: str, head: int) -> TensorEntry:
+    """A tensor whose header ends at byte `head` of the file."""
     match entry:
         case {"dtype": str(dtype_name), "shape": list(), "data_offsets": [int(begin), int(end)]}:
             dtype = DTYPES.get(dtype_name)
@@ -184,10 +154,11 @@ def _parse_entry(name: str, entry: object) -> TensorEntry:
                 raise BadFileError(f"holds tensor `{name}` of the unknown dtype {dtype_name!r}")
             sizes = cast("dict[str, list[object]]", entry)["shape"]
             shape = tuple(size for size in sizes if type(size) is int and size >= 0)
-            if len(shape) != len(sizes) or math.prod(max(size, 1) for size in shape) > _MAX_NUMEL:
+            if len(shape) != len(sizes) or math.prod(max(size, 1) for size in shape) > MAX_NUMEL:
                 raise BadFileError(f"gives tensor `{name}` the shape {sizes}")
             if end - begin != math.prod(shape) * dtype.itemsize:
                 raise BadFileError(f"gives tensor `{name}` of shape {sizes} the bytes {begin} to {end}")
-            return TensorEntry(name=name, dtype=dtype, shape=shape, begin=begin, end=end)
+            piece = Piece(offsets=(0,) * len(shape), sizes=shape, file=file, begin=head + begin, end=head + end)
+            return TensorEntry(dtype=dtype, shape=shape, pieces=(piece,))
         case _:
             raise BadFileError(f"describes tensor `{name}` in no known way")

@@ -1,19 +1,236 @@
 """Writes a checkpoint so that at every instant it is either complete or not there.
 
-    .saving-step-…/ ← each rank's files, synced
-                    ← manifest.json with every file's size and checksum, last
-    sync the folder, rename it to step-…, sync its parent, then let `latest` say its name
+    CheckpointWrite(…)   all ranks together: what is saved, and which rank writes which bytes of it
+    write()              each rank alone, in any thread: its files, synced, into `.saving-step-…`
+    publish()            the first rank, once all have written: `manifest.json` with every file's size and checksum,
+                         last; sync the folder, rename it to `step-…`, sync its parent, let `latest` say its name
+    abandon()            the first rank, if any of that failed
 
-A checkpoint of the same update is replaced, since after a rewind it would be of a past that did not happen; it
-stays readable until the new one has its name. Nothing is deleted here besides; see `retention`.
+A state whose tensors are whole is written by the first rank, one file per part; one with tensors that are cut over
+ranks by all of them, a file each. A checkpoint of the same update is replaced, since after a rewind it would be of a
+past that did not happen; it stays readable until the new one has its name. Nothing else is deleted here.
 """
 
-from collections.abc import Mapping
+import errno
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, final
+from zlib import crc32
 
-from evenstep.checkpoint.ranks import ALONE, Ranks, together
-from evenstep.checkpoint.save import Save
+from evenstep.checkpoint.checksum import Checksum
+from evenstep.checkpoint.flat_state import FlatState
+from evenstep.checkpoint.layout import LATEST, LATEST_SAVING, REPLACED, SAVING, STATE, TENSORS_SUFFIX, step_name
+from evenstep.checkpoint.manifest import MANIFEST, FileEntry, manifest_bytes, new_manifest
+from evenstep.checkpoint.ranks import ALONE, Ranks, on_all_ranks, together
+from evenstep.checkpoint.retention import discard, settle_replaced
+from evenstep.checkpoint.state import JSON
 from evenstep.checkpoint.storage import LOCAL_DISK, Disk
+from evenstep.checkpoint.table import TABLE, Piece, TensorEntry, piece_key, table_bytes
+from evenstep.checkpoint.tensorfile import TensorFile
+from evenstep.errors import CheckpointError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteResult:
+    """What one rank has written: its files, and of each piece in them the file and the range of bytes."""
+
+    files: Mapping[str, FileEntry]
+    places: Mapping[str, tuple[str, int, int]]
+
+
+@final
+class CheckpointWrite:
+    """A checkpoint that is being saved; made by all ranks of `group` at once.
+
+    Args:
+        folder, update, state, group, disk, resumed_from: as for `write_checkpoint`.
+        name: of the folder of something that is not a step of the run; `latest` then does not name it.
+
+    Raises:
+        CheckpointError: a state that cannot be saved, on any rank, or a disk that does not take a new folder.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        update: int,
+        state: Mapping[str, object],
+        *,
+        group: Ranks = ALONE,
+        disk: Disk = LOCAL_DISK,
+        resumed_from: str | None = None,
+        name: str = "",
+    ) -> None:
+        self.update = update
+        self.target = folder / (name or step_name(update))
+        self._is_step = not name
+        self._staging = folder / f"{SAVING}{self.target.name}"
+        self._group, self._disk, self._resumed_from = group, disk, resumed_from
+        self._first = group.rank == 0
+        self._files: dict[str, TensorFile] = {}
+        self._entries: dict[str, TensorEntry] = {}
+        try:
+            self._encoded = json.dumps(self._plan(state), separators=(",", ":")).encode()
+        except BaseException as error:
+            self.abandon(error)
+            raise
+        self.num_bytes = len(self._encoded) + sum(file.size for file in self._files.values())
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several ranks write it."""
+        return bool(self._entries)
+
+    def files(self) -> list[TensorFile]:
+        """What this rank writes of tensors."""
+        return list(self._files.values())
+
+    def write(self) -> WriteResult:
+        """Write and sync this rank's files.
+
+        Raises:
+            CheckpointError: the disk does not take them.
+        """
+        files: dict[str, FileEntry] = {}
+        places: dict[str, tuple[str, int, int]] = {}
+        try:
+            for name, file in self._files.items():
+                files[name] = _write_file(self._staging / name, file.chunks(), self._disk)
+                places |= {piece: (name, *ends) for piece, ends in file.ranges.items() if self._entries}
+        except OSError as error:
+            raise self._failed(error) from error
+        return WriteResult(files=files, places=places)
+
+    def publish(self, results: Iterable[WriteResult]) -> Path:
+        """Write what binds all ranks' files together, and give the folder its name; does nothing on other ranks.
+
+        Raises:
+            CheckpointError: the disk does not take it; what is there then is complete or not there.
+        """
+        if not self._first:
+            return self.target
+        try:
+            self._bind(list(results))
+            self._rename()
+        except OSError as error:
+            raise self._failed(error) from error
+        try:
+            self._finish()
+        except OSError as error:
+            raise CheckpointError(
+                f"the checkpoint of update {self.update} is complete in `{self.target}`, but what follows its writing "
+                f"failed ({_cause(error)}), so it may not survive a loss of power or `{LATEST}` may name an older one. "
+                f"{_advice(error)}"
+            ) from error
+        return self.target
+
+    def abandon(self, error: BaseException) -> None:
+        """Remove what was begun, because of `error`; what can't be removed is added to it as a note."""
+        try:
+            if self._first and self._staging.exists():
+                discard(self._staging, self._disk)
+        except OSError as left:
+            error.add_note(
+                f" `{self._staging}` could not be removed ({left.strerror}); the next save or resume does it."
+            )
+
+    def run(self) -> Path:
+        """Write and publish at once, all ranks together; gives the folder.
+
+        Raises:
+            CheckpointError: on any rank; nothing is left half written.
+        """
+        try:
+            results = together(self._group, self.write)
+            return together(self._group, lambda: self.publish(results))[0]
+        except BaseException as error:
+            self.abandon(error)
+            raise
+
+    def _plan(self, state: Mapping[str, object]) -> dict[str, JSON]:
+        """Decide what this rank writes; the first rank makes the folder, before any other can write into it."""
+        flat = on_all_ranks(self._group, lambda: self._begun(state))
+        planner: Any = None
+        if flat.sharded:
+            from evenstep.checkpoint.planning import SavePlanner
+
+            planner = SavePlanner(flat.by_name())
+        names = crc32("\0".join(sorted(flat.by_name())).encode())
+        told = together(self._group, lambda: (names, planner and planner.create_local_plan()))
+        for rank, (theirs, plan) in enumerate(told):
+            is_whole, first_is_whole = plan is None, told[0][1] is None
+            if is_whole != first_is_whole or (theirs != told[0][0] and not is_whole):
+                raise CheckpointError(
+                    f"the state of rank {rank} has other tensors, or others that are cut, than rank 0's; give all "
+                    f"ranks the same tree, with a `Shard` that is empty where a rank holds nothing of a tensor."
+                )
+        if planner is not None:
+            mine, self._entries = planner.pieces(self._group.rank, [plan for _, plan in told])
+            if mine:
+                self._files[f"rank-{self._group.rank:05d}{TENSORS_SUFFIX}"] = TensorFile(mine)
+        elif self._first:
+            self._files = {f"{part}{TENSORS_SUFFIX}": TensorFile(each) for part, each in flat.whole.items() if each}
+        return flat.values
+
+    def _begun(self, state: Mapping[str, object]) -> FlatState:
+        flat = FlatState.of(state, alone=self._group.ranks == 1)
+        try:
+            if self._first and self._staging.exists():
+                discard(self._staging, self._disk)
+            if self._first:
+                self._disk.make_folder(self._staging)
+        except OSError as error:
+            raise self._failed(error) from error
+        return flat
+
+    def _bind(self, results: list[WriteResult]) -> None:
+        entries = {name: entry for result in results for name, entry in result.files.items()}
+        if self._entries:
+            places = {piece: place for result in results for piece, place in result.places.items()}
+            table = {name: _placed(name, entry, places) for name, entry in self._entries.items()}
+            entries[TABLE] = _write_file(self._staging / TABLE, [table_bytes(table)], self._disk)
+        entries[STATE] = _write_file(self._staging / STATE, [self._encoded], self._disk)
+        manifest = new_manifest(self.update, entries, ranks=self._group.ranks, resumed_from=self._resumed_from)
+        _write_file(self._staging / MANIFEST, [manifest_bytes(manifest)], self._disk)
+        self._disk.sync_folder(self._staging)
+
+    def _rename(self) -> None:
+        replaced = self.target.with_name(f"{REPLACED}{self.target.name}")
+        if replaced.exists():
+            settle_replaced(self.target, self._disk)
+        if self.target.exists():
+            self._disk.rename(self.target, replaced)
+        try:
+            self._disk.rename(self._staging, self.target)
+        except BaseException:
+            if replaced.exists() and not self.target.exists():
+                self._disk.rename(replaced, self.target)
+            raise
+
+    def _finish(self) -> None:
+        """Make the new name durable, drop what it replaced, and let `latest` hold it."""
+        self._disk.sync_folder(self.target.parent)
+        replaced = self.target.with_name(f"{REPLACED}{self.target.name}")
+        if replaced.exists():
+            discard(replaced, self._disk)
+        if not self._is_step:
+            return
+        run = self.target.parent.parent
+        pointer = run / LATEST_SAVING
+        if pointer.exists():
+            self._disk.remove(pointer)
+        _write_file(pointer, [f"{self.target.name}\n".encode()], self._disk)
+        self._disk.rename(pointer, run / LATEST)
+        self._disk.sync_folder(run)
+
+    def _failed(self, error: OSError) -> CheckpointError:
+        size = f"It needs {self.num_bytes / 1e6:.1f} MB and " if self._files else ""
+        return CheckpointError(
+            f"the checkpoint of update {self.update} could not be written to `{self.target}`: {_cause(error)}. {size}"
+            f"{_free(self.target.parent, self._disk)}; earlier checkpoints are untouched. {_advice(error)}"
+        )
 
 
 def write_checkpoint(
@@ -53,11 +270,53 @@ def write_checkpoint(
     ...     path.name, sorted(file.name for file in path.iterdir()), (Path(run) / "latest").read_text()
     ('step-00000010', ['manifest.json', 'model.safetensors', 'state.json'], 'step-00000010\\n')
     """
-    save = Save(folder, update, state, group=group, disk=disk, resumed_from=resumed_from)
+    return CheckpointWrite(folder, update, state, group=group, disk=disk, resumed_from=resumed_from).run()
+
+
+def _placed(name: str, entry: TensorEntry, places: Mapping[str, tuple[str, int, int]]) -> TensorEntry:
+    """The tensor with the place of each of its pieces."""
+    pieces: list[Piece] = []
+    for piece in entry.pieces:
+        file, begin, end = places[piece_key(name, piece.offsets)]
+        pieces.append(replace(piece, file=file, begin=begin, end=end))
+    return replace(entry, pieces=tuple(pieces))
+
+
+def _write_file(path: Path, chunks: Iterable[bytes | memoryview], disk: Disk) -> FileEntry:
+    num_bytes = 0
+    file = disk.create(path)
     try:
-        receipts = together(group, save.write)
-        return together(group, lambda: save.publish(receipts))[0]
-    except BaseException as error:
-        if leftover := save.abandon():
-            error.add_note(leftover)
+        with Checksum() as checksum:
+            for chunk in chunks:
+                checksum.add(chunk)
+                disk.write(file, chunk)
+                num_bytes += len(chunk)
+            disk.sync(file)
+            return FileEntry(bytes=num_bytes, crc32=f"{checksum.value():08x}")
+    except OSError as error:
+        error.filename = error.filename or str(path)
         raise
+    finally:
+        disk.close(file)
+
+
+def _cause(error: OSError) -> str:
+    code = errno.errorcode.get(error.errno or 0, type(error).__name__)
+    place = f" at `{error.filename}`" if error.filename else ""
+    return f"{error.strerror or error} ({code}){place}"
+
+
+def _free(folder: Path, disk: Disk) -> str:
+    try:
+        existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
+        return f"{disk.free_bytes(existing) / 1e6:.1f} MB are free"
+    except OSError as error:
+        return f"how much is free cannot be told ({error.strerror})"
+
+
+def _advice(error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return "Free some space, keep fewer checkpoints, or put the run on another disk."
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+        return "Make that a folder that this user may write to, or put the run elsewhere."
+    return "Look at the disk's health, or put the run on another one."

@@ -16,14 +16,18 @@ from pathlib import Path
 import torch
 
 from evenstep.builders import (
+    Run,
     build_checkpointing,
     build_hooks,
     build_mesh,
     build_parts,
     build_strategy,
-    build_writers,
+    check_stages,
     joined,
+    make_model,
+    open_run,
     rank_device,
+    ranks_of,
 )
 from evenstep.checkpoint import complete_checkpoints, pack
 from evenstep.cli.folder import where_to_begin
@@ -31,13 +35,13 @@ from evenstep.cli.launch import is_rank
 from evenstep.cli.starting import start_ranks
 from evenstep.cli.summary import describe
 from evenstep.cli.trial import FirstBatch, OneUpdate, followers
-from evenstep.config.load import Run, open_run
 from evenstep.config.schema import Config
 from evenstep.config.sources import from_arguments, from_environment
 from evenstep.events import Bus
 from evenstep.exits import EXIT_DONE
-from evenstep.parallel import Elastic, Group
+from evenstep.parallel import Group
 from evenstep.train import Trainer
+from evenstep.train.standard import writers_of
 
 _MOST_RANKS = 16  # more are not started only to look at a run
 
@@ -49,8 +53,10 @@ def run(path: str, settings: list[str]) -> int:
         folder = Path(config.runs) / config.name
         ranks = ranks_to_try(config)
         unmet = "" if is_rank() else _unmet(config, ranks)
-        if not is_rank():
-            where_to_begin(config.resume, folder)  # refused before any rank is started
+        if not is_rank():  # refused before any rank is started
+            where_to_begin(config.resume, folder)
+            if config.parallel.pipeline > 1:
+                check_stages(config, make_model(opened))
         if not unmet:
             code = start_ranks(config, ["check", path, *settings], ranks=ranks, restarts=False)
             if code is not None:
@@ -64,12 +70,9 @@ def run(path: str, settings: list[str]) -> int:
 
 def ranks_to_try(config: Config) -> int:
     """How many ranks the run is tried on: those that it starts, or two where its strategy is for several."""
-    launch, parallel = config.launch, config.parallel
-    ranks = max(launch.ranks, parallel.pipeline)
-    if launch.slurm is not None:
-        ranks = max(ranks, launch.slurm.nodes * launch.slurm.ranks_per_node)
-    if ranks == 1 and parallel.strategy in ("ddp", "fsdp", "zero1"):
-        return max(2, parallel.shard_ranks or 0)
+    ranks = ranks_of(config)
+    if ranks == 1 and config.parallel.strategy in ("ddp", "fsdp", "zero1"):
+        return max(2, config.parallel.shard_ranks or 0)
     return ranks
 
 
@@ -98,11 +101,11 @@ def _check(opened: Run, folder: Path, source: str, group: Group, unmet: str) -> 
         described = describe(parts, trainer)  # by all ranks together
         if says:
             print("\n".join([*([f"ranks       {unmet}"] if unmet else []), *described]), flush=True)
-        build_writers(opened.config)
+        writers_of(opened.config.log.writers, folder=None, every_updates=1)  # an extra may be missing
         best = build_checkpointing(opened.config).best
         hooks = Bus([*([] if best is None else [best]), *build_hooks(opened.config, parts.hooks)], trainer)
         _begin(trainer, source, folder)
-        if not isinstance(group, Elastic):  # whose ranks meet only when they train
+        if not group.can_change:  # whose ranks meet only when they train
             compared = trainer.compare_cuts()
             if says and compared:
                 print(f"two cuts    {compared}", flush=True)

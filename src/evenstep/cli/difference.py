@@ -9,10 +9,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from evenstep.checkpoint import Contents
+from evenstep.checkpoint import CheckpointReader
 
 
-def differences(one: Contents, other: Contents) -> Iterator[str]:
+def differences(one: CheckpointReader, other: CheckpointReader) -> Iterator[str]:
     """A line for each tensor and each other value that is not the same in both."""
     for name in dict.fromkeys((*one.tensors, *other.tensors)):
         if name not in one.tensors or name not in other.tensors:

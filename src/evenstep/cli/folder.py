@@ -13,10 +13,10 @@ import os
 import shutil
 from pathlib import Path
 
+from evenstep.builders import Run
 from evenstep.checkpoint import complete_checkpoints
 from evenstep.cli.environment import describe_environment
 from evenstep.cli.launch import is_restarted
-from evenstep.config.load import Run
 from evenstep.config.target import loaded_from
 from evenstep.config.toml import dumps
 from evenstep.errors import ArgumentError

@@ -5,11 +5,9 @@ compared with its checksum.
 """
 
 import math
-from pathlib import Path
 from typing import Any
 
-from evenstep import checkpoint
-from evenstep.checkpoint import Contents, look_into
+from evenstep.checkpoint import CheckpointReader
 from evenstep.cli.difference import differences
 from evenstep.exits import EXIT_DONE, EXIT_ERROR
 
@@ -17,11 +15,11 @@ from evenstep.exits import EXIT_DONE, EXIT_ERROR
 def run(path: str, settings: list[str], *, verify: bool, diff: str | None) -> int:
     """Print what the checkpoint says of itself, its files and its parts, or what differs in another."""
     assert not settings, "the command line takes none"
-    contents = look_into(Path(path))
+    contents = CheckpointReader(path)
     if diff is not None:
-        return _diff(contents, look_into(Path(diff)), verify_both=verify)
+        return _diff(contents, CheckpointReader(diff), verify_both=verify)
     if verify:
-        checkpoint.verify(contents.path)
+        contents.verify()
     manifest = contents.manifest
     state = "whole and undamaged" if verify else "complete; --verify reads every byte"
     print(f"{contents.path}: update {manifest.update}, {state}")
@@ -38,24 +36,24 @@ def run(path: str, settings: list[str], *, verify: bool, diff: str | None) -> in
     return EXIT_DONE
 
 
-def _diff(one: Contents, other: Contents, *, verify_both: bool) -> int:
+def _diff(one: CheckpointReader, other: CheckpointReader, *, verify_both: bool) -> int:
     if verify_both:
-        checkpoint.verify(one.path)
-        checkpoint.verify(other.path)
+        one.verify()
+        other.verify()
     print(f"a {one.path}: update {one.manifest.update}\nb {other.path}: update {other.manifest.update}\n")
     lines = list(differences(one, other))
     print("\n".join(lines) if lines else f"no difference in {len(one.tensors)} tensors and all other values")
     return EXIT_ERROR if lines else EXIT_DONE
 
 
-def _summary(contents: Contents, part: str, values: Any) -> str:
-    tensors = [stored for name, stored in contents.tensors.items() if name.partition("/")[0] == part]
+def _summary(contents: CheckpointReader, part: str, values: Any) -> str:
+    tensors = [entry for name, entry in contents.tensors.items() if name.partition("/")[0] == part]
     if not tensors:
         text = str(values)
         return text if len(text) <= 90 else f"{text[:87]}..."
-    elements = [math.prod(stored.shape) for stored in tensors]
-    size = sum(count * stored.dtype.itemsize for count, stored in zip(elements, tensors, strict=True))
-    kinds = ", ".join(sorted({str(stored.dtype).removeprefix("torch.") for stored in tensors}))
+    elements = [math.prod(entry.shape) for entry in tensors]
+    size = sum(count * entry.dtype.itemsize for count, entry in zip(elements, tensors, strict=True))
+    kinds = ", ".join(sorted({str(entry.dtype).removeprefix("torch.") for entry in tensors}))
     plural = "s" if len(tensors) > 1 else ""
     return f"{len(tensors)} tensor{plural}, {sum(elements):,} elements, {spell_bytes(size)}, {kinds}"
 

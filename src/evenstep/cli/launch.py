@@ -15,10 +15,10 @@ from signal import SIGINT
 from time import sleep
 
 from evenstep.exits import EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
-from evenstep.parallel import elastic_rank_of, rank_info_of
+from evenstep.extras.elastic.lighthouse import elastic_rank_of
+from evenstep.parallel.rank_info import ATTEMPT, rank_info_of
 from evenstep.signals import REQUEUE
 
-ATTEMPT = "_EVENSTEP_ATTEMPT"
 _LONGEST_PAUSE_S = 30.0
 _GRACE_S = 300  # for the update and the save between a signal and the end
 

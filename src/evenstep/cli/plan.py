@@ -88,9 +88,8 @@ def _measured(path: str, settings: Sequence[str]) -> tuple[Layered, dict[str, An
     """The layers of a run's model, measured with its first micro-batch, and the run's own micro-batches and ranks."""
     import torch
 
-    from evenstep.builders import build_parts, rank_device
-    from evenstep.builders.parts import build_precision, seeded
-    from evenstep.config.load import open_run
+    from evenstep.builders import build_parts, make_model, open_run, rank_device
+    from evenstep.builders.options import build_precision
     from evenstep.config.sources import from_arguments, from_environment
     from evenstep.data import Position
     from evenstep.extras.planning.measure import measure
@@ -105,8 +104,7 @@ def _measured(path: str, settings: Sequence[str]) -> tuple[Layered, dict[str, An
         parts = build_parts(opened)
         with closing(parts):
             device = rank_device(opened.config)
-            with seeded(opened.config.seed):
-                layers = Layers.of(opened.calls["model"]())
+            layers = Layers.of(make_model(opened))
             batch = next(iter(parts.data.batches(Position(), seed=opened.config.seed)))
             first = batch.microbatches[0]
             task = parts.task if isinstance(parts.task, Task) else parts.task[first.task]

@@ -11,10 +11,9 @@ from typing import Any, cast, final
 
 import torch
 
-from evenstep.builders import build_parts
+from evenstep.builders import build_parts, open_run
 from evenstep.checkpoint import find_failure, read_checkpoint, step_name
 from evenstep.cli.folder import find_config
-from evenstep.config.load import open_run
 from evenstep.config.sources import Setting, from_arguments, from_environment
 from evenstep.events import BackwardBegin, Hook, MicrobatchBegin
 from evenstep.exits import EXIT_DONE, EXIT_ERROR

@@ -11,12 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from evenstep.builders import joined
+from evenstep.builders import joined, open_run
 from evenstep.cli.folder import RECIPE, edited_since, find_config, origin_of_recipe
 from evenstep.cli.launch import is_rank
 from evenstep.cli.starting import start_ranks, submit_run
 from evenstep.cli.training import train_in
-from evenstep.config.load import open_run
 from evenstep.config.schema import Config
 from evenstep.config.sources import Setting, from_arguments, from_environment, read_file
 from evenstep.errors import ConfigError

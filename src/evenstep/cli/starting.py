@@ -1,16 +1,16 @@
 """Starts the ranks that a run asks for, each with the same command, where this process is none of them yet.
 
-How they are started and watched is in `launch` and `lasting`; it decides only whether, and which of the two.
+How they are started and watched is in `launch` and `extras.elastic`; it decides only whether, and which of the two.
 """
 
 from functools import partial
 from pathlib import Path
 
-from evenstep.cli.lasting import launch_lasting
 from evenstep.cli.launch import is_rank, launch
 from evenstep.cli.orphans import end_with_parent
 from evenstep.config.schema import Config, Slurm
 from evenstep.exits import EXIT_DONE
+from evenstep.extras.elastic.launch import launch_elastic
 from evenstep.extras.slurm import Job, submit
 
 
@@ -31,7 +31,7 @@ def start_ranks(config: Config, arguments: list[str], *, ranks: int = 0, restart
         return None
     start = launch
     if config.failures.lost_rank == "continue":
-        start = partial(launch_lasting, timeout_s=config.parallel.timeout_s)
+        start = partial(launch_elastic, timeout_s=config.parallel.timeout_s)
     return start(ranks, arguments, max_restarts=config.launch.max_restarts if restarts else 0)
 
 

@@ -3,12 +3,11 @@
 import os
 from pathlib import Path
 
-from evenstep.builders import joined
+from evenstep.builders import joined, open_run
 from evenstep.cli.folder import check_free, where_to_begin
 from evenstep.cli.launch import is_rank
 from evenstep.cli.starting import start_ranks, submit_run
 from evenstep.cli.training import train_in
-from evenstep.config.load import open_run
 from evenstep.config.sources import from_arguments, from_environment
 
 

@@ -14,12 +14,11 @@ from typing import Literal
 
 import torch
 
-from evenstep.builders import build_hooks, build_mesh, build_parts, build_strategy, build_writers
+from evenstep.builders import Run, build_hooks, build_mesh, build_parts, build_strategy
 from evenstep.checkpoint import LOCK, complete_checkpoints
 from evenstep.cli.folder import RECIPE, origin_of_recipe, publish
 from evenstep.cli.screen import Screen
 from evenstep.cli.summary import describe
-from evenstep.config.load import Run
 from evenstep.events import Hook, Watchdog
 from evenstep.exits import EXIT_DONE, EXIT_INTERRUPTED, EXIT_REQUEUE
 from evenstep.extras.report.page import REPORT
@@ -56,7 +55,7 @@ def _train_in(run: Run, folder: Path, source: str, group: Group) -> int:
         trainer = parts.trainer(
             folder=folder,
             hooks=[*build_hooks(run.config, parts.hooks), *_watching(run, group)],
-            writers=build_writers(run.config),
+            writers=run.config.log.writers,
             evaluations=parts.evaluations,
             strategy=build_strategy(run.config, mesh.data),
             kept=json.loads(json.dumps(run.resolved(), default=str)),

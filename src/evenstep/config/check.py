@@ -1,324 +1,188 @@
-"""What the values of a configuration must be to each other: one small rule per thing that can't be.
+"""What the keys of a run file must be to each other: which need another, and which can't be beside another.
 
-A rule names the top-level keys it reads as its parameters, and says which keys its faults are about, so that what only
-follows from a wrong value can be left unsaid. Rules of things that are constructed stand with them and are translated
-(`translate`); here are those between tables. Types and bounds of single values are in `schema`.
+A rule about values stands where the thing is constructed, and what it says is translated (`translate`); types and
+bounds of single values are in `schema`. A rule here gives a sentence for each thing that is wrong, which names the keys
+that it is about.
 """
 
-import inspect
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from difflib import get_close_matches
-from functools import partial
 from pathlib import Path
+from typing import Any
 
-from evenstep.config.faults import Fault
-from evenstep.config.schema import (
-    Checkpoint,
-    Config,
-    Data,
-    EarlyStop,
-    Ema,
-    Evaluate,
-    Failures,
-    Launch,
-    Log,
-    LossScale,
-    Optimizer,
-    Parallel,
-    Train,
-)
-from evenstep.config.schema_lr import AnySchedule
-from evenstep.config.tasks import TASK_RULES, Tasks, data_tables, evaluations_of, for_every_table
-from evenstep.config.translate import faults_of, keys_in
-from evenstep.data.sampling import check_curriculum, check_measure, check_only_for_tokens
-from evenstep.optim.schedules import LR_SCHEDULES
-from evenstep.options import Logging, check_length, check_one_of_two, check_rewinds
-from evenstep.precision import Fp16Mixed
+from evenstep.config.faults import Fault, one_of, quoted, told
+from evenstep.config.schema import Coefficients, Combine, Config, Mixture
+from evenstep.config.tasks import data_tables, evaluations_of
 
-Rule = Callable[..., Iterator[Fault]]
+ONLY_FOR: dict[str, dict[tuple[object, ...], tuple[str, ...]]] = {
+    "parallel.strategy": {
+        ("fsdp",): ("parallel.shard_ranks", "parallel.gather_dtype", "parallel.offload"),
+        ("auto", "ddp"): ("parallel.compression",),
+    },
+    "parallel.reduction": {("fast",): ("parallel.compression",)},  # "ordered" promises bits, which rounding would spoil
+    "train.precision": {("16-mixed",): ("loss_scale",)},
+    "mixture.kind": {
+        ("sampled",): ("mixture.temperature", "mixture.draws", "tasks.NAME.sampling_weight"),
+        ("all", "round_robin"): ("tasks.NAME.repeats",),
+    },
+    "coefficients.kind": {
+        ("uncertainty",): ("coefficients.regression",),
+        ("fixed",): ("tasks.NAME.coefficient", "tasks.NAME.coefficient_schedule"),
+    },
+    "combine.kind": {("grad_norm",): ("combine.alpha", "combine.coefficient_lr", "combine.parameters")},
+}
+"""By a key, and some of its values: the keys that do something only where it has one of these."""
 
 
 def broken_rules(config: Config) -> list[Fault]:
-    """The faults between values that are right by themselves."""
-    return [
-        fault
-        for rule in RULES
-        for fault in rule(**{name: getattr(config, name) for name in inspect.signature(rule).parameters})
-    ]
+    """The faults between keys whose values are right by themselves."""
+    return [told(text) for rule in _RULES for text in rule(config)]
 
 
-def _length(train: Train) -> Iterator[Fault]:
-    yield from faults_of(partial(check_length, train.updates, train.epochs), keys_in("train", "updates", "epochs"))
+def _only_for(config: Config) -> Iterator[str]:
+    for other, by_values in ONLY_FOR.items():
+        value, _ = _value(config, other)
+        for allowed, keys in by_values.items():
+            for key in (key for written in keys for key in _every(config, written)):
+                given, default = _value(config, key)
+                if given != default and value not in allowed:
+                    needed = f"`{other}` {one_of([*map(str, allowed)])}"
+                    yield f"`{key}` is for {needed}, but that is {quoted(value)}; leave it out, or change that."
 
 
-def _optimizer(optimizer: Optimizer) -> Iterator[Fault]:
-    rule = partial(check_one_of_two, "name", "target", optimizer.name, optimizer.target)
-    yield from faults_of(rule, keys_in("optimizer", "name", "target"))
+def _every(config: Config, key: str) -> list[str]:
+    return [key.replace("NAME", name) for name in config.tasks] if "NAME" in key else [key]
 
 
-def _parallel(parallel: Parallel) -> Iterator[Fault]:
-    only_sharded = {
-        "shard_ranks": parallel.shard_ranks is not None,
-        "gather_dtype": parallel.gather_dtype is not None,
-        "offload": parallel.offload,
+def _value(config: Config, key: str) -> tuple[Any, Any]:
+    """The value of `key`, and what it is where it is not given; a table that is left out has its defaults."""
+    *outer, last = key.split(".")
+    table: Any = config
+    for part in outer:
+        table = table[part] if isinstance(table, dict) else getattr(table, part) or _LEFT_OUT[part]
+    return getattr(table, last), type(table).model_fields[last].default
+
+
+_LEFT_OUT = {"mixture": Mixture(), "coefficients": Coefficients(), "combine": Combine()}
+
+
+def _tasks(config: Config) -> Iterator[str]:
+    for key, given, what in (("task", config.task, "what a batch means"), ("data", config.data, "what is trained on")):
+        if config.tasks and given is not None:
+            yield f"`{key}` is for runs of one task, but there are `tasks`; put it into the tables `[tasks.NAME]`."
+        if not config.tasks and given is None:
+            yield f"`{key}` is missing; set it: {what}. Or give several tasks as tables `[tasks.NAME]`."
+    several = {
+        "mixture": config.mixture is not None,
+        "combine": config.combine is not None,
+        "coefficients": config.coefficients is not None,
+        "failures.non_finite": config.failures.non_finite == "drop_task",
+        "train.norm_statistics": config.train.norm_statistics == "per-task",
     }
-    for name, given in only_sharded.items():
-        if given and parallel.strategy != "fsdp":
-            yield Fault(
-                about=(f"parallel.{name}", "parallel.strategy"),
-                text=f"`parallel.{name}` is for `parallel.strategy` fsdp, but that is {parallel.strategy}; leave it "
-                f"out, or set the strategy to fsdp.",
-            )
+    for key, is_given in several.items():
+        if is_given and not config.tasks:
+            yield f"`{key}` asks for several tasks, but `tasks` is empty; add tables `[tasks.NAME]`, or leave it out."
 
 
-@for_every_table
-def _batches(data: Data) -> Iterator[Fault]:
-    rule = partial(check_measure, data.global_batch_size, data.global_batch_tokens)
-    yield from faults_of(rule, keys_in("data", "global_batch_size", "global_batch_tokens"))
-    for unit, whole, part in (
-        ("size", data.global_batch_size, data.micro_batch_size),
-        ("tokens", data.global_batch_tokens, data.micro_batch_tokens),
-    ):
-        if whole is not None and isinstance(part, int) and part > whole:
-            yield Fault(
-                about=(f"data.micro_batch_{unit}", f"data.global_batch_{unit}"),
-                text=f"`data.micro_batch_{unit}` must be at most the `data.global_batch_{unit}` of {whole}, but is "
-                f"{part}; lower it.",
-            )
-
-
-@for_every_table
-def _auto_micro_batch(data: Data) -> Iterator[Fault]:
-    if data.micro_batch_size == "auto" and (data.global_batch_size is None or data.micro_batch_tokens is not None):
-        yield Fault(
-            about=("data.micro_batch_size", "data.global_batch_size", "data.micro_batch_tokens"),
-            text='`data.micro_batch_size` is "auto", which cuts the samples of `data.global_batch_size`, but the '
-            "batches are by tokens; set `data.micro_batch_tokens` instead, which is cut finer where it does not fit.",
-        )
-
-
-def _rewinds(failures: Failures, checkpoint: Checkpoint) -> Iterator[Fault]:
-    keys = keys_in("failures", "non_finite", "loss_spike") | keys_in("checkpoint", "keep_last")
-    for name, policy in (("non_finite", failures.non_finite), ("loss_spike", failures.loss_spike)):
-        if policy.startswith("rewind"):
-            yield from faults_of(partial(check_rewinds, checkpoint.keep_last, **{name: policy}), keys)
-
-
-@for_every_table
-def _batch_options(data: Data) -> Iterator[Fault]:
-    rule = partial(check_curriculum, data.curriculum_epochs, shuffle=data.shuffle)
-    yield from faults_of(rule, keys_in("data", "curriculum_epochs", "shuffle"))
-    by_tokens = data.global_batch_tokens is not None or data.micro_batch_tokens is not None
-    only_tokens = {
-        "batch_size_multiple": (data.batch_size_multiple != 1, by_tokens),
-        "oversized": (data.oversized != "error", by_tokens),
-        "length_window": (data.length_window is not None, data.global_batch_tokens is not None),
-    }
-    for name, (given, has_budget) in only_tokens.items():
-        rule = partial(check_only_for_tokens, has_budget=has_budget, **{name: given})
-        yield from faults_of(rule, keys_in("data", name, "global_batch_tokens"))
-
-
-@for_every_table
-def _evaluations(data: Data) -> Iterator[Fault]:
-    for name in data.evaluations:
-        if name in ("train", "perf") or not re.fullmatch(r"[A-Za-z0-9_-]+", name):
-            yield Fault(
-                about=(f"data.evaluations.{name}",),
-                text=f"`data.evaluations.{name}` must have a name of letters, digits, `_` and `-` that isn't `train` "
-                f"or `perf`, which other metrics begin with; call it `valid` or `test`.",
-            )
-
-
-def _evaluate(evaluate: Evaluate, data: Data | None, tasks: Tasks) -> Iterator[Fault]:
-    for name, period in (("every_updates", evaluate.every_updates), ("every_epochs", evaluate.every_epochs)):
-        if period is not None and not evaluations_of(data, tasks):
-            yield Fault(
-                about=(f"evaluate.{name}", "data.evaluations"),
-                text=f"`evaluate.{name}` is {period}, but there is nothing to evaluate on; add a table "
-                f"`[data.evaluations.valid]` with a target, or leave `evaluate` out.",
-            )
-
-
-def _followed(checkpoint: Checkpoint, early_stop: EarlyStop | None, data: Data | None, tasks: Tasks) -> Iterator[Fault]:
-    evaluations = evaluations_of(data, tasks)
-    followed = {"checkpoint.best.metric": checkpoint.best, "early_stop.metric": early_stop}
-    for key, section in followed.items():
-        if section is None:
-            continue
-        evaluation = section.metric.partition("/")[0]
-        of_training = section is checkpoint.best and evaluation == "train"
-        if "/" in section.metric and (of_training or evaluation in evaluations):
-            continue
-        if evaluations:
-            close = get_close_matches(evaluation, evaluations, n=1)
-            options = close or evaluations
-            advice = f"did you mean `{options[0]}/{section.metric.partition('/')[2] or 'loss'}`?"
-        else:
-            advice = "add a table `[data.evaluations.valid]` with a target, and follow `valid/loss`."
-        yield Fault(
-            about=(key, "data.evaluations"),
-            text=f"`{key}` must be a metric of an evaluation, EVALUATION/METRIC with one of "
-            f'{", ".join(evaluations) or "none"}, but is "{section.metric}"; {advice}',
-        )
-
-
-def _early_stop_needs_evaluations(early_stop: EarlyStop | None, evaluate: Evaluate) -> Iterator[Fault]:
-    if early_stop is not None and evaluate.every_updates is None and evaluate.every_epochs is None:
-        yield Fault(
-            about=("early_stop", "evaluate"),
-            text="`early_stop` needs evaluations during the run, but `evaluate` has neither `every_updates` nor "
-            "`every_epochs`; set one.",
-        )
-
-
-def _lr_schedule(lr_schedule: AnySchedule, train: Train) -> Iterator[Fault]:
-    if train.updates is None:
-        return  # how many updates the epochs are is the data's to say
-    schedule = LR_SCHEDULES[lr_schedule.kind](**lr_schedule.model_dump(exclude={"kind"}))
-    keys = keys_in("lr_schedule", "warmup_updates", "decay_updates")
-    for fault in faults_of(partial(schedule.check, train.updates), keys):
-        yield replace(fault, about=(*fault.about, "train.updates"))
-
-
-def _loss_scale(loss_scale: LossScale | None, train: Train) -> Iterator[Fault]:
-    if loss_scale is None:
-        return
-    if train.precision != "16-mixed":
-        yield Fault(
-            about=("loss_scale", "train.precision"),
-            text=f'`loss_scale` is for precision "16-mixed", but `train.precision` is "{train.precision}"; leave the '
-            f"table out.",
-        )
-    values = loss_scale.model_dump()
-    yield from faults_of(partial(Fp16Mixed, **values), keys_in("loss_scale", *values))
-
-
-def _ema(ema: Ema | None, train: Train) -> Iterator[Fault]:
-    if ema is not None and train.updates is not None and ema.start_update >= train.updates:
-        yield Fault(
-            about=("ema.start_update", "train.updates"),
-            text=f"`ema.start_update` must be below the {train.updates} updates of the run, but is "
-            f"{ema.start_update}: the average would never begin; lower it.",
-        )
-
-
-def _compression(parallel: Parallel) -> Iterator[Fault]:
-    if parallel.compression == "none":
-        return
-    if parallel.reduction == "ordered":
-        yield Fault(
-            about=("parallel.compression", "parallel.reduction"),
-            text=f'`parallel.compression` is "{parallel.compression}", which rounds sums as they are made, but '
-            f'`parallel.reduction` is "ordered", which is for the same bits on any number of ranks; leave one out.',
-        )
-    if parallel.strategy not in ("auto", "ddp"):
-        yield Fault(
-            about=("parallel.compression", "parallel.strategy"),
-            text=f'`parallel.compression` is for `parallel.strategy = "ddp"`, but that is "{parallel.strategy}"; leave '
-            f"one out.",
-        )
-
-
-def _slurm(launch: Launch, resume: str) -> Iterator[Fault]:
-    if launch.slurm is not None and resume not in ("never", "auto"):
-        yield Fault(
-            about=("launch.slurm", "resume"),
-            text=f"`launch.slurm` submits a job that goes on by itself when it was stopped, but `resume` is "
-            f'"{resume}", from which it would begin again each time; leave one out, or set `resume` to "auto".',
-        )
-    if launch.slurm is not None and launch.ranks > 1:
-        yield Fault(
-            about=("launch.slurm", "launch.ranks"),
-            text=f"`launch.ranks` starts {launch.ranks} processes here, but `launch.slurm` submits a job; leave one "
-            f"out. The ranks of a job are `launch.slurm.ranks_per_node` on each of its `nodes`.",
-        )
-
-
-def _lost_rank(
-    failures: Failures, parallel: Parallel, launch: Launch, data: Data | None, tasks: Tasks
-) -> Iterator[Fault]:
-    if failures.lost_rank == "stop":
-        return
-    auto = any(table.micro_batch_size == "auto" for table in data_tables(data, tasks).values())
-    back = "ranks may be lost while the run goes back"
-    others = [
-        ("parallel.strategy", parallel.strategy, ("fsdp", "zero1"), "each rank then holds only a part of the state"),
-        ("parallel.pipeline", parallel.pipeline > 1, (True,), "each rank then holds only a part of the model"),
-        ("launch.slurm", launch.slurm is not None, (True,), "a job ends when one of its tasks dies"),
-        ("failures.non_finite", failures.non_finite, ("rewind", "rewind_past"), back),
-        ("failures.loss_spike", failures.loss_spike, ("rewind", "rewind_past"), back),
-        ("data.micro_batch_size", auto, (True,), "the micro-batches would depend on the number of ranks"),
-    ]
-    for name, value, wrong, why in others:
-        if value in wrong:
-            yield Fault(
-                about=("failures.lost_rank", name),
-                text=f'`failures.lost_rank` is "continue", which can\'t be with this `{name}`: {why}; change one.',
-            )
-
-
-def _writers(log: Log) -> Iterator[Fault]:
-    yield from faults_of(partial(Logging, writers=log.writers), keys_in("log", "writers"))
-
-
-def _pipeline(parallel: Parallel, launch: Launch) -> Iterator[Fault]:
-    ranks = parallel.pipeline
-    if ranks == 1:
-        for name in ("stages_per_rank", "split_at", "relay_skips"):
-            if getattr(parallel, name):
-                yield Fault(
-                    about=(f"parallel.{name}", "parallel.pipeline"),
-                    text=f"`parallel.{name}` is for a pipeline, but `parallel.pipeline` is 1; leave it out, or set how "
-                    f"many ranks share the model.",
+def _data(config: Config) -> Iterator[str]:
+    for key, data in data_tables(config).items():
+        size, tokens = f"`{key}.micro_batch_size`", f"`{key}.micro_batch_tokens`"
+        for part, given, whole in (
+            (size, data.micro_batch_size, data.global_batch_size),
+            (tokens, data.micro_batch_tokens, data.global_batch_tokens),
+        ):
+            if whole is not None and isinstance(given, int) and given > whole:
+                other = part.replace("micro", "global")
+                yield f"{part} must be at most the {other} of {whole}, but is {given}; lower it."
+        if data.micro_batch_size == "auto":
+            if config.tasks:
+                yield (
+                    f'{size} is "auto", which is for runs with one task, but there are `tasks`; give a number. A '
+                    f"micro-batch that does not fit is cut all the same."
                 )
-    elif parallel.strategy == "single":
-        yield Fault(
-            about=("parallel.strategy", "parallel.pipeline"),
-            text='`parallel.strategy` must be "auto", "ddp", "fsdp" or "zero1" with a pipeline, but is "single"; '
-            "change it, or leave `parallel.pipeline` out.",
-        )
-    if launch.ranks > 1 and launch.ranks % ranks:
-        yield Fault(
-            about=("launch.ranks", "parallel.pipeline"),
-            text=f"`launch.ranks` must be a multiple of the {ranks} ranks of a pipeline, but is {launch.ranks}; "
-            f"change one of them.",
+            if data.global_batch_size is None or data.micro_batch_tokens is not None:
+                yield (
+                    f'{size} is "auto", which cuts the samples of `{key}.global_batch_size`, but the batches are by '
+                    f"tokens; set {tokens} instead, which is cut finer where it does not fit."
+                )
+        for name in data.evaluations:
+            if name in ("train", "perf") or not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+                yield (
+                    f'`{key}.evaluations.{name}` must have a name of letters, digits, `_` and `-` that isn\'t "train" '
+                    f'or "perf", which other metrics begin with; call it "valid" or "test".'
+                )
+
+
+def _evaluations(config: Config) -> Iterator[str]:
+    periods = {f"evaluate.{name}": value for name, value in config.evaluate if value is not None}
+    for key, value in periods.items():
+        if not evaluations_of(config):
+            yield (
+                f"`{key}` is {value}, but there is nothing to evaluate on, as `data.evaluations` is empty; add a table "
+                f"`[data.evaluations.valid]` with a target, or leave `evaluate` out."
+            )
+    if config.early_stop is not None and not periods:
+        yield (
+            "`early_stop` needs evaluations during the run, but `evaluate` has neither `every_updates` nor "
+            "`every_epochs`; set one."
         )
 
 
-def _resume(resume: str) -> Iterator[Fault]:
-    if resume in ("never", "auto") or Path(resume).is_dir():
+def _pipeline(config: Config) -> Iterator[str]:
+    for name in ("stages_per_rank", "split_at", "relay_skips"):
+        if getattr(config.parallel, name) and config.parallel.pipeline == 1:
+            yield (
+                f"`parallel.{name}` is for a pipeline, but `parallel.pipeline` is 1; leave it out, or set how many "
+                f"ranks share the model."
+            )
+
+
+def _slurm(config: Config) -> Iterator[str]:
+    ranks = config.launch.ranks
+    if config.launch.slurm is not None and config.resume not in ("never", "auto"):
+        yield (
+            f"`launch.slurm` submits a job that goes on by itself when it was stopped, but `resume` is "
+            f'"{config.resume}", from which it would begin again each time; leave one out, or set `resume` to "auto".'
+        )
+    if config.launch.slurm is not None and ranks > 1:
+        yield (
+            f"`launch.ranks` starts {ranks} processes here, but `launch.slurm` submits a job; leave one out. The ranks "
+            f"of a job are `launch.slurm.ranks_per_node` on each of its `nodes`."
+        )
+
+
+def _lost_rank(config: Config) -> Iterator[str]:
+    back = "ranks may be lost while the run goes back"
+    auto = any(table.micro_batch_size == "auto" for table in data_tables(config).values())
+    for key, is_so, why in (
+        ("parallel.strategy", config.parallel.strategy in ("fsdp", "zero1"), "each rank holds a part of the state"),
+        ("parallel.pipeline", config.parallel.pipeline > 1, "each rank holds a part of the model"),
+        ("launch.slurm", config.launch.slurm is not None, "a job ends when one of its tasks dies"),
+        ("failures.non_finite", config.failures.non_finite.startswith("rewind"), back),
+        ("failures.loss_spike", config.failures.loss_spike.startswith("rewind"), back),
+        ("data.micro_batch_size", auto, "the micro-batches would depend on the number of ranks"),
+    ):
+        if is_so and config.failures.lost_rank == "continue":
+            yield f'`failures.lost_rank` is "continue", which cannot be with this `{key}`: {why}; change one.'
+
+
+def _resume(config: Config) -> Iterator[str]:
+    if config.resume in ("never", "auto") or Path(config.resume).is_dir():
         return
-    close = get_close_matches(resume, ("never", "auto"), n=1)
+    close = get_close_matches(config.resume, ("never", "auto"), n=1)
     advice = f'did you mean "{close[0]}"?' if close else "there is no such folder."
-    yield Fault(
-        about=("resume",),
-        text=f'`resume` must be "never", "auto", or the folder of a run or a checkpoint, but is "{resume}"; {advice}',
-    )
+    must = '`resume` must be "never", "auto", or the folder of a run or a checkpoint'
+    yield f'{must}, but is "{config.resume}"; {advice}'
 
 
-RULES: tuple[Rule, ...] = (
+_RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     _resume,
-    *TASK_RULES,
+    _tasks,
     _pipeline,
-    _batches,
-    _auto_micro_batch,
-    _batch_options,
-    _rewinds,
+    _data,
+    _only_for,
     _evaluations,
-    _length,
-    _loss_scale,
-    _optimizer,
-    _parallel,
-    _lr_schedule,
-    _ema,
-    _evaluate,
-    _followed,
-    _early_stop_needs_evaluations,
-    _compression,
     _slurm,
     _lost_rank,
-    _writers,
 )

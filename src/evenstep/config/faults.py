@@ -4,6 +4,7 @@ A fault knows which keys it is about, so that what follows from another fault is
 find faults.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -12,6 +13,7 @@ from typing import Any, cast, final
 from pydantic import ValidationError
 
 from evenstep.config.keys import advice_for, kind_of, locate, meant_by
+from evenstep.config.schema import Config
 
 RankInfo = tuple[str | int, ...]
 
@@ -40,6 +42,17 @@ class Fault:
             for mine in self.about
             for theirs in other.about
         )
+
+
+def told(text: str, *also: str) -> Fault:
+    """The fault that `text` tells of: about the keys that it names in backticks, and `also`.
+
+    >>> told("`train.updates` and `train.epochs`: one of the two must be given.").about
+    ('train.updates', 'train.epochs')
+    """
+    words: list[str] = re.findall(r"`([^`]+)`", text)
+    named = [word for word in words if word.partition(".")[0] in Config.model_fields]
+    return Fault(about=tuple(dict.fromkeys((*named, *also))), text=text)
 
 
 def quoted(value: object) -> str:

@@ -13,6 +13,7 @@ from typing import Any, cast, final
 from evenstep.config.arguments import Call, bind
 from evenstep.config.faults import Fault
 from evenstep.config.schema import Config, OneTask, Optimizer, Target
+from evenstep.config.sources import at
 from evenstep.config.target import find
 from evenstep.config.tasks import data_tables
 from evenstep.errors import ArgumentError
@@ -85,7 +86,7 @@ def find_calls(config: Config, *, recipe: Path, folder: Path) -> tuple[Calls, li
         The calls, the faults, and the exceptions that the user's own code raised when it was imported.
     """
     finder = _Finder(recipe=recipe, folder=folder)
-    data = data_tables(config.data, config.tasks)
+    data = data_tables(config)
     targets: dict[str, Target] = {
         "model": config.model,
         **tasks_of(config),
@@ -140,3 +141,13 @@ def _optimizer(optimizer: Optimizer, recipe: Path) -> Callable[..., Any]:
         advice = f"did you mean {close[0]}?" if close else f"there are {', '.join(sorted(names))}."
         raise ArgumentError(f'must be a class of torch.optim, but is "{name}"; {advice}')
     return cast("Callable[..., Any]", getattr(torch.optim, name))
+
+
+def with_paths(config: Config, calls: Calls) -> Config:
+    """`config` with the relative paths among its arguments made absolute, so that it can be run from elsewhere."""
+    values = config.model_dump()
+    for call in calls.all():
+        paths = {name: str(value) for name, value in call.arguments.items() if isinstance(value, Path)}
+        if paths:
+            at(values, call.key.split("."))["args"] |= paths
+    return Config.model_validate(values)

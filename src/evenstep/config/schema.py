@@ -44,7 +44,7 @@ class Data(Section):
     """Token budget of one update: its longest sample's tokens times its samples stay within it."""
     micro_batch_size: CountOrAuto | None = None
     """Samples that go through forward and backward at once; the whole global batch by default. auto finds at the
-    start, by trying, how many fit into memory."""
+    start, by trying, how many fit into memory; a pipeline begins with four micro-batches for each of its ranks."""
     micro_batch_tokens: Count | None = None
     """Token budget of a micro-batch: its longest sample's tokens times its samples stay within it."""
     batch_size_multiple: Count = 1

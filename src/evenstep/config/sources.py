@@ -138,3 +138,15 @@ def merge(tree: Tree, settings: Sequence[Setting]) -> tuple[Tree, list[str]]:
             else:
                 table[setting.path[-1]] = setting.value
     return tree, faults
+
+
+def at(tree: Tree, path: Sequence[str]) -> Any:
+    """What stands in `tree` at `path`.
+
+    >>> at({"hooks": [{"target": "a.py:A"}]}, ["hooks", "0", "target"])
+    'a.py:A'
+    """
+    found: Any = tree
+    for key in path:
+        found = found[int(key) if isinstance(found, list | tuple) else key]
+    return found

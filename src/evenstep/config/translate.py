@@ -1,33 +1,52 @@
-"""Rules that stand where things are constructed, as faults of a run file: names of arguments become keys.
+"""What constructors refuse, as faults of a run file: names of arguments become keys.
 
-A constructor raises ArgumentError, which names its arguments in backticks. Here they are called with the values of the
-run file, and what they say is translated by a table of keys. There is no rule here.
+A constructor raises an error that names its arguments in backticks. Here it is called with the values of the run file,
+and what it says is translated by a table of keys. There is no rule here.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 
-from evenstep.config.faults import Fault
-from evenstep.errors import ArgumentError
+from evenstep.config.faults import Fault, told
+from evenstep.errors import ArgumentError, ConfigError, PlanError
 
 
-def faults_of(rule: Callable[[], object], keys: Mapping[str, str]) -> Iterator[Fault]:
-    """What `rule` raises, as a fault.
+def faults_of(build: Callable[[], object], keys: Mapping[str, str], *also: str) -> Iterator[Fault]:
+    """What `build` raises, as a fault.
 
     Args:
-        rule: a constructor or a check with its arguments, ready to be called.
-        keys: the key of the run file that each argument's value comes from.
+        build: a constructor or a check with its arguments, ready to be called.
+        keys: the key of the run file that each argument's value comes from; NAME in it is the task that is said.
+        also: further keys that the fault is about.
 
-    >>> def rule(): raise ArgumentError("`floor` must be at most the `initial` of 8, but is 9.")
-    >>> [fault.text for fault in faults_of(rule, {"floor": "loss_scale.floor", "initial": "loss_scale.initial"})]
+    >>> def build(): raise ArgumentError("`floor` must be at most the `initial` of 8, but is 9.")
+    >>> [fault.text for fault in faults_of(build, {"floor": "loss_scale.floor", "initial": "loss_scale.initial"})]
     ['`loss_scale.floor` must be at most the `loss_scale.initial` of 8, but is 9.']
+    >>> def build(): raise ArgumentError("`repeats` of task `box` must be at least 1, but is 0.")
+    >>> [fault.text for fault in faults_of(build, {"repeats": "tasks.NAME.repeats"})]
+    ['`tasks.box.repeats` must be at least 1, but is 0.']
     """
     try:
-        rule()
-    except ArgumentError as error:
-        named = [keys[name] for name in re.findall(r"`([^`]+)`", str(error)) if name in keys]
-        text = re.sub(r"`([^`]+)`", lambda found: f"`{keys.get(found[1], found[1])}`", str(error))
-        yield Fault(about=tuple(dict.fromkeys(named)), text=text)
+        build()
+    except (ArgumentError, PlanError) as error:
+        yield told(_translated(str(error), keys), *also)
+
+
+@contextmanager
+def said_with(keys: Mapping[str, str]) -> Generator[None]:
+    """Raise what is refused inside the `with` as a ConfigError, in the same way."""
+    try:
+        yield
+    except (ArgumentError, PlanError) as error:
+        raise ConfigError([_translated(str(error), keys)]) from error
+
+
+def _translated(text: str, keys: Mapping[str, str]) -> str:
+    def key_of(found: re.Match[str]) -> str:
+        return f"`{keys[found[1]].replace('NAME', found[2] or '')}`" if found[1] in keys else found[0]
+
+    return re.sub(r"`([^`]+)`(?: of task `([^`]+)`)?", key_of, text)
 
 
 def keys_in(table: str, *names: str) -> dict[str, str]:

@@ -18,7 +18,7 @@ from evenstep.data.lengths import Lengths
 from evenstep.data.order import MOST_SORTED
 from evenstep.data.pin import can_pin
 from evenstep.data.pool import Pool
-from evenstep.data.sampling import EpochBatches, choose_sampling
+from evenstep.data.sampling import EpochBatches, Sampling
 from evenstep.errors import ArgumentError, DataError
 
 __all__ = ["MapData"]
@@ -108,8 +108,8 @@ class MapData(Data):
         if not timeout_s > 0:
             raise ArgumentError(f"`timeout_s` must be above 0 seconds, but is {timeout_s}; raise it.")
         require_callable("collate", collate, purpose="makes one batch of a list of samples")
-        self._sampling = choose_sampling(
-            count_samples(dataset),
+        self._sampling = Sampling(
+            num_samples=count_samples(dataset),
             global_batch_size=global_batch_size,
             global_batch_tokens=global_batch_tokens,
             micro_batch_size=micro_batch_size,
@@ -163,7 +163,6 @@ class MapData(Data):
         same updates, up to the rounding of sums and the micro-batches' own randomness.
         """
         sampling = self._sampling
-        lengths = sampling.lengths
         fingerprint: dict[str, JSON] = {
             "kind": "map",
             "num_samples": sampling.num_samples,
@@ -174,7 +173,7 @@ class MapData(Data):
             "length_window": sampling.length_window if sampling.global_batch_tokens else None,
             "shuffle": sampling.shuffle,
             "curriculum_epochs": sampling.curriculum_epochs,
-            "lengths": None if lengths is None else crc32(lengths.tobytes()),
+            "lengths": None if sampling.measured is None else crc32(sampling.measured.tobytes()),
             "dataset": fingerprint_of(self._dataset),
         }
         if sampling.shuffle and sampling.num_samples > MOST_SORTED:

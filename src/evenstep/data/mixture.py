@@ -158,7 +158,8 @@ class Mixture(Data):
         self._data = dict(data)
         self._mixing = mixing or AllTasks()
         self._end: End = end
-        self._windows = _checked_windows(windows or {}, list(data))
+        check_windows(windows or {}, list(data))
+        self._windows: Windows = deepcopy(dict(windows or {}))
         self._mixing.check(list(data))
         self._epochs: dict[int, tuple[_Walk, list[int]]] = {}
 
@@ -299,12 +300,16 @@ def _check_task(name: str, data: Data) -> None:
         )
 
 
-def _checked_windows(windows: Windows, tasks: Sequence[str]) -> Windows:
+def check_windows(windows: Windows, tasks: Sequence[str]) -> None:
+    """Raise ArgumentError for updates between which no task of `tasks` can take part."""
     check_known("windows", windows, tasks)
     for name, (first, last) in windows.items():
-        if type(first) is not int or first < 1 or not (last is None or (type(last) is int and last >= first)):
+        if type(first) is not int or first < 1 or not (last is None or type(last) is int):
             raise ArgumentError(
-                f"the window of task `{name}` must be (first update, last update), from 1, with None for no last one, "
+                f"`windows` of task `{name}` must be (first update, last update), from 1, with None for no last one, "
                 f"but is {(first, last)}."
             )
-    return deepcopy(dict(windows))
+        if last is not None and last < first:
+            raise ArgumentError(
+                f"`windows` of task `{name}` must end at its first update, {first}, or later, but ends at {last}."
+            )

@@ -5,9 +5,9 @@ their hashes' order; of more it is a bijection that is computed a stretch at a t
 an order of 10⁸ samples. It does not cut the order into batches.
 """
 
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 from math import isqrt
-from typing import final
+from typing import TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from evenstep.data.arguments import require_count
 from evenstep.keys import key, mix
 
-__all__ = ["MOST_SORTED", "Enciphered", "InOrder", "Order", "Sorted", "order", "order_of", "scatter"]
+__all__ = ["MOST_SORTED", "Enciphered", "Order", "Sorted", "in_order", "order", "order_of", "scatter"]
 
 MOST_SORTED = 2**20  # samples whose order is made as a whole
 _ROUNDS = 8
@@ -47,24 +47,17 @@ def scatter(scatter_key: int, numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
     return value
 
 
-class Order(ABC):
-    """The order in which an epoch visits the samples, of which any stretch can be had alone."""
-
-    @abstractmethod
-    def between(self, start: int, stop: int) -> NDArray[np.int64]:
-        """The samples at the places `start` to `stop - 1`, `[stop - start]`."""
+Order: TypeAlias = Callable[[int, int], NDArray[np.int64]]
+"""The order in which samples are visited: gives those at the places `start` to `stop - 1`, `[stop - start]`."""
 
 
-@final
-class InOrder(Order):
+def in_order(start: int, stop: int) -> NDArray[np.int64]:
     """0, 1, 2, …: the dataset's own order."""
-
-    def between(self, start: int, stop: int) -> NDArray[np.int64]:
-        return np.arange(start, stop, dtype=np.int64)
+    return np.arange(start, stop, dtype=np.int64)
 
 
 @final
-class Sorted(Order):
+class Sorted:
     """argsortᵢ mix(k xor i): every sample is hashed and the hashes are sorted, when the first stretch is asked for.
 
     Args:
@@ -77,7 +70,7 @@ class Sorted(Order):
         self._key = order_key
         self._whole: NDArray[np.int64] | None = None
 
-    def between(self, start: int, stop: int) -> NDArray[np.int64]:
+    def __call__(self, start: int, stop: int) -> NDArray[np.int64]:
         if self._whole is None:
             numbers = np.arange(self._num_samples, dtype=np.int64)
             self._whole = np.argsort(scatter(self._key, numbers), kind="stable").astype(np.int64, copy=False)
@@ -85,7 +78,7 @@ class Sorted(Order):
 
 
 @final
-class Enciphered(Order):
+class Enciphered:
     """A keyed bijection of 0..n-1, computed for just those places that are asked for, a block at a time.
 
     A Feistel network over pairs of digits (l, r) with l < a, r < b and a·b a little above n; what falls outside of
@@ -98,7 +91,7 @@ class Enciphered(Order):
     Reference: Black, Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002: the generalised Feistel cipher
     with cycle walking.
 
-    >>> sorted(Enciphered(10, 7).between(0, 10).tolist())
+    >>> sorted(Enciphered(10, 7)(0, 10).tolist())
     [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
     """
 
@@ -110,7 +103,7 @@ class Enciphered(Order):
         self._block = -1
         self._samples = np.empty(0, dtype=np.int64)
 
-    def between(self, start: int, stop: int) -> NDArray[np.int64]:
+    def __call__(self, start: int, stop: int) -> NDArray[np.int64]:
         block = start // _BLOCK
         if stop > (block + 1) * _BLOCK:  # over the border of a block
             return self._at(np.arange(start, stop, dtype=np.int64))
@@ -148,12 +141,12 @@ def order_of(num_samples: int, *, seed: int, epoch: int, shuffle: bool = True) -
     Raises:
         ArgumentError: a number is negative or not whole.
 
-    >>> order_of(10**12, seed=1, epoch=0).between(0, 3).tolist()
+    >>> order_of(10**12, seed=1, epoch=0)(0, 3).tolist()
     [981662940024, 521982624015, 267742323233]
     """
     require_count("num_samples", num_samples, at_least=0)
     if not shuffle:
-        return InOrder()
+        return in_order
     order_key = key(seed, "order", require_count("epoch", epoch, at_least=0))
     return Sorted(num_samples, order_key) if num_samples <= MOST_SORTED else Enciphered(num_samples, order_key)
 
@@ -175,4 +168,4 @@ def order(num_samples: int, *, seed: int, epoch: int, shuffle: bool = True) -> N
     >>> order(4, seed=1, epoch=0, shuffle=False).tolist()
     [0, 1, 2, 3]
     """
-    return order_of(num_samples, seed=seed, epoch=epoch, shuffle=shuffle).between(0, num_samples)
+    return order_of(num_samples, seed=seed, epoch=epoch, shuffle=shuffle)(0, num_samples)

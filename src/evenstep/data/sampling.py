@@ -4,8 +4,8 @@ One value holds every choice, so that which samples make which micro-batch is a 
 epoch, batch), the same for every layout of ranks. It reads no dataset.
 """
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import InitVar, dataclass, field
 from difflib import get_close_matches
 from itertools import pairwise
 from typing import Literal, final
@@ -20,71 +20,43 @@ from evenstep.data.order import Order, order_of
 from evenstep.errors import ArgumentError
 from evenstep.keys import key
 
-__all__ = ["CountedBatches", "CutBatches", "EpochBatches", "Sampling", "choose_sampling"]
+__all__ = ["EpochBatches", "Sampling", "check_curriculum", "check_measure", "check_only_for_tokens"]
 
 _LENGTH_WINDOW = 8192
 
 
-class EpochBatches(ABC):
-    """The global batches of one epoch.
-
-    Attributes:
-        key: of all that is drawn while its samples are read.
-        num_batches: how many global batches the epoch has.
-    """
-
-    key: int
-    num_batches: int
-
-    @abstractmethod
-    def batch(self, number: int) -> NDArray[np.int64]:
-        """The samples of global batch `number`: indices into the dataset."""
-
-
 @final
-class CountedBatches(EpochBatches):
-    """Batches of one size, of which only those are computed that are asked for.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochBatches:
+    """The global batches of one epoch, each made when it is asked for.
 
     Args:
-        visited: the order of the samples.
+        visited: the order of the samples: indices into the dataset.
         num_samples: how many there are.
-        size: samples of a batch; the last one may have fewer.
-        key: see `EpochBatches`.
+        begins: the place in that order where each batch begins.
+        key: of all that is drawn while its samples are read.
     """
 
-    def __init__(self, visited: Order, num_samples: int, size: int, key: int) -> None:
-        self.key = key
-        self.num_batches = -(-num_samples // size)
-        self._visited, self._num_samples, self._size = visited, num_samples, size
+    visited: Order
+    num_samples: int
+    begins: Sequence[int]
+    key: int
+
+    @property
+    def num_batches(self) -> int:
+        """How many global batches the epoch has."""
+        return len(self.begins)
 
     def batch(self, number: int) -> NDArray[np.int64]:
-        start = number * self._size
-        return self._visited.between(start, min(start + self._size, self._num_samples))
-
-
-@final
-class CutBatches(EpochBatches):
-    """Batches of any sizes, all of them known.
-
-    Args:
-        samples: `[n]`, indices into the dataset, in the order they are visited.
-        edges: batch b is `samples[edges[b]:edges[b + 1]]`.
-        key: see `EpochBatches`.
-    """
-
-    def __init__(self, samples: NDArray[np.int64], edges: list[int], key: int) -> None:
-        self.key = key
-        self.num_batches = len(edges) - 1
-        self._samples, self._edges = samples, edges
-
-    def batch(self, number: int) -> NDArray[np.int64]:
-        return self._samples[self._edges[number] : self._edges[number + 1]]
+        """The samples of global batch `number`."""
+        end = self.begins[number + 1] if number + 1 < len(self.begins) else self.num_samples
+        return self.visited(self.begins[number], end)
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """Every choice that decides which samples make which micro-batch.
+    """Every choice that decides which samples make which micro-batch; the samples are measured if need be.
 
     Args:
         num_samples: of the dataset.
@@ -92,12 +64,20 @@ class Sampling:
         global_batch_tokens: longest × count per update.
         micro_batch_size: the most samples of a micro-batch.
         micro_batch_tokens: the most longest × count of a micro-batch.
+        lengths: of each sample, in tokens, or a function of its number; needed for a token budget.
         batch_size_multiple: what sizes cut by tokens are rounded down to.
-        length_window: samples that are sorted by length together, before a shuffled epoch is cut by tokens.
+        oversized: whether a sample that is longer than a budget is an "error" or left out ("skip").
+        length_window: samples that are sorted by length together, before a shuffled epoch is cut by tokens; None: 8192.
         shuffle: whether epochs are shuffled.
         curriculum_epochs: how many first epochs are not.
-        lengths: `[num_samples]` in tokens; needed for a token budget.
-        fits: `[num_samples]`, which samples are used; None for all.
+
+    Attributes:
+        measured: the lengths, `[num_samples]` in tokens; None where there is no token budget.
+        fits: which samples are used, `[num_samples]`; None for all.
+
+    Raises:
+        ArgumentError: a choice cannot be, or does nothing beside the others.
+        DataError: a sample is longer than a budget.
 
     >>> sampling = Sampling(num_samples=10, global_batch_size=4, micro_batch_size=3, shuffle=False)
     >>> epoch = sampling.epoch(0, seed=1)
@@ -110,12 +90,44 @@ class Sampling:
     global_batch_tokens: int | None = None
     micro_batch_size: int | None = None
     micro_batch_tokens: int | None = None
+    lengths: InitVar[Lengths | None] = None
     batch_size_multiple: int = 1
-    length_window: int = _LENGTH_WINDOW
+    oversized: InitVar[Literal["error", "skip"]] = "error"
+    length_window: int | None = None
     shuffle: bool = True
     curriculum_epochs: int = 0
-    lengths: NDArray[np.int64] | None = None
-    fits: NDArray[np.bool_] | None = None
+    measured: NDArray[np.int64] | None = field(init=False)
+    fits: NDArray[np.bool_] | None = field(init=False)
+
+    def __post_init__(self, lengths: Lengths | None, oversized: Literal["error", "skip"]) -> None:
+        for name in ("global_batch_size", "global_batch_tokens", "micro_batch_size", "micro_batch_tokens"):
+            if getattr(self, name) is not None:
+                require_count(name, getattr(self, name))
+        check_measure(self.global_batch_size, self.global_batch_tokens)
+        budgets = [tokens for tokens in (self.global_batch_tokens, self.micro_batch_tokens) if tokens is not None]
+        _check_token_choices(lengths, oversized, has_budget=bool(budgets))
+        check_only_for_tokens(
+            has_budget=bool(budgets),
+            lengths=lengths is not None,
+            batch_size_multiple=self.batch_size_multiple != 1,
+            oversized=oversized != "error",
+        )
+        check_only_for_tokens(
+            has_budget=self.global_batch_tokens is not None, length_window=self.length_window is not None
+        )
+        check_curriculum(self.curriculum_epochs, shuffle=self.shuffle)
+        measured = None if lengths is None else measure(lengths, self.num_samples)
+        fits = None if measured is None else fitting(measured, max_tokens=min(budgets), oversized=oversized)
+        window = _LENGTH_WINDOW if self.length_window is None else self.length_window
+        checked = {
+            "measured": measured,
+            "fits": fits,
+            "batch_size_multiple": require_count("batch_size_multiple", self.batch_size_multiple),
+            "length_window": require_count("length_window", window),
+            "curriculum_epochs": require_count("curriculum_epochs", self.curriculum_epochs, at_least=0),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
 
     @property
     def num_skipped(self) -> int:
@@ -129,8 +141,9 @@ class Sampling:
         epoch_key = key(seed, "sample", epoch)
         if self.global_batch_tokens is None and self.fits is None:
             assert self.global_batch_size is not None
-            return CountedBatches(visited, self.num_samples, self.global_batch_size, epoch_key)
-        samples = visited.between(0, self.num_samples)
+            begins = range(0, self.num_samples, self.global_batch_size)
+            return EpochBatches(visited=visited, num_samples=self.num_samples, begins=begins, key=epoch_key)
+        samples = visited(0, self.num_samples)
         if self.fits is not None:
             samples = samples[self.fits[samples]]
         if self.global_batch_tokens is not None:
@@ -140,15 +153,17 @@ class Sampling:
         else:
             assert self.global_batch_size is not None
             edges = cut_by_count(len(samples), self.global_batch_size)
-        return CutBatches(samples, edges, epoch_key)
+        return EpochBatches(
+            visited=lambda start, stop: samples[start:stop], num_samples=len(samples), begins=edges[:-1], key=epoch_key
+        )
 
     def microbatches(self, samples: NDArray[np.int64]) -> list[list[int]]:
         """Cut one global batch: by tokens (sorted by length first, to pad little), by count, or not at all."""
         if self.micro_batch_tokens is not None:
-            assert self.lengths is not None
-            samples = samples[np.argsort(self.lengths[samples], kind="stable")]
+            assert self.measured is not None
+            samples = samples[np.argsort(self.measured[samples], kind="stable")]
             edges = cut_by_tokens(
-                self.lengths[samples],
+                self.measured[samples],
                 max_tokens=self.micro_batch_tokens,
                 max_samples=self.micro_batch_size,
                 multiple=self.batch_size_multiple,
@@ -161,67 +176,13 @@ class Sampling:
     def _cut_by_tokens(
         self, samples: NDArray[np.int64], max_tokens: int, shuffle_key: int | None
     ) -> tuple[NDArray[np.int64], list[int]]:
-        assert self.lengths is not None
+        assert self.measured is not None and self.length_window is not None
         if shuffle_key is not None:
-            samples = group_by_length(samples, self.lengths, window=self.length_window)
-        edges = cut_by_tokens(self.lengths[samples], max_tokens=max_tokens, multiple=self.batch_size_multiple)
+            samples = group_by_length(samples, self.measured, window=self.length_window)
+        edges = cut_by_tokens(self.measured[samples], max_tokens=max_tokens, multiple=self.batch_size_multiple)
         if shuffle_key is not None:
             samples, edges = shuffle_batches(samples, edges, shuffle_key=shuffle_key)
         return samples, edges
-
-
-def choose_sampling(
-    num_samples: int,
-    *,
-    global_batch_size: int | None,
-    global_batch_tokens: int | None,
-    micro_batch_size: int | None,
-    micro_batch_tokens: int | None,
-    lengths: Lengths | None,
-    batch_size_multiple: int,
-    oversized: Literal["error", "skip"],
-    length_window: int | None,
-    shuffle: bool,
-    curriculum_epochs: int,
-) -> Sampling:
-    """Check the choices that `MapData` was given, measure the samples if need be, and make the `Sampling` of them.
-
-    Raises:
-        ArgumentError: a choice cannot be, or does nothing beside the others.
-        DataError: a sample is longer than a budget.
-    """
-    sizes = {
-        "global_batch_size": global_batch_size,
-        "global_batch_tokens": global_batch_tokens,
-        "micro_batch_size": micro_batch_size,
-        "micro_batch_tokens": micro_batch_tokens,
-    }
-    for name, size in sizes.items():
-        if size is not None:
-            require_count(name, size)
-    check_measure(global_batch_size, global_batch_tokens)
-    budgets = [tokens for tokens in (global_batch_tokens, micro_batch_tokens) if tokens is not None]
-    _check_token_choices(lengths, oversized, has_budget=bool(budgets))
-    check_only_for_tokens(
-        has_budget=bool(budgets),
-        lengths=lengths is not None,
-        batch_size_multiple=batch_size_multiple != 1,
-        oversized=oversized != "error",
-    )
-    check_only_for_tokens(has_budget=global_batch_tokens is not None, length_window=length_window is not None)
-    check_curriculum(curriculum_epochs, shuffle=shuffle)
-    measured = None if lengths is None else measure(lengths, num_samples)
-    fits = None if measured is None else fitting(measured, max_tokens=min(budgets), oversized=oversized)
-    return Sampling(
-        num_samples=num_samples,
-        **sizes,
-        batch_size_multiple=require_count("batch_size_multiple", batch_size_multiple),
-        length_window=_LENGTH_WINDOW if length_window is None else require_count("length_window", length_window),
-        shuffle=shuffle,
-        curriculum_epochs=require_count("curriculum_epochs", curriculum_epochs, at_least=0),
-        lengths=measured,
-        fits=fits,
-    )
 
 
 def check_measure(global_batch_size: int | None, global_batch_tokens: int | None) -> None:

@@ -7,23 +7,28 @@ known here.
 
 import math
 import pickle
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, final
 from zlib import crc32
 
 from evenstep.errors import DataError
 
-__all__ = ["Alike", "Guessed", "OneRank", "Ranks", "Together", "Total"]
+__all__ = ["StreamRanks", "Together", "Total", "of_one_stream"]
 
 Total: TypeAlias = Callable[[Sequence[float]], Sequence[float]]
 """Sums numbers over all ranks; all call it together."""
 
 
-class Ranks(ABC):
-    """The ranks that read streams for one run."""
+class StreamRanks:
+    """The ranks that read streams for one run; here one rank, or one that can't ask the others.
 
-    @abstractmethod
+    Args:
+        scaled: the samples of a global batch over all ranks, for those of this one, if all streams are alike.
+    """
+
+    def __init__(self, scaled: Callable[[int], int] = int) -> None:
+        self._scaled = scaled
+
     def begun(self, epoch: int, *, gives: bool, over: bool) -> bool:
         """Whether there is such an epoch; False where the data have come to their end.
 
@@ -35,8 +40,10 @@ class Ranks(ABC):
         Raises:
             DataError: no stream gives anything, or only some can be iterated again.
         """
+        if gives or over:
+            return gives
+        raise _nothing_in(epoch)
 
-    @abstractmethod
     def taken(self, num_samples: int, *, more: bool) -> tuple[int, bool]:
         """The samples of a global batch over all ranks, and whether any rank has more in this epoch.
 
@@ -47,6 +54,7 @@ class Ranks(ABC):
         Raises:
             DataError: streams that must be alike are not.
         """
+        return self._scaled(num_samples), more
 
     def read_the_same(self, items: object) -> bool:
         """Whether all ranks, which should each have others, have read the same items."""
@@ -54,38 +62,7 @@ class Ranks(ABC):
 
 
 @final
-class OneRank(Ranks):
-    """One rank."""
-
-    def begun(self, epoch: int, *, gives: bool, over: bool) -> bool:
-        if gives or over:
-            return gives
-        raise nothing_in(epoch)
-
-    def taken(self, num_samples: int, *, more: bool) -> tuple[int, bool]:
-        return num_samples, more
-
-
-@final
-class Guessed(Ranks):
-    """A rank that can't ask the others, and takes their streams to be as long as its own.
-
-    Args:
-        scale: gives the samples over all ranks, for those of this one.
-    """
-
-    def __init__(self, scale: Callable[[int], int]) -> None:
-        self._scale = scale
-
-    def begun(self, epoch: int, *, gives: bool, over: bool) -> bool:
-        return OneRank().begun(epoch, gives=gives, over=over)
-
-    def taken(self, num_samples: int, *, more: bool) -> tuple[int, bool]:
-        return self._scale(num_samples), more
-
-
-@final
-class Together(Ranks):
+class Together(StreamRanks):
     """Ranks that each read a stream of their own, of any length.
 
     Args:
@@ -94,6 +71,7 @@ class Together(Ranks):
     """
 
     def __init__(self, total: Total, ranks: int) -> None:
+        super().__init__()
         self._total, self._ranks = total, ranks
 
     def begun(self, epoch: int, *, gives: bool, over: bool) -> bool:
@@ -106,7 +84,7 @@ class Together(Ranks):
                 f"those of the others begin epoch {epoch}; give all ranks an object whose `__iter__` begins anew."
             )
         if not giving:
-            raise nothing_in(epoch)
+            raise _nothing_in(epoch)
         return True
 
     def taken(self, num_samples: int, *, more: bool) -> tuple[int, bool]:
@@ -123,7 +101,7 @@ class Together(Ranks):
 
 
 @final
-class Alike(Ranks):
+class _Alike(StreamRanks):
     """Ranks that all read the same stream, each of them the whole.
 
     Args:
@@ -132,13 +110,14 @@ class Alike(Ranks):
     """
 
     def __init__(self, total: Total, ranks: int) -> None:
+        super().__init__()
         self._total, self._ranks = total, ranks
 
     def begun(self, epoch: int, *, gives: bool, over: bool) -> bool:
         giving, ended = self._total([float(gives), float(over)])
         if giving not in (0, self._ranks) or ended not in (0, self._ranks):
             raise self._differ(f"in epoch {epoch} that of {int(giving)} ranks gives something")
-        return OneRank().begun(epoch, gives=gives, over=over)
+        return super().begun(epoch, gives=gives, over=over)
 
     def taken(self, num_samples: int, *, more: bool) -> tuple[int, bool]:
         everybodys, having_more, squares = self._total([float(num_samples), float(more), float(num_samples) ** 2])
@@ -154,7 +133,12 @@ class Alike(Ranks):
         )
 
 
-def nothing_in(epoch: int) -> DataError:
+def of_one_stream(total: Total | None, ranks: int) -> StreamRanks:
+    """The ranks that all read one stream; without a `total` they take it for granted that it is the same."""
+    return StreamRanks() if total is None or ranks == 1 else _Alike(total, ranks)
+
+
+def _nothing_in(epoch: int) -> DataError:
     """What is raised where an epoch has nothing in it."""
     return DataError(
         f"the stream gave nothing in epoch {epoch}; check what it reads. A generator, and what is made of one, "

@@ -1,10 +1,9 @@
 """Global batches that are ready made: each item of an iterable is one update, for whoever brings their own loop.
 
-What an item holds is told by its type alone, never by guessing at its contents. It reads like `StreamData`, which it
-asks for the items; it mixes nothing and cuts nothing.
+What an item holds is told by its type alone, never by guessing at its contents. It mixes nothing and cuts nothing.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, cast, final
 
@@ -12,12 +11,12 @@ import numpy as np
 import torch
 
 from evenstep.data.arguments import require_rank
-from evenstep.data.batch import JSON, Data, GlobalBatch, Microbatch, Part, Position
-from evenstep.data.batching import share
-from evenstep.data.pin import can_pin, pin
-from evenstep.data.stream import samples_in
-from evenstep.data.stream_data import StreamData
-from evenstep.data.stream_ranks import Total
+from evenstep.data.batch import JSON, Microbatch, Part, Position
+from evenstep.data.batching import share as share_of
+from evenstep.data.dataset import fingerprint_of
+from evenstep.data.iterated_data import Cut, IteratedData, Share
+from evenstep.data.stream import check_stream, samples_in
+from evenstep.data.stream_ranks import Total, of_one_stream
 from evenstep.errors import DataError
 
 __all__ = ["Batch", "UpdateData", "batches_in", "named_batch"]
@@ -84,7 +83,7 @@ def named_batch(item: object) -> Batch:
 
 
 @final
-class UpdateData(Data):
+class UpdateData(IteratedData):
     """The updates of an iterable: a tuple of batches, or one batch; see `batches_in`.
 
     On several ranks all iterate over the same updates, and each runs its share of an update's batches.
@@ -107,83 +106,40 @@ class UpdateData(Data):
     def __init__(
         self, stream: Iterable[Any], *, samples_in: Callable[[Any], int] = samples_in, exact_resume: bool = True
     ) -> None:
-        self._stream = StreamData(stream, batched=True, samples_in=_none, exact_resume=exact_resume)
+        check_stream(stream, gives_batches=True)
+        super().__init__(stream, exact_resume=exact_resume)
         self._samples_in = samples_in
 
     @property
     def tasks(self) -> None:
         return None
 
-    @property
-    def resumable(self) -> bool:
-        return self._stream.resumable
-
-    def num_batches(self, epoch: int, *, seed: int) -> None:
-        """None: only reading the stream tells."""
-
     def fingerprint(self) -> dict[str, JSON]:
-        return {"kind": "updates", "stream": self._stream.fingerprint()}
+        batches: dict[str, JSON] = {"kind": "stream", "global_batch_size": None, "batched": True, "num_microbatches": 1}
+        return {"kind": "updates", "stream": {**batches, "stream": fingerprint_of(self._stream)}}
 
-    def try_resume(self) -> str:
-        return self._stream.try_resume()
-
-    def state_dict(self, at: Position | None = None) -> dict[str, object]:
-        return self._stream.state_dict(at)
-
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
-        self._stream.load_state_dict(state)
-
-    def close(self) -> None:
-        self._stream.close()
-
-    def batches(
-        self, start: Position, *, seed: int, rank: int = 0, ranks: int = 1, pin_memory: bool = False
-    ) -> Iterator[GlobalBatch]:
-        return self._batches(start, seed=seed, rank=rank, ranks=ranks, total=None, pin_memory=pin_memory)
-
-    def batches_together(
-        self, start: Position, *, seed: int, rank: int, ranks: int, total: Total, pin_memory: bool = False
-    ) -> Iterator[GlobalBatch]:
-        return self._batches(start, seed=seed, rank=rank, ranks=ranks, total=total, pin_memory=pin_memory)
-
-    def _batches(
-        self, start: Position, *, seed: int, rank: int, ranks: int, total: Total | None, pin_memory: bool
-    ) -> Iterator[GlobalBatch]:
+    def _share(self, rank: int, ranks: int, total: Total | None) -> Share:
         require_rank(rank, ranks)
-        pinned = pin if pin_memory and can_pin() else _as_it_is
-        whole = self._stream.whole_batches(start, seed=seed, ranks=ranks, total=total)
-        return (self._cut(update, pinned, rank=rank, ranks=ranks) for update in whole)
+        return Share(0, rank, ranks, 1, of_one_stream(total, ranks))
 
-    def _cut(self, update: GlobalBatch, pinned: Callable[[Any], Any], *, rank: int, ranks: int) -> GlobalBatch:
-        batches = batches_in(update.microbatches[0].data)
+    def _cut(self, items: list[object], share: Share, position: Position) -> Cut:
+        batches = batches_in(items[0])
         counts = [self._samples_in(batch.data) for batch in batches]
-        mine = share(len(batches), rank=rank, ranks=ranks)
-        return GlobalBatch(
-            position=update.position,
-            following=update.following,
+        return Cut(
             microbatches=tuple(
                 Microbatch(
                     index=index,
-                    data=pinned(batches[index].data),
+                    data=batches[index].data,
                     num_samples=counts[index],
                     task=batches[index].task,
                     counted=self._samples_in is not _BY_LOOKS,
                 )
-                for index in mine
+                for index in share_of(len(batches), rank=share.rank, ranks=share.ranks)
             ),
-            num_microbatches=len(batches),
             num_samples=sum(counts),
-            ends_epoch=update.ends_epoch,
+            num_microbatches=len(batches),
             parts=tuple(
                 Part(task=batch.task, num_microbatches=1, num_samples=count)
                 for batch, count in zip(batches, counts, strict=True)
             ),
         )
-
-
-def _none(batch: object) -> int:
-    return 0
-
-
-def _as_it_is(batch: object) -> object:
-    return batch

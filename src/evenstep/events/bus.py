@@ -9,17 +9,17 @@ never refers to the trainer; it only introduces the hooks to it.
 import inspect
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from difflib import get_close_matches
 from types import TracebackType
 from typing import Any, Literal, TypeAlias, final
 
 from evenstep.errors import HookError
-from evenstep.events.deliver import Receiver, deliver
 from evenstep.events.event import Event, Incident
 from evenstep.events.hook import Hook, HookTrainer
 
 SpanName = Literal["train", "epoch", "update", "microbatch", "forward", "backward", "step", "evaluate", "save"]
+Receiver: TypeAlias = tuple[str, Callable[..., Any]]
 Heard: TypeAlias = "Receiver | None"
 Pair: TypeAlias = tuple[Heard, Heard]
 
@@ -74,7 +74,7 @@ class Bus:
             for name, column in heard.items():
                 told = None if name == "on_incident" else report  # or the incident would be told to whom it is about
                 heard[name] = [
-                    _Survived(one, told).receiver if one is not None and survives else one
+                    _survived(one, told) if one is not None and survives else one
                     for one, survives in zip(column, survived, strict=True)
                 ]
         self._listeners = {name: tuple(one for one in column if one is not None) for name, column in heard.items()}
@@ -189,44 +189,60 @@ class _Span(AbstractContextManager[None]):
         return deliver(afters, self._end(error), error=error) if afters else error
 
 
-@final
-class _Survived:
-    """Calls a hook whose failure the run survives: an incident the first time, and when it has worked in between."""
+def _survived(one: Receiver, report: Callable[[Incident], None] | None) -> Receiver:
+    """A hook whose failure the run survives: an incident the first time, and when it has worked in between."""
+    name, receive = one
+    failing = False
 
-    def __init__(self, one: Receiver, report: Callable[[Incident], None] | None) -> None:
-        self._name, self._receive = one
-        self._report = report
-        self._failing = False
-
-    @property
-    def receiver(self) -> Receiver:
-        return self._name, self
-
-    def __call__(self, event: Event) -> None:
+    def received(event: Event) -> None:
+        nonlocal failing
         try:
-            self._receive(event)
+            receive(event)
         except HookError:
             raise  # it is no hook for this run at all
         except Exception as error:  # noqa: BLE001 - not lost: it is an incident
-            failing, self._failing = self._failing, True
-            if not failing and self._report is not None:
-                message = f"{self._name} raised {type(error).__name__}: {error}; the run goes on, as it was told to."
-                self._report(
-                    Incident(kind="hook", update=event.update, message=message, traceback=traceback.format_exc())
-                )
+            first, failing = not failing, True
+            if first and report is not None:
+                message = f"{name} raised {type(error).__name__}: {error}; the run goes on, as it was told to."
+                report(Incident(kind="hook", update=event.update, message=message, traceback=traceback.format_exc()))
         else:
-            self._failing = False
+            failing = False
+
+    return name, received
 
 
-@final
-class _Unheard(AbstractContextManager[None]):
-    __slots__ = ()
-
-    def __enter__(self) -> None: ...
-    def __exit__(self, *unused: object) -> None: ...
+_UNHEARD = nullcontext()
 
 
-_UNHEARD = _Unheard()
+def deliver(
+    receivers: Iterable[Receiver], *arguments: object, error: BaseException | None = None
+) -> BaseException | None:
+    """Call every receiver with `arguments`; return `error`, or else the first error that one of them raised.
+
+    The later ones are attached to it as notes, so that an error while tidying up never hides what went wrong.
+
+    Args:
+        receivers: each with the name that a note calls it by.
+        arguments: given to every receiver.
+        error: what is in flight already, if anything.
+
+    >>> error = deliver([("a", int), ("b", print), ("c", len)], 2.5, error=ValueError("the first"))
+    2.5
+    >>> error, error.__notes__
+    (ValueError('the first'), ["Then c raised TypeError: object of type 'float' has no len()"])
+    """
+    try:
+        for name, receive in receivers:
+            try:
+                receive(*arguments)
+            except BaseException as raised:  # noqa: BLE001 - not lost: the caller raises the first, with the rest
+                if error is None:
+                    error = raised
+                elif raised is not error:
+                    error.add_note(f"Then {name} raised {type(raised).__name__}: {raised}")
+        return error
+    finally:
+        del error  # the error's traceback holds this frame: keeping it here would be a cycle
 
 
 def _raise(error: BaseException | None, unless: BaseException | None = None) -> None:

@@ -61,6 +61,14 @@ class Ema:
         """Its numbers by name."""
         return {"decay": self._decay, "start_update": self._start_update, "every_updates": self._every_updates}
 
+    def check(self, updates: int) -> None:
+        """Raise ArgumentError if the average would still be a copy at the end of a run of so many updates."""
+        if self._start_update >= updates:
+            raise ArgumentError(
+                f"`start_update` must be below the {updates} updates of the run, but is {self._start_update}: the "
+                f"average would never begin; lower it."
+            )
+
     def attach(self, model: nn.Module) -> None:
         """Follow `model`, whose tensors are on their device already. The average begins as a copy."""
         if self._live:

@@ -6,19 +6,8 @@ from evenstep.lazy import lazy_names
 
 if TYPE_CHECKING:
     from evenstep.parallel.compression import COMPRESSIONS, Bf16, Compression, Fp16
-    from evenstep.parallel.elastic import Elastic
     from evenstep.parallel.group import Group, Processes
     from evenstep.parallel.layout import ParameterLayout, ShardedTensorRef, States, each_norm, mapped, squared_norm
-    from evenstep.parallel.lighthouse import (
-        ADDRESS,
-        COUNT,
-        NUMBER,
-        SILENT_S,
-        ElasticRank,
-        Lighthouse,
-        coordination,
-        elastic_rank_of,
-    )
     from evenstep.parallel.mesh import Mesh
     from evenstep.parallel.named import device_of_rank, launched_group, strategy_named
     from evenstep.parallel.rank_info import RankInfo, rank_info_of
@@ -30,24 +19,16 @@ if TYPE_CHECKING:
     from evenstep.parallel.reducer.single import Single
     from evenstep.parallel.reducer.zero1 import Zero1
     from evenstep.parallel.reducers import Reducers
-    from evenstep.parallel.replicas import bits
     from evenstep.parallel.strategy import Strategy
 
 __all__ = [
-    "ADDRESS",
     "COMPRESSIONS",
-    "COUNT",
-    "NUMBER",
-    "SILENT_S",
     "Bf16",
     "Compression",
     "Ddp",
-    "Elastic",
-    "ElasticRank",
     "Fp16",
     "Fsdp",
     "Group",
-    "Lighthouse",
     "Mesh",
     "Ordered",
     "OrderedFsdp",
@@ -61,11 +42,8 @@ __all__ = [
     "States",
     "Strategy",
     "Zero1",
-    "bits",
-    "coordination",
     "device_of_rank",
     "each_norm",
-    "elastic_rank_of",
     "launched_group",
     "mapped",
     "rank_info_of",
@@ -77,10 +55,8 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         ".compression": "COMPRESSIONS Bf16 Compression Fp16",
-        ".elastic": "Elastic",
         ".group": "Group Processes",
         ".layout": "ParameterLayout ShardedTensorRef States each_norm mapped squared_norm",
-        ".lighthouse": "ADDRESS COUNT NUMBER SILENT_S ElasticRank Lighthouse coordination elastic_rank_of",
         ".mesh": "Mesh",
         ".named": "device_of_rank launched_group strategy_named",
         ".rank_info": "RankInfo rank_info_of",
@@ -92,7 +68,13 @@ __getattr__, __dir__ = lazy_names(
         ".reducer.single": "Single",
         ".reducer.zero1": "Zero1",
         ".reducers": "Reducers",
-        ".replicas": "bits",
         ".strategy": "Strategy",
+    },
+    old={
+        **{name: f"evenstep.extras.elastic:{name}" for name in ["Elastic", "ElasticRank", "Lighthouse"]},
+        **{
+            name: f"evenstep.extras.elastic.lighthouse:{name}"
+            for name in ["ADDRESS", "COUNT", "NUMBER", "SILENT_S", "coordination", "elastic_rank_of"]
+        },
     },
 )

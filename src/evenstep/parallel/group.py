@@ -14,7 +14,7 @@ from copy import copy
 from datetime import timedelta
 from functools import partial
 from time import monotonic, perf_counter, sleep
-from typing import Any, TypeVar, cast, final
+from typing import Any, Protocol, TypeVar, cast, final
 
 import torch
 import torch.distributed as dist
@@ -24,12 +24,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from evenstep.errors import ArgumentError, EvenstepError, LostRankError
 from evenstep.internals import PrefixStore, Store
 from evenstep.parallel.flight import Entry, Flight
-from evenstep.parallel.notices import Notices, Unnoticed
-from evenstep.parallel.rank_info import rank_info_of
+from evenstep.parallel.notices import Notices
+from evenstep.parallel.rank_info import RankInfo, rank_info_of
 from evenstep.parallel.rendezvous import meet
 from evenstep.parallel.renewable import GLOO, NCCL, Connections, register
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 _A_WHILE = timedelta(seconds=1)
 _LETTING_GO_S = 0.05
 _CONNECTING_S = 10.0  # for ranks that have just met
@@ -37,6 +38,12 @@ _CONNECTING_S = 10.0  # for ranks that have just met
 
 class Interrupted(LostRankError):
     """Another rank has broken off what all do now, and waits for this one to meet it."""
+
+
+class Runs(Protocol[T_co]):
+    """What runs to its end, as the loop of a trainer does."""
+
+    def run(self) -> T_co: ...
 
 
 class Group:
@@ -48,8 +55,21 @@ class Group:
 
     rank: int = 0
     ranks: int = 1
+    can_change: bool = False  # whether ranks may leave and come between two updates: then `run_of` says how it goes on
     waited_s: float = 0.0  # for other ranks, in all
     device: torch.device = torch.device("cpu")  # where the tensors of its words are
+
+    def run_of(self, loop: Runs[T], agree: Callable[[], None]) -> Callable[[], T]:
+        """What runs a trainer's loop on these ranks: where they can change, as often as they do.
+
+        Args:
+            loop: that makes the updates, from the last committed one on.
+            agree: raises unless all ranks that are there train the same.
+
+        Raises:
+            ArgumentError: what the loop trains can't go on with other ranks.
+        """
+        return loop.run
 
     def sum_floats(self, values: Sequence[float]) -> list[float]:
         """The element-wise sum over all ranks, in float64."""
@@ -138,14 +158,21 @@ class Group:
         line = message.splitlines()[0] if message else "no word"
         return f"rank {self.rank} failed{self.where()}: {line}"
 
+    def begin_work(self) -> int:
+        """Note that this rank begins what all compute together next; gives its number, the same on all ranks.
+
+        A rank that breaks it off (`interrupt`) takes nothing from others that are still at the work before.
+        """
+        return 0
+
     def interrupt(self, reason: str) -> None:
-        """Break off what all ranks of the run do now: whoever waits for another, or comes to, raises `Interrupted`.
+        """Break off what all ranks of the run do now: whoever waits in it, or comes to it, raises `Interrupted`.
 
         Then all `meet`. Called on the group of all ranks; those that were split off from it are broken with it.
         """
 
     def interrupted(self) -> str:
-        """Why a rank has broken off what all do now; "" if none has."""
+        """Why a rank has broken off what this one does now; "" if none has."""
         return ""
 
     def meet(self, value: T) -> list[T]:
@@ -201,7 +228,26 @@ class Processes(Group):
                 "a rank among several needs RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment; start "
                 "the run with torchrun, or with `--launch.ranks`."
             )
-        store = meet(place, timeout_s=timeout_s)
+        self._join(place, device, timeout_s=timeout_s, meeting_s=timeout_s)
+
+    @classmethod
+    def at_place(cls, place: RankInfo, *, timeout_s: float, meeting_s: float) -> "Processes":
+        """Processes on CPUs whose places are not told by their environment.
+
+        Args:
+            place: of this one; only those of the same `attempt` meet.
+            timeout_s: see `Processes`.
+            meeting_s: the longest wait at the rendezvous, in seconds.
+
+        Raises:
+            EvenstepError: the others did not come, or could not connect to each other.
+        """
+        made = cls.__new__(cls)
+        made._join(place, torch.device("cpu"), timeout_s=timeout_s, meeting_s=meeting_s)
+        return made
+
+    def _join(self, place: RankInfo, device: torch.device, *, timeout_s: float, meeting_s: float) -> None:
+        store = meet(place, timeout_s=meeting_s)
         self.rank, self.ranks, self.device = place.rank, place.ranks, device
         self._connect(store, timeout_s)
         self._notices = Notices(
@@ -209,26 +255,9 @@ class Processes(Group):
             self.rank,
             self.ranks,
             holds_store=self.rank == 0 and not place.store_is_served,
-            broken=self._connections.break_,
+            broken=self._connections.break_off,
         )
         self._meeting_place = "the launcher" if place.store_is_served else "rank 0"
-
-    @classmethod
-    def met(cls, store: Store, *, rank: int, ranks: int, timeout_s: float) -> "Processes":
-        """Processes on CPUs that have found each other already, and whose losses somebody else explains.
-
-        Args:
-            store: that only these have.
-            rank, ranks: of this one, and how many there are.
-            timeout_s: see `Processes`.
-
-        Raises:
-            EvenstepError: they could not connect to each other.
-        """
-        made = cls.__new__(cls)
-        made.rank, made.ranks, made.device = rank, ranks, torch.device("cpu")
-        made._connect(store, timeout_s)
-        return made
 
     def _connect(self, store: Store, timeout_s: float) -> None:
         self._timeout = timeout = timedelta(seconds=timeout_s)
@@ -249,9 +278,7 @@ class Processes(Group):
         self._devices = self._hosts
         if self.device.type == "cuda":
             self._devices = self._connections.add(dist.new_group(backend=NCCL, timeout=timeout))
-        self._notices: Notices | Unnoticed = Unnoticed()
         self._has_failed = False
-        self._meeting_place = ""
         self._flight = Flight()
         self._process = os.getpid()
         atexit.register(self.close)  # an error that nobody catches ends the process without it
@@ -325,20 +352,24 @@ class Processes(Group):
 
     def abort(self, reason: str) -> None:
         self._notices.post(reason)
-        self._connections.break_(self._connections.attempt)
+        self._connections.break_()
+
+    def begin_work(self) -> int:
+        return self._connections.begin_work()
 
     def interrupt(self, reason: str) -> None:
-        attempt = self._connections.attempt
-        self._notices.break_off(attempt, reason)
-        self._connections.break_(attempt)
+        attempt, work = self._connections.attempt, self._connections.work
+        self._notices.break_off(attempt, work, reason)
+        self._connections.break_off(attempt, work)
 
     def interrupted(self) -> str:
-        return self._notices.broken_off(self._connections.attempt)
+        work, reason = self._notices.broken_off(self._connections.attempt)
+        return reason if work <= self._connections.work else ""
 
     def meet(self, value: T) -> list[T]:
         began = perf_counter()
         while True:
-            self._connections.break_(self._connections.attempt)
+            self._connections.break_()
             entry = self._flight.begin("meet", 0)
             said = pickle.dumps(value)
             told, gone = self._notices.meet(self._connections.attempt, said, self._timeout_s)
@@ -347,7 +378,8 @@ class Processes(Group):
             try:
                 self._connections.renew(timedelta(seconds=min(_CONNECTING_S, self._timeout_s)))
             except RuntimeError as error:
-                if not self.interrupted():  # by a rank that was through with this before
+                _, reason = self._notices.broken_off(self._connections.attempt)
+                if not reason:  # given by a rank that was through with this before
                     raise self._lost("connect to the others again", error) from error
             else:
                 self._flight.end(entry, waited_s=perf_counter() - began)
@@ -408,11 +440,16 @@ class Processes(Group):
         made = dist.new_group(line, backend=backend, timeout=self._timeout, use_local_synchronization=True)
         return self._connections.add(made)
 
-    def close(self) -> None:
+    def close(self, *, waits: bool = True) -> None:
+        """Leave the group.
+
+        Args:
+            waits: for those that have not yet been told why ranks fail, as this process ends.
+        """
         atexit.unregister(self.close)
         if not dist.is_initialized() or os.getpid() != self._process:
             return
-        self._notices.leave()
+        self._notices.leave(waits=waits)
         dist.destroy_process_group()
         # gloo's threads let go of the last tensors a moment after these have been waited for, and need Python for that.
         # If it is gone by then the process ends with SIGABRT; so end the threads first, or at least let them go on.

@@ -39,11 +39,7 @@ class Mesh:
         >>> Mesh.of(Group()).data.ranks
         1
         """
-        if pipeline < 1 or world.ranks % pipeline:
-            raise ArgumentError(
-                f"the number of ranks must be a multiple of the {pipeline} pipeline ranks, but is {world.ranks}; "
-                f"start {max(pipeline, world.ranks // max(pipeline, 1) * pipeline)} ranks, or change `pipeline`."
-            )
+        check_pipelines(world.ranks, pipeline)
         if pipeline == 1:
             return cls(world=world, data=world)
         replicas = world.ranks // pipeline
@@ -51,3 +47,12 @@ class Mesh:
         rows = [range(replica, world.ranks, replicas) for replica in range(replicas)]
         data = world.split([list(column) for column in columns]) if replicas > 1 else Group()
         return cls(world=world, data=data, pipeline=world.split([list(row) for row in rows]))
+
+
+def check_pipelines(ranks: int, pipeline: int) -> None:
+    """Raise ArgumentError unless so many ranks can be divided into pipelines of `pipeline` ranks."""
+    if pipeline < 1 or ranks % pipeline:
+        raise ArgumentError(
+            f"`ranks` must be a multiple of the {pipeline} pipeline ranks, but is {ranks}; start "
+            f"{max(pipeline, ranks // max(pipeline, 1) * pipeline)} ranks, or change `pipeline`."
+        )

@@ -35,7 +35,8 @@ class Notices:
         rank: whose.
         ranks: how many there are.
         holds_store: whether the store ends with this process, which therefore leaves last.
-        broken: called by the thread that listens with the number of an attempt that a rank has broken off.
+        broken: called by the thread that listens with the numbers of an attempt and of the work that a rank has broken
+            off in it.
 
     Attributes:
         heard: what the first failing rank has said, as far as this rank's thread has heard it.
@@ -48,7 +49,7 @@ class Notices:
         ranks: int,
         *,
         holds_store: bool = False,
-        broken: Callable[[int], None] = lambda attempt: None,
+        broken: Callable[[int, int], None] = lambda attempt, work: None,
     ) -> None:
         self._store = store
         self._broken = broken
@@ -136,19 +137,27 @@ class Notices:
                 return self._silent
             sleep(_LOOKED_EVERY_S)
 
-    def break_off(self, attempt: int, reason: str) -> None:
-        """Say that this rank breaks off an attempt, and why; of several reasons the first is kept."""
+    def break_off(self, attempt: int, work: int, reason: str) -> None:
+        """Say that this rank breaks off a work in an attempt, and why; of several the earliest counts.
+
+        Args:
+            attempt, work: their numbers.
+            reason: in words.
+        """
+        key, mine = f"{_BROKEN} {attempt}", f"{work} {reason}"
 
         def act() -> None:
-            self._store.compare_set(f"{_BROKEN} {attempt}", "", reason)
+            stands = cast("bytes", self._store.compare_set(key, "", mine)).decode()
+            while stands != mine and work < _broken_in(stands)[0]:
+                stands = cast("bytes", self._store.compare_set(key, stands, mine)).decode()
             self._store.set(_BROKEN, str(attempt))
             self._ring()
 
         self._briefly(act, None)
 
-    def broken_off(self, attempt: int) -> str:
-        """Why a rank has broken off this attempt; "" if none has."""
-        return self._briefly(lambda: _read(self._store, f"{_BROKEN} {attempt}"), "")
+    def broken_off(self, attempt: int) -> tuple[int, str]:
+        """The work that a rank has broken off in this attempt, and why; (0, "") if none has."""
+        return self._briefly(lambda: _broken_in(_read(self._store, f"{_BROKEN} {attempt}")), (0, ""))
 
     def meet(self, attempt: int, said: bytes, timeout_s: float) -> tuple[list[bytes], list[int] | None]:
         """Leave a value, and wait for those of all ranks.
@@ -196,8 +205,12 @@ class Notices:
         ranks = range(self._ranks)
         return self._briefly(lambda: [self._store.add(_of(_ALIVE, rank), 0) for rank in ranks], [])
 
-    def leave(self) -> None:
-        """Hear no more; but whoever has the others' store, or has left word for them, stays until they know."""
+    def leave(self, *, waits: bool = True) -> None:
+        """Hear no more; but whoever has the others' store, or has left word for them, stays until they know.
+
+        Args:
+            waits: for them; not needed where this process goes on.
+        """
         self._is_leaving = True
         failure = self.failure()
 
@@ -208,7 +221,7 @@ class Notices:
         self._briefly(act, None)
         self._listener.join(ANSWER_S if not self._store_is_gone else 0)
         until = monotonic() + ANSWER_S
-        while (self._holds_store or failure) and not self._store_is_gone and monotonic() < until:
+        while waits and (self._holds_store or failure) and not self._store_is_gone and monotonic() < until:
             if not set(self._lacking(_DONE)) - set(self._silent):
                 break
             sleep(_LOOKED_EVERY_S)
@@ -224,7 +237,7 @@ class Notices:
                 store.add(_of(_ALIVE, self._rank), 1)
                 self._roll_is_called = store.check([_ROLL])
                 if attempt := _read(store, _BROKEN):
-                    self._broken(int(attempt))
+                    self._broken(int(attempt), _broken_in(_read(store, f"{_BROKEN} {attempt}"))[0])
                 self.heard = _read(store, _MESSAGE)
             store.set(_of(_DONE, self._rank), "1")
         except RuntimeError:  # torch's DistError: the store is gone, and who waits for its rank finds out by itself
@@ -273,38 +286,6 @@ def _read(store: Any, key: str) -> str:
     return cast("bytes", store.get(key)).decode() if store.check([key]) else ""
 
 
-@final
-class Unnoticed:
-    """No notices: where whoever is lost is told by others, and nobody should wait to find out."""
-
-    heard = ""
-
-    def post(self, message: str) -> None: ...
-
-    def failure(self) -> str:
-        """Always ""."""
-        return ""
-
-    def answer(self) -> None: ...
-
-    def break_off(self, attempt: int, reason: str) -> None: ...
-
-    def broken_off(self, attempt: int) -> str:
-        """Always ""."""
-        return ""
-
-    def meet(self, attempt: int, said: bytes, timeout_s: float) -> tuple[list[bytes], list[int] | None]:
-        """Nobody meets here."""
-        return [], []
-
-    def missing(self, *, late: bool) -> list[int]:
-        """Nobody is looked for."""
-        return []
-
-    def hear_failure(self) -> None: ...
-
-    def forget_failure(self) -> None: ...
-
-    def listen(self) -> None: ...
-
-    def leave(self) -> None: ...
+def _broken_in(stands: str) -> tuple[int, str]:
+    work, _, reason = stands.partition(" ")
+    return int(work or 0), reason

@@ -14,6 +14,7 @@ from typing import final
 
 from evenstep.errors import ArgumentError
 
+ATTEMPT = "_EVENSTEP_ATTEMPT"  # how often a launcher of evenstep's has started this rank again
 _RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 FIRST_PORT, NUM_PORTS = 20_000, 12_000  # below those that Linux hands out by itself
 
@@ -30,7 +31,7 @@ class RankInfo:
         address: the machine of rank 0.
         port: at which the ranks meet there.
         store_is_served: whether the launcher already listens at that port; else rank 0 does.
-        attempt: how often the launcher has started the ranks again.
+        attempt: how often the launcher has started the ranks again; only those of one attempt meet.
     """
 
     rank: int

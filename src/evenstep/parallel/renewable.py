@@ -11,6 +11,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
+from threading import Thread
+from time import monotonic, sleep
 from typing import Any, cast, final
 
 import torch
@@ -30,6 +32,7 @@ from evenstep.internals import (
 
 GLOO, NCCL = "renewable_gloo", "renewable_nccl"  # names of backends for torch
 _UNUSED_TAG = 2**30  # of a message that nobody sends
+_LOOKED_EVERY_S = 0.001
 _COLLECTIVES = (
     "_allgather_base",
     "_reduce_scatter_base",
@@ -108,6 +111,9 @@ class Renewable(ProcessGroup):
     def _device_type(self) -> str:
         return "cpu"
 
+    def begin_work(self) -> None:
+        """Note that what was begun in it so far must come to its end, also where the connections are broken later."""
+
     def breaker(self) -> Callable[[], None]:
         """What closes the connections that there are now: all who wait in them, or come to them, raise.
 
@@ -142,6 +148,12 @@ class Renewable(ProcessGroup):
 class RenewableNccl(Renewable):
     """The same for tensors on CUDA devices; it has been run by nobody yet."""
 
+    _begun: torch.cuda.Event | None = None
+
+    def begin_work(self) -> None:
+        self._begun = self._begun or torch.cuda.Event()
+        self._begun.record()  # pyright: ignore[reportUnknownMemberType]
+
     def _connected(self, store: Store, timeout: timedelta) -> Any:
         return dist.ProcessGroupNCCL(store, self._rank, self._ranks, nccl_options(self._timeout))
 
@@ -153,7 +165,14 @@ class RenewableNccl(Renewable):
 
     def _break(self, backend: Any) -> None:
         if backend is not None:
-            backend.abort()
+            Thread(target=self._abort, args=(backend, self._begun), daemon=True).start()
+
+    def _abort(self, backend: Any, begun: torch.cuda.Event | None) -> None:
+        """Abort it as soon as the device, which is later than the host, is through with all before this work."""
+        until = monotonic() + self._timeout.total_seconds()
+        while begun is not None and not begun.query() and monotonic() < until:
+            sleep(_LOOKED_EVERY_S)
+        backend.abort()
 
     def getBackendName(self) -> str:
         return NCCL
@@ -176,12 +195,17 @@ for _name in _COLLECTIVES:
 class Connections:
     """All groups of one process, which are broken and formed anew together.
 
+    A rank breaks them in the midst of the work that is broken off, not before it has begun that: of the work before it
+    may still be reading what the others, who are through with it, have sent.
+
     Attributes:
         attempt: the number of the groups that there are now.
+        work: the number of what this rank computes with the others, the same on all ranks.
     """
 
     def __init__(self) -> None:
-        self.attempt = 0
+        self.attempt = self.work = 0
+        self._broken_off = -1, 0  # an attempt, and the work of it
         self._groups: list[Renewable] = []
 
     def add(self, group: Any) -> Any:
@@ -190,10 +214,32 @@ class Connections:
             self._groups.append(group)
         return group
 
-    def break_(self, attempt: int) -> None:
-        """Break the groups of this attempt, unless there are newer ones. Any thread may call it, and none waits."""
+    def begin_work(self) -> int:
+        """Begin the next work; gives its number."""
+        for group in self._groups:
+            group.begin_work()
+        self.work += 1
+        self._break_in_work()
+        return self.work
+
+    def break_off(self, attempt: int, work: int) -> None:
+        """A rank breaks off a work in an attempt: break the groups as soon as this rank has begun it.
+
+        Any thread may call it, and none waits. An older attempt is over: all have formed newer groups since.
+        """
+        self._broken_off = attempt, work
+        self._break_in_work()
+
+    def break_(self) -> None:
+        """Break the groups that there are now."""
+        for group in self._groups:
+            group.breaker()()
+
+    def _break_in_work(self) -> None:
+        """Break them if what is broken off has begun: whichever of two threads comes second sees what the first did."""
         breakers = [group.breaker() for group in self._groups]
-        if attempt == self.attempt:  # asked only now: if it is so still, none of them is newer
+        attempt, work = self._broken_off
+        if attempt == self.attempt and work <= self.work:  # asked only now: if it is so still, none of them is newer
             for break_ in breakers:
                 break_()
 
@@ -206,6 +252,7 @@ class Connections:
         self.attempt += 1
         for group in self._groups:
             group.renew(self.attempt, timeout)
+        self._break_in_work()  # a rank that was through with this before may have broken off already
 
 
 def register() -> None:

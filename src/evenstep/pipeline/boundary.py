@@ -5,7 +5,7 @@ sent, and the shape of the gradient that comes back is still checked. What enter
 `.grad` goes back. It does not know who is on the other side.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -75,8 +75,3 @@ def detached(tree: Any) -> Any:
         return value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
 
     return pytree.tree_map(leaf, tree)
-
-
-def chosen(outputs: Mapping[int, Any], places: Sequence[int]) -> dict[int, Any]:
-    """The outputs of some layers."""
-    return {place: outputs[place] for place in places}

@@ -12,8 +12,7 @@ from typing import final
 from evenstep.errors import PlanError
 from evenstep.pipeline.action import Action, Op, Plan
 from evenstep.pipeline.layout import Layout
-from evenstep.pipeline.order import Needs
-from evenstep.pipeline.rendezvous import check_meetings
+from evenstep.pipeline.meetings import check_meetings
 
 _BACKWARDS = (Op.BACKWARD, Op.INPUT_BACKWARD, Op.WEIGHT_BACKWARD)
 _GIVES_WEIGHTS = (Op.BACKWARD, Op.WEIGHT_BACKWARD)
@@ -52,24 +51,23 @@ def check(
     """
     if len(plans) != layout.ranks:
         raise PlanError(f"there must be one plan for each of the {layout.ranks} ranks, but there are {len(plans)}.")
-    needs = Needs(layout)
     peaks: list[int] = []
     for rank, plan in enumerate(plans):
-        part = _Part(rank, plan, layout, needs)
-        part.check_complete(microbatches, forward_only=forward_only)
-        peaks.append(part.walk(max_live))
+        one = _RankPlan(rank, plan, layout)
+        one.check_complete(microbatches, forward_only=forward_only)
+        peaks.append(one.walk(max_live))
     check_meetings(plans, layout)
     return tuple(peaks)
 
 
 @final
-class _Part:
+class _RankPlan:
     """One rank's plan, seen by itself."""
 
-    def __init__(self, rank: int, plan: Plan, layout: Layout, needs: Needs) -> None:
+    def __init__(self, rank: int, plan: Plan, layout: Layout) -> None:
         self._rank = rank
         self._plan = plan
-        self._needs = needs
+        self._layout = layout
         self._owner = layout.rank_of
         self._stages = layout.stages_of(rank)
         self._counts = Counter(plan)
@@ -128,8 +126,8 @@ class _Part:
             if not forward_only:
                 yield Action(Op.ARM, stage)
                 yield Action(Op.REDUCE, stage)
-            sources = [peer for peer in self._needs.sources[stage] if self._owner[peer] != self._rank]
-            destinations = [peer for peer in self._needs.destinations[stage] if self._owner[peer] != self._rank]
+            sources = [peer for peer in self._layout.sources(stage) if self._owner[peer] != self._rank]
+            destinations = [peer for peer in self._layout.destinations(stage) if self._owner[peer] != self._rank]
             for microbatch in microbatches:
                 yield Action(Op.FORWARD, stage, microbatch)
                 yield from (Action(Op.RECEIVE_INPUT, stage, microbatch, peer) for peer in sources)
@@ -154,7 +152,7 @@ class _Part:
         stage, microbatch = action.stage, action.microbatch
         match action.op:
             case Op.FORWARD:
-                for peer in self._needs.sources[stage]:
+                for peer in self._layout.sources(stage):
                     local = self._owner[peer] == self._rank
                     yield (
                         Action(Op.FORWARD, peer, microbatch)
@@ -163,7 +161,7 @@ class _Part:
                     )
             case Op.BACKWARD | Op.INPUT_BACKWARD:
                 yield Action(Op.FORWARD, stage, microbatch)
-                for peer in self._needs.destinations[stage]:
+                for peer in self._layout.destinations(stage):
                     local = self._owner[peer] == self._rank
                     yield (
                         self._backward(peer, microbatch)

@@ -1,19 +1,25 @@
 """What enters and leaves the stages of one rank while a plan runs.
 
 Between two stages of this rank a tree of tensors is handed over as it is; between ranks it goes by wire, where sends
-and receives are actions of the plan. It knows neither modules nor gradients.
+and receives are actions of the plan. Room for what comes is made a message ahead of the plan and no further, so that
+memory does not grow with the number of micro-batches. It knows neither modules nor gradients.
 """
 
-from collections.abc import Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import torch
 
-from evenstep.parallel.group import Group
+from evenstep.errors import EvenstepError, LostRankError
+from evenstep.parallel.group import Group, Interrupted
 from evenstep.pipeline.action import Action, Op
 from evenstep.pipeline.layout import Layout
-from evenstep.pipeline.wire import Address, Inbox, Wire
+from evenstep.pipeline.wire import Address, Wire
 
+AHEAD = 1  # messages from one rank whose buffers wait before the plan has come to their place
+_GRACE_S = 2.0  # a rank that fails notes why and then its connections break; the note may come a little later
 _RECEIVED = {Op.RECEIVE_INPUT: "output", Op.RECEIVE_GRADIENT: "gradient"}
 _SENT = {Op.SEND_OUTPUT: "output", Op.SEND_GRADIENT: "gradient"}
 
@@ -35,20 +41,28 @@ class Edges:
         self.wire = Wire(group, device)
         self._group = group
         self._rank_of = layout.rank_of
-        self._inbox = Inbox(self.wire, group, {})
-        self._here: dict[Address, Any] = {}
+        self._ready: dict[Address, Any] = {}  # handed over, or received before it was asked for
         self._leaving: dict[Address, Any] = {}
+        # by rank, in the order in which it sends: what it will send, and of that what there is room for
+        self._coming: dict[int, deque[Address]] = {}
+        self._begun: dict[int, deque[tuple[Address, Callable[[], Any]]]] = {}
 
     def begin(self, plan: Sequence[Action]) -> None:
         """A plan begins, on all ranks: make room for the first messages that it receives."""
         self.wire.begin()
-        self._inbox = Inbox(self.wire, self._group, self._coming(plan))
+        self._coming, self._begun = {}, {}
+        for action in plan:
+            if action.op in _RECEIVED:
+                address = Address(_RECEIVED[action.op], action.peer, action.stage, action.microbatch)
+                self._coming.setdefault(self._rank_of[action.peer], deque()).append(address)
+        for rank in self._coming:
+            for _ in range(AHEAD):
+                self._make_room(rank)
 
     def forget(self) -> None:
-        """Drop what was not handed over or sent, after a plan that has failed."""
-        self._here.clear()
-        self._leaving.clear()
-        self._inbox = Inbox(self.wire, self._group, {})
+        """Drop what was not handed over, sent or received, after a plan that has failed."""
+        for held in (self._ready, self._leaving, self._coming, self._begun):
+            held.clear()
 
     def take(self, address: Address) -> Any:
         """The tree that `address` names; waits for it if it comes from another rank.
@@ -58,15 +72,17 @@ class Edges:
         """
         rank = self._rank_of[address.source]
         if rank == self._rank_of[address.destination]:
-            return self._here.pop(address)
-        tree = self._inbox.take(address, rank)
-        self._answered(address, rank)
-        return tree
+            return self._ready.pop(address)
+        while address not in self._ready:
+            self._receive_next(rank)
+        if address.kind == "gradient":  # so the output that it belongs to had arrived
+            self.wire.answered(Address("output", address.destination, address.source, address.microbatch), rank)
+        return self._ready.pop(address)
 
     def leave(self, address: Address, tree: Any) -> None:
         """`tree` is ready for the stage that `address` names: it is handed over, or sent by a later action."""
         here = self._rank_of[address.source] == self._rank_of[address.destination]
-        (self._here if here else self._leaving)[address] = tree
+        (self._ready if here else self._leaving)[address] = tree
 
     def send(self, action: Action) -> None:
         """Begin to send what the action's stage has left for its peer."""
@@ -75,18 +91,27 @@ class Edges:
 
     def receive(self, action: Action) -> None:
         """The plan has come to the next message from the rank of the action's peer: make room for one more."""
-        self._inbox.allow(self._rank_of[action.peer])
+        self._make_room(self._rank_of[action.peer])
 
-    def _answered(self, address: Address, rank: int) -> None:
-        """A gradient has come: the output that it belongs to had arrived."""
-        if address.kind == "gradient":
-            self.wire.answered(Address("output", address.destination, address.source, address.microbatch), rank)
+    def _make_room(self, rank: int) -> None:
+        coming = self._coming[rank]
+        if coming:
+            begun = coming[0], self.wire.begin_receive(coming[0], rank)
+            self._begun.setdefault(rank, deque()).append(begun)
+            coming.popleft()
 
-    def _coming(self, plan: Sequence[Action]) -> dict[int, list[Address]]:
-        """For each rank what comes from it, in order."""
-        coming: dict[int, list[Address]] = {}
-        for action in plan:
-            if action.op in _RECEIVED:
-                address = Address(_RECEIVED[action.op], action.peer, action.stage, action.microbatch)
-                coming.setdefault(self._rank_of[action.peer], []).append(address)
-        return coming
+    def _receive_next(self, rank: int) -> None:
+        address, received = self._begun[rank][0]
+        try:
+            self._ready[address] = received()
+        except Interrupted:
+            raise
+        except LostRankError as error:
+            raise EvenstepError(f"{address} will not come: {self._reason() or error}") from error
+        self._begun[rank].popleft()
+
+    def _reason(self) -> str:
+        until = time.monotonic() + _GRACE_S
+        while not (reason := self._group.abort_reason()) and time.monotonic() < until:
+            time.sleep(0.05)
+        return reason

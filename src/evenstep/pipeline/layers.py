@@ -149,10 +149,13 @@ def _is_called_specially(module: nn.Module) -> bool:
 
 
 def call(module: Callable[..., Any], outputs: Sequence[Any], inputs: Any, wanted: bool | tuple[str, ...]) -> Any:
-    """Call a layer with its sources' outputs and with what it wants of the task's inputs.
+    """Call a layer, or a whole model, with its sources' outputs and with what it wants of the task's inputs.
 
-    >>> call(max, [3], (4, 5), True), call(dict, [], {"a": 1, "b": 2}, ("b",))
-    (5, {'b': 2})
+    Inputs that are a plain tuple are positional arguments, a dict (also a `UserDict`, such as the `BatchEncoding` of
+    `transformers`) is keyword arguments, and all else is one argument.
+
+    >>> call(max, [3], (4, 5), True), call(dict, [], {"a": 1, "b": 2}, ("b",)), call(abs, [], -1, True)
+    (5, {'b': 2}, 1)
     """
     if not wanted:
         return module(*outputs)

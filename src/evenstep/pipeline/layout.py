@@ -4,7 +4,8 @@ A layout says which pipeline rank owns each stage and which stage feeds which. I
 It knows neither modules nor tensors, and not in which order anything runs: that is a plan's.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Self, final
 
 from evenstep.errors import PlanError
@@ -29,6 +30,8 @@ class Layout:
 
     rank_of: tuple[int, ...]
     edges: tuple[tuple[int, int], ...]
+    _sources: tuple[tuple[int, ...], ...] = field(init=False, repr=False, compare=False)
+    _destinations: tuple[tuple[int, ...], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         missing = sorted(set(range(self.ranks)) - set(self.rank_of))
@@ -39,6 +42,8 @@ class Layout:
                 raise PlanError(
                     f"an edge must go once from a stage to a later one of the {self.stages}, but one is {edge}."
                 )
+        object.__setattr__(self, "_sources", self._by_stage((there, here) for here, there in self.edges))
+        object.__setattr__(self, "_destinations", self._by_stage(self.edges))
 
     @classmethod
     def chain(cls, *, ranks: int, stages_per_rank: int = 1, v_shaped: bool = False) -> Self:
@@ -72,8 +77,14 @@ class Layout:
 
     def sources(self, stage: int) -> tuple[int, ...]:
         """The stages that feed `stage`."""
-        return tuple(source for source, destination in self.edges if destination == stage)
+        return self._sources[stage]
 
     def destinations(self, stage: int) -> tuple[int, ...]:
         """The stages that `stage` feeds."""
-        return tuple(destination for source, destination in self.edges if source == stage)
+        return self._destinations[stage]
+
+    def _by_stage(self, pairs: Iterable[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
+        found: list[list[int]] = [[] for _ in self.rank_of]
+        for stage, other in pairs:
+            found[stage].append(other)
+        return tuple(map(tuple, found))

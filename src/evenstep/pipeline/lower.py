@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 
 from evenstep.pipeline.action import Action, Op, Plan
 from evenstep.pipeline.layout import Layout
-from evenstep.pipeline.order import Needs, Span, spans
+from evenstep.pipeline.order import Span, spans
 
 # On the common clock a whole backward takes as long as its halves together. Only the order of the ends matters.
 UNITS = {Op.FORWARD: 1, Op.BACKWARD: 2, Op.INPUT_BACKWARD: 1, Op.WEIGHT_BACKWARD: 1}
@@ -87,8 +87,7 @@ def forwards(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
     0F4 0SO4:1 0F5 0SO5:1
     1RI4:0 1F4 1RI5:0 1F5
     """
-    needs = Needs(layout)
-    lacking = {(s, k): len(needs.sources[s]) for s in range(layout.stages) for k in range(len(microbatches))}
+    lacking = {(s, k): len(layout.sources(s)) for s in range(layout.stages) for k in range(len(microbatches))}
     ready: list[list[tuple[int, int]]] = [[] for _ in range(layout.ranks)]
     for (stage, place), count in lacking.items():
         if count == 0:
@@ -98,7 +97,7 @@ def forwards(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
         now = [(-stage, place) for stage, place in (heappop(heap) for heap in ready if heap)]
         for stage, place in now:
             orders[layout.rank_of[stage]].append(Action(Op.FORWARD, stage, microbatches[place]))
-            for destination in needs.destinations[stage]:
+            for destination in layout.destinations(stage):
                 lacking[destination, place] -= 1
                 if lacking[destination, place] == 0:
                     heappush(ready[layout.rank_of[destination]], (-destination, place))
@@ -106,14 +105,13 @@ def forwards(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
 
 
 def _communicating(plans: Sequence[Plan], layout: Layout) -> tuple[Plan, ...]:
-    needs = Needs(layout)
     # A transfer at the time of a start comes before it: its content exists already. Each event: time, whether it is a
     # computation, its number, and what happens on which rank.
     events: list[tuple[float, bool, int, tuple[tuple[int, Action], ...]]] = []
     for span in spans(plans, layout, lambda action: UNITS[action.op]):
         events.append((span.start, True, len(events), ((span.rank, span.action),)))
         first = len(events)
-        events += [(span.end, False, first + n, ends) for n, ends in enumerate(_transfers(span, needs, layout))]
+        events += [(span.end, False, first + n, ends) for n, ends in enumerate(_transfers(span, layout))]
     events.sort()
     lines: list[list[Action]] = [[] for _ in range(layout.ranks)]
     for _, _, _, actions in events:
@@ -122,14 +120,14 @@ def _communicating(plans: Sequence[Plan], layout: Layout) -> tuple[Plan, ...]:
     return tuple(map(tuple, lines))
 
 
-def _transfers(span: Span, needs: Needs, layout: Layout) -> Iterator[tuple[tuple[int, Action], ...]]:
+def _transfers(span: Span, layout: Layout) -> Iterator[tuple[tuple[int, Action], ...]]:
     """What the end of a computation sets going: per transfer, the actions of its two ends."""
     op, stage, microbatch = span.action.op, span.action.stage, span.action.microbatch
     if op is Op.WEIGHT_BACKWARD:
         return
     forward = op is Op.FORWARD
     send, receive = (Op.SEND_OUTPUT, Op.RECEIVE_INPUT) if forward else (Op.SEND_GRADIENT, Op.RECEIVE_GRADIENT)
-    for peer in (needs.destinations if forward else needs.sources)[stage]:
+    for peer in layout.destinations(stage) if forward else layout.sources(stage):
         rank = layout.rank_of[peer]
         if rank != span.rank:
             yield (span.rank, Action(send, stage, microbatch, peer)), (rank, Action(receive, peer, microbatch, stage))

@@ -34,26 +34,7 @@ class Span:
     end: float
 
 
-@final
-class Needs:
-    """Which stages feed which, in one layout.
-
-    Args:
-        layout: of the stages.
-
-    >>> Needs(Layout.chain(ranks=3)).destinations
-    [[1], [2], []]
-    """
-
-    def __init__(self, layout: Layout) -> None:
-        self.sources: list[list[int]] = [[] for _ in range(layout.stages)]
-        self.destinations: list[list[int]] = [[] for _ in range(layout.stages)]
-        for source, destination in layout.edges:
-            self.sources[destination].append(source)
-            self.destinations[source].append(destination)
-
-
-Ends = dict[tuple[int, int], float]  # by stage and micro-batch
+Result = tuple[bool, int, int]  # whether an output (else a gradient), of which stage and micro-batch
 
 
 def spans(
@@ -81,31 +62,48 @@ def spans(
     >>> [f"{s.action}@{s.start}" for s in spans(gpipe(layout, [0]), layout, lambda action: 1)]
     ['0F0@0', '1F0@1', '1B0@2', '0B0@3']
     """
-    needs, delays = Needs(layout), delays or {}
     orders = [[action for action in plan if action.op in COMPUTES] for plan in plans]
     places = [0] * len(orders)
     free: list[float] = [0] * len(orders)
-    outputs: Ends = {}
-    gradients: Ends = {}
-    waiting: dict[tuple[int, int], list[int]] = {}  # by the stage and micro-batch of what they lack
+    ends: dict[Result, float] = {}
+    waiting: dict[Result, list[int]] = {}  # ranks, by what they lack
     found: list[Span] = []
     ready = list(range(len(orders)))
     while ready:
         rank = ready.pop()
-        order = orders[rank]
-        while places[rank] < len(order):
-            action = order[places[rank]]
-            start = _start(action, free[rank], needs, outputs, gradients, delays)
-            if isinstance(start, tuple):
-                waiting.setdefault(start, []).append(rank)
+        while places[rank] < len(orders[rank]):
+            action = orders[rank][places[rank]]
+            needed = _needed(action, layout, delays or {})
+            lacking = next((result for result, _ in needed if result not in ends), None)
+            if lacking is not None:
+                waiting.setdefault(lacking, []).append(rank)
                 break
+            start = max([free[rank], *(ends[result] + delay for result, delay in needed)])
             free[rank] = end = start + duration(action)
             found.append(Span(rank, action, start, end))
             places[rank] += 1
             if action.op is not Op.WEIGHT_BACKWARD:
-                unit = action.stage, action.microbatch
-                (outputs if action.op is Op.FORWARD else gradients)[unit] = end
-                ready += waiting.pop(unit, ())
+                result = action.op is Op.FORWARD, action.stage, action.microbatch
+                ends[result] = end
+                ready += waiting.pop(result, ())
+    _check_all_ran(orders, places)
+    return sorted(found, key=lambda span: (span.start, span.rank))
+
+
+def _needed(action: Action, layout: Layout, delays: Mapping[tuple[int, int], float]) -> list[tuple[Result, float]]:
+    """What must be there before `action` can start, and how long each takes to come."""
+    stage, microbatch = action.stage, action.microbatch
+    if action.op is Op.FORWARD:
+        return [((True, source, microbatch), delays.get((source, stage), 0)) for source in layout.sources(stage)]
+    if action.op is Op.WEIGHT_BACKWARD:
+        return [((False, stage, microbatch), 0)]
+    return [
+        ((True, stage, microbatch), 0),
+        *(((False, peer, microbatch), delays.get((stage, peer), 0)) for peer in layout.destinations(stage)),
+    ]
+
+
+def _check_all_ran(orders: Sequence[Sequence[Action]], places: Sequence[int]) -> None:
     stuck = [
         f"rank {rank} at {order[place]}"
         for rank, (order, place) in enumerate(zip(orders, places, strict=True))
@@ -116,34 +114,3 @@ def spans(
             f"the plans cannot be run to their end: {', '.join(stuck[:8])} cannot begin, because what it needs comes "
             f"later on its own rank, never, or on a rank that waits as well; put each action after what it needs."
         )
-    return sorted(found, key=lambda span: (span.start, span.rank))
-
-
-def _start(
-    action: Action,
-    free: float,
-    needs: Needs,
-    outputs: Ends,
-    gradients: Ends,
-    delays: Mapping[tuple[int, int], float],
-) -> float | tuple[int, int]:
-    """When `action` can start if its rank is free at `free`; else the stage and micro-batch whose result it lacks."""
-    stage, microbatch = action.stage, action.microbatch
-    start = free
-    if action.op is Op.FORWARD:
-        for source in needs.sources[stage]:
-            end = outputs.get((source, microbatch))
-            if end is None:
-                return source, microbatch
-            start = max(start, end + delays.get((source, stage), 0))
-        return start
-    own = (gradients if action.op is Op.WEIGHT_BACKWARD else outputs).get((stage, microbatch))
-    if own is None:
-        return stage, microbatch
-    if action.op is not Op.WEIGHT_BACKWARD:
-        for destination in needs.destinations[stage]:
-            end = gradients.get((destination, microbatch))
-            if end is None:
-                return destination, microbatch
-            start = max(start, end + delays.get((stage, destination), 0))
-    return start

@@ -6,7 +6,6 @@ output means, it asks of the step of micro-batches that runs. A model that is wh
 edges.
 """
 
-from collections import UserDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Protocol, cast, final
@@ -17,9 +16,10 @@ from torch import Tensor, nn
 from evenstep.errors import PlanError
 from evenstep.parallel.reducer.reducer import GathersPerPlan, Reducer
 from evenstep.pipeline.action import Action, Op
-from evenstep.pipeline.boundary import Crossing, Gradients, chosen, detached
+from evenstep.pipeline.boundary import Crossing, Gradients, detached
 from evenstep.pipeline.deferred import Deferral, Work, accumulate
 from evenstep.pipeline.edges import Edges
+from evenstep.pipeline.layers import call
 from evenstep.pipeline.stage_module import StageModule
 from evenstep.pipeline.wire import Address
 
@@ -65,17 +65,7 @@ class WholeModel:
         self._model = model
 
     def __call__(self, received: Mapping[int, Any], inputs: Any, begin: Callable[[int], None]) -> dict[int, Any]:
-        """Call the model: a plain tuple is its positional arguments, a dict (also a `UserDict`, such as the
-        `BatchEncoding` of `transformers`) its keyword arguments, all else its only argument.
-
-        >>> [WholeModel(f)({}, inputs, print)[0] for f, inputs in [(max, (3, 4)), (dict, {"a": 1}), (abs, -1)]]
-        [4, {'a': 1}, 1]
-        """
-        if type(inputs) is tuple:
-            return {0: self._model(*cast("tuple[Any, ...]", inputs))}
-        if isinstance(inputs, dict | UserDict):
-            return {0: self._model(**cast("dict[str, Any]", inputs))}
-        return {0: self._model(inputs)}
+        return {0: call(self._model, (), inputs, True)}
 
 
 @final
@@ -154,7 +144,7 @@ class Stage:
         del received
         trains = torch.is_grad_enabled()
         for destination, places in self.carried.items():
-            tree = chosen(outputs, places)
+            tree = {place: outputs[place] for place in places}
             if trains:
                 crossing.leave(destination, tree)
             self._edges.leave(Address("output", self.index, destination, microbatch), detached(tree))

@@ -8,9 +8,7 @@ It knows neither modules nor gradients.
 """
 
 import pickle
-import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from struct import Struct
@@ -19,13 +17,10 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from evenstep.errors import EvenstepError, LostRankError
 from evenstep.internals import pytree
-from evenstep.parallel.group import Group, Interrupted
+from evenstep.parallel.group import Group
 
-AHEAD = 1  # messages from one rank whose buffers wait before the plan has come to their place
 SENDING = 4  # messages to one rank that are on their way at once
-_GRACE_S = 2.0  # a rank that fails leaves word and then its connections break; the word may come a little later
 _ALIGNED = 64  # bytes: each tensor lies where one of its own would
 _SECOND = 1  # the channel of second pieces
 _HEADER = Struct("6q16x")  # kind, source, destination, micro-batch, bytes of the form, bytes of the body with the form
@@ -211,58 +206,3 @@ def _mark(leaf: Any) -> Any:
     if isinstance(leaf, Tensor):
         return _Tensor(tuple(leaf.shape), leaf.dtype, leaf.requires_grad)
     return leaf
-
-
-@final
-class Inbox:
-    """What is received during one run of a plan.
-
-    Args:
-        wire: of this rank.
-        group: the pipeline's ranks.
-        coming: for each peer what will come from it, in order.
-
-    Room is made AHEAD of the plan by so many messages and no further, so that memory does not grow with the number of
-    micro-batches.
-    """
-
-    def __init__(self, wire: Wire, group: Group, coming: Mapping[int, Sequence[Address]]) -> None:
-        self._wire = wire
-        self._group = group
-        self._coming = {rank: deque(addresses) for rank, addresses in coming.items()}
-        self._begun: dict[int, deque[tuple[Address, Callable[[], Any]]]] = {rank: deque() for rank in coming}
-        self._here: dict[Address, Any] = {}
-        for rank in coming:
-            for _ in range(AHEAD):
-                self.allow(rank)
-
-    def allow(self, rank: int) -> None:
-        """The plan has come to the next message of `rank`."""
-        coming = self._coming[rank]
-        if coming:
-            address = coming[0]
-            self._begun[rank].append((address, self._wire.begin_receive(address, rank)))
-            coming.popleft()
-
-    def take(self, address: Address, rank: int) -> Any:
-        """Wait for what `address` names, which comes from `rank`.
-
-        Raises:
-            EvenstepError: it will not come; the message says which rank failed, and why.
-        """
-        while address not in self._here:
-            first, received = self._begun[rank][0]
-            try:
-                self._here[first] = received()
-            except Interrupted:
-                raise
-            except LostRankError as error:
-                raise EvenstepError(f"{address} will not come: {self._reason() or error}") from error
-            self._begun[rank].popleft()
-        return self._here.pop(address)
-
-    def _reason(self) -> str:
-        until = time.monotonic() + _GRACE_S
-        while not (reason := self._group.abort_reason()) and time.monotonic() < until:
-            time.sleep(0.05)
-        return reason

@@ -7,13 +7,8 @@ nothing.
 from pathlib import Path
 from typing import Any, cast
 
-from torch import nn
-
 from evenstep.data import Data
-from evenstep.errors import ArgumentError
 from evenstep.options import Checkpointing, Failures, Logging, Training
-from evenstep.parallel import Strategy
-from evenstep.pipeline import PipelineModel
 from evenstep.train.checkpointer import Checkpointer
 from evenstep.train.engine import Engine
 from evenstep.train.evaluations import Evaluations
@@ -22,8 +17,8 @@ from evenstep.train.loop import Loop
 from evenstep.train.policies import Policies
 from evenstep.train.reporter import Reporter
 from evenstep.train.requests import Requests
+from evenstep.train.run_folder import RunFolder
 from evenstep.train.run_state import RunState
-from evenstep.train.saving import Saving
 
 
 def updates_of(data: Data, epochs: int, seed: int) -> int | None:
@@ -58,15 +53,7 @@ def build_loop(
     known_at_once = engine.parts.reads_at_once or data.num_batches(0, seed=engine.seed) is None
     evaluator = Evaluations(engine=engine, sets=sets, reporter=reporter)
     state = RunState(engine=engine, data=data, evaluations=evaluator, reporter=reporter, config=config)
-    saving = Saving(
-        folder=folder,
-        group=engine.group,
-        bus=engine.bus,
-        report=reporter.report,
-        keep=checkpoint.keep_last,
-        keep_every_updates=checkpoint.keep_every_updates,
-        asynchronous=checkpoint.asynchronous,
-    )
+    own = RunFolder(path=folder, group=engine.group, report=reporter.report)
     return Loop(
         engine=engine,
         feed=Feed(
@@ -78,22 +65,13 @@ def build_loop(
         ),
         policies=policies,
         evaluator=evaluator,
-        checkpointer=Checkpointer(state=state, saving=saving, reporter=reporter),
+        checkpointer=Checkpointer(state=state, folder=own, options=checkpoint, reporter=reporter),
         reporter=reporter,
         requests=Requests(),
         updates=updates,
         epochs=epochs,
         log_every_updates=log.every_updates,
         settle_every_updates=1 if known_at_once else settle,
-        # Where ranks gather a model together none can try alone: what fits is found by the first updates that don't.
-        fits_memory=train.fit_memory and engine.reducers.layout.divides != "elements",
+        # Where ranks wait for each other in a pass none can try alone: the first updates find what fits.
+        fits_memory=train.fit_memory and not engine.parts.execution.evaluates_together,
     )
-
-
-def check_fit_memory(model: nn.Module, strategy: Strategy, *, wanted: bool) -> None:
-    """Raise ArgumentError where micro-batches can't be fitted to the memory by trying."""
-    if wanted and (isinstance(model, PipelineModel)):
-        raise ArgumentError(
-            "`fit_memory` begins with micro-batches as large as can be, which a model in stages must not (they would "
-            "not overlap); give the micro-batch size as a number."
-        )

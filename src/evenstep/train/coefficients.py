@@ -8,6 +8,7 @@ Coefficients that follow a schedule or are learned are in `extras.multitask`.
 import math
 from abc import ABC
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import final
 
 from torch import Tensor, nn
@@ -55,7 +56,9 @@ def check_tasks(given: Mapping[str, object], tasks: Sequence[str]) -> None:
     """Raise ArgumentError where a coefficient is of no task of the run."""
     for name in given:
         if name not in tasks:
-            raise ArgumentError(f"a coefficient is given for task `{name}`, but the run has {', '.join(tasks)}.")
+            close = get_close_matches(name, tasks, n=1)
+            advice = f"did you mean `{close[0]}`?" if close else "leave it out."
+            raise ArgumentError(f"`coefficients` names task `{name}`, but the run has {', '.join(tasks)}; {advice}")
 
 
 def check_positive(values: Mapping[str, float]) -> None:
@@ -63,7 +66,7 @@ def check_positive(values: Mapping[str, float]) -> None:
     for name, value in values.items():
         if not 0 < value < math.inf:
             raise ArgumentError(
-                f"the coefficient of task `{name}` must be finite and above 0, but is {value}; leave a task out of the "
+                f"`coefficients` of task `{name}` must be finite and above 0, but is {value}; leave a task out of the "
                 f"mixture to give it no weight."
             )
 

@@ -29,17 +29,17 @@ def conducted(loop: Loop) -> Generator[None]:
         KeyboardInterrupt: Ctrl-C came on some rank.
         SystemExit: another signal did, with exit code 75.
     """
-    engine, saving, group = loop.engine, loop.checkpointer.saving, loop.engine.group
+    engine, folder, group = loop.engine, loop.checkpointer.folder, loop.engine.group
     with stopping(loop.requests.request_stop, spares_own=True) as caught:
         try:
             yield
         finally:
             # not at the beginning: a signal may have asked before
             loop.requests.forget_stop()
-            if saving.folder is not None and saving.is_claimed and group.rank == 0:
-                write_page(saving.folder, engine.progress.update, loop.reporter.report)
+            if folder.path is not None and folder.is_claimed and group.rank == 0:
+                write_page(folder.path, engine.progress.update, loop.reporter.report)
     update = engine.progress.update
-    saved = saving.path_of(update) if saving.enabled else None
+    saved = folder.checkpoint_of(update) if loop.checkpointer.enabled else None
     end_program(caught.number, group=group, update=update, saved=saved)
 
 

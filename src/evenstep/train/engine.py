@@ -25,8 +25,8 @@ from evenstep.data import Data, GlobalBatch, Position
 from evenstep.errors import ArgumentError, CheckpointError, EvenstepError, LostRankError
 from evenstep.events import Bus, Incident, Storage
 from evenstep.optim.schedules import LrSchedule
-from evenstep.options import Training
-from evenstep.parallel import Elastic, Group, Reducers, Strategy
+from evenstep.options import Training, check_length
+from evenstep.parallel import Group, Reducers, Strategy
 from evenstep.precision import Precision
 from evenstep.train import given
 from evenstep.train.aborts import AbortCauses
@@ -99,13 +99,15 @@ class Engine:
         device: str | torch.device = "auto",
         train: Training = Training(),
     ) -> None:
-        given.check_engine(locals().copy())
+        given.check_update(model=model, task=task, optimizer=optimizer, seed=seed, device=device, train=train)
+        if updates is not None:
+            check_length(updates, None)
         check_launched(strategy, model, os.environ)
         check_model(model)
         check_trains(optimizer, model)
         formats, schedule = given.precision_of(precision), given.lr_schedule_of(lr_schedule)
         sharing = given.strategy_of(strategy, device)
-        if isinstance(sharing.group, Elastic):
+        if sharing.group.can_change:
             raise ArgumentError("ranks that come and go are dealt their data by a `Trainer`; use that.")
         check_parameters(model, optimizer, formats)
         on = choose_device(device, formats)
@@ -365,7 +367,7 @@ class Engine:
         Args:
             name: of the set.
             data: to evaluate on.
-            way: where its metrics go; None: to those of training.
+            context: where its metrics go; None: to those of training.
         """
         return Evaluation(
             name=name,
@@ -403,7 +405,7 @@ class Engine:
 
         Args:
             state: of the whole run.
-            take: see `Saved.own_part`; by default a tensor is cut as the layout says.
+            take: see `TrainState.own_part`; by default a tensor is cut as the layout says.
             ranks: all of which raise if one does.
 
         Raises:

@@ -19,7 +19,7 @@ from evenstep.errors import ArgumentError
 from evenstep.events import Best
 from evenstep.optim.ema import Ema
 from evenstep.optim.schedules import LR_SCHEDULES, LrSchedule
-from evenstep.options import OPTIONS, Checkpointing, Failures, Training, check_length, check_rewinds
+from evenstep.options import OPTIONS, Checkpointing, Failures, check_rewinds
 from evenstep.parallel import Strategy, device_of_rank, launched_group, strategy_named
 from evenstep.plugins import COMBINES, load
 from evenstep.precision import PRECISIONS, FullPrecision, Precision
@@ -30,33 +30,11 @@ from evenstep.train.policies import Policies
 from evenstep.train.spikes import LossSpikes
 from evenstep.train.task import Task
 
-_DEVICES = "'auto', 'cpu' or an accelerator such as 'cuda:0'"
 
-
-def check(asked: Mapping[str, Any]) -> None:
-    """Raise ArgumentError for what can't be among a trainer's arguments, by name, whatever the others are."""
-    check_length(asked["updates"], asked["epochs"])
-    _check_objects(asked["model"], asked["task"], asked["optimizer"])
-    _check_values(asked)
-    for name, option in OPTIONS.items():
-        _check(name, asked[name], option, f"`{name}={option.__name__}(…)`")
-    _check_training(asked["train"])
-    best: object = asked["checkpoint"].best
-    if best is not None:
-        _check("best", best, Best, "`best=Best(metric='valid/loss')`")
-
-
-def check_engine(asked: Mapping[str, Any]) -> None:
-    """The same for an engine's arguments."""
-    if asked["updates"] is not None:
-        check_length(asked["updates"], None)
-    _check_objects(asked["model"], asked["task"], asked["optimizer"])
-    _check_values({"folder": None, **asked})
-    _check("train", asked["train"], Training, "`train=Training(…)`")
-    _check_training(asked["train"])
-
-
-def _check_objects(model: object, task: object, optimizer: object) -> None:
+def check_update(
+    *, model: object, task: object, optimizer: object, seed: object, device: object, train: object
+) -> None:
+    """Raise ArgumentError for what can't be among the arguments of a trainer or an engine, whatever the others are."""
     _check("model", model, nn.Module, "`model=Net(…)`")
     if isinstance(task, type) or (callable(task) and not isinstance(task, Task | Mapping)):
         raise ArgumentError(
@@ -70,22 +48,12 @@ def _check_objects(model: object, task: object, optimizer: object) -> None:
         )
     name = optimizer.__name__ if isinstance(optimizer, type) else "AdamW"
     _check("optimizer", optimizer, Optimizer, f"`optimizer=torch.optim.{name}(model.parameters(), lr=…)`")
-
-
-def _check_values(asked: Mapping[str, Any]) -> None:
-    seed, device, folder = asked["seed"], asked["device"], asked["folder"]
     if type(seed) is not int:
         raise ArgumentError(f"`seed` must be a whole number, but is {seed!r}; write `seed=42`.")
     if isinstance(device, bool) or device is None:
-        raise ArgumentError(f"`device` must be {_DEVICES}, but is {device!r}.")
-    if folder is not None and (not isinstance(folder, str | Path) or not str(folder)):
-        raise ArgumentError(f"`folder` must be a path, but is {folder!r}; write `folder='runs/first'`.")
-    if folder is not None and Path(cast("str", folder)).is_file():
-        raise ArgumentError(f"`folder` must be a folder, but `{folder}` is a file; give another path.")
-
-
-def _check_training(train: Training) -> None:
-    ema, coefficients = cast("object", train.ema), cast("object", train.coefficients)
+        raise ArgumentError(f"`device` must be 'auto', 'cpu' or an accelerator such as 'cuda:0', but is {device!r}.")
+    _check_option("train", train)
+    ema, coefficients = cast("Any", train).ema, cast("Any", train).coefficients
     if ema is not None:
         _check("ema", ema, Ema, "`ema=Ema(decay=0.999)`")
     if coefficients is not None and not isinstance(coefficients, Mapping | Coefficients):
@@ -93,6 +61,23 @@ def _check_training(train: Training) -> None:
             f"`coefficients` must be numbers by the names of tasks, but is {_said(coefficients)}; write "
             f"`coefficients={{'class': 1.0, 'box': 0.5}}`."
         )
+
+
+def check_run(*, folder: object, checkpoint: object, failures: object, log: object) -> None:
+    """The same for the further arguments of a trainer."""
+    if folder is not None and (not isinstance(folder, str | Path) or not str(folder)):
+        raise ArgumentError(f"`folder` must be a path, but is {folder!r}; write `folder='runs/first'`.")
+    if folder is not None and Path(folder).is_file():
+        raise ArgumentError(f"`folder` must be a folder, but `{folder}` is a file; give another path.")
+    for name, option in (("checkpoint", checkpoint), ("failures", failures), ("log", log)):
+        _check_option(name, option)
+    best = cast("Any", checkpoint).best
+    if best is not None:
+        _check("best", best, Best, "`best=Best(metric='valid/loss')`")
+
+
+def _check_option(name: str, given: object) -> None:
+    _check(name, given, OPTIONS[name], f"`{name}={OPTIONS[name].__name__}(…)`")
 
 
 def evaluations_of(given: object) -> dict[str, Data]:

@@ -66,7 +66,7 @@ class NormsOfStages:
     Args:
         model: whose.
         layout: of its stages.
-        parameters: of this rank that are trained, before they are cut.
+        names: of this rank's parameters that are trained, before they are cut.
         device: of the model.
     """
 

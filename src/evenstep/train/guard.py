@@ -83,7 +83,7 @@ class Guard:
 
     Args:
         model: whose.
-        way: tasks, precision and device.
+        context: tasks, precision and device.
         execution: how forwards are run, and on which ranks.
         cuts: how finely micro-batches must be cut to fit into memory; learns of what can't be cut.
         say: says a sentence to the person who started the run.

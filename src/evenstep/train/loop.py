@@ -309,14 +309,14 @@ class Loop:
 
     def _finish(self, end: End) -> None:
         """Evaluate and save what is not yet; a run that was stopped goes on later, so it is only saved."""
-        saving = self.checkpointer.saving
         if end.outcome == "done" and self.evaluator.all_at != self.engine.progress.update:
             self.evaluator.all()
         wanted = self.requests.take_save()  # by what has heard of the evaluation
-        saving.settle()
-        if saving.enabled and (wanted or saving.saved_at != self.engine.progress.update):
+        checkpointer = self.checkpointer
+        checkpointer.settle()
+        if checkpointer.enabled and (wanted or checkpointer.saved_at != self.engine.progress.update):
             self._write()
-            self.checkpointer.save()
+            checkpointer.save()
 
 
 def _by_task(batch: GlobalBatch, count: Literal["data_s", "num_samples"]) -> dict[str, Any]:

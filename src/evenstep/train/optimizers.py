@@ -15,7 +15,7 @@ from evenstep.errors import ArgumentError
 from evenstep.optim.aside import Aside, holds_parameters, tells_itself
 from evenstep.optim.multi import inner
 from evenstep.optim.sharing import Part, why_not_by
-from evenstep.parallel import Elastic, ParameterLayout, Strategy
+from evenstep.parallel import ParameterLayout, Strategy
 from evenstep.pipeline import PipelineModel
 
 
@@ -33,8 +33,7 @@ def check_optimizer(
         _check_step(one, device)
     if is_shared(model, strategy.layout):
         _check_shared(optimizer, strategy.layout, stages=in_stages(model))
-    joined = isinstance(strategy.group, Elastic)
-    fault = Aside(optimizer).fault() if keeps or joined else ""
+    fault = Aside(optimizer).fault() if keeps or strategy.group.can_change else ""
     if fault:
         whose = "a run with a `folder` saves checkpoints" if keeps else "ranks that join a run take over its state"
         raise ArgumentError(f"{whose}, which could not be resumed: {fault}.")

@@ -32,7 +32,7 @@ from evenstep.train.layer_keys import in_order, key_layers
 from evenstep.train.pipeline_state import PipelineStateSharding, build_pipeline_state_sharding
 from evenstep.train.policies import Policies
 from evenstep.train.split_limit import SplitLimit
-from evenstep.train.state import Saved, parameter_names, unwrapped
+from evenstep.train.state import TrainState, parameter_names, unwrapped
 from evenstep.train.tasks import Tasks, poison_of
 from evenstep.train.trained import Trained
 from evenstep.train.transfer import build_transfer
@@ -68,7 +68,7 @@ class Parts(NamedTuple):
     cuts: SplitLimit
     ema: Ema | None
     modes: Modes
-    saved: Saved
+    saved: TrainState
     portion: PipelineStateSharding
     reads_at_once: bool
 
@@ -172,7 +172,7 @@ def build_parts(
         ema=train.ema,
         modes=Modes(optimizer, model.parameters(), execution.reducers.after_step),
         # After the strategy has made replicas equal: the average begins as a copy of the parameters.
-        saved=Saved(
+        saved=TrainState(
             model=unwrapped(model),
             optimizer=optimizer,
             names=names,

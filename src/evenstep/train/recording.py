@@ -24,7 +24,7 @@ class Recording:
     """Losses, weights and metrics of one set of micro-batches.
 
     Args:
-        way: what is the same for all micro-batches of the run.
+        context: what is the same for all micro-batches of the run.
         weights: of the micro-batches.
         update: number of the update that metrics are recorded under.
         prefix: of the metrics' names.

@@ -10,7 +10,6 @@ and steps know nothing of this; one process does the same, and meets nobody.
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from time import sleep
 from typing import TypeVar, final
 
 from evenstep.data import Microbatch
@@ -24,8 +23,6 @@ from evenstep.train.split_limit import SplitLimit, SubBatch, described
 from evenstep.train.task import Task
 
 T = TypeVar("T")
-# Others may still be reading the answer of the last collective before this work, which breaking off would take away.
-_ARRIVING_S = 0.05
 
 
 @final
@@ -81,7 +78,7 @@ class Recovery:
     ) -> None:
         self._execution, self._tasks, self._cuts = execution, tasks, cuts
         self._report, self._policy = report, on_out_of_memory
-        self._count = 0  # of what was computed, the same on all ranks
+        self._number = 0  # of the work
 
     def until_done(
         self, work: Work, compute: Callable[[Attempt], T], discard: Callable[[], None], *, together: bool = True
@@ -98,7 +95,7 @@ class Recovery:
             OutOfMemoryError: this rank has no memory for it, and must not, or can't, cut any finer.
             LostRankError: another rank has failed for good, is gone, or has gone on to something else.
         """
-        self._count += 1
+        self._number = self._execution.group.begin_work() if together else 0
         while True:
             attempt, fault = Attempt(), ""
             try:
@@ -121,7 +118,7 @@ class Recovery:
 
     def once(self, place: str, compute: Callable[[], T]) -> tuple[T | None, bool]:
         """Compute once on all ranks; gives None where one had no memory for it, and whether it was in this pipeline."""
-        self._count += 1
+        self._number = self._execution.group.begin_work()
         ran_out = False
         try:
             return compute(), False
@@ -148,15 +145,14 @@ class Recovery:
         """
         group = self._execution.group
         if reason:
-            sleep(_ARRIVING_S if group.ranks > 1 else 0.0)
             group.interrupt(reason)
         reason = reason or group.interrupted()
         self._execution.reset()
         discard()
         give_back()
-        everybody = group.meet((place, self._count, said))
-        here = place, self._count
-        elsewhere = [(rank, where) for rank, (where, count, _) in enumerate(everybody) if (where, count) != here]
+        everybody = group.meet((place, self._number, said))
+        here = place, self._number
+        elsewhere = [(rank, where) for rank, (where, number, _) in enumerate(everybody) if (where, number) != here]
         if elsewhere:
             rank, where = elsewhere[0]
             raise LostRankError(

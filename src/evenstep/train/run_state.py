@@ -11,7 +11,7 @@ from typing import Any, final
 
 from torch import Tensor
 
-from evenstep.checkpoint import PartialCheckpoint, on_all_ranks, read_checkpoint
+from evenstep.checkpoint import CheckpointReader, on_all_ranks
 from evenstep.data import Data
 from evenstep.errors import CheckpointError
 from evenstep.train.engine import Engine
@@ -109,25 +109,32 @@ class RunState:
     def load_checkpoint(self, path: Path) -> tuple[Path, list[str]]:
         """Restore what is in the checkpoint at `path`; gives its folder, and what `load_state_dict` says.
 
-        Where each rank holds a part, it reads only that, and all ranks verify the files together; else each reads and
-        verifies the whole.
+        Each rank reads what it holds, once; together they verify every byte.
 
         Raises:
-            CheckpointError: it is not there, damaged, or of another run. Nothing has been changed, on any rank.
+            CheckpointError: it can't be read (an UnreadableError), or is of another run; nothing has been changed then,
+                on any rank, and all raise the same.
         """
         group, layout = self.engine.group, self.engine.reducers.layout
-        if not self.engine.parts.execution.in_stages and layout.divides == "nothing":
-            whole = read_checkpoint(path)
-            return whole.path, self.load_state_dict(whole.state)
+        is_divided = self.engine.parts.execution.in_stages or layout.divides != "nothing"
+
+        def opened() -> CheckpointReader:
+            reader = CheckpointReader(path)
+            reader.load(_is_dealt_out if is_divided else None)
+            return reader
 
         def take(live: Tensor, value: Tensor) -> Tensor:
-            return checkpoint.read(value, like=live) if value.is_meta else layout.scatter_like(live, value)
+            return reader.read(value, like=live) if value.is_meta else layout.scatter_like(live, value)
 
-        checkpoint = on_all_ranks(group, lambda: PartialCheckpoint(path, _is_dealt_out))
-        data = on_all_ranks(group, lambda: self._data_of_same_run(checkpoint.state))
-        own = self.engine.own_part(checkpoint.state, take=take, ranks=group)
-        checkpoint.verify(group)
-        return checkpoint.path, self._restored(own, data)
+        reader = on_all_ranks(group, opened)
+        try:
+            data = on_all_ranks(group, lambda: self._data_of_same_run(reader.state))
+            own = self.engine.own_part(reader.state, take=take, ranks=group)
+        except Exception:
+            reader.verify(group)  # if a file is damaged, that is why it does not fit
+            raise
+        reader.verify(group)
+        return reader.path, self._restored(own, data)
 
     def _data_of_same_run(self, state: Tree) -> Tree:
         """The state of this rank's data, from a state that is one of this run.

@@ -46,7 +46,7 @@ def parameter_names(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
 
 @final
 @dataclass(slots=True, kw_only=True)
-class Saved:
+class TrainState:
     """The tensors of a run.
 
     Args:

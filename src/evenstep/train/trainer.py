@@ -27,6 +27,7 @@ from evenstep.options import (
     Failures,
     Logging,
     Training,
+    check_length,
 )
 from evenstep.parallel import Strategy
 from evenstep.pipeline import PipelineModel
@@ -42,12 +43,11 @@ from evenstep.train.arguments import (
     choose_device,
     try_resume,
 )
-from evenstep.train.assembly import build_loop, check_fit_memory, updates_of
+from evenstep.train.assembly import build_loop, updates_of
 from evenstep.train.conduct import conducted, where
 from evenstep.train.emergency import emergency_save
 from evenstep.train.engine import Engine
 from evenstep.train.evaluations import named_set
-from evenstep.train.lasting import build_run
 from evenstep.train.metrics import build_meters
 from evenstep.train.optimizers import check_optimizer, watch_first_step
 from evenstep.train.parameter_checks import check_parameters
@@ -135,7 +135,9 @@ class Trainer(Surface):
         failures: Failures = Failures(),
         log: Logging = Logging(),
     ) -> None:
-        given.check(locals().copy())
+        check_length(updates, epochs)
+        given.check_update(model=model, task=task, optimizer=optimizer, seed=seed, device=device, train=train)
+        given.check_run(folder=folder, checkpoint=checkpoint, failures=failures, log=log)
         check_launched(strategy, model, os.environ)
         check_model(model)
         check_trains(optimizer, model)
@@ -149,7 +151,6 @@ class Trainer(Surface):
         check_optimizer(optimizer, model=model, strategy=sharing, device=self.device, keeps=keeps)
         check_keeping(batches, keeps=keeps, rewinds=policies.may_rewind)
         given.check_rewinding(policies, failures, checkpoint)
-        check_fit_memory(model, sharing, wanted=train.fit_memory)
         self._said_of_data = try_resume(batches, sharing.group) if keeps else []
         tasks = Tasks.of(task, train.coefficients, given.combine_named(train.combine), train.norm_statistics)
         check_tasks(tasks, batches, sets, model=model, policy=policies.non_finite)
@@ -197,7 +198,7 @@ class Trainer(Surface):
         said = {"tasks": [*tasks.by_name], "config": config, "clip_norm": train.clip_norm}
         said["ema"] = train.ema and train.ema.settings
         self._agree = partial(check_agreement, self._loop, optimizer, parts.names, self.evaluations, said)
-        self._run = build_run(self._group, self._loop, agree=self._agree)
+        self._run = self._group.run_of(self._loop, self._agree)
         self._is_built = True
 
     def request_stop(self, reason: str, *, requeue: bool = False) -> None:
@@ -251,10 +252,10 @@ class Trainer(Surface):
 
     def _train(self) -> Result:
         ended = End("")
-        loop, saving = self._loop, self._loop.checkpointer.saving
+        loop, checkpointer = self._loop, self._loop.checkpointer
         self._group.go_on()
         self._agree()
-        saving.claim()
+        checkpointer.folder.claim()
         self._loop.engine.prepare()
 
         def end(error: BaseException | None) -> TrainEnd:
@@ -270,12 +271,12 @@ class Trainer(Surface):
             torch.enable_grad(),
         ):
             self._loop.reporter.writers.event("train_begin", begin)
-            saving.clean(self.progress.update)
+            checkpointer.folder.clean(self.progress.update)
             while self._said_of_data:
                 loop.reporter.report(self._said_of_data.pop())
             with self._loop.engine.bus.span("train", lambda: begin, end):
                 try:
-                    if loop.policies.may_rewind and saving.saved_at < 0:
+                    if loop.policies.may_rewind and checkpointer.saved_at < 0:
                         self.save()  # something to go back to
                     ended = self._run()
                     self._loop.reporter.writers.event("train_end", end(None))
@@ -302,7 +303,7 @@ class Trainer(Surface):
         Raises:
             CheckpointError: on entering, when another run is in it.
         """
-        return self._loop.checkpointer.saving.holding_folder()
+        return self._loop.checkpointer.folder.hold()
 
     def evaluate(self, name: str | None = None) -> dict[str, dict[str, float]]:
         """Evaluate the parameters (or their average, if there is one) as of the last committed update.
@@ -358,12 +359,9 @@ class Trainer(Surface):
             CheckpointError: it is not there, damaged, or of another run. Nothing has been changed then.
         """
         checkpointer = self._loop.checkpointer
-        path = Path(source) if source != "auto" else self._group.first_rank_does(checkpointer.saving.newest)
-        checkpointer.saving.is_claimed |= source == "auto"
-        if path is None:
-            return None
-        self._resumed = True
-        return checkpointer.resume(path)
+        path = checkpointer.resume_newest() if source == "auto" else checkpointer.resume(Path(source))
+        self._resumed |= path is not None
+        return path
 
     def state_dict(self) -> Tree:
         """Everything that the run needs to go on exactly, as a tree.

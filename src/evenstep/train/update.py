@@ -50,7 +50,7 @@ class Update:
         model: what is trained.
         optimizer: of the parameters.
         parameters: those of the model that are clipped and stepped together, on whichever rank.
-        way: task, precision, device and recording.
+        context: task, precision, device and recording.
         execution: how forwards and backwards are run, and gradients shared.
         apply: how a gradient is applied.
         ema: the average that follows the parameters, or None.

@@ -5,19 +5,21 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from evenstep.builders import Parts, build_hooks, build_parts, build_writers
+from evenstep.builders import Parts, build_hooks, build_parts, open_run
+from evenstep.builders.data import build_data
+from evenstep.builders.options import build_logging
 from evenstep.config.keys import kind_of
-from evenstep.config.load import open_run
-from evenstep.config.schema import Config, Failures, Train
+from evenstep.config.schema import Failures, Train
 from evenstep.config.schema_lr import AnySchedule
 from evenstep.config.sources import from_arguments
-from evenstep.data import MapData, StreamData
+from evenstep.data import MapData, Position, StreamData
 from evenstep.errors import ConfigError, TaskError
 from evenstep.events import WRITERS
 from evenstep.optim.schedules import LR_SCHEDULES
 from evenstep.options import WriterName
 from evenstep.precision import PRECISIONS
 from evenstep.train.failures import FAILURE_POLICIES
+from evenstep.train.standard import writers_of
 
 PARTS = """
 import random
@@ -166,6 +168,20 @@ def test_batches_by_tokens_take_the_datasets_lengths(build: Build) -> None:
     assert (data.num_samples, data.num_skipped) == (3, 1)
 
 
+@pytest.mark.parametrize(
+    ("processes", "pipeline", "samples"), [(1, 1, 64), (4, 1, 16), (4, 4, 4), (4, 2, 4), (1, 2, 8), (3, 1, 22)]
+)
+def test_auto_begins_with_a_replicas_share_of_which_a_pipeline_gets_four_micro_batches_for_each_rank(
+    build: Build, monkeypatch: pytest.MonkeyPatch, processes: int, pipeline: int, samples: int
+) -> None:
+    config = build("--data.micro_batch_size", "auto", "--data.global_batch_size", "64").config
+    assert config.data is not None
+    monkeypatch.setenv("WORLD_SIZE", str(processes))
+    data = build_data(config.data, config.failures, range(64), None, pipeline_ranks=pipeline)
+    batch = next(data.batches(Position(), seed=0))
+    assert batch.microbatches[0].num_samples == samples
+
+
 def test_an_evaluation_goes_a_micro_batch_at_a_time_in_order(build: Build) -> None:
     from evenstep.data import Position
 
@@ -188,7 +204,7 @@ def test_hooks_come_in_a_fixed_order_around_the_recipes_own(build: Build, tmp_pa
     trainer = parts.trainer(
         folder=tmp_path / "run",
         hooks=build_hooks(parts.config, parts.hooks),
-        writers=build_writers(parts.config),
+        writers=parts.config.log.writers,
         evaluations=parts.evaluations,
     )
     names = [type(hook).__name__ for hook in trainer._loop.engine.bus.hooks]
@@ -196,5 +212,6 @@ def test_hooks_come_in_a_fixed_order_around_the_recipes_own(build: Build, tmp_pa
 
 
 def test_writers_are_those_that_are_named(build: Build) -> None:
-    config: Config = build("--log.writers", '["csv", "tensorboard"]').config
-    assert [type(writer).__name__ for writer in build_writers(config)] == ["CsvWriter", "TensorBoardWriter"]
+    log = build_logging(build("--log.writers", '["csv", "tensorboard"]').config)
+    made = writers_of(log.writers, folder=None, every_updates=log.every_updates)
+    assert [type(writer).__name__ for writer in made] == ["CsvWriter", "TensorBoardWriter"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from evenstep.checkpoint import Disk, LocalDisk
+from evenstep.checkpoint import Disk
 
 
 class FailingDisk(Disk):
@@ -21,7 +21,7 @@ class FailingDisk(Disk):
         self.for_good = for_good
         self.operations: list[str] = []
         self.failed = False
-        self._disk = LocalDisk()
+        self._disk = Disk()
 
     def _count(self, operation: str) -> None:
         number = len(self.operations)

@@ -11,7 +11,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from evenstep.checkpoint import Disk, LocalDisk, newest_checkpoint, retain, write_checkpoint
+from evenstep.checkpoint import Disk, newest_checkpoint, retain, write_checkpoint
 
 State = Callable[[int], dict[str, object]]
 Choice = Callable[[Sequence[Any]], Any]
@@ -62,7 +62,7 @@ class Modelled(Disk):
     """The local disk, followed by a model of it; `after` is called after each operation."""
 
     def __init__(self, root: Path, after: Callable[[], None]) -> None:
-        self._root, self._after, self._disk = root, after, LocalDisk()
+        self._root, self._after, self._disk = root, after, Disk()
         self.model = Folder()
 
     def _inner(self, path: Path) -> Path:

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from evenstep.checkpoint import Saver, Shard, look_into, read_checkpoint, verify, write_checkpoint
+from evenstep.checkpoint import AsyncWriter, CheckpointReader, Shard, read_checkpoint, verify, write_checkpoint
+from evenstep.checkpoint.damage import BadFileError, UnreadableError
 from evenstep.checkpoint.manifest import _checksum
-from evenstep.checkpoint.sharding import Piece, Stored, check_cover
-from evenstep.checkpoint.tensorfile import BadFileError
+from evenstep.checkpoint.table import Piece, TensorEntry, check_cover
 from evenstep.errors import ArgumentError, CheckpointError
 
 TIMEOUT_S = 30
@@ -82,7 +82,7 @@ def test_one_process_reads_all_of_it(three: Path) -> None:
     assert torch.equal(owned["across"], WEIGHT.bfloat16())
     assert (owned["step"].item(), found["rank"]) == (4.0, 0)
     assert verify(three).ranks == 3
-    assert sorted(look_into(three).tensors) == ["model/b", "model/w", "owned/across", "owned/step"]
+    assert sorted(CheckpointReader(three).tensors) == ["model/b", "model/w", "owned/across", "owned/step"]
 
 
 @settings(max_examples=12, deadline=None)
@@ -94,36 +94,18 @@ def test_any_number_of_ranks_reads_what_any_other_wrote(
     on_ranks(writers, lambda group: write_checkpoint(folder, 3, state(group), group=group))
 
     def read(group: Threads) -> None:
-        live = cut(torch.zeros(7, 5), group.rank, group.ranks, dim)
-        bias = torch.zeros(3)
-        found = read_checkpoint(folder, into={"model": {"w": live, "b": bias}}, group=group).state
-        assert torch.equal(live.local, cut(WEIGHT, group.rank, group.ranks, dim).local)
+        wanted = cut(WEIGHT, group.rank, group.ranks, dim)
+        reader = CheckpointReader(folder)
+        reader.load(lambda name: name.startswith("model/"))
+        block = reader.tensor("model/w", wanted.offsets, tuple(wanted.local.shape))
+        bias = reader.read(reader.state["model"]["b"])
+        reader.verify(group)
+        assert torch.equal(block, wanted.local)
         assert bias.tolist() == [1.0, 1.0, 1.0]
-        owned: Any = found["owned"]
-        assert torch.equal(owned["across"], WEIGHT.bfloat16())  # what is not live is read whole
+        assert reader.state["model"]["w"].is_meta
+        assert torch.equal(reader.state["owned"]["across"], WEIGHT.bfloat16())  # what is no outline is read whole
 
     on_ranks(readers, read)
-
-
-def test_a_plain_checkpoint_is_read_into_live_tensors_cut_or_whole(folder: Path) -> None:
-    write_checkpoint(folder, 1, {"model": {"w": WEIGHT, "b": torch.ones(3)}, "lr": 0.5})
-    live = torch.zeros(7, 5)
-    assert read_checkpoint(folder, into={"model": {"w": live}}).state["lr"] == 0.5
-    assert torch.equal(live, WEIGHT)
-
-
-def test_a_state_that_does_not_fit_changes_nothing_on_any_rank(three: Path) -> None:
-    def read(group: Threads) -> tuple[str, float]:
-        live = cut(torch.zeros(7, 5), group.rank, group.ranks)
-        other = torch.zeros(4 if group.rank == 1 else 3)
-        with pytest.raises(CheckpointError) as raised:
-            read_checkpoint(three, into={"model": {"w": live, "b": other}}, group=group)
-        return str(raised.value), float(live.local.sum())
-
-    first, second = on_ranks(2, read)
-    assert "`model/b` has shape [3] instead of [4]" in second[0]
-    assert first[0].startswith("on rank 1 of 2: ")
-    assert first[1] == second[1] == 0
 
 
 def test_damage_is_found_by_whichever_rank_looks_and_told_to_all(three: Path) -> None:
@@ -133,8 +115,11 @@ def test_damage_is_found_by_whichever_rank_looks_and_told_to_all(three: Path) ->
     file.write_bytes(data)
 
     def read(group: Threads) -> str:
-        with pytest.raises(CheckpointError, match=r"rank-00001\.safetensors` is damaged") as raised:
-            read_checkpoint(three, into={}, group=group)
+        reader = CheckpointReader(three)
+        if group.rank == 1:
+            reader.tensor("model/w")
+        with pytest.raises(UnreadableError, match=r"rank-00001\.safetensors` is damaged") as raised:
+            reader.verify(group)
         return str(raised.value)
 
     assert len(on_ranks(3, read)) == 3
@@ -176,7 +161,7 @@ def test_a_block_outside_its_tensor_is_refused() -> None:
 
 def test_a_background_save_of_several_ranks_is_published_when_all_have_written(folder: Path) -> None:
     def save(group: Threads) -> tuple[str, int]:
-        saver = Saver(folder, group=group, keep_last=1)
+        saver = AsyncWriter(folder, group=group, keep_last=1)
         polls = 0
         for update in (1, 2):
             mine = state(group)
@@ -255,22 +240,8 @@ def test_a_grid_of_pieces_covers_and_any_change_of_it_does_not(rows: list[int], 
         for i in range(len(rows))
         for j in range(len(columns))
     ]
-    check_cover("w", Stored(dtype=torch.float32, shape=shape, pieces=tuple(pieces)))
+    check_cover("w", TensorEntry(dtype=torch.float32, shape=shape, pieces=tuple(pieces)))
     with pytest.raises(BadFileError):
-        check_cover("w", Stored(dtype=torch.float32, shape=shape, pieces=tuple(pieces[1:])))
+        check_cover("w", TensorEntry(dtype=torch.float32, shape=shape, pieces=tuple(pieces[1:])))
     with pytest.raises(BadFileError):
-        check_cover("w", Stored(dtype=torch.float32, shape=shape, pieces=(*pieces, pieces[-1])))
-
-
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_torchs_own_load_reads_it_through_the_folder_reader(three: Path) -> None:
-    import torch.distributed.checkpoint as dcp
-
-    from evenstep.checkpoint.planning import FolderReader
-
-    contents = look_into(three)
-    live = {name: torch.zeros(stored.shape, dtype=stored.dtype) for name, stored in contents.tensors.items()}
-    dcp.load(live, storage_reader=FolderReader(contents.path, contents.tensors), no_dist=True)
-    assert torch.equal(live["model/w"], WEIGHT)
-    assert torch.equal(live["owned/across"], WEIGHT.bfloat16())
-    assert (live["model/b"].tolist(), live["owned/step"].item()) == ([1.0, 1.0, 1.0], 4.0)
+        check_cover("w", TensorEntry(dtype=torch.float32, shape=shape, pieces=(*pieces, pieces[-1])))

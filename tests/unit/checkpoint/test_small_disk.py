@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from evenstep import Checkpointing, Hook, Logging, MapData, Task, Trainer
-from evenstep.checkpoint import Saver, newest_valid, read_checkpoint
+from evenstep.checkpoint import AsyncWriter, newest_checkpoint, read_checkpoint
 from evenstep.errors import CheckpointError
 from evenstep.events import Incident, JsonlWriter, Save, UpdateEnd
 
@@ -40,7 +40,7 @@ def state(update: int, size: int) -> dict[str, object]:
 
 
 def test_a_full_disk_keeps_the_old_checkpoint_and_takes_the_next_that_fits(disk: Path) -> None:
-    saver = Saver(disk / "checkpoints", keep_last=1)
+    saver = AsyncWriter(disk / "checkpoints", keep_last=1)
     for update, size, fits in ((1, 100_000, True), (2, 100_000, True), (3, 200_000, False), (4, 100_000, True)):
         saver.begin(update, state(update, size))
         saved = saver.wait()
@@ -49,13 +49,13 @@ def test_a_full_disk_keeps_the_old_checkpoint_and_takes_the_next_that_fits(disk:
         if not fits:
             assert isinstance(saved.error, CheckpointError)
             assert "No space left on device (ENOSPC)" in str(saved.error)
-        path, rejected = newest_valid(disk)
-        assert (path is not None, rejected) == (True, [])
+        found, rejected = newest_checkpoint(disk)
+        assert (found is not None, rejected) == (True, [])
     assert [path.name for path in (disk / "checkpoints").iterdir()] == ["step-00000004"]
 
 
 def test_a_disk_that_becomes_read_only_is_told_and_stays_readable(disk: Path) -> None:
-    saver = Saver(disk / "checkpoints")
+    saver = AsyncWriter(disk / "checkpoints")
     saver.begin(1, state(1, 1000))
     saver.wait()
     done = subprocess.run(["mount", "-o", "remount,ro", str(disk)], capture_output=True, text=True, timeout=20)

@@ -42,3 +42,34 @@ def test_a_loss_that_is_a_mean_is_found_unless_it_is_meant(evenstep: Run, recipe
     assert done.code == 1
     assert "the loss of micro-batch 0 (3 samples) is" in done.err and "`Mean.loss` gives a mean" in done.err
     assert evenstep("check", "run.toml", "--task.target", "mean.py:Mean", "--train.check_loss", "false").code == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (["--parallel.pipeline", "13"], "a model of 4 layers can't be cut into 13 stages"),
+        (["--parallel.pipeline", "2", "--parallel.split_at", '["7"]'], "'7' is none"),
+        (
+            ["--parallel.pipeline", "2", "--parallel.pipeline_schedule", "zb_v", "--parallel.stages_per_rank", "3"],
+            "is 3",
+        ),
+        (["--parallel.pipeline", "3", "--launch.ranks", "4"], "`launch.ranks` must be a multiple of the 3 pipeline"),
+        (
+            ["--parallel.strategy", "fsdp", "--launch.ranks", "4", "--parallel.shard_ranks", "3"],
+            "`parallel.shard_ranks`",
+        ),
+        (
+            ["--parallel.strategy", "fsdp", "--launch.ranks", "2", "--parallel.offload", "true"],
+            "`parallel.offload` kee",
+        ),
+        (["--parallel.strategy", "single", "--launch.ranks", "2"], '`parallel.strategy` is "single", but there are 2'),
+    ],
+)
+def test_what_ranks_would_refuse_is_refused_before_any_is_started(
+    evenstep: Run, recipe: Path, settings: list[str], says: str
+) -> None:
+    (recipe / "layers.py").write_text("from parts import Net\n\ndef layers():\n    return Net().layers\n")
+    done = evenstep("check", "run.toml", "--model.target", "layers.py:layers", *settings)
+    assert done.code == 2
+    assert says in done.err
+    assert done.out == ""

@@ -6,7 +6,7 @@ from textwrap import dedent
 
 import pytest
 
-from evenstep.config.load import open_run
+from evenstep.builders import open_run
 from evenstep.config.sources import from_arguments, from_environment
 from evenstep.errors import ConfigError
 

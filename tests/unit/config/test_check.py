@@ -28,12 +28,12 @@ VALID = '\n[data.evaluations.valid]\ntarget = "parts.py:samples"\n'
         (
             ["--parallel.shard_ranks", "2"],
             "",
-            "`parallel.shard_ranks` is for `parallel.strategy` fsdp, but that is auto",
+            '`parallel.shard_ranks` is for `parallel.strategy` "fsdp", but that is "auto"',
         ),
         (
             ["--parallel.pipeline", "2", "--parallel.strategy", "single"],
             "",
-            '`parallel.strategy` must be "auto", "ddp", "fsdp" or',
+            '`parallel.strategy` is "single", but there are 2 ranks; ',
         ),
         (["--parallel.offload", "true", "--parallel.strategy", "ddp"], "", "`parallel.offload` is for `parallel.str"),
         (["--failures.lost_rank", "continue", "--parallel.strategy", "zero1"], "", "`failures.lost_rank` is"),
@@ -41,8 +41,16 @@ VALID = '\n[data.evaluations.valid]\ntarget = "parts.py:samples"\n'
         (["--failures.lost_rank", "continue", "--data.micro_batch_size", "auto"], "", "`failures.lost_rank` is"),
         (["--evaluate.every_updates", "2"], "", "`evaluate.every_updates` is 2, but there is nothing to evaluate on"),
         (["--evaluate.every_epochs", "2"], "", "`evaluate.every_epochs` is 2, but there is nothing to evaluate on"),
-        (["--checkpoint.best.metric", "valid/loss"], "", "`checkpoint.best.metric` must be a metric of an evaluation"),
-        (["--checkpoint.best.metric", "vald/loss"], VALID, "`checkpoint.best.metric` must be a metric"),
+        (
+            ["--checkpoint.best.metric", "valid/loss"],
+            "",
+            "`checkpoint.best.metric` is `valid/loss`, but there is no evaluation `valid`",
+        ),
+        (
+            ["--checkpoint.best.metric", "vald/loss"],
+            VALID,
+            "`checkpoint.best.metric` is `vald/loss`, but there is no evaluation `vald`; did you mean `valid/loss`?",
+        ),
         (["--early_stop.metric", "valid/loss"], VALID, "`early_stop` needs evaluations during the run"),
         (["--lr_schedule.warmup_updates", "11"], "", "`lr_schedule.warmup_updates` must be at most the 10 updates"),
         (
@@ -53,7 +61,7 @@ VALID = '\n[data.evaluations.valid]\ntarget = "parts.py:samples"\n'
         (
             ["--loss_scale.floor", "1"],
             "",
-            '`loss_scale` is for precision "16-mixed", but `train.precision` is "32-true"',
+            '`loss_scale` is for `train.precision` "16-mixed", but that is "32-true"',
         ),
         (
             ["--loss_scale", "{floor = 9, initial = 8}", "--train.precision", "16-mixed"],
@@ -65,12 +73,12 @@ VALID = '\n[data.evaluations.valid]\ntarget = "parts.py:samples"\n'
         (
             ["--parallel.compression", "bf16", "--parallel.reduction", "ordered"],
             "",
-            '`parallel.compression` is "bf16", which rounds sums as they are made, but',
+            '`parallel.compression` is for `parallel.reduction` "fast", but that is "ordered"',
         ),
         (
             ["--parallel.compression", "fp16", "--parallel.strategy", "single"],
             "",
-            '`parallel.compression` is for `parallel.strategy = "ddp"`, but that is "single"',
+            '`parallel.compression` is for `parallel.strategy` "auto" or "ddp", but that is "single"',
         ),
         (
             ["--launch.slurm.nodes", "2", "--launch.ranks", "4"],

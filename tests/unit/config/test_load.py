@@ -8,8 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from evenstep.builders import Run, open_run
 from evenstep.config.keys import all_keys
-from evenstep.config.load import FILLINGS, Run, open_run
+from evenstep.config.load import FILLINGS
 from evenstep.config.schema import Config
 from evenstep.config.section import Section
 from evenstep.config.sources import from_arguments, from_environment

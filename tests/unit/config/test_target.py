@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from evenstep.config.load import open_run
+from evenstep.builders import open_run
 from evenstep.config.sources import from_arguments
 
 Faults = Callable[..., list[str]]

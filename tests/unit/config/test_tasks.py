@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from evenstep.config.load import open_run
+from evenstep.builders import open_run
+from evenstep.config.toml import dumps
 from evenstep.errors import ConfigError
 
 HEAD = """
@@ -76,21 +77,21 @@ def test_tables_of_several_tasks_are_read_with_their_calls(several: Callable[[st
     [
         ('[task]\ntarget = "parts.py:Task"\n', "`task` is for runs of one task, but there are `tasks`"),
         ('[data]\nglobal_batch_size = 1\ntrain = { target = "parts.py:samples" }\n', "`data` is for runs of one task"),
-        ("[mixture]\ndraws = 2\n", '`mixture.draws` is for a mixture of kind "sampled", but this is "all"'),
-        ("[mixture]\ntemperature = 2.0\n", '`mixture.temperature` is for a mixture of kind "sampled"'),
+        ("[mixture]\ndraws = 2\n", '`mixture.draws` is for `mixture.kind` "sampled", but that is "all"'),
+        ("[mixture]\ntemperature = 2.0\n", '`mixture.temperature` is for `mixture.kind` "sampled"'),
         (
             '[mixture]\nend = "cicle"\n',
             '`mixture.end` must be "min", "max" or "cycle", but is "cicle"; did you mean "cycle"',
         ),
         (
             '[coefficients]\nregression = ["box"]\n',
-            '`coefficients.regression` is for coefficients of kind "uncertainty"',
+            '`coefficients.regression` is for `coefficients.kind` "uncertainty"',
         ),
         (
             '[coefficients]\nkind = "uncertainty"\nregression = ["bocks"]\n',
-            "names the task `bocks`, which is not there",
+            "names task `bocks`, but the run has class, box",
         ),
-        ('[combine]\nkind = "pc_grad"\nalpha = 1.0\n', '`combine.alpha` is for the kind "grad_norm"'),
+        ('[combine]\nkind = "pc_grad"\nalpha = 1.0\n', '`combine.alpha` is for `combine.kind` "grad_norm"'),
         ('[early_stop]\nmetric = "vaild/box/loss"\n', "did you mean `valid/box/loss`"),
         ("[evaluate]\nevery_updates = 2\n", ""),
     ],
@@ -112,11 +113,15 @@ def test_faults_between_tables_are_said(several: Callable[[str], list[str]], add
         ("valid]", "train]", "`tasks.box.data.evaluations.train` must have a name"),
         ("tasks.box", "tasks.loss", "`tasks.loss` must have a name"),
         ('"parts.py:Task"\n[tasks.box.data]', '"parts.py:Tusk"\n[tasks.box.data]', "`tasks.box.target` .*Task"),
-        ("[tasks.box]", "[tasks.box]\nend_update = 3\nstart_update = 5", "`tasks.box.end_update` must be at least"),
+        (
+            "[tasks.box]",
+            "[tasks.box]\nend_update = 3\nstart_update = 5",
+            "`tasks.box.end_update` must end at its first update, 5",
+        ),
         (
             "[tasks.box]",
             "[tasks.box]\nsampling_weight = 1.0",
-            '`tasks.box.sampling_weight` is for a mixture of kind "sampled"',
+            '`tasks.box.sampling_weight` is for `mixture.kind` "sampled"',
         ),
         ("[tasks.box]", "[tasks.box]\ncoeficient = 1.0", "did you mean `tasks.box.coefficient`"),
     ],
@@ -132,7 +137,7 @@ def test_what_is_drawn_is_weighed_and_not_repeated(several: Callable[[str], list
     sampled = '[mixture]\nkind = "sampled"\ndraws = 2\n'
     assert several(HEAD + TASKS + sampled) == []
     (fault,) = several(HEAD + TASKS.replace("[tasks.box]", "[tasks.box]\nrepeats = 2") + sampled)
-    assert fault.startswith("`tasks.box.repeats` is for mixtures")
+    assert fault.startswith('`tasks.box.repeats` is for `mixture.kind` "all" or')
     (fault,) = several(HEAD + TASKS.replace("[tasks.box]", "[tasks.box]\nsampling_weight = 2.0") + sampled)
     assert fault.startswith("`tasks.class.sampling_weight` must be given")
 
@@ -145,3 +150,13 @@ def test_a_run_without_any_task_says_what_is_missing(several: Callable[[str], li
 def test_what_is_for_several_tasks_needs_some(faults: Callable[..., list[str]]) -> None:
     found = faults("--failures.non_finite", "drop_task", "--mixture.kind", "all", "--combine.kind", "pc_grad")
     assert sorted(fault.partition(" asks")[0] for fault in found) == ["`combine`", "`failures.non_finite`", "`mixture`"]
+
+
+def test_a_saved_run_with_combined_gradients_reads_back_though_all_defaults_are_in_it(
+    several: Callable[[str], list[str]], recipe: Path
+) -> None:
+    assert several(HEAD + TASKS + '[combine]\nkind = "pc_grad"\n') == []
+    with open_run(recipe / "run.toml") as run:
+        saved = dumps(run.resolved()).replace('recipe = "recipe"', 'recipe = "."')
+    assert "alpha = 1.5" in saved
+    assert several(saved) == []

@@ -47,7 +47,7 @@ def test_a_negative_epoch_is_refused() -> None:
 
 @given(num_samples=st.integers(1, 3000), order_key=st.integers(0, 2**63 - 1))
 def test_an_enciphered_order_visits_every_sample_once(num_samples: int, order_key: int) -> None:
-    visited = Enciphered(num_samples, order_key).between(0, num_samples)
+    visited = Enciphered(num_samples, order_key)(0, num_samples)
     assert sorted(visited.tolist()) == list(range(num_samples))
 
 
@@ -58,12 +58,12 @@ def test_an_enciphered_order_visits_every_sample_once(num_samples: int, order_ke
 )
 def test_a_stretch_of_an_order_is_that_of_the_whole(num_samples: int, start: int, length: int) -> None:
     visited = order_of(num_samples, seed=5, epoch=2)
-    stretch = visited.between(start, start + length)
-    assert np.array_equal(stretch, order_of(num_samples, seed=5, epoch=2).between(0, start + length)[start:])
+    stretch = visited(start, start + length)
+    assert np.array_equal(stretch, order_of(num_samples, seed=5, epoch=2)(0, start + length)[start:])
 
 
 def test_an_order_above_2_to_the_20_is_the_same_in_every_version() -> None:
-    assert order_of(10**8, seed=42, epoch=3).between(70_000, 70_003).tolist() == [58707821, 38274286, 25317345]
+    assert order_of(10**8, seed=42, epoch=3)(70_000, 70_003).tolist() == [58707821, 38274286, 25317345]
 
 
 def test_a_large_order_is_spread_evenly_and_neighbours_are_independent() -> None:
@@ -78,6 +78,6 @@ def test_a_large_order_is_spread_evenly_and_neighbours_are_independent() -> None
 
 
 def test_large_orders_of_two_epochs_have_nothing_in_common() -> None:
-    first, second = (order_of(10**8, seed=1, epoch=epoch).between(0, 30_000) for epoch in range(2))
+    first, second = (order_of(10**8, seed=1, epoch=epoch)(0, 30_000) for epoch in range(2))
     assert len(np.intersect1d(first, second)) < 60  # 9 are expected
     assert np.count_nonzero(first == second) < 5

@@ -100,7 +100,8 @@ def test_micro_batches_of_an_epoch_hold_every_sample_once_within_every_budget(
 
 
 def test_skipped_samples_do_not_change_the_order_of_the_others() -> None:
-    fits = np.arange(30) % 4 != 0
-    some = list(chain(*all_batches(Sampling(num_samples=30, global_batch_size=5, fits=fits), 1)))
+    lengths = [9 if index % 4 == 0 else 1 for index in range(30)]
+    fitting = Sampling(num_samples=30, global_batch_size=5, micro_batch_tokens=5, lengths=lengths, oversized="skip")
+    some = list(chain(*all_batches(fitting, 1)))
     every = list(chain(*all_batches(Sampling(num_samples=30, global_batch_size=5), 1)))
     assert some == [index for index in every if index % 4 != 0]

@@ -2,7 +2,7 @@ from collections.abc import Callable
 
 import pytest
 
-from evenstep.events.deliver import deliver
+from evenstep.events.bus import deliver
 
 
 def raising(error: BaseException) -> Callable[..., None]:

@@ -99,19 +99,29 @@ def test_without_the_store_nothing_waits_for_long() -> None:
 
 
 def test_who_breaks_off_is_heard_by_all_and_the_first_reason_is_kept(store: TCPStore) -> None:
-    heard: list[int] = []
+    heard: list[tuple[int, int]] = []
     client = TCPStore("127.0.0.1", store.port, is_master=False, wait_for_workers=False)
-    first = Notices(PrefixStore("notices", client), 0, 2, broken=heard.append)
+    first = Notices(PrefixStore("notices", client), 0, 2, broken=lambda *what: heard.append(what))
     second = Notices(PrefixStore("notices", store), 1, 2)
-    assert first.broken_off(3) == ""
-    second.break_off(3, "rank 1 ran out of memory")
-    first.break_off(3, "rank 0 ran out of memory")
+    assert first.broken_off(3) == (0, "")
+    second.break_off(3, 7, "rank 1 ran out of memory")
+    first.break_off(3, 7, "rank 0 ran out of memory")
     until = time.monotonic() + 10
-    while 3 not in heard and time.monotonic() < until:
+    while (3, 7) not in heard and time.monotonic() < until:
         time.sleep(0.01)
-    assert 3 in heard
-    assert first.broken_off(3) == second.broken_off(3) == "rank 1 ran out of memory"
-    assert first.broken_off(4) == "", "the next attempt is another"
+    assert (3, 7) in heard
+    assert first.broken_off(3) == second.broken_off(3) == (7, "rank 1 ran out of memory")
+    assert first.broken_off(4) == (0, ""), "the next attempt is another"
+    for rank in (first, second):
+        rank.leave()
+
+
+def test_of_two_works_that_are_broken_off_the_earlier_counts(store: TCPStore) -> None:
+    first, second = ranks_of(store, 2)
+    first.break_off(0, 8, "rank 0 ran out of memory")
+    second.break_off(0, 7, "rank 1 ran out of memory")
+    first.break_off(0, 9, "rank 0 ran out of memory again")
+    assert first.broken_off(0) == (7, "rank 1 ran out of memory")
     for rank in (first, second):
         rank.leave()
 

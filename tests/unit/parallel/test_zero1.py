@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from evenstep import Ema, MapData, Task, Trainer, Training
-from evenstep.checkpoint import look_into, read_checkpoint
+from evenstep.checkpoint import CheckpointReader, read_checkpoint
 from evenstep.parallel import Group, Ordered, Strategy, Zero1
 from evenstep.parallel.reducer.zero1 import dealt
 
@@ -103,7 +103,7 @@ def test_each_rank_writes_its_own_part_of_a_checkpoint(on_ranks: OnRanks, tmp_pa
         trained(Zero1(Ordered(group)), torch.optim.AdamW, folder=tmp_path)
 
     on_ranks(2, act)
-    contents = look_into(tmp_path)
+    contents = CheckpointReader(tmp_path)
     files = {
         name: {piece.file for piece in stored.pieces}
         for name, stored in contents.tensors.items()

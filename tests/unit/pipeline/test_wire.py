@@ -5,7 +5,9 @@ import pytest
 import torch
 
 from evenstep.errors import EvenstepError
-from evenstep.pipeline.wire import AHEAD, SENDING, Address, Inbox, Wire
+from evenstep.pipeline import Action, Layout, Op
+from evenstep.pipeline.edges import AHEAD, Edges
+from evenstep.pipeline.wire import SENDING, Address, Wire
 
 CPU = torch.device("cpu")
 HERE = Address("output", 0, 1, 0)
@@ -42,6 +44,10 @@ def sent_over(group: Any, trees: list[Any], *, runs: int = 1) -> list[list[Any]]
         else:
             arrived.append([wire.receive(number(microbatch), 0) for microbatch in range(len(trees))])
     return arrived
+
+
+def receives(microbatch: int, stage: int = 1) -> Action:
+    return Action(Op.RECEIVE_INPUT, stage, microbatch, 0)
 
 
 def assert_same(arrived: Any, tree: Any) -> None:
@@ -103,19 +109,19 @@ def test_a_form_travels_only_when_it_changes_and_a_second_piece_only_without_roo
 
 def test_room_is_made_no_further_ahead_than_the_plan_allows(on_ranks: Callable[..., list[Any]]) -> None:
     def act(group: Any) -> Any:
-        wire, begun = Wire(group, CPU), []
+        edges, begun = Edges(Layout.chain(ranks=2), group, CPU), []
         if group.rank == 0:
             for microbatch in range(10):
-                wire.send(number(microbatch), torch.ones(1), 1)
+                edges.wire.send(number(microbatch), torch.ones(1), 1)
             return None
         plain = group.begin_receive
         group.begin_receive = lambda piece, rank, channel=0: (begun.append(channel), plain(piece, rank, channel))[1]
         seen: list[int] = []
-        inbox = Inbox(wire, group, {0: [number(microbatch) for microbatch in range(10)]})
+        edges.begin([receives(microbatch) for microbatch in range(10)])
         for microbatch in range(10):
-            inbox.allow(0)
+            edges.receive(receives(microbatch))
             seen.append(begun.count(0))
-            inbox.take(number(microbatch), 0)
+            edges.take(number(microbatch))
         return seen
 
     assert on_ranks(2, act)[1] == [min(microbatch + 1 + AHEAD, 10) for microbatch in range(10)]
@@ -123,16 +129,17 @@ def test_room_is_made_no_further_ahead_than_the_plan_allows(on_ranks: Callable[.
 
 def test_what_is_taken_later_may_have_come_earlier(on_ranks: Callable[..., list[Any]]) -> None:
     def act(group: Any) -> Any:
-        wire = Wire(group, CPU)
+        edges = Edges(Layout(rank_of=(0, 1, 1), edges=((0, 1), (0, 2))), group, CPU)
         addresses = [HERE, Address("output", 0, 2, 0), number(1)]
         if group.rank == 0:
             for value, address in enumerate(addresses):
-                wire.send(address, value, 1)
+                edges.wire.send(address, value, 1)
             return None
-        inbox = Inbox(wire, group, {0: addresses})
-        for _ in addresses:
-            inbox.allow(0)
-        return [inbox.take(address, 0) for address in reversed(addresses)]
+        plan = [receives(address.microbatch, address.destination) for address in addresses]
+        edges.begin(plan)
+        for action in plan:
+            edges.receive(action)
+        return [edges.take(address) for address in reversed(addresses)]
 
     assert on_ranks(2, act)[1] == [2, 1, 0]
 
@@ -163,9 +170,10 @@ def test_who_waits_is_told_why_nothing_will_come(on_ranks: Callable[..., list[An
         if group.rank == 0:
             group.abort("rank 0 has had enough")
             return ""
-        inbox = Inbox(Wire(group, CPU), group, {0: [number(3)]})
+        edges = Edges(Layout.chain(ranks=2), group, CPU)
+        edges.begin([receives(3)])
         with pytest.raises(EvenstepError) as raised:
-            inbox.take(number(3), 0)
+            edges.take(number(3))
         return str(raised.value)
 
     assert on_ranks(2, act)[1] == (

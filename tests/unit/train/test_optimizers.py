@@ -12,7 +12,7 @@ from evenstep import Checkpointing, Hook, MapData, Task, Trainer
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.optim import MultiOptimizer
 from evenstep.optim.sharing import TORCH, Part, known, why_not_by
-from evenstep.parallel import Elastic, Fsdp, Group, Ordered, Single, Strategy, Zero1
+from evenstep.parallel import Fsdp, Group, Ordered, Single, Strategy, Zero1
 from evenstep.train.fit import state_allocated
 from evenstep.train.optimizers import check_optimizer
 
@@ -162,9 +162,13 @@ def test_an_optimizer_whose_inner_state_would_be_lost_on_resume_is_refused_by_na
         alone.state_dict()
 
 
+class Changing(Group):
+    can_change = True
+
+
 def test_where_ranks_may_join_and_take_over_the_state_it_is_refused_too() -> None:
     strategy = Single()
-    strategy.group = object.__new__(Elastic)
+    strategy.group = Changing()
     with pytest.raises(ArgumentError, match=r"ranks that join a run take over its state.*`slow`"):
         check(lambda model: OwnReferences(model.parameters(), lr=0.1), strategy)
     check(lambda model: torch.optim.SGD(model.parameters(), lr=0.1), strategy)

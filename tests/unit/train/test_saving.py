@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep import Checkpointing, Hook, MapData, Task, Trainer
-from evenstep.checkpoint import LocalDisk, complete_checkpoints, locked, read_checkpoint
+from evenstep.checkpoint import Disk, complete_checkpoints, locked, read_checkpoint
 from evenstep.errors import CheckpointError
 from evenstep.events import Incident, SaveBegin, SaveEnd, UpdateBegin, UpdateEnd
 from evenstep.events.hooks import Save
@@ -66,26 +66,26 @@ class FailAt(Hook):
 
 def slowed(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Nothing is synced before the event is set."""
-    gate, sync = threading.Event(), LocalDisk.sync
+    gate, sync = threading.Event(), Disk.sync
 
-    def wait(self: LocalDisk, file: Any) -> None:
+    def wait(self: Disk, file: Any) -> None:
         assert gate.wait(20)
         sync(self, file)
 
-    monkeypatch.setattr(LocalDisk, "sync", wait)
+    monkeypatch.setattr(Disk, "sync", wait)
     return gate
 
 
 def broken(monkeypatch: pytest.MonkeyPatch, code: int, *, names: str) -> None:
     """Checkpoints of the updates in `names` cannot be written."""
-    create = LocalDisk.create
+    create = Disk.create
 
-    def fail(self: LocalDisk, path: Path) -> Any:
+    def fail(self: Disk, path: Path) -> Any:
         if any(name in str(path) for name in names.split()):
             raise OSError(code, "the disk has failed", str(path))
         return create(self, path)
 
-    monkeypatch.setattr(LocalDisk, "create", fail)
+    monkeypatch.setattr(Disk, "create", fail)
 
 
 def states(folder: Path) -> list[Any]:
@@ -278,3 +278,19 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_said(tmp_path: Path) -> 
     assert trainer.resume("auto") == tmp_path / "checkpoints" / "step-00000008"
     assert "step-00000009 was passed over" in log.incidents[0].message
     assert trainer.train().update == 9
+
+
+def test_a_resume_reads_the_newest_checkpoint_once(tmp_path: Path) -> None:
+    def read_bytes() -> int:
+        return int(Path("/proc/self/io").read_text().split()[1])
+
+    def trainer() -> Trainer:
+        return trainer_of(tmp_path, nn.Sequential(nn.Linear(4, 512), nn.Linear(512, 512), nn.Linear(512, 1)), updates=2)
+
+    trainer().train()
+    trainer().resume("auto")  # imports what a resume needs
+    size = sum(file.stat().st_size for file in (tmp_path / "checkpoints" / "step-00000002").iterdir())
+    one = trainer()
+    before = read_bytes()
+    one.resume("auto")
+    assert size <= read_bytes() - before <= 1.1 * size

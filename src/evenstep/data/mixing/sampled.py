@@ -63,7 +63,7 @@ class Sampled(Mixing):
         check_known("weights", self._weights, tasks)
         if self._weights and len(self._weights) != len(tasks):
             missing = next(name for name in tasks if name not in self._weights)
-            raise ArgumentError(f"`weights` must name every task or none, but leaves out `{missing}`.")
+            raise ArgumentError(f"`weights` of task `{missing}` must be given, since other tasks have one.")
 
     def fingerprint(self) -> dict[str, JSON]:
         return {

@@ -4,7 +4,7 @@ It is used by every hook that follows the best evaluation. It remembers nothing.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Literal, final
@@ -55,12 +55,20 @@ class Target:
         Raises:
             HookError: it has not, so `hook` would wait in vain.
         """
-        evaluations = hook.trainer.evaluations
-        if self.evaluation not in evaluations:
-            raise HookError(
-                f"hook `{hook.name}` follows `{self.metric}`, but there is no evaluation `{self.evaluation}`; "
-                f"{_advice(self.evaluation, list(evaluations))}"
-            )
+        try:
+            self.check_evaluation(list(hook.trainer.evaluations))
+        except ArgumentError as error:
+            raise HookError(f"hook `{hook.name}`: {error}") from None
+
+    def check_evaluation(self, evaluations: Sequence[str]) -> None:
+        """Raise ArgumentError unless this is about one of the evaluations of these names."""
+        if self.evaluation in evaluations:
+            return
+        close = get_close_matches(self.evaluation, evaluations, n=1)
+        advice = f"there are: {', '.join(evaluations)}." if evaluations else "give it data to evaluate on."
+        if close:
+            advice = f"did you mean `{close[0]}/{self.metric.partition('/')[2]}`?"
+        raise ArgumentError(f"`metric` is `{self.metric}`, but there is no evaluation `{self.evaluation}`; {advice}")
 
     def check_training(self, hook: Hook) -> None:
         """Check that training has put this metric, which is one of its own, if it has put any beside it.

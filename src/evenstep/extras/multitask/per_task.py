@@ -29,7 +29,7 @@ class PerTaskGradients:
         accumulate: leaves the whole gradient of the given micro-batches in `.grad`.
         combine: the method.
         parameters: those that are trained, by name.
-        way: the run's.
+        context: the run's.
         execution: on which ranks, and how they share gradients.
     """
 

@@ -48,15 +48,8 @@ class Sharded(Strategy):
         gather_dtype: torch.dtype | None = None,
         offload: bool = False,
     ) -> None:
-        num_shards = shard_ranks or group.ranks
-        if group.ranks % num_shards:
-            raise ArgumentError(
-                f"`shard_ranks` must divide the {group.ranks} data-parallel ranks, but is {shard_ranks}; set a "
-                f"divisor, or leave it out to shard over all."
-            )
-        if offload and group.device.type == "cpu":
-            raise ArgumentError("`offload` keeps shards in the CPU's memory, where they are already; leave it out.")
-        layout = Shards(group, num_shards=num_shards, exact=self.exact)
+        check_sharding(group.ranks, group.device, shard_ranks=shard_ranks, offload=offload)
+        layout = Shards(group, num_shards=shard_ranks or group.ranks, exact=self.exact)
         super().__init__(group, layout)
         self.gather_dtype = gather_dtype
         self._options = Sharding(layout=layout, gather_dtype=gather_dtype, offload=offload)
@@ -64,6 +57,17 @@ class Sharded(Strategy):
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         parameters: list[nn.Parameter] = [one for group in optimizer.param_groups for one in group["params"]]
         check_steppable([one for one in parameters if not cuttable(one)], optimizer)
+
+
+def check_sharding(ranks: int, device: torch.device, *, shard_ranks: int | None, offload: bool) -> None:
+    """Raise ArgumentError for what can't be with so many data-parallel ranks on such devices; see `Sharded`."""
+    if shard_ranks is not None and ranks % shard_ranks:
+        raise ArgumentError(
+            f"`shard_ranks` must divide the {ranks} data-parallel ranks, but is {shard_ranks}; set a divisor, or leave "
+            f"it out to shard over all."
+        )
+    if offload and device.type == "cpu":
+        raise ArgumentError("`offload` keeps shards in the CPU's memory, where they are already; leave it out.")
 
 
 @final

@@ -52,7 +52,7 @@ def test_an_evaluation_that_is_not_there_is_an_error_with_advice(trainer: Any) -
     hook = Hook()
     Bus([hook], trainer)
     target().check(hook)
-    with pytest.raises(HookError, match=r"there is no evaluation `vaild`; did you mean `valid`\?"):
+    with pytest.raises(HookError, match=r"there is no evaluation `vaild`; did you mean `valid/loss`\?"):
         target("vaild/loss").check(hook)
 
 

@@ -2,66 +2,84 @@
 
 The first failure is an incident. Then the writer is left alone for a while, twice as long after each further failure,
 and what comes in the meantime is kept for it. When it is tried again it is closed and opened anew behind what it had
-taken last, so that nothing half written stays. It does not choose what is written.
+taken last, so that nothing half written stays. What comes before it is opened (an evaluation before training, an
+incident while resuming) is kept as well. It does not choose what is written.
 """
 
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
+from evenstep.errors import EvenstepError
 from evenstep.events.event import Event, Incident
 from evenstep.events.series import Record
 from evenstep.events.writers.writer import Writer
 
 KEPT = 1000  # calls
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
+Call: TypeAlias = tuple[str, tuple[Any, ...]]
 
 
 @final
-class Outlet:
-    """What one writer is still to take.
+class RetryingWriter:
+    """A writer, and what it is still to take; only `open` raises.
 
     Args:
-        writer: open.
-        folder: that it was opened with.
-        update: likewise.
+        writer: closed.
         report: told of its first failure, and of what was lost in the end.
     """
 
-    def __init__(self, writer: Writer, folder: Path | None, update: int, report: Callable[[Incident], None]) -> None:
+    def __init__(self, writer: Writer, report: Callable[[Incident], None]) -> None:
         self._writer = writer
-        self._folder = folder
-        self._written = update
-        self._latest = update
         self._report = report
-        self._waiting: deque[tuple[str, tuple[Any, ...]]] = deque()
+        self._waiting: deque[Call] = deque()
+        self._folder: Path | None = None
+        self._written = self._latest = 0
+        self._is_open = False
         self._lost = 0
-        self._wait_s = 0.0
-        self._next_try = 0.0
+        self._wait_s = self._next_try = 0.0
+
+    def open(self, folder: Path | None, update: int) -> None:
+        """Open it, then give it the events that have waited, and the records that are not after `update`.
+
+        Raises:
+            EvenstepError: it can't write to its place.
+        """
+        self._folder, self._written, self._latest = folder, update, update
+        self._lost, self._wait_s = 0, 0.0
+        try:
+            self._writer.open(folder, update)
+        except OSError as error:
+            raise EvenstepError(
+                f"writer `{self._writer.name}` cannot write {self._writer.target}: {error.strerror or error}; make "
+                f"room or give it a place that it may write to, then resume the run."
+            ) from error
+        self._is_open = True
+        events = [call for call in self._waiting if call[0] == "event"]
+        self._waiting = deque([*events, *_until(update, (call for call in self._waiting if call[0] == "write"))])
+        self._try()
 
     def write(self, records: Sequence[Record]) -> None:
-        """Give it `records`, now or when it works again."""
+        """Give it `records`, now or when it works again, and let others read them."""
         self._take("write", records)
+        if self._is_open and not self._wait_s:
+            self._take("flush")
 
     def event(self, name: str, event: Event) -> None:
         """Tell it of an event, now or when it works again."""
         self._latest = max(self._latest, event.update)
         self._take("event", name, event)
 
-    def flush(self) -> None:
-        """Flush it, if it works."""
-        if not self._wait_s:
-            self._take("flush")
-
     def rewind(self, update: int) -> None:
         """Have it forget what came after `update`, now or when it works again."""
+        if not self._is_open:
+            return
         self._written, self._latest = min(self._written, update), update
-        kept = [_until(update, method, arguments) for method, arguments in self._waiting]
-        self._waiting = deque(call for call in kept if call is not None)
+        self._waiting = deque(_until(update, self._waiting))
         try:
             self._reopen()
         except Exception as error:  # noqa: BLE001 - not lost: it is an incident
@@ -69,11 +87,11 @@ class Outlet:
 
     def close(self) -> None:
         """Try once more to give it what waits, and close it."""
-        if self._waiting:
+        if self._is_open and self._waiting:
             self._try()
-        if self._waiting:
             self._lost += len(self._waiting)
             self._waiting.clear()
+        self._is_open = False
         try:
             self._writer.close()
         except Exception as error:  # noqa: BLE001 - not lost: it is an incident
@@ -88,6 +106,8 @@ class Outlet:
 
     def _take(self, method: str, *arguments: Any) -> None:
         self._waiting.append((method, arguments))
+        if not self._is_open:
+            return
         if len(self._waiting) > KEPT:
             self._waiting.popleft()
             self._lost += 1
@@ -123,9 +143,12 @@ class Outlet:
             self._report(Incident(kind="writer", update=self._latest, message=message, rank=0, traceback=trace))
 
 
-def _until(update: int, method: str, arguments: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]] | None:
-    """What of a call is not after `update`; None for nothing."""
-    if method == "event":
-        return (method, arguments) if arguments[1].update <= update else None
-    records = [record for record in arguments[0] if record.update <= update] if method == "write" else []
-    return (method, (records,)) if records else None
+def _until(update: int, calls: Iterable[Call]) -> Iterator[Call]:
+    """What of the calls is not after `update`."""
+    for method, arguments in calls:
+        if method == "event" and arguments[1].update <= update:
+            yield method, arguments
+        elif method == "write":
+            records = [record for record in arguments[0] if record.update <= update]
+            if records:
+                yield method, (records,)

@@ -12,20 +12,24 @@ be lost, the work is simply done.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast, final
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, final
 
 import torch
 from torch import Tensor
 
 from evenstep.errors import ArgumentError, EvenstepError, LostRankError
 from evenstep.events import Incident, Json
-from evenstep.parallel import Elastic, Group, bits
+from evenstep.parallel import Group
+from evenstep.parallel.replicas import bits
+from evenstep.train.checkpointer import Checkpointer
 from evenstep.train.loop import Loop
 from evenstep.train.reporter import Reporter
 from evenstep.train.requests import End, GoBack
 from evenstep.train.run_state import RunState
-from evenstep.train.saving import Saving
 from evenstep.train.state import unwrapped
+
+if TYPE_CHECKING:
+    from evenstep.extras.elastic.membership import Elastic
 
 
 class _Hole(NamedTuple):
@@ -44,15 +48,15 @@ class ElasticRun:
         group: that changes.
         loop: that does the work.
         state: of the run.
-        saving: of the run.
+        checkpointer: of the run.
         agree: raises unless all that are there train the same.
         reporter: of this process.
     """
 
-    group: Elastic
+    group: "Elastic"
     loop: Loop
     state: RunState
-    saving: Saving
+    checkpointer: Checkpointer
     agree: Callable[[], None]
     reporter: Reporter
     _is_whole: bool = True
@@ -84,7 +88,7 @@ class ElasticRun:
     def _give_up(self) -> None:
         self._is_whole = self._is_whole and self.loop.engine.core.is_whole
         self.loop.abandon()
-        self.saving.settle_alone()
+        self.checkpointer.settle_alone()
 
     def _heal(self) -> None:
         """Make all the same: who does not hold what the one with the most updates holds takes its state."""
@@ -120,9 +124,9 @@ class ElasticRun:
 
     def _same_ends(self) -> None:
         """Agree on what was evaluated, and on what the first process has saved."""
-        ends = self.group.gather((self.state.evaluations.all_at, self.saving.saved_at))
+        ends = self.group.gather((self.state.evaluations.all_at, self.checkpointer.saved_at))
         self.state.evaluations.all_at = min(evaluated for evaluated, _ in ends)
-        self.saving.saved_at = ends[0][1]
+        self.checkpointer.saved_at = ends[0][1]
 
     def _tell(self, before: dict[str, int], update: int) -> None:
         now = self._before = dict(self.group.members)
@@ -139,14 +143,17 @@ class ElasticRun:
         )
 
 
-def build_run(group: Group, loop: Loop, *, agree: Callable[[], None]) -> Callable[[], End]:
-    """What runs the loop to its end: the loop alone, where no rank of the group may be lost.
+def build_run(group: "Elastic", loop: Loop, agree: Callable[[], None]) -> ElasticRun:
+    """The run of a trainer's loop on ranks that come and go.
+
+    Args:
+        group: of the ranks.
+        loop: that makes the updates.
+        agree: raises unless all that are there train the same.
 
     Raises:
-        ArgumentError: the group may lose ranks, but they share a model, or the data can't be dealt anew.
+        ArgumentError: the ranks share a model, or the data can't be dealt anew.
     """
-    if not isinstance(group, Elastic):
-        return loop.run
     checkpointer, engine = loop.checkpointer, loop.engine
     if engine.parts.execution.part_held[1] > 1:
         raise ArgumentError("ranks that may be lost must each hold the whole state; use `Ddp` or `Ordered`.")
@@ -155,15 +162,14 @@ def build_run(group: Group, loop: Loop, *, agree: Callable[[], None]) -> Callabl
             "the data of ranks that may be lost must be dealt anew over those that are left, which a stream can't; "
             "give a dataset with a length, or let a lost rank stop the run."
         )
-    run = ElasticRun(
+    return ElasticRun(
         group=group,
         loop=loop,
         state=checkpointer.state,
-        saving=checkpointer.saving,
+        checkpointer=checkpointer,
         agree=agree,
         reporter=loop.reporter,
     )
-    return run.run
 
 
 def shared(group: Group, tree: Any, source: int) -> Any:

@@ -17,12 +17,12 @@ from threading import Thread
 from time import monotonic, perf_counter
 from typing import Any, TypeVar, final
 
-from evenstep.checkpoint.leaves import Leaves
+from evenstep.checkpoint.flat_state import FlatState
 from evenstep.checkpoint.ranks import ALONE, Ranks, together
 from evenstep.checkpoint.retention import retain
-from evenstep.checkpoint.save import Receipt, Save
 from evenstep.checkpoint.staging import Staging
 from evenstep.checkpoint.storage import LOCAL_DISK, Disk
+from evenstep.checkpoint.writer import CheckpointWrite, WriteResult
 from evenstep.errors import CheckpointError
 
 T = TypeVar("T")
@@ -31,7 +31,7 @@ _TALK_EVERY_S = 1.0
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Saved:
+class SaveResult:
     """How a save ended.
 
     Args:
@@ -53,13 +53,13 @@ Published = tuple[Path, Exception | None]
 
 @final
 @dataclass(slots=True, kw_only=True)
-class _Flight:
+class _PendingSave:
     """A save that has begun: first each rank writes, then the first publishes; alone, one job does both."""
 
-    save: Save
+    save: CheckpointWrite
     began: float
     protect: Collection[str]
-    writing: "Future[Receipt] | None"
+    writing: "Future[WriteResult] | None"
     publishing: "Future[Published] | None"
 
     def done(self, within_s: float = 0.0) -> bool:
@@ -69,7 +69,7 @@ class _Flight:
 
 
 @final
-class Saver:
+class AsyncWriter:
     """The checkpoints of one run.
 
     Args:
@@ -93,11 +93,10 @@ class Saver:
         timeout_s: float = 1800.0,
     ) -> None:
         self.folder = folder
-        self.resumed_from: str | None = None
         self._group, self._disk, self._timeout_s = group, disk, timeout_s
         self._keep_last, self._keep_every = keep_last, keep_every_updates
         self._staging = Staging() if asynchronous else None
-        self._flight: _Flight | None = None
+        self._flight: _PendingSave | None = None
 
     @property
     def in_flight(self) -> bool:
@@ -112,35 +111,44 @@ class Saver:
         """
         if self._staging is None:
             return
-        leaves = Leaves()
-        leaves.pack(state, alone=self._group.ranks == 1)
-        if self._group.rank == 0 or leaves.sharded:
-            self._staging.prepare(leaves.held())
+        flat = FlatState.of(state, alone=self._group.ranks == 1)
+        if self._group.rank == 0 or flat.sharded:
+            self._staging.prepare(flat.held())
 
-    def begin(self, update: int, state: Mapping[str, object], *, protect: Collection[str] = ()) -> None:
+    def begin(
+        self,
+        update: int,
+        state: Mapping[str, object],
+        *,
+        protect: Collection[str] = (),
+        resumed_from: str | None = None,
+    ) -> None:
         """Begin to save; nothing may be in flight.
 
         Args:
             update: number of committed updates in the state.
             state: as for `write_checkpoint`; may change as soon as this has returned.
             protect: names of checkpoints that must not be deleted to make room.
+            resumed_from: as for `write_checkpoint`.
 
         Raises:
             CheckpointError: a state that cannot be saved.
         """
         assert self._flight is None, "wait for the save before"
         began = perf_counter()
-        save = Save(self.folder, update, state, group=self._group, disk=self._disk, resumed_from=self.resumed_from)
+        save = CheckpointWrite(
+            self.folder, update, state, group=self._group, disk=self._disk, resumed_from=resumed_from
+        )
         ready: Callable[[], None] = _nothing
         if self._staging is not None:
             ready = self._staging.copy(save.files())
 
-        def write() -> Receipt:
+        def write() -> WriteResult:
             ready()
             return save.write()
 
         alone = self._group.ranks == 1
-        self._flight = _Flight(
+        self._flight = _PendingSave(
             save=save,
             began=began,
             protect=protect,
@@ -148,14 +156,14 @@ class Saver:
             publishing=_in_background(lambda: self._publish(save, [write()], protect)) if alone else None,
         )
 
-    def poll(self) -> Saved | None:
+    def poll(self) -> SaveResult | None:
         """Go on with what is in flight, without waiting; gives how it ended, once it has."""
         flight = self._flight
         if flight is None or not all(self._group.gather(flight.done())):
             return None
         return self._go_on(flight)
 
-    def wait(self) -> Saved | None:
+    def wait(self) -> SaveResult | None:
         """Wait until nothing is in flight; gives how it ended, or None if nothing was."""
         saved = None
         while self._flight is not None:
@@ -163,7 +171,7 @@ class Saver:
             saved = self._go_on(self._flight)
         return saved
 
-    def _wait_for(self, flight: _Flight) -> None:
+    def _wait_for(self, flight: _PendingSave) -> None:
         """Until all ranks are done with their jobs, or the time is over for any of them."""
         deadline = monotonic() + self._timeout_s
         step_s = min(_TALK_EVERY_S, self._timeout_s)
@@ -173,7 +181,7 @@ class Saver:
             if all(done for done, _ in told) or any(over for _, over in told):
                 return
 
-    def end_alone(self) -> Saved | None:
+    def end_alone(self) -> SaveResult | None:
         """Bring what is in flight to an end without the other ranks, which may be gone; gives how it ended."""
         flight = self._flight
         if flight is None:
@@ -187,34 +195,33 @@ class Saver:
             else:
                 raise CheckpointError("other ranks may not have written their part; it is given up.")
         except Exception as raised:  # noqa: BLE001 - told to the caller
-            flight.save.abandon()
+            flight.save.abandon(raised)
             error = raised
         return self._end(flight, path, error)
 
-    def _go_on(self, flight: _Flight) -> Saved | None:
+    def _go_on(self, flight: _PendingSave) -> SaveResult | None:
         """Take the result of the job of each rank, and give the next one or an end."""
         try:
             if flight.writing is not None:
                 writing = flight.writing
-                receipts = together(self._group, lambda: _result(writing, self._timeout_s, within_s=0))
+                results = together(self._group, lambda: _result(writing, self._timeout_s, within_s=0))
                 flight.writing = None
-                flight.publishing = _in_background(lambda: self._publish(flight.save, receipts, flight.protect))
+                flight.publishing = _in_background(lambda: self._publish(flight.save, results, flight.protect))
                 return None
             publishing = flight.publishing
             assert publishing is not None, "a flight writes or publishes"
             path, error = together(self._group, lambda: _result(publishing, self._timeout_s, within_s=0))[0]
         except Exception as error:  # noqa: BLE001 - told to whoever asked for the save
-            if leftover := flight.save.abandon():
-                error.add_note(leftover)
+            flight.save.abandon(error)
             return self._end(flight, None, error)
         return self._end(flight, path, error)
 
-    def _end(self, flight: _Flight, path: Path | None, error: Exception | None) -> Saved:
+    def _end(self, flight: _PendingSave, path: Path | None, error: Exception | None) -> SaveResult:
         self._flight = None
-        return Saved(update=flight.save.update, path=path, error=error, seconds=perf_counter() - flight.began)
+        return SaveResult(update=flight.save.update, path=path, error=error, seconds=perf_counter() - flight.began)
 
-    def _publish(self, save: Save, receipts: list[Receipt], protect: Collection[str]) -> Published:
-        path = save.publish(receipts)
+    def _publish(self, save: CheckpointWrite, results: list[WriteResult], protect: Collection[str]) -> Published:
+        path = save.publish(results)
         if self._group.rank == 0:
             try:
                 retain(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from evenstep.checkpoint import LocalDisk, Saver, complete_checkpoints, newest_valid, read_checkpoint
+from evenstep.checkpoint import AsyncWriter, Disk, complete_checkpoints, newest_checkpoint, read_checkpoint
 from evenstep.checkpoint.staging import Staging
 from evenstep.checkpoint.storage import BLOCK_BYTES
 from evenstep.checkpoint.tensorfile import TensorFile
@@ -34,7 +34,7 @@ def test_what_is_saved_is_the_state_at_the_beginning(folder: Path, failing_disk:
     gate = threading.Event()
     weight = torch.arange(6.0)
     state = {"model": {"w": weight, "t": torch.arange(6.0).view(2, 3).T, "c": torch.tensor(2j).conj()}, "lr": [0.1]}
-    saver = Saver(folder, disk=gated(failing_disk, gate))
+    saver = AsyncWriter(folder, disk=gated(failing_disk, gate))
     saver.begin(1, state)
     weight.fill_(-1)
     state["lr"] = [0.2]
@@ -51,7 +51,7 @@ def test_what_is_saved_is_the_state_at_the_beginning(folder: Path, failing_disk:
 
 
 def test_the_buffer_is_reused_and_grows_with_the_state(folder: Path, state: State) -> None:
-    saver = Saver(folder)
+    saver = AsyncWriter(folder)
     saver.prepare(state(0))
     for update in (1, 2):
         saver.begin(update, state(update))
@@ -88,12 +88,12 @@ def test_a_failed_save_is_told_and_the_next_one_succeeds(
     folder: Path, state: State, failing_disk: type[Any], code: int
 ) -> None:
     counted = failing_disk()
-    saver = Saver(folder, disk=counted)
+    saver = AsyncWriter(folder, disk=counted)
     saver.begin(1, state(1))
     assert saver.wait().error is None
     for number in range(1, len(counted.operations)):
         disk = failing_disk(number, code)
-        saver = Saver(folder, disk=disk)
+        saver = AsyncWriter(folder, disk=disk)
         try:
             saver.begin(2, state(2))
             saved = saver.wait()
@@ -102,14 +102,14 @@ def test_a_failed_save_is_told_and_the_next_one_succeeds(
             continue
         assert isinstance(saved.error, CheckpointError)
         assert errno.errorcode[code] in str(saved.error)
-        assert newest_valid(folder)[0] is not None
+        assert newest_checkpoint(folder)[0] is not None
         saver.begin(3, state(3))
         assert saver.wait().path == folder / "step-00000003"
 
 
 def test_a_disk_that_hangs_is_given_up_after_the_timeout(folder: Path, state: State, failing_disk: type[Any]) -> None:
     gate = threading.Event()
-    saver = Saver(folder, disk=gated(failing_disk, gate), timeout_s=0.05)
+    saver = AsyncWriter(folder, disk=gated(failing_disk, gate), timeout_s=0.05)
     saver.begin(1, state(1))
     saved = saver.wait()
     gate.set()
@@ -118,7 +118,7 @@ def test_a_disk_that_hangs_is_given_up_after_the_timeout(folder: Path, state: St
 
 
 def test_old_ones_go_and_every_nth_stays(folder: Path, state: State) -> None:
-    saver = Saver(folder, keep_last=2, keep_every_updates=4)
+    saver = AsyncWriter(folder, keep_last=2, keep_every_updates=4)
     for update in range(1, 11):
         saver.begin(update, state(update), protect=["step-00000003"])
         saver.wait()
@@ -138,13 +138,13 @@ def test_a_save_in_flight_is_brought_to_an_end_without_the_others(folder: Path, 
             self.left -= 1
             return [value, value]
 
-    saver = Saver(folder, group=Gone())
+    saver = AsyncWriter(folder, group=Gone())
     saver.begin(1, state(1))
     saved = saver.end_alone()
     assert saved is not None
     assert saved.path == folder / "step-00000001"
     assert saver.end_alone() is None
-    assert newest_valid(folder)[0] == saved.path
+    assert newest_checkpoint(folder)[0].path == saved.path
 
 
 def test_ranks_that_wait_for_a_slow_one_talk_to_it_all_the_while(
@@ -158,7 +158,7 @@ def test_ranks_that_wait_for_a_slow_one_talk_to_it_all_the_while(
             return [value, value]
 
     gate, group = threading.Event(), Counting()
-    saver = Saver(folder, group=group, disk=gated(failing_disk, gate))
+    saver = AsyncWriter(folder, group=group, disk=gated(failing_disk, gate))
     saver.begin(1, state(1))
     threading.Timer(2.5, gate.set).start()
     before = group.said
@@ -169,7 +169,7 @@ def test_ranks_that_wait_for_a_slow_one_talk_to_it_all_the_while(
 
 
 def test_without_a_background_nothing_is_copied(folder: Path, state: State) -> None:
-    saver = Saver(folder, asynchronous=False, disk=LocalDisk())
+    saver = AsyncWriter(folder, asynchronous=False, disk=Disk())
     saver.prepare(state(1))
     saver.begin(1, state(1))
     assert saver.wait().path == folder / "step-00000001"

@@ -17,9 +17,9 @@ from time import monotonic, sleep
 from types import FrameType
 from typing import Any, final
 
-from evenstep.cli.launch import ATTEMPT
 from evenstep.exits import EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
-from evenstep.parallel import ADDRESS, COUNT, NUMBER, SILENT_S, coordination
+from evenstep.extras.elastic.lighthouse import ADDRESS, COUNT, NUMBER, SILENT_S, coordination
+from evenstep.parallel.rank_info import ATTEMPT
 from evenstep.signals import REQUEUE
 
 _FINAL = (EXIT_DONE, EXIT_CONFIG, EXIT_REQUEUE, EXIT_INTERRUPTED)
@@ -27,7 +27,7 @@ _LOOK_EVERY_S = 0.1
 _LEAVE_S = 5.0  # for the others, when rank 0 has ended
 
 
-def launch_lasting(ranks: int, arguments: list[str], *, max_restarts: int = 0, timeout_s: float = 60.0) -> int:
+def launch_elastic(ranks: int, arguments: list[str], *, max_restarts: int = 0, timeout_s: float = 60.0) -> int:
     """Run `evenstep` with `arguments` as `ranks` processes, any of which may be lost.
 
     Args:
@@ -64,7 +64,7 @@ def launch_lasting(ranks: int, arguments: list[str], *, max_restarts: int = 0, t
 
 @final
 class _Ranks:
-    """The processes; see `launch_lasting`."""
+    """The processes; see `launch_elastic`."""
 
     def __init__(self, ranks: int, arguments: list[str], lighthouse: str, logs: Path) -> None:
         self._command = [sys.executable, "-m", "evenstep", *arguments]

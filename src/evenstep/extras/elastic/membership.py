@@ -1,32 +1,39 @@
-"""A group from which processes may be lost, and to which they may come, between two updates.
+"""A group whose processes may be lost, and come back, between two updates.
 
-Before `join` a process is alone, and hears only itself. `join` asks the lighthouse who is there and connects with them;
-`at`, at the beginning of each update, asks again and raises `Regroup` when others are there than before. Whoever then
-calls `join` is in a new group, with a new rank. What of an interrupted update is done again is not known here.
+Before `join` a process is alone, and gets from all others what it says itself. `join` asks the lighthouse which
+processes are there, and they meet as the ranks of any run do: the same rendezvous, under a number of its own for each
+membership, and then the same group. `at`, at the beginning of each update, asks again and raises `Regroup` when others
+are there than before; whoever then calls `join` is in a new group, with a new rank.
+
+What is broken off while all ranks are there (one has no memory) is the group's own, `interrupt` and `meet`, which keep
+the connections' ranks. They can't serve when a rank is lost or comes: torch's groups have a fixed size, so a new one is
+made; nobody in a meeting can know whether a silent rank will come back, or who else wants to come, which the lighthouse
+does; and whoever comes needs the state of the last committed update, which is the run's (`ElasticRun`).
 
 Process 0 keeps the run folder, so it is in every group: while it is lost, the others wait for it to come back.
 """
 
 import logging
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from hashlib import sha256
 from socket import gethostname
 from threading import Event
 from time import monotonic
-from typing import TypeVar, final
+from typing import Any, TypeVar, cast, final
 
-from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from evenstep.errors import ArgumentError, EvenstepError, LostRankError
-from evenstep.internals import PrefixStore, Store, TCPStore
-from evenstep.parallel.group import Group, Processes
-from evenstep.parallel.lighthouse import Lighthouse, Peer
+from evenstep.errors import ArgumentError, EvenstepError, LostRankError, ReplicaError
+from evenstep.extras.elastic.lighthouse import Lighthouse, Peer
+from evenstep.extras.elastic.run import build_run
+from evenstep.internals import TCPStore
+from evenstep.parallel.group import Group, Processes, Runs
+from evenstep.parallel.rank_info import RankInfo
 
 T = TypeVar("T")
 _KEPT = "that may be lost must each hold the whole model"
-_PAUSE_S, _CONNECT_S = 0.1, 5.0
+_PAUSE_S = 0.1  # between two tries to form a group
+_MEETING_S = 5.0  # for processes that the lighthouse has just seen
 
 
 class Regroup(LostRankError):
@@ -35,7 +42,7 @@ class Regroup(LostRankError):
 
 @final
 class Alone(Group):
-    """One of several that has not met the others yet: it hears from each of them what it says itself.
+    """One of several that has not met the others yet: it gets from each of them what it says itself.
 
     >>> Alone(1, 3).gather("hello")
     ['hello', 'hello', 'hello']
@@ -57,7 +64,7 @@ class Elastic(Group):
 
     Args:
         lighthouse: where to ask.
-        timeout_s: the longest wait for another process, in seconds, in a word and for one to come.
+        timeout_s: the longest wait for another process, in seconds, in a collective and for one to come.
 
     Attributes:
         count: of processes that were started.
@@ -65,11 +72,13 @@ class Elastic(Group):
             group; a number is kept by whoever takes a lost process's place; a name is nobody else's.
     """
 
+    can_change = True
+
     def __init__(self, lighthouse: Lighthouse, *, timeout_s: float) -> None:
-        seat = lighthouse.seat
+        mine = lighthouse.seat
         self._lighthouse, self._timeout_s = lighthouse, timeout_s
-        self._now: Group = Alone(seat.number, seat.count)
-        self.rank, self.ranks, self.count = seat.number, seat.count, seat.count
+        self._now: Alone | Processes = Alone(mine.number, mine.count)
+        self.rank, self.ranks, self.count = mine.number, mine.count, mine.count
         self.members: dict[str, int] = {}
         self._formed: list[Peer] = []
         self._asked: list[Peer] | None = None
@@ -77,9 +86,12 @@ class Elastic(Group):
         self._has_begun, self._built_at = False, monotonic()
         self._asking_s = 0.0
         # the first process lets the others find each other; it takes part in every group
-        host = "localhost" if "localhost" in seat.lighthouse else gethostname()
-        self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False) if seat.number == 0 else None
+        self._store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False) if mine.number == 0 else None
+        host = "localhost" if "localhost" in mine.lighthouse else gethostname()
         self._store_at = f"{host}:{self._store.port}" if self._store else "-"
+
+    def run_of(self, loop: Runs[T], agree: Callable[[], None]) -> Callable[[], T]:
+        return cast("Any", build_run(self, cast("Any", loop), agree).run)
 
     @property
     def waited_s(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride] - with that of the group of now
@@ -93,12 +105,13 @@ class Elastic(Group):
 
         Raises:
             LostRankError: process 0 did not come in time, or nobody can be reached.
+            ReplicaError: this process, which was in no group before, was started with other versions than the others.
         """
         self._update = max(update, 0)
         members, self._asked = self._asked, None
         if self._formed and members is None:
             self._tries += 1
-        self._leave()
+        self._leave(waits=False)
         until = monotonic() + self._timeout_s
         while True:
             members = members or self._ask(until)
@@ -118,7 +131,7 @@ class Elastic(Group):
             return
         self._update = update - 1
         asked = self._ask(monotonic() + self._timeout_s)
-        if _identity(asked) != _identity(self._formed):
+        if _attempt(asked) != _attempt(self._formed):
             self._asked = asked
             raise Regroup(f"process {self._lighthouse.seat.number} finds others than before: {_numbers(asked)}")
 
@@ -130,62 +143,45 @@ class Elastic(Group):
             patient=not self._has_begun and monotonic() - self._built_at < self._timeout_s,
             store=self._store_at,
             # the lighthouse itself waits for so long for who is alive and does not ask
-            timeout_s=max(until - monotonic(), 0.0) + self._timeout_s + _CONNECT_S,
+            timeout_s=max(until - monotonic(), 0.0) + self._timeout_s + _MEETING_S,
         )
         self._asking_s += monotonic() - began
         return members
 
     def _connect(self, members: list[Peer]) -> bool:
         """Form the group of `members`; False if one of them was lost meanwhile."""
-        rank = next(place for place, one in enumerate(members) if one.name == self._lighthouse.name)
+        host, _, port = members[0].store.rpartition(":")
+        place = RankInfo(
+            rank=next(rank for rank, one in enumerate(members) if one.name == self._lighthouse.name),
+            ranks=len(members),
+            address="localhost" if self._store else host,  # a machine's own name need not lead back to it
+            port=int(port),
+            store_is_served=True,
+            attempt=_attempt(members),
+        )
         try:
-            store = PrefixStore(_identity(members), self._store or _reached(members[0].store))
-            store.set(f"here {rank}", "")
-            store.wait([f"here {other}" for other in range(len(members))], timedelta(seconds=_CONNECT_S))
-            now = Processes.met(store, rank=rank, ranks=len(members), timeout_s=self._timeout_s)
+            now = Processes.at_place(place, timeout_s=self._timeout_s, meeting_s=_MEETING_S)
         except (EvenstepError, RuntimeError) as error:
+            if isinstance(error, ReplicaError) and not self._has_begun:
+                raise
             # whoever was lost is not in the next answer, and who was slow comes then
             logging.getLogger(__name__).debug("no group of %s: %s", _numbers(members), error)
             self._tries += 1
             return False
         self._now, self._formed, self._has_begun = now, members, True
-        self.rank, self.ranks = rank, len(members)
+        self.rank, self.ranks = now.rank, now.ranks
         self.members = {one.name: one.number for one in members}
         return True
 
-    def _leave(self) -> None:
-        if self._formed:
+    def _leave(self, *, waits: bool) -> None:
+        if isinstance(self._now, Processes):
             self._formed = []
-            self._now.close()
+            self._now.close(waits=waits)
             self._now = Alone(self.rank, self.ranks)
 
     def close(self) -> None:
-        self._leave()
+        self._leave(waits=True)
         self._lighthouse.close()
-
-    def sum_floats(self, values: Sequence[float]) -> list[float]:
-        return self._now.sum_floats(values)
-
-    def gather(self, value: T) -> list[T]:
-        return self._now.gather(value)
-
-    def sum(self, tensor: Tensor) -> Callable[[], None]:
-        return self._now.sum(tensor)
-
-    def send(self, tensor: Tensor, rank: int) -> None:
-        self._now.send(tensor, rank)
-
-    def receive(self, tensor: Tensor, rank: int) -> None:
-        self._now.receive(tensor, rank)
-
-    def begin_send(self, tensor: Tensor, rank: int, channel: int = 0) -> Callable[[], None]:
-        return self._now.begin_send(tensor, rank, channel)
-
-    def begin_receive(self, tensor: Tensor, rank: int, channel: int = 0) -> Callable[[], None]:
-        return self._now.begin_receive(tensor, rank, channel)
-
-    def broadcast(self, tensors: Sequence[Tensor], rank: int = 0) -> None:
-        self._now.broadcast(tensors, rank)
 
     def mesh(self, shard_ranks: int) -> DeviceMesh:
         raise ArgumentError(f"ranks {_KEPT}, but sharding gives each a part of the model; use `Ddp` or `Ordered`.")
@@ -193,20 +189,36 @@ class Elastic(Group):
     def split(self, parts: Sequence[Sequence[int]]) -> Group:
         raise ArgumentError(f"ranks {_KEPT}, but a pipeline gives each a part of the model; use `Ddp` or `Ordered`.")
 
-    def interrupt(self, reason: str) -> None:
-        self._now.interrupt(reason)
 
-    def meet(self, value: T) -> list[T]:
-        """Who is there is found out by `join`, where this process meets the others again."""
-        if self.ranks > 1:
-            raise Regroup(f"process {self._lighthouse.seat.number} has broken off what all did")
-        return [value]
+def _by_the_group_of_now(name: str) -> Callable[..., Any]:
+    def call(self: Elastic, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._now, name)(*args, **kwargs)  # pyright: ignore[reportPrivateUsage]
 
-    def where(self) -> str:
-        return self._now.where()
+    call.__name__ = name
+    return call
 
-    def recorded(self) -> list[str]:
-        return self._now.recorded()
+
+# `go_on` is not among them: after an error, `train` joins anew
+for _name in (
+    "abort",
+    "abort_reason",
+    "begin_receive",
+    "begin_send",
+    "broadcast",
+    "explained",
+    "fail",
+    "gather",
+    "interrupt",
+    "interrupted",
+    "meet",
+    "receive",
+    "recorded",
+    "send",
+    "sum",
+    "sum_floats",
+    "where",
+):
+    setattr(Elastic, _name, _by_the_group_of_now(_name))
 
 
 def _enough(members: list[Peer], count: int) -> bool:
@@ -221,14 +233,9 @@ def _enough(members: list[Peer], count: int) -> bool:
     return alike and 0 in numbers and (len(numbers) == count or not all(one.patient for one in members))
 
 
-def _identity(members: list[Peer]) -> str:
-    """A word for this group, which no other group has: whoever was in one before has tried once more."""
-    return sha256(repr([(one.name, one.tries) for one in members]).encode()).hexdigest()[:16]
-
-
-def _reached(address: str) -> Store:
-    host, _, port = address.rpartition(":")
-    return TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=timedelta(seconds=_CONNECT_S))
+def _attempt(members: list[Peer]) -> int:
+    """A number for this group, which no other group has: whoever was in one before has tried once more."""
+    return int(sha256(repr([(one.name, one.tries) for one in members]).encode()).hexdigest()[:16], 16)
 
 
 def _numbers(members: list[Peer]) -> str:

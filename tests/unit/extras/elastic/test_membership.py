@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -6,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep.errors import ArgumentError, LostRankError, MissingExtraError
-from evenstep.parallel import Elastic, ElasticRank, coordination, elastic_rank_of
-from evenstep.parallel.elastic import Alone, Regroup, _enough, _identity
-from evenstep.parallel.lighthouse import Peer
+from evenstep.extras.elastic import Elastic, ElasticRank, elastic_rank_of
+from evenstep.extras.elastic.lighthouse import Peer, coordination
+from evenstep.extras.elastic.membership import Alone, Regroup, _attempt, _enough
 
 ENVIRON = {"TORCHFT_LIGHTHOUSE": "http://a:1", "REPLICA_GROUP_ID": "0", "NUM_REPLICA_GROUPS": "2"}
 
@@ -28,7 +29,10 @@ class Answers:
 
     def ask(self, **said: Any) -> list[Peer]:
         self.asked.append(said)
-        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        return [
+            replace(one, store=said["store"], tries=said["tries"]) if one.name == self.name else one for one in answer
+        ]
 
     def close(self) -> None: ...
 
@@ -45,7 +49,7 @@ def test_a_seat_that_cannot_be_is_refused(wrong: dict[str, str]) -> None:
 
 
 def test_without_torchft_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evenstep.parallel.lighthouse.find_spec", lambda name: None)
+    monkeypatch.setattr("evenstep.extras.elastic.lighthouse.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"evenstep\[torchft\]"):
         coordination()
 
@@ -70,10 +74,10 @@ def test_a_group_is_formed_of_all_or_of_those_that_do_not_wait_but_never_without
 def test_a_member_that_has_tried_again_makes_another_group(numbers: list[int], again: int) -> None:
     before = [member(number) for number in numbers]
     after = [member(number, tries=int(place == again)) for place, number in enumerate(numbers)]
-    assert (_identity(before) == _identity(after)) is (again >= len(numbers))
+    assert (_attempt(before) == _attempt(after)) is (again >= len(numbers))
 
 
-def test_before_it_has_joined_a_process_hears_itself_from_all() -> None:
+def test_before_it_has_joined_a_process_gets_what_it_says_itself_from_all() -> None:
     alone = Alone(1, 3)
     assert alone.gather(5) == [5, 5, 5]
     assert alone.first_rank_does(lambda: pytest.fail("that is for the first")) is None

@@ -1,0 +1,77 @@
+"""Opens a run: its values, what constructors make of them, and the Python objects that they name.
+
+What is wrong in one place does not hide what is wrong in another, but what only follows from it is not said. Nothing of
+the recipe is called.
+"""
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast, final
+
+from evenstep.builders.check import refused
+from evenstep.config.check import broken_rules
+from evenstep.config.faults import Fault
+from evenstep.config.load import read, without_empty
+from evenstep.config.named import Calls, find_calls, with_paths
+from evenstep.config.schema import Config
+from evenstep.config.sources import Setting, Tree
+from evenstep.config.target import importable
+from evenstep.errors import ConfigError
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A configuration without faults.
+
+    Args:
+        config: the values.
+        calls: the objects that the configuration names, with their arguments, ready to be called.
+        recipe: the folder of the recipe's Python files, importable while the run is open.
+    """
+
+    config: Config
+    calls: Calls
+    recipe: Path
+
+    def resolved(self) -> Tree:
+        """The configuration as plain tables, defaults and overrides included, paths absolute.
+
+        It is what a run folder keeps: run from there, it finds the recipe's copy in `recipe`.
+        """
+        return cast("Tree", without_empty({**self.config.model_dump(exclude_none=True), "recipe": "recipe"}))
+
+
+@contextmanager
+def open_run(path: Path, settings: Sequence[Setting] = ()) -> Generator[Run]:
+    """Read the run of `path`, and keep its recipe importable inside the `with`.
+
+    Args:
+        path: of the TOML file.
+        settings: values over those of the file, the later the stronger: the environment's, then the command line's.
+
+    Raises:
+        ConfigError: with everything that is wrong.
+    """
+    config, invalid = read(path, settings)
+    found = [*broken_rules(config), *refused(config)]
+    folder = path.resolve().parent
+    recipe = folder / config.recipe
+    if not recipe.is_dir():
+        text = f'`recipe` must be a folder, relative to {folder}, but is "{config.recipe}"; there is no such folder.'
+        found.append(Fault(about=("recipe",), text=text))
+        raise ConfigError(_said(invalid, found))
+    with importable(recipe):
+        calls, unfit, causes = find_calls(config, recipe=recipe, folder=folder)
+        faults = _said(invalid, [*found, *unfit])
+        if faults:
+            raise ConfigError(faults) from next(iter(causes), None)
+        yield Run(config=with_paths(config, calls), calls=calls, recipe=recipe.resolve())
+
+
+def _said(invalid: Sequence[Fault], found: Sequence[Fault]) -> list[str]:
+    """What to say: not what only follows from an invalid value."""
+    rest = [fault for fault in found if not any(fault.follows_from(other) for other in invalid)]
+    return [fault.text for fault in (*invalid, *rest)]

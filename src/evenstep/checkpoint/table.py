@@ -1,0 +1,166 @@
+"""The table of a checkpoint's tensors: of which kind each is, and which piece of it lies where.
+
+    state.json                what is not a tensor, as in every checkpoint
+    rank-00000.safetensors    the pieces that this rank wrote, each under the name `PART/TENSOR@OFFSETS`
+    tensors.json              `PART/TENSOR` → dtype, shape, pieces: offsets, sizes, file, range of bytes
+
+A table is believed only if its pieces lie inside their files, no two share a byte, and those of a tensor cover it
+exactly. Where no tensor is cut over ranks there is no `tensors.json`: the headers of the files say the same.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import cast
+
+import torch
+
+from evenstep.checkpoint.damage import BadFileError
+from evenstep.checkpoint.layout import TENSORS_SUFFIX
+from evenstep.checkpoint.manifest import FileEntry
+from evenstep.checkpoint.state import DTYPE_NAMES
+
+TABLE = "tensors.json"
+DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+MAX_NUMEL = 2**59
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A block of a tensor in a file.
+
+    Args:
+        offsets, sizes: of the block in the tensor, one per dimension.
+        file: that holds it.
+        begin, end: its bytes in the file, in row-major order.
+    """
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    file: str
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorEntry:
+    """A tensor in a checkpoint: what it is, and where its pieces lie."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+
+
+Table = Mapping[str, TensorEntry]
+
+
+def piece_key(name: str, offsets: Sequence[int]) -> str:
+    """The name of a piece in its file.
+
+    >>> piece_key("model/weight", (4, 0))
+    'model/weight@4,0'
+    """
+    return f"{name}@{','.join(map(str, offsets))}"
+
+
+def table_bytes(table: Table) -> bytes:
+    """The content of `tensors.json`."""
+    content = {
+        name: {
+            "dtype": DTYPE_NAMES[entry.dtype],
+            "shape": entry.shape,
+            "pieces": [
+                {"offsets": p.offsets, "sizes": p.sizes, "file": p.file, "bytes": [p.begin, p.end]}
+                for p in entry.pieces
+            ],
+        }
+        for name, entry in table.items()
+    }
+    return json.dumps(content, separators=(",", ":")).encode()
+
+
+def parse_table(content: Mapping[str, object], files: Mapping[str, FileEntry]) -> Table:
+    """The table in the content of `tensors.json`.
+
+    Args:
+        content: as JSON gave it.
+        files: of the checkpoint, as the manifest names them.
+
+    Raises:
+        BadFileError: a table that cannot be true of these files; told before memory is taken for any tensor.
+    """
+    table = {name: _parse_entry(name, entry, files) for name, entry in content.items()}
+    for file in files:
+        ranges = sorted((p.begin, p.end, name) for name, t in table.items() for p in t.pieces if p.file == file)
+        for (_, end, one), (begin, _, other) in pairwise(ranges):
+            if begin < end:
+                raise BadFileError(f"gives `{one}` and `{other}` the same bytes of `{file}`")
+    return table
+
+
+def _parse_entry(name: str, entry: object, files: Mapping[str, FileEntry]) -> TensorEntry:
+    match entry:
+        case {"dtype": str(dtype_name), "shape": list(), "pieces": list()} if dtype_name in DTYPES:
+            fields = cast("dict[str, list[object]]", entry)
+            shape, dtype = _sizes(fields["shape"]), DTYPES[dtype_name]
+            pieces = tuple(_parse_piece(piece, dtype, files) for piece in fields["pieces"])
+            if shape is None or None in pieces or math.prod(max(size, 1) for size in shape) > MAX_NUMEL:
+                raise BadFileError(f"describes tensor `{name}` in no known way")
+            parsed = TensorEntry(dtype=dtype, shape=shape, pieces=cast("tuple[Piece, ...]", pieces))
+            check_cover(name, parsed)
+            return parsed
+        case _:
+            raise BadFileError(f"describes tensor `{name}` in no known way")
+
+
+def _parse_piece(piece: object, dtype: torch.dtype, files: Mapping[str, FileEntry]) -> Piece | None:
+    match piece:
+        case {"offsets": list(), "sizes": list(), "file": str(file), "bytes": [int(begin), int(end)]} if (
+            file in files and file.endswith(TENSORS_SUFFIX)
+        ):
+            fields = cast("dict[str, list[object]]", piece)
+            offsets, sizes = _sizes(fields["offsets"]), _sizes(fields["sizes"])
+            if offsets is None or sizes is None or not 0 <= begin <= end <= files[file].bytes:
+                return None
+            if end - begin != math.prod(sizes) * dtype.itemsize:
+                return None
+            return Piece(offsets=offsets, sizes=sizes, file=file, begin=begin, end=end)
+        case _:
+            return None
+
+
+def _sizes(values: list[object]) -> tuple[int, ...] | None:
+    sizes = tuple(value for value in values if type(value) is int and value >= 0)
+    return sizes if len(sizes) == len(values) else None
+
+
+def check_cover(name: str, entry: TensorEntry) -> None:
+    """Raise BadFileError unless the pieces of the tensor cover it, each element once."""
+    pieces = sorted(entry.pieces, key=lambda piece: piece.offsets)
+    for piece in pieces:
+        if not is_inside(piece.offsets, piece.sizes, entry.shape):
+            raise BadFileError(f"has a piece of tensor `{name}` at {list(piece.offsets)} that is not inside it")
+    held = sum(math.prod(piece.sizes) for piece in pieces)
+    if held != math.prod(entry.shape):
+        raise BadFileError(f"has {held} of the {math.prod(entry.shape)} elements of tensor `{name}`")
+    for number, one in enumerate(pieces):
+        for other in pieces[number + 1 :]:
+            if entry.shape and other.offsets[0] >= one.offsets[0] + one.sizes[0]:
+                break  # sorted by the first offset: all that follow begin behind as well
+            if _overlap(one, other):
+                raise BadFileError(f"has the element at {list(other.offsets)} of tensor `{name}` twice")
+
+
+def _overlap(one: Piece, other: Piece) -> bool:
+    return all(
+        a < b + n and b < a + m for a, m, b, n in zip(one.offsets, one.sizes, other.offsets, other.sizes, strict=True)
+    )
+
+
+def is_inside(offsets: Sequence[int], sizes: Sequence[int], shape: Sequence[int]) -> bool:
+    """Whether a block lies in a tensor of this shape."""
+    return len(offsets) == len(sizes) == len(shape) and all(
+        offset >= 0 and offset + size <= whole for offset, size, whole in zip(offsets, sizes, shape, strict=True)
+    )

@@ -1,0 +1,378 @@
+"""Global batches of what can only be iterated: it is read in its own order, and resumes by its own state.
+
+The state is taken after each global batch, and kept for two positions: that before the last global batch, which may not
+be committed, and that after it. What is read is neither shuffled nor prefetched: that is the stream's own work. What
+the items are, and how they are cut into micro-batches, is not known here.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+from evenstep.data.batch import Data, DataFault, GlobalBatch, Microbatch, Part, Position
+from evenstep.data.pin import can_pin, pin
+from evenstep.data.probe import probe
+from evenstep.data.stream import Stateful, stream_epoch_setters
+from evenstep.data.stream_ranks import StreamRanks, Total
+from evenstep.data.stream_reader import END, Reader
+from evenstep.errors import DataError
+
+__all__ = ["Cut", "IteratedData", "Share"]
+
+_STATES_KEPT = 2
+_STATE = {"epoch", "batch", "stream_epoch", "stream"}
+
+
+@dataclass(slots=True, kw_only=True)
+class _Cursor:
+    """Where a stream is being read: the one thing here that changes.
+
+    Args:
+        reader: of the stream.
+        position: of the next global batch.
+        state: of the stream, after the last global batch; None where there was none, or it has none.
+        waiting: whether this rank's stream has ended in this epoch, while those of others go on.
+        owed: a state that is to be put into the stream when the next epoch begins, and the epoch that it is of.
+    """
+
+    reader: Reader
+    position: Position
+    state: dict[str, Any] | None = None
+    waiting: bool = False
+    owed: tuple[dict[str, Any], int] | None = None
+
+
+class Share(NamedTuple):
+    """A rank's part of each global batch.
+
+    Args:
+        stream_of: the rank whose stream is read; 0 where all read the same.
+        rank, ranks: which of how many take micro-batches from what is read.
+        num_items: how many items of the stream are read for one.
+        others: who else reads.
+        first: the number of the first micro-batch of what is read.
+        num_microbatches: over all ranks; None where what is read tells.
+    """
+
+    stream_of: int
+    rank: int
+    ranks: int
+    num_items: int
+    others: StreamRanks
+    first: int = 0
+    num_microbatches: int | None = None
+
+
+class Cut(NamedTuple):
+    """What was read for one global batch, cut.
+
+    Args:
+        microbatches: of this rank.
+        num_samples: read by this rank.
+        num_microbatches: over all ranks.
+        parts: as those of a `GlobalBatch`.
+    """
+
+    microbatches: tuple[Microbatch, ...]
+    num_samples: int
+    num_microbatches: int
+    parts: tuple[Part, ...] = ()
+
+
+class IteratedData(Data):
+    """Global batches of whatever can be iterated.
+
+    Args:
+        stream: gives items; iterating it again is the next epoch.
+        exact_resume: False for a stream whose state is known not to say all.
+    """
+
+    def __init__(self, stream: Iterable[Any], *, exact_resume: bool) -> None:
+        self._stream = stream
+        self._stateful = stream if isinstance(stream, Stateful) else None
+        self._set_epoch = stream_epoch_setters(stream)
+        self._exact_resume = exact_resume
+        self._cursor: _Cursor | None = None
+        self._states: dict[Position, dict[str, object]] = {}  # of the last positions, the newest last
+        self._loaded = False  # whether the newest has yet to be put into the stream
+        self._was_told = False  # that this rank's stream is shorter
+        self._was_compared = False  # with those of other ranks
+
+    @abstractmethod
+    def _share(self, rank: int, ranks: int, total: Total | None) -> Share:
+        """The part of each global batch that is `rank`'s; `total` sums over ranks, if they take theirs together.
+
+        Raises:
+            ArgumentError: there is none.
+        """
+
+    @abstractmethod
+    def _cut(self, items: list[object], share: Share, position: Position) -> Cut:
+        """Make micro-batches of what was read for the global batch at `position`.
+
+        Raises:
+            DataError: the items are not what they are taken for.
+        """
+
+    @property
+    def resumable(self) -> bool:
+        """Whether the stream has `state_dict` and `load_state_dict`."""
+        return self._stateful is not None
+
+    def try_resume(self) -> str:
+        """Save, read on, go back and read again: whether the stream's state says all, on its first items.
+
+        The stream is left at its beginning. One that can't be put back there is tried on a copy.
+
+        Returns:
+            What is to be said about it; "" where a resume gave the same items.
+
+        Raises:
+            DataError: a resume gave other items, or the stream fails.
+        """
+        if self._stateful is None or self._states or self._cursor is not None:
+            return ""  # it has no state, or is being read
+        name = type(self._stream).__name__
+        if not self._exact_resume:
+            return f"the stream, a {name}, was said not to resume exactly: a resumed run will take other samples."
+        return probe(self._stream, self._set_epoch)
+
+    def num_batches(self, epoch: int, *, seed: int) -> None:
+        """None: only reading the stream tells."""
+
+    def state_dict(self, at: Position | None = None) -> dict[str, object]:
+        """The stream's state at a position; empty at the first.
+
+        Args:
+            at: the position of the last global batch handed out, or the one after it; None means the latter.
+
+        Raises:
+            DataError: the stream has no state, or that position is neither.
+        """
+        self._require_stateful()
+        if at is None:
+            at = next(reversed(self._states), None)
+        if at is None or (at == Position() and at not in self._states):
+            return {}
+        if at not in self._states:
+            raise DataError(
+                f"the stream's state at batch {at.batch} of epoch {at.epoch} is not kept: it was read on since then."
+            )
+        return deepcopy(self._states[at])
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Take up what `state_dict` gave; the next `batches` must start at the position it was taken at.
+
+        Raises:
+            DataError: the stream has no state, or this is not one.
+        """
+        self._require_stateful()
+        if state and set(state) - {"waiting"} != _STATE:
+            raise DataError(
+                f"the state given holds {sorted(state)}, which is not the state of a stream; resume with the data "
+                "that the checkpoint was written with."
+            )
+        self._cursor = None
+        self._states = {_position_of(state): deepcopy(dict(state))} if state else {}
+        self._loaded = bool(state)
+
+    def batches(
+        self, start: Position, *, seed: int, rank: int = 0, ranks: int = 1, pin_memory: bool = False
+    ) -> Iterator[GlobalBatch]:
+        """Give the global batches from `start` on: the beginning of an epoch, or where the stream is.
+
+        Of several ranks this one takes the others' streams to be as long as its own; see `batches_together`.
+
+        Raises:
+            ArgumentError: `rank` is not one of `ranks`, or a global batch has no micro-batch for it.
+            DataError: the stream is not at `start`; later, it fails, or gives nothing.
+        """
+        return self._batches(start, seed=seed, share=self._share(rank, ranks, None), pins=pin_memory)
+
+    def batches_together(
+        self, start: Position, *, seed: int, rank: int, ranks: int, total: Total, pin_memory: bool = False
+    ) -> Iterator[GlobalBatch]:
+        """The same, of ranks that agree on each global batch: how many samples it has, and whether its epoch ends."""
+        return self._batches(start, seed=seed, share=self._share(rank, ranks, total), pins=pin_memory)
+
+    def close(self) -> None:
+        """Let go of the stream's iterator, with whatever it read ahead."""
+        self._cursor = None
+
+    def _batches(self, start: Position, *, seed: int, share: Share, pins: bool) -> Iterator[GlobalBatch]:
+        state = self._states.get(start)
+        if self._loaded:
+            cursor = self._resume(next(iter(self._states.values())), start, seed, share)
+        elif self._cursor is not None and self._cursor.position == start:
+            cursor = self._cursor
+        elif state:
+            cursor = self._resume(state, start, seed, share)
+            self._states = {start: state}
+        elif start.batch == 0:
+            cursor = _Cursor(reader=self._reader(seed, share), position=start)
+            self._states = {}
+        else:
+            raise DataError(
+                f"the stream cannot start at batch {start.batch} of epoch {start.epoch}: it was given no state to go "
+                "there; load the state that was saved with that position, or start at an epoch's beginning."
+            )
+        self._cursor = cursor
+        return self._generate(cursor, share, pins=pins and can_pin())
+
+    def _reader(self, seed: int, share: Share) -> Reader:
+        return Reader(self._stream, self._set_epoch, seed=seed, rank=share.stream_of)
+
+    def _generate(self, cursor: _Cursor, share: Share, *, pins: bool) -> Iterator[GlobalBatch]:
+        while cursor.waiting or cursor.reader.ahead is not END or self._begin_epoch(cursor, share):
+            position = cursor.position
+            items = [] if cursor.waiting else self._read(cursor, share.num_items)
+            try:
+                cut = self._cut(items, share, position)
+            except Exception:
+                self._cursor = None  # whoever begins here again must be given these items again
+                raise
+            if pins:
+                for microbatch in cut.microbatches:
+                    microbatch.data = pin(microbatch.data)
+            more = cursor.reader.ahead is not END
+            num_samples, goes_on = share.others.taken(cut.num_samples, more=more)
+            cursor.position = following = position.after(ends_epoch=not goes_on)
+            faults = self._ran_out(cursor, share, following) if goes_on and not more else ()
+            if not self._was_compared:
+                faults += self._compared(items, share)
+            self._keep(cursor, position)
+            yield GlobalBatch(
+                position=position,
+                following=following,
+                microbatches=cut.microbatches,
+                num_microbatches=cut.num_microbatches,
+                num_samples=num_samples,
+                ends_epoch=not goes_on,
+                faults=faults,
+                parts=cut.parts,
+            )
+
+    def _keep(self, cursor: _Cursor, before: Position) -> None:
+        """Keep the state of the position that `cursor` has come to."""
+        cursor.waiting = cursor.waiting and bool(cursor.position.batch)
+        if self._stateful is None:
+            return
+        self._states.setdefault(before, {})
+        self._states[cursor.position] = {
+            "epoch": cursor.position.epoch,
+            "batch": cursor.position.batch,
+            "stream_epoch": before.epoch,
+            "stream": cursor.state,
+            "waiting": cursor.waiting,
+        }
+        while len(self._states) > _STATES_KEPT:
+            del self._states[next(iter(self._states))]
+
+    def _ran_out(self, cursor: _Cursor, share: Share, following: Position) -> tuple[DataFault, ...]:
+        """Wait for the others, whose streams are longer; said once."""
+        was_told, self._was_told, cursor.waiting = self._was_told, True, True
+        if was_told:
+            return ()
+        return (
+            DataFault(
+                message=(
+                    f"the stream of rank {share.stream_of} ended after {following.batch} global batches of epoch "
+                    f"{following.epoch}, before those of other ranks: until they end, it takes part without samples."
+                )
+            ),
+        )
+
+    def _compared(self, items: list[object], share: Share) -> tuple[DataFault, ...]:
+        """Say that all ranks read the same, which is seldom meant, at their first global batch."""
+        self._was_compared = True
+        if not share.others.read_the_same(items):
+            return ()
+        return (
+            DataFault(
+                message=(
+                    "all ranks have read the same first items from their streams, so every sample would count once for "
+                    "each rank; give each rank another part of the data, or pass `shared=True` to have one stream "
+                    "dealt over all."
+                )
+            ),
+        )
+
+    def _read(self, cursor: _Cursor, num_items: int) -> list[object]:
+        try:
+            items, cursor.state = cursor.reader.take(num_items)
+        except Exception as error:
+            raise self._failed(error, cursor.position) from error
+        return items
+
+    def _begin_epoch(self, cursor: _Cursor, share: Share) -> bool:
+        """Read the first item of an epoch; False where the data have ended."""
+        epoch, reader = cursor.position.epoch, cursor.reader
+        over = False
+        try:
+            if cursor.owed is not None:
+                (state, stream_epoch), cursor.owed = cursor.owed, None
+                reader.go_to(state, epoch=stream_epoch, number=0)
+                if reader.ahead is not END:
+                    # The epoch was read to its end, and at that the stream went to the beginning of the next.
+                    reader.go_to(state, epoch=epoch, number=0)
+            if reader.ahead is END:
+                over = not reader.begin(epoch)
+        except Exception as error:
+            raise self._failed(error, cursor.position) from error
+        gives = reader.ahead is not END
+        if not share.others.begun(epoch, gives=gives, over=over):
+            return False
+        if not gives:
+            cursor.waiting, cursor.state = True, reader.state()
+        return True
+
+    def _resume(self, state: Mapping[str, object], start: Position, seed: int, share: Share) -> _Cursor:
+        """Put a state into the stream and read the item after it; later, where that is of another epoch."""
+        position = _position_of(state)
+        if position != start:
+            raise DataError(
+                f"the stream's state is of batch {position.batch} of epoch {position.epoch}, but it is to start at "
+                f"batch {start.batch} of epoch {start.epoch}; load the state that was saved with that position."
+            )
+        stream, stream_epoch = cast("dict[str, Any]", state["stream"]), cast(int, state["stream_epoch"])
+        cursor = _Cursor(
+            reader=self._reader(seed, share),
+            position=position,
+            state=stream,
+            waiting=bool(state.get("waiting")),
+        )
+        self._loaded = False
+        if position.batch == 0 or cursor.waiting:
+            cursor.owed = stream, stream_epoch
+            return cursor
+        try:
+            cursor.reader.go_to(stream, epoch=stream_epoch, number=position.batch * share.num_items)
+        except Exception as error:
+            raise self._failed(error, position) from error
+        if cursor.reader.ahead is END:
+            raise DataError(
+                f"the stream, put at batch {position.batch} of epoch {position.epoch}, gives nothing more, though "
+                "there was more when the run was saved; it is another stream, or its `load_state_dict` is wrong."
+            )
+        return cursor
+
+    def _failed(self, error: Exception, position: Position) -> DataError:
+        self._cursor = None
+        return DataError(
+            f"the stream raised {type(error).__name__}: {error} (reading batch {position.batch} of epoch "
+            f"{position.epoch}); correct the stream, or let it leave out what it cannot read."
+        )
+
+    def _require_stateful(self) -> None:
+        if self._stateful is None:
+            raise DataError(
+                f"the stream, a {type(self._stream).__name__}, cannot say where it is, so a run on it cannot be "
+                "resumed; give it `state_dict()` and `load_state_dict(state)`, use torchdata's StatefulDataLoader, "
+                "or train on a dataset that gives samples by number, with `MapData`."
+            )
+
+
+def _position_of(state: Mapping[str, object]) -> Position:
+    return Position(epoch=cast(int, state["epoch"]), batch=cast(int, state["batch"]))

@@ -1,0 +1,128 @@
+"""The folder of a run: which run may write into it, and what lies there already."""
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from evenstep.checkpoint import (
+    clean_leftovers,
+    complete_checkpoints,
+    discard_parts,
+    join_parts,
+    locked,
+    remove_checkpoint,
+    step_name,
+    trained_before,
+)
+from evenstep.errors import ArgumentError
+from evenstep.events import Incident
+from evenstep.parallel import Group
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class RunFolder:
+    """The folder of a run.
+
+    Args:
+        path: of the folder; None keeps nothing.
+        group: the ranks of the run.
+        report: tells hooks and writers of an incident.
+        is_claimed: whether this run may write into the folder, whatever is in it: it goes on there.
+    """
+
+    path: Path | None
+    group: Group
+    report: Callable[[Incident], None]
+    is_claimed: bool = False
+    _depth: int = 0
+    _taken_over: str = ""
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints; asked only where there is a folder."""
+        assert self.path is not None, "nothing is kept"
+        return self.path / "checkpoints"
+
+    def checkpoint_of(self, update: int) -> Path:
+        """Where the checkpoint after `update` is."""
+        return self.checkpoints / step_name(update)
+
+    def newest_first(self, *, before: int | None = None) -> list[Path]:
+        """The complete checkpoints of fewer than `before` updates, sound or not; all ranks call it together."""
+        found = self.group.first_rank_does(lambda: complete_checkpoints(self.checkpoints))
+        return [path for path in reversed(found) if before is None or update_of(path) < before]
+
+    def join_parts(self) -> None:
+        """Make a checkpoint of the parts of a state that failing ranks have left; all ranks call it together."""
+
+        def join() -> None:
+            assert self.path is not None, "asked only where there is a folder"
+            _, said = join_parts(self.path)
+            if said:
+                self.report(Incident(kind="emergency", update=0, message=said, details={}))
+
+        self.group.first_rank_does(join)
+
+    def forget_after(self, update: int) -> None:
+        """Delete the checkpoints of more than `update` updates; all ranks call it together."""
+
+        def forget() -> None:
+            for path in complete_checkpoints(self.checkpoints):
+                if update_of(path) > update:
+                    remove_checkpoint(path)
+
+        self.group.first_rank_does(forget)
+
+    def claim(self) -> None:
+        """Make the folder this run's, before it writes anything there; all ranks call it together.
+
+        Raises:
+            ArgumentError: another run has trained in it, whose metrics and checkpoints would be lost or mixed up.
+        """
+        if self.path is None or self.is_claimed:
+            return
+        if not self.group.can_change:  # where a process that comes back finds what its run has written
+            self.group.first_rank_does(self._check_unused)
+        self.is_claimed = True
+
+    def _check_unused(self) -> None:
+        assert self.path is not None, "looked at before"
+        left = trained_before(self.path)
+        if left:
+            raise ArgumentError(
+                f"the folder `{self.path}` is another run's, which has left {left}, and nothing in it was touched. "
+                f"To go on with that run: `trainer.resume()` before `trainer.train()`; to keep it and train another: "
+                f"give another `folder`; to start over: delete the folder first."
+            )
+
+    @contextmanager
+    def hold(self) -> Generator[None]:
+        """Keep other runs out of the folder; within another such `with`, nothing more.
+
+        Raises:
+            CheckpointError: another run is in it.
+        """
+        self._depth += 1
+        try:
+            mine = self._depth == 1 and self.group.rank == 0
+            with locked(self.path) if mine and self.path is not None else nullcontext("") as taken:
+                self._taken_over = taken
+                yield
+        finally:
+            self._depth -= 1
+
+    def clean(self, update: int) -> None:
+        """Delete what killed processes have left half written, and say so."""
+        if self.path is None or self.group.rank:
+            return
+        taken = [self._taken_over] if self._taken_over else []
+        for message in [*taken, *clean_leftovers(self.checkpoints), *discard_parts(self.path)]:
+            self.report(Incident(kind="leftover", update=update, message=message, details={}))
+
+
+def update_of(checkpoint: Path) -> int:
+    """The update in the name of a checkpoint's folder."""
+    return int(checkpoint.name.rpartition("-")[2])

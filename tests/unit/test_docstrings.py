@@ -1,0 +1,49 @@
+"""What docstrings say of arguments is of the arguments that there are."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+SOURCE = Path(__file__).parents[2] / "src" / "evenstep"
+
+
+def described(docstring: str) -> Iterator[str]:
+    """The names of a docstring's section `Args`."""
+    section = re.search(r"^Args:\n(.*?)(?=\n\s*\n|\Z)", docstring, re.S | re.M)
+    for line in section[1].split("\n") if section else ():
+        if re.match(r" {4}\S", line):
+            yield from (name.strip(" *") for name in line.split(":")[0].split(","))
+
+
+def arguments(node: ast.FunctionDef | ast.ClassDef) -> set[str]:
+    """Of a function, of a class's constructor, or the fields that a dataclass makes one of."""
+    if isinstance(node, ast.ClassDef):
+        made = [one for one in node.body if isinstance(one, ast.FunctionDef) and one.name in ("__init__", "__new__")]
+        if not made:
+            return {one.target.id for one in node.body if isinstance(one, ast.AnnAssign) and hasattr(one.target, "id")}
+        node = made[0]
+    given = node.args
+    every = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
+    return {one.arg for one in every if one is not None}
+
+
+def misnamed(source: str) -> list[str]:
+    return [
+        f"{node.name}: {name}"
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        for name in described(ast.get_docstring(node) or "")
+        if name not in arguments(node)
+    ]
+
+
+def test_arguments_that_a_docstring_describes_are_those_of_the_signature() -> None:
+    wrong = {str(path.relative_to(SOURCE)): misnamed(path.read_text()) for path in sorted(SOURCE.rglob("*.py"))}
+    assert {path: names for path, names in wrong.items() if names} == {}
+
+
+def test_an_argument_that_was_renamed_but_not_in_its_docstring_is_found() -> None:
+    source = 'def f(new: int) -> None:\n    """Do it.\n\n    Args:\n        old: was renamed.\n    """\n'
+    assert misnamed(source) == ["f: old"]
+    assert misnamed(source.replace("old:", "new:")) == []
