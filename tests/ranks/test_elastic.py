@@ -116,7 +116,7 @@ def test_a_launcher_that_is_killed_leaves_no_rank_behind_and_the_run_goes_on(rec
     assert not left
     status = json.loads((recipe / "killed/run/status.json").read_text())
     assert (status["state"], status["reason"]) == ("stopped", "SIGTERM")
-    assert started(recipe, "killed", "--resume", "auto", *slow[:2], "--task.args.slow_s", 0).ended().code == 0
+    assert started(recipe, "killed", "--resume", "auto", *slow, SLOW_S="0").ended().code == 0
     assert started(recipe, "undisturbed", *slow[:2]).ended().code == 0
     assert same_bits(parameters(recipe / "killed", 40), parameters(recipe / "undisturbed", 40))
 

@@ -50,8 +50,7 @@ def test_sigterm_saves_on_all_ranks_and_resumes_on_one(file: Path, tmp_path: Pat
     assert (tmp_path / "runs/run/latest").exists(), stopped
     saved = (tmp_path / "runs/run/latest").read_text()
     assert saved.startswith("step-")
-    quick = "--launch.ranks", 1, "--task.args.slow_s", 0
-    resumed = Script("-m", "evenstep", "resume", tmp_path / "runs/run", *quick).ended()
+    resumed = Script("-m", "evenstep", "resume", tmp_path / "runs/run", "--launch.ranks", 1, SLOW_S="0").ended()
     assert resumed.code == 0, resumed
     assert "all 40 updates are done" in resumed.out
 
