@@ -5,11 +5,21 @@ that fault. `battery` lists these cases with its own.
 """
 
 import tempfile
+import time
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+from injector import out_of_memory
 from processes import Said, run
+from threads import on_ranks
+
+from evenstep.errors import LostRankError
+from evenstep.parallel import Group
+from evenstep.train.execution import Execution
+from evenstep.train.recovery import Recovery
+from evenstep.train.split_limit import SplitLimit
 
 Checks = list[tuple[str, Callable[[], None], bool]]  # name, check, whether it starts processes
 HALF = 10  # numbers in two of a micro-batch's four samples, which is what is left to try after one fault
@@ -68,6 +78,44 @@ def twice_in_a_row() -> None:
     good(ends, tuple(end.said["sha256"] for end in ended("fsdp", cut=[[0, 1], 4, HALF])))
 
 
+def in_another_work() -> None:
+    """Rank 1 is through with what rank 0 breaks off, and in the next update: both stop, and say where the other was."""
+
+    def act(group: Group) -> None:
+        execution = cast("Execution", SimpleNamespace(group=group, reset=lambda: None, alike=list))
+        recovery = Recovery(execution=execution, tasks={}, cuts=SplitLimit(), report=lambda incident: None)
+        recovery.once("update 1", out_of_memory if group.rank == 0 else lambda: None)
+        recovery.once("update 2", lambda: group.gather("here"))
+
+    first, second = on_ranks(2, act)
+    words = "rank 0 ran out of memory in update 1, in update {}, when rank {} was in update {}, which can't be undone"
+    assert isinstance(first, LostRankError), first
+    assert isinstance(second, LostRankError), second
+    assert words.format(1, 1, 2) in str(first), first
+    assert words.format(2, 0, 1) in str(second), second
+
+
+def at_the_work_before() -> None:
+    """Rank 0 breaks off what the others have not begun: ranks 1 and 2 still exchange what belongs to the one before."""
+
+    def act(group: Group) -> tuple[Any, Any]:
+        execution = cast("Execution", SimpleNamespace(group=group, reset=lambda: None, alike=list))
+        recovery = Recovery(execution=execution, tasks={}, cuts=SplitLimit(), report=lambda incident: None)
+        part = group.split([[0], [1, 2]])
+
+        def before() -> list[int]:
+            time.sleep(0.5 * group.rank)
+            return part.gather(group.rank)
+
+        def after() -> list[int]:
+            return out_of_memory() or [] if group.rank == 0 else group.gather(group.rank)
+
+        return recovery.once("update 1", before), recovery.once("update 2", after)
+
+    for rank, end in enumerate(on_ranks(3, act)):
+        assert end == ((([0], [1, 2])[rank > 0], False), (None, True)), end
+
+
 def both_at_once() -> None:
     """Both ranks break off the same try: each comes to the meeting for its own sake."""
     ends = ended("1f1b", faults=[["out_of_memory", 0, 4, "forward", 0], ["out_of_memory", 1, 4, "forward", 0]])
@@ -115,6 +163,8 @@ CHECKS: Checks = [
     ("micro-batch size auto: fsdp × 1f1b", partial(auto, "fsdp × 1f1b"), True),
     ("break, meet, redo: two failures in a row", twice_in_a_row, True),
     ("break, meet, redo: both ranks at once", both_at_once, True),
+    ("break, meet, redo: a rank in the update before", at_the_work_before, False),
+    ("break, meet, redo: a rank in the next update", in_another_work, False),
     ("break, meet, redo: a failure while meeting", fails_while_meeting, True),
     ("break, meet, redo: a rank dies while meeting", dies_while_meeting, True),
 ]

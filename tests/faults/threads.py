@@ -123,12 +123,6 @@ class Threads(Group):
 
         return wait
 
-    def send(self, tensor: Tensor, rank: int) -> None:
-        self.begin_send(tensor, rank)
-
-    def receive(self, tensor: Tensor, rank: int) -> None:
-        self.begin_receive(tensor, rank)()
-
     def begin_send(self, tensor: Tensor, rank: int, channel: int = 0) -> Callable[[], None]:
         self._meeting.mail[self.rank, rank, channel].put(tensor.clone())
         return lambda: None

@@ -122,7 +122,8 @@ def test_an_old_argument_is_taken_with_a_warning_that_says_what_to_write(
     old: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built: dict[str, Any] = {}
-    monkeypatch.setattr("evenstep.train.given.check", lambda asked: (built.update(asked), 1 / 0))
+    monkeypatch.setattr("evenstep.train.given.check_update", lambda **asked: built.update(asked))
+    monkeypatch.setattr("evenstep.train.given.check_run", lambda **asked: (built.update(asked), 1 / 0))
     argument, _, field = OLD_ARGUMENTS[old].partition(".")
     name = OPTIONS[argument].__name__
     with (

@@ -18,7 +18,7 @@ from evenstep.config.tasks import data_tables, evaluations_of
 from evenstep.config.translate import faults_of, keys_in
 from evenstep.data.mixture import check_windows
 from evenstep.data.sampling import check_curriculum, check_measure, check_only_for_tokens
-from evenstep.events.hooks.target import Target
+from evenstep.events.hooks.target import MetricTarget
 from evenstep.optim.ema import Ema
 from evenstep.options import check_length, check_one_of_two, check_rewinds, check_task_names
 from evenstep.parallel.mesh import check_pipelines
@@ -115,7 +115,7 @@ def _evaluations(config: Config) -> Iterator[Fault]:
 
 
 def _follow(metric: str, evaluations: Sequence[str]) -> None:
-    Target(metric=metric, mode="min", min_delta=0.0).check_evaluation(evaluations)
+    MetricTarget(metric=metric, mode="min", min_delta=0.0).check_evaluation(evaluations)
 
 
 def _ranks(config: Config) -> Iterator[Fault]:

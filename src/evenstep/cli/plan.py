@@ -230,7 +230,7 @@ def _draw(row: Row, options: Options) -> None:
 
 
 def _lines(row: Row, width: int) -> list[str]:
-    return ["".join(piece.text for piece in line) for line in draw_text(row.simulation, width=width)]
+    return ["".join(piece for piece, _ in line) for line in draw_text(row.simulation, width=width)]
 
 
 def _print_text(row: Row, title: str, width: int) -> None:
@@ -241,8 +241,8 @@ def _print_text(row: Row, title: str, width: int) -> None:
     console.print(f"\n{title}, {_time(row.simulation.makespan_s)} from left to right")
     for rank, line in enumerate(draw_text(row.simulation, width=width)):
         text = Text(f"rank {rank:<3} ")
-        for piece in line:
-            text.append(piece.text, style="dim" if piece.op is None else _COLOURS[piece.op.value])
+        for piece, op in line:
+            text.append(piece, style="dim" if op is None else _COLOURS[op.value])
         console.print(text)
     console.print("F forward  B backward  I backward of inputs  W backward of weights  . idle")
 

@@ -6,10 +6,11 @@ from evenstep.lazy import lazy_names
 
 if TYPE_CHECKING:
     from evenstep.parallel.compression import COMPRESSIONS, Bf16, Compression, Fp16
-    from evenstep.parallel.group import Group, Processes
+    from evenstep.parallel.group import Group
     from evenstep.parallel.layout import ParameterLayout, ShardedTensorRef, States, each_norm, mapped, squared_norm
     from evenstep.parallel.mesh import Mesh
     from evenstep.parallel.named import device_of_rank, launched_group, strategy_named
+    from evenstep.parallel.processes import Processes
     from evenstep.parallel.rank_info import RankInfo, rank_info_of
     from evenstep.parallel.reducer.ddp import Ddp
     from evenstep.parallel.reducer.fsdp import Fsdp
@@ -55,10 +56,11 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         ".compression": "COMPRESSIONS Bf16 Compression Fp16",
-        ".group": "Group Processes",
+        ".group": "Group",
         ".layout": "ParameterLayout ShardedTensorRef States each_norm mapped squared_norm",
         ".mesh": "Mesh",
         ".named": "device_of_rank launched_group strategy_named",
+        ".processes": "Processes",
         ".rank_info": "RankInfo rank_info_of",
         ".reducer.ddp": "Ddp",
         ".reducer.fsdp": "Fsdp",

@@ -10,7 +10,8 @@ import torch
 from evenstep.choice import choose
 from evenstep.errors import ArgumentError
 from evenstep.parallel.compression import Compression
-from evenstep.parallel.group import Group, Processes
+from evenstep.parallel.group import Group
+from evenstep.parallel.processes import Processes
 from evenstep.parallel.rank_info import rank_info_of
 from evenstep.parallel.reducer.ddp import Ddp
 from evenstep.parallel.reducer.fsdp import Fsdp

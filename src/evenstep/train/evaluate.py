@@ -19,7 +19,7 @@ from evenstep.train.context import TrainContext
 from evenstep.train.execution import Execution
 from evenstep.train.microbatch import MicrobatchStep
 from evenstep.train.randomness import undisturbed
-from evenstep.train.recovery import Attempt, Recovery, Work
+from evenstep.train.recovery import Recovery
 from evenstep.train.split_limit import SplitLimit, part_of
 from evenstep.train.weigh import Weights, weigh
 
@@ -70,7 +70,7 @@ class Evaluation:
         self._context = context
         self._execution = execution
         self._cuts = cuts
-        self._recovery = Recovery(execution=execution, tasks=context.tasks, cuts=cuts, report=report)
+        self._recovery = Recovery(execution=execution, tasks=context.tasks, cuts=cuts, report=report, evaluation=name)
         self._guard = guard
 
     def __call__(self, update: int) -> list[Record]:
@@ -123,27 +123,23 @@ class Evaluation:
         context, execution, task = self._context, self._execution, next(iter(weights.totals))
         mark = context.storage.mark()
 
-        def compute(attempt: Attempt) -> None:
+        def compute() -> None:
             @contextmanager
             def dummy(microbatch: Microbatch) -> Generator[MicrobatchStep]:
                 first = self._cuts.pieces(context.tasks[task], microbatch.data, microbatch.known_samples)[0]
                 with MicrobatchStep.dummy(context, part_of(microbatch, first)) as step:
-                    attempt.step, attempt.is_dummy = step, True
+                    self._recovery.runs(step)
                     yield step
 
             execution.pad_passes(self._cuts.passes(context.tasks, weights.work), dummy, backward=False, kind=task)
-            attempt.step, attempt.is_dummy = self._step(weights, update, batch), False
-            with attempt.step as step:
+            with self._step(weights, update, batch) as step:
+                self._recovery.runs(step)
                 execution.evaluator.run(execution.forwards(step.lay_out(step.work)), step)
             if execution.evaluates_together:  # none goes on while another may have to begin anew
                 execution.group.sum_floats([0.0])
 
-        self._recovery.until_done(
-            Work(place=f"batch {batch} of evaluation '{self._name}'", update=update, evaluation=self._name),
-            compute,
-            lambda: context.storage.drop_after(mark),
-            together=execution.evaluates_together,
-        )
+        place = f"batch {batch} of evaluation '{self._name}'"
+        self._recovery.until_done(place, update, compute, lambda: context.storage.drop_after(mark))
 
     def _step(self, weights: Weights, update: int, batch: int) -> MicrobatchStep:
         path, prefix = ("evaluate", self._name, batch), f"{self._name}/"

@@ -53,8 +53,10 @@ class MicrobatchStep:
         factor: what the gradient of each loss is multiplied by, beside its coefficient and after its divisor.
         prefix: of the metrics' names.
         cuts: how finely micro-batches must be cut to fit into memory.
+        is_dummy: whether they count nowhere, and run only because those of other ranks do.
 
     Attributes:
+        is_dummy: see the arguments.
         doing: what it does now, or did when something was raised: the phase ("transfer", "forward", "backward"), the
             micro-batch's number, and the piece.
     """
@@ -69,7 +71,9 @@ class MicrobatchStep:
         factor: float,
         prefix: str,
         cuts: SplitLimit,
+        is_dummy: bool = False,
     ) -> None:
+        self.is_dummy = is_dummy
         self._context, self._weights, self._cuts = context, weights, cuts
         self._update, self._factor = update, factor
         self._branch = branch(context.seed, *path)
@@ -89,7 +93,8 @@ class MicrobatchStep:
         """One micro-batch that counts nowhere: other ranks need its calls beside theirs."""
         one = replace(microbatch, index=0)
         weights = Weights.of_one(one, weight=0.0)
-        return cls(context.silently(), weights, path=("unseen",), update=0, factor=0.0, prefix="", cuts=SplitLimit())
+        silent, path = context.silently(), ("unseen",)
+        return cls(silent, weights, path=path, update=0, factor=0.0, prefix="", cuts=SplitLimit(), is_dummy=True)
 
     @property
     def work(self) -> tuple[Microbatch, ...]:
@@ -161,7 +166,7 @@ class MicrobatchStep:
             self.doing = "forward", one.index, piece
             with context.precision.forward(context.device):
                 with self._around_forward(stage, one, batch) if self._observed else _NOTHING as seen:
-                    inputs = task.inputs(batch) if stage.apply.takes_inputs else None
+                    inputs = task.inputs(batch) if stage.takes_inputs else None
                     outputs = stage.apply(received, inputs, randomness.place)
                     if not stage.gives_loss:
                         return outputs, None

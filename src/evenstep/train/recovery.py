@@ -1,58 +1,41 @@
 """Break, meet, redo: how ranks go on together when one of them can't.
 
 What ranks compute together leaves nothing behind until it is applied. So a rank that runs out of memory in it says
-what did not fit, cuts it finer from now on, and breaks the connections of all; that wakes whoever waits. All let go of
+what did not fit, cuts it finer from now on, and breaks it off for all; that wakes whoever waits. All let go of
 what they have, meet in new connections, agree that they are at the same place and how finely each must cut, and do the
 same once more. What can't be mended is raised, and the others learn of it as of any rank that fails. Stages, reducers
 and steps know nothing of this; one process does the same, and meets nobody.
 """
 
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar, final
 
-from evenstep.data import Microbatch
 from evenstep.errors import LostRankError, OutOfMemoryError
 from evenstep.events import Incident, Json
 from evenstep.memory import give_back, is_out_of_memory
+from evenstep.parallel.group import Interrupted
 from evenstep.train.execution import Execution
 from evenstep.train.failures import Answer, FailurePolicy
 from evenstep.train.microbatch import MicrobatchStep
-from evenstep.train.split_limit import SplitLimit, SubBatch, described
+from evenstep.train.split_limit import SplitLimit, described
 from evenstep.train.task import Task
 
 T = TypeVar("T")
 
 
-@final
-@dataclass(slots=True)
-class Attempt:
-    """One try of what ranks compute together.
+@dataclass(frozen=True, slots=True)
+class _BrokenOff:
+    """A try that came to nothing.
 
     Args:
-        step: the micro-batches that run, or ran when the try failed.
-        is_dummy: whether they count nowhere, and run only because those of other ranks do.
+        reason: why another rank has broken it off; "" if this one has run out of memory.
+        fault: then the traceback.
     """
 
-    step: MicrobatchStep | None = None
-    is_dummy: bool = False
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """What ranks compute together, in words.
-
-    Args:
-        place: what and where, so that ranks can see that they mean the same.
-        update: the number under which incidents are reported.
-        evaluation: its name; "" for an update.
-    """
-
-    place: str
-    update: int
-    evaluation: str = ""
+    reason: str
+    fault: str = ""
 
 
 @final
@@ -65,6 +48,8 @@ class Recovery:
         cuts: how finely micro-batches are cut on this rank; lowered where one does not fit.
         report: told of incidents.
         on_out_of_memory: the policy for micro-batches that don't fit; None: they are cut.
+        evaluation: the name of what is computed, if that is no update. Where ranks don't wait for each other in an
+            evaluation, each does its own until it is done.
     """
 
     def __init__(
@@ -75,148 +60,146 @@ class Recovery:
         cuts: SplitLimit,
         report: Callable[[Incident], None],
         on_out_of_memory: FailurePolicy | None = None,
+        evaluation: str = "",
     ) -> None:
         self._execution, self._tasks, self._cuts = execution, tasks, cuts
-        self._report, self._policy = report, on_out_of_memory
-        self._number = 0  # of the work
+        self._report, self._policy, self._evaluation = report, on_out_of_memory, evaluation
+        self._together = not evaluation or execution.evaluates_together
+        self._step: MicrobatchStep | None = None
 
-    def until_done(
-        self, work: Work, compute: Callable[[Attempt], T], discard: Callable[[], None], *, together: bool = True
-    ) -> T:
+    def until_done(self, place: str, update: int, compute: Callable[[], T], discard: Callable[[], None]) -> T:
         """Compute until it succeeds on all ranks that do.
 
         Args:
-            work: in words.
-            compute: does it once, from the beginning; says in the attempt what it runs.
+            place: what and where, so that ranks can see that they mean the same.
+            update: the number under which incidents are reported.
+            compute: does it once, from the beginning; calls `runs` with what it runs.
             discard: undoes what a failed try has left on this rank.
-            together: whether ranks wait for each other in it; else each does its own by itself.
 
         Raises:
             OutOfMemoryError: this rank has no memory for it, and must not, or can't, cut any finer.
             LostRankError: another rank has failed for good, is gone, or has gone on to something else.
         """
-        self._number = self._execution.group.begin_work() if together else 0
-        while True:
-            attempt, fault = Attempt(), ""
-            try:
-                return compute(attempt)
-            except Exception as error:
-                if is_out_of_memory(error):
-                    fault = traceback.format_exc()
-                elif not together or not self._was_woken(error):
-                    raise
-            # only here, where the error is gone: its traceback refers to all that must be freed
-            reason = self._cut(work, attempt, fault) if fault else ""
-            del attempt
-            if not together:
+        number = self._execution.group.begin_work() if self._together else 0
+        while isinstance(done := self._try(compute), _BrokenOff):
+            reason = done.reason or self._cut(place, update, done.fault)
+            self._step = None  # which refers to what must be freed
+            if self._together:
+                if not done.reason:
+                    self._execution.group.interrupt(reason)
+                limits = self._meet(place, number, reason, self._cuts.limit, discard)
+                self._cuts.limit = min((limit for limit in limits if limit is not None), default=None)
+            else:
                 discard()
                 give_back()
-                continue
-            told = self._meet(work.place, reason, self._cuts.limit, discard)
-            known = [limit for limit in self._execution.alike(told) if limit is not None]
-            self._cuts.limit = min(known, default=None)
+        self._step = None
+        return done
 
     def once(self, place: str, compute: Callable[[], T]) -> tuple[T | None, bool]:
         """Compute once on all ranks; gives None where one had no memory for it, and whether it was in this pipeline."""
-        self._number = self._execution.group.begin_work()
-        ran_out = False
+        number = self._execution.group.begin_work()
+        done = self._try(compute)
+        if not isinstance(done, _BrokenOff):
+            return done, False
+        group, ran_out = self._execution.group, not done.reason
+        reason = done.reason or f"rank {group.rank} ran out of memory in {place}"
+        if ran_out:
+            group.interrupt(reason)
+        return None, any(self._meet(place, number, reason, ran_out, lambda: None))
+
+    def runs(self, step: MicrobatchStep) -> None:
+        """Note which micro-batches run, within `until_done`: what of the last ones did not fit is cut."""
+        self._step = step
+
+    def _try(self, compute: Callable[[], T]) -> T | _BrokenOff:
+        """Compute once; on return nothing refers to what has failed, so that it can be freed."""
         try:
-            return compute(), False
+            return compute()
         except Exception as error:
-            ran_out = is_out_of_memory(error)
-            if not ran_out and not self._was_woken(error):
-                raise
-        reason = f"rank {self._execution.group.rank} ran out of memory in {place}" if ran_out else ""
-        told = self._meet(place, reason, ran_out, lambda: None)
-        return None, any(self._execution.alike(told))
+            if is_out_of_memory(error):
+                return _BrokenOff("", traceback.format_exc())
+            if self._together and isinstance(error, RuntimeError | LostRankError):  # not so one of the user's own
+                reason = self._execution.group.interrupted() or (str(error) if isinstance(error, Interrupted) else "")
+                if reason:
+                    return _BrokenOff(reason.rstrip("."))
+            raise
 
-    def _was_woken(self, error: Exception) -> bool:
-        """Whether an error is that of connections which another rank has broken; an error of the user's own is not."""
-        return isinstance(error, RuntimeError | LostRankError) and bool(self._execution.group.interrupted())
-
-    def _meet(self, place: str, reason: str, said: T, discard: Callable[[], None]) -> list[T]:
-        """Break off, let go of everything, and meet the others; gives what each has said.
+    def _meet(self, place: str, number: int, reason: str, said: T, discard: Callable[[], None]) -> Sequence[T]:
+        """Let go of everything, and meet the others; gives what each of this pipeline has said.
 
         Args:
-            place: of this rank.
-            reason: why this rank breaks off; "" where another has.
+            place, number: of what this rank computes.
+            reason: why that is broken off.
             said: of this rank.
             discard: undoes what the failed try has left.
         """
         group = self._execution.group
-        if reason:
-            group.interrupt(reason)
-        reason = reason or group.interrupted()
         self._execution.reset()
         discard()
         give_back()
-        everybody = group.meet((place, self._number, said))
-        here = place, self._number
-        elsewhere = [(rank, where) for rank, (where, number, _) in enumerate(everybody) if (where, number) != here]
+        everybody = group.meet((place, number, said))
+        elsewhere = [
+            (rank, where) for rank, (where, count, _) in enumerate(everybody) if (where, count) != (place, number)
+        ]
         if elsewhere:
             rank, where = elsewhere[0]
             raise LostRankError(
                 f"{reason}, in {place}, when rank {rank} was in {where}, which can't be undone. Go on from "
                 f"the last checkpoint, with smaller micro-batches."
             )
-        return [theirs for _, _, theirs in everybody]
+        return self._execution.alike([theirs for _, _, theirs in everybody])
 
-    def _cut(self, work: Work, attempt: Attempt, fault: str) -> str:
+    def _cut(self, place: str, update: int, fault: str) -> str:
         """Cut finer what did not fit into memory; gives that in words.
 
         Raises:
             OutOfMemoryError: the policy says stop, or it can't be cut.
         """
-        rank = self._execution.group.rank
-        if attempt.step is None or attempt.step.doing is None:
+        step, rank = self._step, self._execution.group.rank
+        if step is None or step.doing is None:
             raise OutOfMemoryError(
-                f"rank {rank} ran out of memory in {work.place}, outside of any micro-batch, so that nothing can be "
+                f"rank {rank} ran out of memory in {place}, outside of any micro-batch, so that nothing can be "
                 f"cut. Make the micro-batches smaller (`data.micro_batch_size`), and go on from the last checkpoint."
             )
-        phase, number, piece = attempt.step.doing
-        microbatch = next(one for one in attempt.step.work if one.index == number)
-        task = self._tasks[microbatch.task]
-        message = f"rank {rank} ran out of memory in the {phase} of {_in_words(work, attempt, number, piece)}"
-        incident = self._incident(work, attempt, microbatch, message, fault)
+        phase, number, piece = step.doing
+        task = self._tasks[next(one.task for one in step.work if one.index == number)]
+        where = f"evaluation '{self._evaluation}'"
+        if not self._evaluation:
+            where = f"{'a dummy pass' if step.is_dummy else f'micro-batch {number}'} in update {update}"
+        message = f"rank {rank} ran out of memory in the {phase} of {described(piece)} of {where}"
+        incident = self._incident(step, update, message, fault)
         self._report(incident)
         if self._policy is not None and self._policy(incident) is Answer.STOP:
             raise OutOfMemoryError(
                 f"{message}. Make the micro-batches smaller, or let `failures.out_of_memory` be retry; the parameters "
-                f"are those after update {work.update - 1}."
+                f"are those after update {update - 1}."
             )
         if self._cuts.finer(task, piece):
             return message
         advice = (
-            f"The parameters are those after update {work.update}; evaluate smaller samples, or on a device with more "
+            f"The parameters are those after update {update}; evaluate smaller samples, or on a device with more "
             f"memory."
-            if work.evaluation
+            if self._evaluation
             else f"Use a smaller model, shorter samples, a precision or optimizer that needs less memory, or a device "
             f"with more; if the batch holds several samples, `{type(task).__name__}.split` must say how it is cut."
             f"{self._cuts.why_whole(task, piece)}"
         )
         raise OutOfMemoryError(f"{message}, and that can't be cut any finer. {advice}")
 
-    def _incident(self, work: Work, attempt: Attempt, microbatch: Microbatch, message: str, fault: str) -> Incident:
-        assert attempt.step is not None and attempt.step.doing is not None
-        phase, number, piece = attempt.step.doing
-        again = "the batch is evaluated again" if work.evaluation else "the update is done again"
-        details: dict[str, Json] = {"evaluation": work.evaluation} if work.evaluation else {"part": list(piece.path)}
+    def _incident(self, step: MicrobatchStep, update: int, message: str, fault: str) -> Incident:
+        assert step.doing is not None
+        (phase, number, piece), of_update = step.doing, not self._evaluation
+        again = "the update is done again" if of_update else "the batch is evaluated again"
+        details: dict[str, Json] = {"part": list(piece.path)} if of_update else {"evaluation": self._evaluation}
+        samples = next(one.samples for one in step.work if one.index == number)
         return Incident(
             kind="out_of_memory",
-            update=work.update,
+            update=update,
             message=f"{message}; it is cut in two from now on, and {again}.",
             details={"phase": phase, **details},
             rank=self._execution.group.rank,
-            microbatch=None if attempt.is_dummy else number,
-            stage=None if work.evaluation else 0,
-            samples=() if work.evaluation or attempt.is_dummy else tuple(microbatch.samples),
+            microbatch=None if step.is_dummy else number,
+            stage=0 if of_update else None,
+            samples=tuple(samples) if of_update and not step.is_dummy else (),
             traceback=fault,
         )
-
-
-def _in_words(work: Work, attempt: Attempt, number: int, piece: SubBatch) -> str:
-    """What did not fit."""
-    if work.evaluation:
-        return f"{described(piece)} of evaluation '{work.evaluation}'"
-    of = "a dummy pass" if attempt.is_dummy else f"micro-batch {number}"
-    return f"{described(piece)} of {of} in update {work.update}"

@@ -34,7 +34,7 @@ from evenstep.train.late_weights import build_gather
 from evenstep.train.microbatch import MicrobatchStep
 from evenstep.train.outcome import PendingUpdate
 from evenstep.train.progress import Progress
-from evenstep.train.recovery import Attempt, Recovery, Work
+from evenstep.train.recovery import Recovery
 from evenstep.train.split_limit import SplitLimit, part_of
 from evenstep.train.trained import Trained
 from evenstep.train.weigh import Weights, weigh
@@ -97,7 +97,6 @@ class Update:
         self._recovery = Recovery(
             execution=execution, tasks=context.tasks, cuts=cuts, report=report, on_out_of_memory=on_out_of_memory
         )
-        self._attempt = Attempt()
         self._apply = apply
         self._ema = ema
         self.learning_rates = learning_rates
@@ -183,18 +182,11 @@ class Update:
         """Compute something with all ranks, again where one of them had no memory for it; see `Recovery`."""
         mark = self._context.storage.mark()
 
-        def tried(attempt: Attempt) -> T:
-            self._attempt = attempt
-            return compute()
-
         def discard() -> None:
-            self._attempt = Attempt()  # whose step refers to what must be freed
             self._discard(mark)
             self._buffers.restore(1.0)
 
-        computed = self._recovery.until_done(Work(place=place, update=update), tried, discard)
-        self._attempt = Attempt()
-        return computed
+        return self._recovery.until_done(place, update, compute, discard)
 
     def norms(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """See `GradientNorms.each`."""
@@ -324,7 +316,7 @@ class Update:
 
     def _run(self, step: MicrobatchStep, weights: Weights) -> None:
         """Run the micro-batches: forwards, backwards and reductions."""
-        execution, attempt = self._execution, self._attempt
+        execution = self._execution
         in_turn = execution.reducers.in_turn
         parts = [weights.of(task) for task in weights.totals] if in_turn else [weights]
         with step:
@@ -333,19 +325,17 @@ class Update:
                 if in_turn:
                     passes = self._cuts.passes(self._context.tasks, part.work)
                     execution.pad_passes(passes, self._dummy, backward=True, kind=next(iter(part.totals)), last=last)
-                attempt.step, attempt.is_dummy = step, False
+                self._recovery.runs(step)
                 execution.trainer.run(execution.plan(step.lay_out(part.work), last), step)
 
     @contextmanager
     def _dummy(self, microbatch: Microbatch) -> Generator[MicrobatchStep]:
         """A micro-batch that counts nowhere, after which buffers are as before."""
-        task, attempt = self._context.tasks[microbatch.task], self._attempt
+        task = self._context.tasks[microbatch.task]
         first = part_of(microbatch, self._cuts.pieces(task, microbatch.data, microbatch.known_samples)[0])
-        before = attempt.step, attempt.is_dummy
         with self._buffers.unchanged(), MicrobatchStep.dummy(self._context, first) as step:
-            attempt.step, attempt.is_dummy = step, True
+            self._recovery.runs(step)
             yield step
-        attempt.step, attempt.is_dummy = before
 
     def _late_total(self, late: dict[int, Tensor], weights: Weights) -> Tensor:
         """Σw_m over all ranks, in the order of the micro-batches' numbers whoever ran them."""

@@ -1,0 +1,355 @@
+"""A group of processes that a launcher has started: gloo between hosts, the backend of their kind between devices.
+
+Every wait ends within the timeout, and within seconds of the notice that a rank leaves when it gives up; the error says
+who is missing, as far as it can be found out. Connections that were broken are formed anew when all `meet`. It decides
+neither when to break off nor what is done again.
+"""
+
+import atexit
+import os
+import pickle
+from collections.abc import Callable, Sequence
+from copy import copy
+from datetime import timedelta
+from functools import partial
+from time import monotonic, perf_counter, sleep
+from typing import Any, TypeVar, cast, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from evenstep.errors import ArgumentError, EvenstepError, LostRankError
+from evenstep.internals import PrefixStore, Store
+from evenstep.parallel.flight import Entry, Flight
+from evenstep.parallel.group import Group, Interrupted
+from evenstep.parallel.notices import ANSWER_S, Notices
+from evenstep.parallel.rank_info import RankInfo, rank_info_of
+from evenstep.parallel.rendezvous import meet
+from evenstep.parallel.renewable import GLOO, NCCL, Connections, register
+
+T = TypeVar("T")
+_A_WHILE = timedelta(seconds=1)
+_LETTING_GO_S = 0.05
+_CONNECTING_S = 10.0  # for ranks that have just met
+
+
+@final
+class Processes(Group):
+    """The processes that torchrun, or `evenstep train --launch.ranks`, has started.
+
+    Reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets them, or what srun sets. Hosts talk through
+    gloo, devices through the backend of their kind.
+
+    Args:
+        device: of this rank's tensors.
+        timeout_s: the longest wait for the other ranks, in seconds, at the rendezvous and in every collective.
+
+    Raises:
+        ArgumentError: the environment is not that of a launched rank.
+        EvenstepError: the other ranks did not come within the timeout.
+    """
+
+    def __init__(self, device: torch.device, *, timeout_s: float = 60.0) -> None:
+        place = rank_info_of(os.environ)
+        if place is None:
+            raise ArgumentError(
+                "a rank among several needs RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment; start "
+                "the run with torchrun, or with `--launch.ranks`."
+            )
+        self._join(place, device, timeout_s=timeout_s, meeting_s=timeout_s, answer_s=ANSWER_S)
+
+    @classmethod
+    def at_place(cls, place: RankInfo, *, timeout_s: float, meeting_s: float, answer_s: float) -> "Processes":
+        """Processes on CPUs whose places are not told by their environment.
+
+        Args:
+            place: of this one; only those of the same `attempt` meet.
+            timeout_s: see `Processes`.
+            meeting_s: the longest wait at the rendezvous, in seconds.
+            answer_s: after how many seconds without an answer a rank is taken for lost.
+
+        Raises:
+            EvenstepError: the others did not come, or could not connect to each other.
+        """
+        made = cls.__new__(cls)
+        made._join(place, torch.device("cpu"), timeout_s=timeout_s, meeting_s=meeting_s, answer_s=answer_s)
+        return made
+
+    def _join(
+        self, place: RankInfo, device: torch.device, *, timeout_s: float, meeting_s: float, answer_s: float
+    ) -> None:
+        store = meet(place, timeout_s=meeting_s)
+        self.rank, self.ranks, self.device = place.rank, place.ranks, device
+        self._connect(store, timeout_s)
+        self._meeting_place = "the launcher" if place.store_is_served else "rank 0"
+        try:
+            self._notices = Notices(
+                PrefixStore("notices", store),
+                self.rank,
+                self.ranks,
+                answer_s=answer_s,
+                holds_store=self.rank == 0 and not place.store_is_served,
+                broken=self._connections.break_off,
+            )
+        except RuntimeError as error:  # torch's DistError
+            dist.destroy_process_group()  # so that this process can join others
+            raise EvenstepError(f"{place} connected to the others, but {self._meeting_place} is gone.") from error
+
+    def _connect(self, store: Store, timeout_s: float) -> None:
+        self._timeout = timeout = timedelta(seconds=timeout_s)
+        try:
+            register()
+            dist.init_process_group(GLOO, store=store, rank=self.rank, world_size=self.ranks, timeout=timeout)
+        except (RuntimeError, ValueError) as error:
+            raise EvenstepError(
+                f"rank {self.rank} of {self.ranks} met the others, but could not connect to each of them within "
+                f"{timeout_s:g} s: {str(error).splitlines()[0]} Check that no firewall stands between them, and that "
+                f"gloo takes the right network (GLOO_SOCKET_IFNAME names it)."
+            ) from error
+        self._parts = [self]  # with those that were split off
+        self._meshes: dict[int, DeviceMesh] = {}  # kept: each makes new connections, for as long as the process lives
+        self._timeout_s = timeout_s
+        self._connections = Connections()
+        self._hosts: dist.ProcessGroup = self._connections.add(dist.group.WORLD)
+        self._devices = self._hosts
+        if self.device.type == "cuda":
+            self._devices = self._connections.add(dist.new_group(backend=NCCL, timeout=timeout))
+        self._has_failed = False
+        self._flight = Flight()
+        self._process = os.getpid()
+        atexit.register(self.close)  # an error that nobody catches ends the process without it
+
+    @property
+    def waited_s(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride] - shared with its parts
+        return self._flight.waited_s
+
+    def at(self, update: int) -> None:
+        self._flight.update = update
+
+    def where(self) -> str:
+        return f" in update {self._flight.update}"
+
+    def sum_floats(self, values: Sequence[float]) -> list[float]:
+        total = torch.tensor(values, dtype=torch.float64)
+        self._do("sum numbers", total, partial(dist.all_reduce, total, group=self._hosts, async_op=True))
+        return cast("list[float]", total.tolist())
+
+    def gather(self, value: T) -> list[T]:
+        mine = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.ranks)]
+        size = torch.tensor([mine.numel()])
+        self._do("gather values", size, partial(dist.all_gather, sizes, size, group=self._hosts, async_op=True))
+        room = max(int(one) for one in sizes)
+        padded = torch.cat([mine, mine.new_zeros(room - mine.numel())])
+        every = [torch.empty(room, dtype=torch.uint8) for _ in range(self.ranks)]
+        self._do("gather values", padded, partial(dist.all_gather, every, padded, group=self._hosts, async_op=True))
+        return [pickle.loads(one[: int(size)].numpy().tobytes()) for one, size in zip(every, sizes, strict=True)]
+
+    def sum(self, tensor: Tensor) -> Callable[[], None]:
+        act = partial(dist.all_reduce, tensor, group=self._devices, async_op=True)
+        return self._begin("sum gradients", tensor, act)
+
+    def begin_send(self, tensor: Tensor, rank: int, channel: int = 0) -> Callable[[], None]:
+        return self._begin(f"send to rank {rank}", tensor, partial(self._of(tensor).send, [tensor], rank, channel))
+
+    def begin_receive(self, tensor: Tensor, rank: int, channel: int = 0) -> Callable[[], None]:
+        return self._begin(f"receive from rank {rank}", tensor, partial(self._of(tensor).recv, [tensor], rank, channel))
+
+    def _of(self, tensor: Tensor) -> dist.ProcessGroup:
+        return self._hosts if tensor.device.type == "cpu" else self._devices
+
+    def broadcast(self, tensors: Sequence[Tensor], rank: int = 0) -> None:
+        for tensor in tensors:
+            self._do(
+                "broadcast",
+                tensor,
+                partial(dist.broadcast, tensor, group=self._devices, group_src=rank, async_op=True),
+            )
+
+    def split(self, parts: Sequence[Sequence[int]]) -> Group:
+        mine = copy(self)
+        mine._meshes = {}
+        self._parts.append(mine)
+        for part in parts:
+            hosts = self._connections.add(dist.new_group(list(part), timeout=self._timeout, backend=GLOO))
+            devices = hosts
+            if self._devices is not self._hosts:
+                devices = self._connections.add(dist.new_group(list(part), timeout=self._timeout, backend=NCCL))
+            if self.rank in part:
+                mine.rank, mine.ranks = part.index(self.rank), len(part)
+                mine._hosts, mine._devices = hosts, devices
+        return mine
+
+    def abort(self, reason: str) -> None:
+        self._notices.post(reason)
+        self._connections.break_()
+
+    def begin_work(self) -> int:
+        return self._connections.begin_work()
+
+    def interrupt(self, reason: str) -> None:
+        attempt, work = self._connections.attempt, self._connections.work
+        self._notices.break_off(attempt, work, reason)
+        self._connections.break_off(attempt, work)
+
+    def interrupted(self) -> str:
+        work, reason = self._notices.broken_off(self._connections.attempt)
+        return reason if work <= self._connections.work else ""
+
+    def meet(self, value: T) -> list[T]:
+        began = perf_counter()
+        while True:
+            self._connections.break_()
+            entry = self._flight.begin("meet", 0)
+            said = pickle.dumps(value)
+            told, gone = self._notices.meet(self._connections.attempt, said, self._timeout_s)
+            if gone is None or gone:
+                raise self._not_met(gone)
+            try:
+                self._connections.renew(timedelta(seconds=min(_CONNECTING_S, self._timeout_s)))
+            except RuntimeError as error:
+                _, reason = self._notices.broken_off(self._connections.attempt)
+                if not reason:  # given by a rank that was through with this before
+                    raise self._lost("connect to the others again", error) from error
+            else:
+                self._flight.end(entry, waited_s=perf_counter() - began)
+                return [pickle.loads(one) for one in told]
+
+    def _not_met(self, gone: list[int] | None) -> LostRankError:
+        """Why the ranks do not meet."""
+        failure = self._notices.failure()
+        if failure:
+            cause = f"{failure}."
+        elif gone is None:
+            cause = f"{self._meeting_place}, through which ranks find each other, is gone or frozen."
+        else:
+            cause = f"rank {', '.join(map(str, gone))} is gone; look at what it said last, and at its machine."
+        if not failure:
+            self._notices.post(f"rank {self.rank} could not meet the others again{self.where()}: {cause}")
+        return LostRankError(f"rank {self.rank} of {self.ranks} could not meet the others again{self.where()}: {cause}")
+
+    def fail(self, message: str) -> None:
+        self._has_failed = True
+        self._notices.post(self._failed(message))
+
+    def go_on(self) -> None:
+        if not self._has_failed:
+            return
+        for step in (self._notices.hear_failure, self._notices.forget_failure, self._notices.listen):
+            self.sum_floats([0.0])  # each step is done by all ranks before the next
+            step()
+        self._has_failed = False
+
+    def abort_reason(self) -> str:
+        return self._notices.failure()
+
+    def explained(self, error: BaseException) -> BaseException:
+        of_torch = isinstance(error, dist.DistError) or (type(error) is RuntimeError and "/gloo/" in str(error))
+        return self._lost("share the model", error) if of_torch else error
+
+    def recorded(self) -> list[str]:
+        return self._flight.last()
+
+    def mesh(self, shard_ranks: int) -> DeviceMesh:
+        if shard_ranks not in self._meshes:
+            self._meshes[shard_ranks] = self._mesh(shard_ranks)
+        return self._meshes[shard_ranks]
+
+    def _mesh(self, shard_ranks: int) -> DeviceMesh:
+        if shard_ranks == self.ranks:
+            return DeviceMesh.from_group(self._devices, self.device.type)
+        ranks = torch.tensor(dist.get_process_group_ranks(self._devices)).view(-1, shard_ranks)
+        copies, shards = (self._own_of(lines) for lines in (ranks.T, ranks))
+        names = ("copies", "shards")
+        return DeviceMesh.from_group([copies, shards], self.device.type, mesh=ranks, mesh_dim_names=names)
+
+    def _own_of(self, lines: Tensor) -> dist.ProcessGroup:
+        """The group of the line that holds this rank, made by its ranks alone: others of the world may make none."""
+        backend = NCCL if self.device.type == "cuda" else GLOO
+        line = next(line for line in cast("Any", lines).tolist() if dist.get_rank() in line)
+        made = dist.new_group(line, backend=backend, timeout=self._timeout, use_local_synchronization=True)
+        return self._connections.add(made)
+
+    def close(self, *, waits: bool = True) -> None:
+        """Leave the group.
+
+        Args:
+            waits: for those that have not yet been told why ranks fail, as this process ends.
+        """
+        atexit.unregister(self.close)
+        if not dist.is_initialized() or os.getpid() != self._process:
+            return
+        self._notices.leave(waits=waits)
+        dist.destroy_process_group()
+        # gloo's threads let go of the last tensors a moment after these have been waited for, and need Python for that.
+        # If it is gone by then the process ends with SIGABRT; so end the threads first, or at least let them go on.
+        for part in self._parts:
+            part._meshes.clear()
+            for name in ("_hosts", "_devices"):
+                vars(part).pop(name, None)
+        sleep(_LETTING_GO_S)
+
+    def _do(self, what: str, tensor: Tensor, act: Callable[[], object]) -> None:
+        self._begin(what, tensor, act)()
+
+    def _begin(self, what: str, tensor: Tensor, act: Callable[[], object]) -> Callable[[], None]:
+        """Begin `act`; call the result to wait for it."""
+        entry = self._flight.begin(what, tensor.nbytes)
+        try:
+            work = act()
+        except RuntimeError as error:
+            raise self._lost(what, error) from error
+        return partial(self._finish, entry, work)
+
+    def _finish(self, entry: Entry, work: Any) -> None:
+        began = perf_counter()
+        try:
+            # What runs on a device, and messages between two, can't be waited for a little at a time.
+            if self._devices is self._hosts and not entry.what.startswith(("send", "receive")):
+                self._wait_by_and_by(work)
+            else:
+                work.wait()
+        except RuntimeError as error:
+            raise self._lost(entry.what, error) from error
+        self._flight.end(entry, waited_s=perf_counter() - began)
+
+    def _wait_by_and_by(self, work: Any) -> None:
+        """Wait, and look now and then whether a rank has said that it failed, or asks who is there."""
+        until = monotonic() + self._timeout_s
+        while True:
+            try:
+                work.wait(_A_WHILE)
+            except RuntimeError:
+                if work.is_completed():
+                    work.wait()  # raises, unless it came to its end in this moment
+                    return
+                if monotonic() > until or self._notices.heard:
+                    raise
+                self._notices.answer()
+            else:
+                return
+
+    def _lost(self, what: str, error: BaseException) -> LostRankError:
+        """Who is missing, as far as it can be found out within seconds; or that another rank breaks this off."""
+        _, reason = self._notices.broken_off(self._connections.attempt)
+        if reason:  # also where that rank is in another work than this one: then they have come apart
+            return Interrupted(f"rank {self.rank} of {self.ranks} could not {what}{self.where()}: {reason}.")
+        timed_out = any(word in str(error).lower() for word in ("timed out", "timeout"))
+        failure = self._notices.failure()
+        missing = None if failure else self._notices.missing(late=timed_out)
+        failure = failure or self._notices.failure()
+        if failure:
+            cause = f"{failure}."
+        elif missing is None:
+            cause = f"{self._meeting_place}, through which ranks find each other, is gone or frozen."
+        elif missing:
+            ranks = ", ".join(map(str, missing))
+            cause = f"rank {ranks} did not come within {self._timeout_s:g} s" if timed_out else f"rank {ranks} is gone"
+            cause += "; look at what it said last, and at its machine."
+        else:
+            cause = f"{str(error).splitlines()[0]} All ranks are there: the network between them may be broken."
+        if not failure:
+            self._notices.post(f"rank {self.rank} could not {what}{self.where()}: {cause}")
+        return LostRankError(f"rank {self.rank} of {self.ranks} could not {what}{self.where()}: {cause}")
