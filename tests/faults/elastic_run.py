@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # which the first optimizer imports, in more than a second: before the fork, once for all
 from torch import nn
 
 import evenstep
