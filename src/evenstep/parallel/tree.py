@@ -23,7 +23,7 @@ Gradients: TypeAlias = "list[Tensor | None]"
 
 @final
 @dataclass(slots=True)
-class _Part:
+class _PartialSum:
     """A partial sum that `owner` holds: everybody knows which gradients it has, only the owner their values."""
 
     owner: int
@@ -63,10 +63,10 @@ class Tree:
         """The sum over all micro-batches of all ranks, on every rank; the tree is empty afterwards."""
         held, self.held = self.held, {}
         mine = {place: [g is not None for g in gradients] for place, gradients in held.items()}
-        parts: dict[tuple[int, int], _Part] = {}
+        parts: dict[tuple[int, int], _PartialSum] = {}
         for owner, theirs in enumerate(group.gather(mine)):
             for place, present in theirs.items():
-                parts[place] = _Part(owner, present, held[place] if owner == group.rank else [])
+                parts[place] = _PartialSum(owner, present, held[place] if owner == group.rank else [])
         root = self._combined(group, parts, (num_microbatches - 1).bit_length(), 0, num_microbatches)
         if root is None:
             return [None] * len(self._parameters)
@@ -77,8 +77,8 @@ class Tree:
         return [g if g is None else laid_out(g, p) for g, p in zip(rows, self._parameters, strict=True)]
 
     def _combined(
-        self, group: Group, parts: dict[tuple[int, int], _Part], level: int, index: int, end: int
-    ) -> _Part | None:
+        self, group: Group, parts: dict[tuple[int, int], _PartialSum], level: int, index: int, end: int
+    ) -> _PartialSum | None:
         """Node (level, index) of the tree; every rank takes the same way through it."""
         if index << level >= end:
             return None
@@ -97,7 +97,7 @@ class Tree:
         left.present = [a or b for a, b in zip(left.present, right.present, strict=True)]
         return left
 
-    def _hand_over(self, group: Group, part: _Part, owner: int) -> None:
+    def _hand_over(self, group: Group, part: _PartialSum, owner: int) -> None:
         if group.rank == part.owner:
             for gradient in _by_rows(part.gradients):
                 if gradient is not None:

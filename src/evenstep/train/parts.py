@@ -34,7 +34,7 @@ from evenstep.train.policies import Policies
 from evenstep.train.split_limit import SplitLimit
 from evenstep.train.state import TrainState, parameter_names, unwrapped
 from evenstep.train.tasks import Tasks, poison_of
-from evenstep.train.trained import Trained
+from evenstep.train.trained import TrainedParameters
 from evenstep.train.transfer import build_transfer
 from evenstep.train.update import Update
 
@@ -137,6 +137,7 @@ def build_parts(
     )
     unkeyed = key_layers(model, context.randomness)
     execution, cuts = build_execution(model, strategy, optimizer, device), SplitLimit()
+    trained = TrainedParameters(model, optimizer, names, share=execution.reducers.share, check=precision.check_trained)
     core = Update(
         model=model,
         optimizer=optimizer,
@@ -149,7 +150,7 @@ def build_parts(
         cuts=cuts,
         on_out_of_memory=policies.out_of_memory or Retry(),
         report=report,
-        trained=Trained(model, optimizer, names, share=execution.reducers.share, check=precision.check_trained),
+        trained=trained,
         combine=tasks.combine,
         unkeyed=unkeyed,
     )

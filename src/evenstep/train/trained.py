@@ -22,7 +22,7 @@ from evenstep.names import named_parameters
 
 
 @final
-class Trained:
+class TrainedParameters:
     """The parameters that this rank trains.
 
     Args:
@@ -41,7 +41,7 @@ class Trained:
     >>> model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)); _ = model[0].requires_grad_(False)
     >>> sgd = __import__("torch").optim.SGD(model.parameters(), lr=0.1)
     >>> names = [[name for name, _ in model.named_parameters()]]
-    >>> trained = Trained(model, sgd, names, share=lambda those: print(len(those)), check=lambda those: None)
+    >>> trained = TrainedParameters(model, sgd, names, share=lambda those: print(len(those)), check=lambda those: None)
     2
     >>> trained.follow(); _ = model.requires_grad_(True); trained.follow()
     4

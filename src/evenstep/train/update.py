@@ -36,7 +36,7 @@ from evenstep.train.outcome import PendingUpdate
 from evenstep.train.progress import Progress
 from evenstep.train.recovery import Recovery
 from evenstep.train.split_limit import SplitLimit, part_of
-from evenstep.train.trained import Trained
+from evenstep.train.trained import TrainedParameters
 from evenstep.train.weigh import Weights, weigh
 
 
@@ -96,7 +96,7 @@ class Update:
         cuts: SplitLimit,
         on_out_of_memory: FailurePolicy,
         report: Callable[[Incident], None],
-        trained: Trained,
+        trained: TrainedParameters,
         combine: Combine | None = None,
         unkeyed: str = "",
     ) -> None:

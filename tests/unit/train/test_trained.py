@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from evenstep import Hook, MapData, Task, Trainer, Training
 from evenstep.parallel import Mesh, Ordered
 from evenstep.pipeline import Layers, PipelineModel
-from evenstep.train.trained import Trained
+from evenstep.train.trained import TrainedParameters
 
 OnRanks = Callable[..., list[Any]]
 
@@ -88,11 +88,11 @@ def test_a_checkpoint_of_stages_unfreezes_one_process(on_ranks: OnRanks) -> None
         assert torch.equal(value, resumed.state_dict()["model"][name]), name
 
 
-def followed(model: nn.Module, **more: Any) -> Trained:
+def followed(model: nn.Module, **more: Any) -> TrainedParameters:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     names = [[name for name, _ in model.named_parameters()]]
     given: dict[str, Any] = {"share": lambda those: None, "check": lambda those: None}
-    return Trained(model, optimizer, names, **{**given, **more})
+    return TrainedParameters(model, optimizer, names, **{**given, **more})
 
 
 def test_strategies_hear_of_what_is_trained_only_when_that_changes() -> None:

@@ -21,7 +21,7 @@ from evenstep.extras.report.figures import (
     spell_duration,
     spell_number,
 )
-from evenstep.extras.report.run import RunFolder, number, read_run
+from evenstep.extras.report.run import ReportedRun, number, read_run
 from evenstep.version import __version__
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def write_report(folder: Path | str) -> Path:
     return path
 
 
-def _render(run: RunFolder) -> str:
+def _render(run: ReportedRun) -> str:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -103,12 +103,12 @@ def _trusted(path: str) -> "Markup":
     return Markup((_HERE / path).read_text(encoding="utf-8"))
 
 
-def _state(run: RunFolder) -> str:
+def _state(run: ReportedRun) -> str:
     told = run.status.get("state")
     return str(told) if told in _STATES else "unknown"
 
 
-def _reason(run: RunFolder) -> str:
+def _reason(run: ReportedRun) -> str:
     """Why the run ended; of one that has not, when it was last heard of, as a killed one says nothing more."""
     reason, changed = run.status.get("reason"), run.status.get("changed")
     if reason is None and isinstance(changed, str):
@@ -116,7 +116,7 @@ def _reason(run: RunFolder) -> str:
     return str(reason or "")
 
 
-def _tiles(run: RunFolder, figures: Sequence[MetricFigures]) -> list[tuple[str, str, tuple[str, ...]]]:
+def _tiles(run: ReportedRun, figures: Sequence[MetricFigures]) -> list[tuple[str, str, tuple[str, ...]]]:
     """The figures on top: label, value, notes."""
     tiles: list[tuple[str, str, tuple[str, ...]]] = []
     seen = max((max(values) for values in run.metrics.values()), default=None)

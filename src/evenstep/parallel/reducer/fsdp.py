@@ -37,7 +37,7 @@ class FsdpReducer(PaddedReducer):
         self._accumulate_only()
 
     def arm(self) -> None:
-        self._spoken.arm(armed=True)
+        self._order.arm(armed=True)
         self._complete_sums()
         self._fsdp.set_requires_gradient_sync(True)
         self._fsdp.set_is_last_backward(True)
@@ -46,7 +46,7 @@ class FsdpReducer(PaddedReducer):
         if self._owed:
             self._owed = False
             self._dummy()
-        self._spoken.finish()
+        self._order.end_pass()
         self._accumulate_only()
         self._finish(self._present_anywhere())
 
@@ -58,7 +58,7 @@ class FsdpReducer(PaddedReducer):
         self._owed = True
 
     def _accumulate_only(self) -> None:
-        self._spoken.arm(armed=False)
+        self._order.arm(armed=False)
         self._fsdp.set_requires_gradient_sync(False)
         self._fsdp.set_is_last_backward(False)
 

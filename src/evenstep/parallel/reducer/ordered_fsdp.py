@@ -56,7 +56,7 @@ class OrderedFsdpReducer(PaddedReducer):
         self._tree.add(microbatch, present)
 
     def reduce(self, num_microbatches: int) -> None:
-        self._spoken.finish()
+        self._order.end_pass()
         total = self._tree.total(self.group, num_microbatches=num_microbatches)
         _keep_shards([*(shard.sharded_param for shard in self._shards), *self._numbers], total, self._sharding.layout)
 

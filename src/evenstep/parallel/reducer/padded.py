@@ -1,4 +1,4 @@
-"""Shards that each pass gathers: all ranks must run the same passes, and say the same to each other in each.
+"""Shards that each pass gathers: all ranks must run the same passes, with the same collectives in each.
 
 A rank with fewer micro-batches than its peers runs some again, in dummy passes whose gradients are replaced by zeros
 before anyone adds them. How gradients are reduced is the variants'.
@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.internals import at_end_of_backward, forget_order, parts, record
+from evenstep.parallel.collective_order import CollectiveOrder
 from evenstep.parallel.group import Group
 from evenstep.parallel.reducer.reducer import ExplainsErrors, PadsPasses
 from evenstep.parallel.reducer.sharded import ShardedReducer, Sharding
 from evenstep.parallel.shardable import explained
-from evenstep.parallel.spoken import Spoken
 
 T = TypeVar("T")
 
@@ -29,15 +29,15 @@ class PaddedReducer(ShardedReducer, PadsPasses, ExplainsErrors):
         super().__init__(module, group, sharding)
         self._muted = False
         self._examples: dict[str, Any] = {}  # a micro-batch of each kind
-        self._spoken = Spoken(group)
+        self._order = CollectiveOrder(group)
         self._dummy: Callable[[], None] = nothing  # runs a dummy pass
 
     def begin(self) -> None:
-        self._spoken.start()
+        self._order.reset()
         self._reset()
 
     def relearn(self) -> None:
-        self._spoken.forget()
+        self._order.forget()
 
     def pad_passes(
         self,
@@ -48,13 +48,13 @@ class PaddedReducer(ShardedReducer, PadsPasses, ExplainsErrors):
         kind: str = "",
         last: bool = True,
     ) -> None:
-        self._spoken.finish()
+        self._order.end_pass()
         here = [0.0] * (2 * self.group.ranks)
         example: Any = work[0] if work else self._examples.get(kind)
         here[self.group.rank], here[self.group.ranks + self.group.rank] = len(work), float(example is not None)
-        said = self.group.sum_floats(here)
-        counts, have = said[: self.group.ranks], said[self.group.ranks :]
-        self._spoken.start(kind)
+        told = self.group.sum_floats(here)
+        counts, have = told[: self.group.ranks], told[self.group.ranks :]
+        self._order.reset(kind)
         if not all(have):
             giver = have.index(1.0)
             given = self.group.gather(example if self.group.rank == giver else None)[giver]
@@ -88,21 +88,21 @@ class PaddedReducer(ShardedReducer, PadsPasses, ExplainsErrors):
 
     def share(self, parameters: Sequence[nn.Parameter]) -> None:
         super().share(parameters)
-        self._spoken.forget()
+        self._order.forget()
 
     def _prepare(self) -> None:
         super()._prepare()
-        self._listen()
+        self._order_collectives()
 
-    def _listen(self) -> None:
-        """Let passes say the same to the other ranks, whatever each of them runs."""
+    def _order_collectives(self) -> None:
+        """Let all ranks run the same collectives in each pass, whatever parts each of them runs."""
         before: Any = None
         for name, part in parts(self.module):
             # By itself FSDP2 gathers ahead, in a backward, what went forward before on this rank: each its own.
             part.set_modules_to_backward_prefetch([before or part])
-            at_end_of_backward(part, self._spoken.through)
+            at_end_of_backward(part, self._order.gradients_complete)
             if (of_part := record(part)) is not None:
-                self._spoken.listen(part, of_part, name, alone=self._sharding.layout.num_shards == 1)
+                self._order.add(part, of_part, name, alone=self._sharding.layout.num_shards == 1)
             if self.group.device.type != "cpu":  # there, nothing is gathered while something is computed
                 before = part
         if before is not None:
@@ -116,11 +116,11 @@ class PaddedReducer(ShardedReducer, PadsPasses, ExplainsErrors):
 
     def _begin_pass(self, *_: Any) -> None:
         """Let all passes be alike: what FSDP2 remembers of those before would make it gather at other times."""
-        self._spoken.begin()
+        self._order.begin_forward()
         forget_order(self.module)
 
     def _end_forward(self, *_: Any) -> None:
-        self._spoken.turn()
+        self._order.begin_backward()
 
 
 def nothing() -> None:

@@ -1,4 +1,4 @@
-"""Passes say the same to the other ranks, whatever each of them runs."""
+"""Ranks run the same collectives in each pass, whatever parts each of them runs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from evenstep.errors import TaskError
 from evenstep.parallel import Group
-from evenstep.parallel.spoken import Spoken
+from evenstep.parallel.collective_order import CollectiveOrder
 
 
 class Part:
@@ -41,11 +41,11 @@ class Own:
         return say
 
 
-def listened() -> tuple[Spoken, Part]:
-    spoken, part = Spoken(Group()), Part()
-    spoken.listen(part, Own(part))
-    spoken.start()
-    return spoken, part
+def listened() -> tuple[CollectiveOrder, Part]:
+    order, part = CollectiveOrder(Group()), Part()
+    order.add(part, Own(part))
+    order.reset()
+    return order, part
 
 
 class Record(Own):
@@ -68,16 +68,16 @@ class Record(Own):
         self.part.reduce(torch.zeros(1), torch.zeros(2))
 
 
-class Said(Record):
-    """Notes the words of all parts in one list."""
+class Noted(Record):
+    """Notes the collectives of all parts in one list."""
 
-    def __init__(self, part: Part, name: str, words: list[str]) -> None:
-        self.name, self.words = name, words
+    def __init__(self, part: Part, name: str, collectives: list[str]) -> None:
+        self.name, self.collectives = name, collectives
         super().__init__(part)
 
     def _of(self, part: Part, what: str) -> Any:
         def say(output: Tensor, own: Tensor) -> None:
-            self.words.append(f"{what} {self.name}")
+            self.collectives.append(f"{what} {self.name}")
 
         say.allocate = torch.empty  # type: ignore[attr-defined]
         return say
@@ -86,40 +86,40 @@ class Said(Record):
 NAMES = ("", "blocks.0", "blocks.1", "blocks.2")
 
 
-def rank_of(group: Group) -> tuple[Spoken, list[Part], list[str]]:
-    spoken, parts, words = Spoken(group), [Part() for _ in NAMES], list[str]()
+def rank_of(group: Group) -> tuple[CollectiveOrder, list[Part], list[str]]:
+    order, parts, collectives = CollectiveOrder(group), [Part() for _ in NAMES], list[str]()
     for part, name in zip(parts, NAMES, strict=True):
-        spoken.listen(part, Said(part, name, words), name)
-    spoken.start("task")
-    return spoken, parts, words
+        order.add(part, Noted(part, name, collectives), name)
+    order.reset("task")
+    return order, parts, collectives
 
 
-def one_pass(spoken: Spoken, parts: list[Part], run: list[int]) -> None:
+def one_pass(order: CollectiveOrder, parts: list[Part], run: list[int]) -> None:
     """Forward and backward through some parts, with reductions."""
-    spoken.begin()
+    order.begin_forward()
     for number in [0, *run]:
         parts[number].gather(torch.zeros(2), torch.zeros(1))
-    spoken.turn()
-    spoken.arm(armed=True)
+    order.begin_backward()
+    order.arm(armed=True)
     for number in [0, *reversed(run)]:
         parts[number].gather(torch.zeros(2), torch.zeros(1))
         if number:
             parts[number].reduce(torch.zeros(1), torch.zeros(2))
-    spoken.through()
+    order.gradients_complete()
     parts[0].reduce(torch.zeros(1), torch.zeros(2))
-    spoken.finish()
-    spoken.arm(armed=False)
+    order.end_pass()
+    order.arm(armed=False)
 
 
 @pytest.mark.parametrize("runs", [([1, 2], [1, 3]), ([1], [2]), ([], [1, 2, 3]), ([3], [1])])
-def test_ranks_that_run_other_parts_say_the_same_words(
+def test_ranks_that_run_other_parts_run_the_same_collectives(
     on_ranks: Callable[[int, Callable[[Any], Any]], list[Any]], runs: tuple[list[int], list[int]]
 ) -> None:
     def act(group: Any) -> list[str]:
-        spoken, parts, words = rank_of(group)
+        order, parts, collectives = rank_of(group)
         for _ in range(2):
-            one_pass(spoken, parts, runs[group.rank])
-        return words
+            one_pass(order, parts, runs[group.rank])
+        return collectives
 
     first, second = on_ranks(2, act)
     assert first == second
@@ -129,13 +129,13 @@ def test_ranks_that_run_all_parts_ask_each_other_in_the_first_pass_only(
     on_ranks: Callable[[int, Callable[[Any], Any]], list[Any]],
 ) -> None:
     def act(group: Any) -> tuple[int, int, list[str]]:
-        spoken, parts, words = rank_of(group)
-        one_pass(spoken, parts, [1, 2, 3])
+        order, parts, collectives = rank_of(group)
+        one_pass(order, parts, [1, 2, 3])
         before = len(group.said)
-        one_pass(spoken, parts, [1, 2, 3])
+        one_pass(order, parts, [1, 2, 3])
         asked = len(group.said) - before
-        one_pass(spoken, parts, [1, 3] if group.rank else [2])  # later, parts may be left out
-        return asked, len(group.said) - before, words
+        one_pass(order, parts, [1, 3] if group.rank else [2])  # later, parts may be left out
+        return asked, len(group.said) - before, collectives
 
     first, second = on_ranks(2, act)
     assert first[:2] == (0, 0)
@@ -143,16 +143,16 @@ def test_ranks_that_run_all_parts_ask_each_other_in_the_first_pass_only(
     assert first[2][: len(first[2]) // 3] * 3 == first[2], "every pass says the same"
 
 
-def test_a_part_that_comes_out_of_its_order_is_named_before_anything_is_said(
+def test_a_part_that_comes_out_of_its_order_is_named_before_any_collective(
     on_ranks: Callable[[int, Callable[[Any], Any]], list[Any]],
 ) -> None:
     def act(group: Any) -> tuple[str, int]:
-        spoken, parts, words = rank_of(group)
-        one_pass(spoken, parts, [1, 2, 3])
-        said = len(words)
+        order, parts, collectives = rank_of(group)
+        one_pass(order, parts, [1, 2, 3])
+        said = len(collectives)
         with pytest.raises(TaskError) as raised:
-            one_pass(spoken, parts, [2, 1, 3])
-        return str(raised.value), len(words) - said
+            one_pass(order, parts, [2, 1, 3])
+        return str(raised.value), len(collectives) - said
 
     for message, said in on_ranks(2, act):
         assert "comes to 'blocks.0' in its forward, where the first such pass came to 'blocks.2'" in message
@@ -164,12 +164,12 @@ def test_gradients_that_come_in_orders_that_can_not_be_joined_are_named(
     on_ranks: Callable[[int, Callable[[Any], Any]], list[Any]],
 ) -> None:
     def act(group: Any) -> str:
-        spoken, parts, _ = rank_of(group)
-        spoken.begin()
+        order, parts, _ = rank_of(group)
+        order.begin_forward()
         for number in (0, 1, 2):
             parts[number].gather(torch.zeros(2), torch.zeros(1))
-        spoken.turn()
-        spoken.arm(armed=True)
+        order.begin_backward()
+        order.arm(armed=True)
         with pytest.raises(TaskError) as raised:
             parts[1 + group.rank].reduce(torch.zeros(1), torch.zeros(2))
         return str(raised.value)
