@@ -3,7 +3,7 @@
 The tables themselves stand beside what they name.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import TypeVar
 
@@ -32,3 +32,13 @@ def choose(argument: str, word: str, table: Mapping[str, T]) -> T:
     close = get_close_matches(word.lower(), table, n=1) or [name for name in table if word and word.lower() in name]
     advice = f"; is it {close[0]!r}?" if close else "."
     raise ArgumentError(f"`{argument}` must be one of {', '.join(table)}, but is {word!r}{advice}")
+
+
+def advice(word: str, known: Collection[str], otherwise: str = "") -> str:
+    """The end of a message about a word that is none of `known`: what may have been meant, else `otherwise`.
+
+    >>> advice("adamm", ["adam", "sgd"]), advice("lion", ["adam", "sgd"])
+    ('did you mean `adam`?', 'there are adam, sgd.')
+    """
+    close = get_close_matches(word, known, n=1)
+    return f"did you mean `{close[0]}`?" if close else otherwise or f"there are {', '.join(known) or 'none'}."

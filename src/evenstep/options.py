@@ -11,8 +11,9 @@ loads neither torch nor the rest of evenstep: the names of their classes are for
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, final, get_args
 
 from evenstep.choice import choose
@@ -277,13 +278,13 @@ OLD_ARGUMENTS = {
 OLD_NONES = {"on_non_finite": "stop", "on_out_of_memory": "retry", "loss_spikes": "ignore"}
 
 
-def default_of(option: type, name: str) -> Any:
-    """The default of a field of an option class.
+def default_of(constructor: Callable[..., object], name: str) -> Any:
+    """What `constructor` takes for an argument that is not given.
 
     >>> default_of(Logging, "every_updates")
     10
     """
-    return next(field.default for field in fields(option) if field.name == name)
+    return signature(constructor).parameters[name].default
 
 
 def _check_count(name: str, value: object, *, at_least: int = 1, may_be_none: bool = True) -> None:

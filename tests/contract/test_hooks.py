@@ -4,12 +4,11 @@ import importlib
 import inspect
 import json
 import pkgutil
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from fake_trainer import FakeTrainer
 
 from evenstep import events
 from evenstep.events import (
@@ -27,7 +26,6 @@ from evenstep.events import (
     MicrobatchEnd,
     SaveBegin,
     SaveEnd,
-    Storage,
     TrainBegin,
     TrainEnd,
     UpdateBegin,
@@ -59,43 +57,6 @@ def shipped() -> list[type[Hook]]:
 
 HOOKS = shipped()
 every_hook = pytest.mark.parametrize("kind", HOOKS, ids=[kind.__name__ for kind in HOOKS])
-
-
-@dataclass
-class FakeProgress:
-    update: int = 0
-
-
-@dataclass
-class FakeTrainer:
-    folder: Path
-    asked: list[str] = field(default_factory=list)
-    is_first_rank: bool = True
-    storage: Storage = field(default_factory=Storage)
-    updates: int | None = None
-    evaluations: dict[str, object] = field(default_factory=lambda: {"valid": None})
-    progress: FakeProgress = field(default_factory=FakeProgress)
-
-    def __post_init__(self) -> None:
-        self.model = torch.nn.Linear(3, 2)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.5)
-
-    @property
-    def group_names(self) -> tuple[tuple[str, ...], ...]:
-        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
-        return tuple(tuple(names[id(one)] for one in group["params"]) for group in self.optimizer.param_groups)
-
-    def norms(self, values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {name: value.norm() for name, value in values.items()}
-
-    def request_stop(self, reason: str) -> None:
-        self.asked.append(reason)
-
-    def request_save(self) -> None:
-        self.asked.append("save")
-
-    def request_evaluate(self) -> None:
-        self.asked.append("evaluate")
 
 
 def built(kind: type[Hook]) -> Hook:
@@ -158,14 +119,14 @@ def test_it_is_final_and_documented_with_an_example(kind: type[Hook]) -> None:
 def test_all_its_methods_are_called_by_some_event_and_it_listens_to_at_least_one(
     kind: type[Hook], tmp_path: Path
 ) -> None:
-    trainer = FakeTrainer(tmp_path)
+    trainer = FakeTrainer(tmp_path, updates=None)
     bus = Bus([built(kind)], trainer)
     assert any(bus.listens(name) for name in vars(Hook) if name.startswith(("before_", "after_", "on_")))
 
 
 @every_hook
 def test_training_twice_works_with_one_instance(kind: type[Hook], tmp_path: Path) -> None:
-    trainer = FakeTrainer(tmp_path)
+    trainer = FakeTrainer(tmp_path, updates=None)
     bus = Bus([built(kind)], trainer)
     train(bus, tmp_path, 1)
     train(bus, tmp_path, 4)
@@ -173,7 +134,7 @@ def test_training_twice_works_with_one_instance(kind: type[Hook], tmp_path: Path
 
 @every_hook
 def test_a_failure_leaves_as_it_came_and_training_again_works(kind: type[Hook], tmp_path: Path) -> None:
-    trainer = FakeTrainer(tmp_path)
+    trainer = FakeTrainer(tmp_path, updates=None)
     bus = Bus([built(kind)], trainer)
     with pytest.raises(FloatingPointError, match="NaN") as caught:
         train(bus, tmp_path, 1, fail_at=2)
@@ -183,7 +144,7 @@ def test_a_failure_leaves_as_it_came_and_training_again_works(kind: type[Hook], 
 
 @every_hook
 def test_its_state_goes_around_through_json(kind: type[Hook], tmp_path: Path) -> None:
-    trainer = FakeTrainer(tmp_path)
+    trainer = FakeTrainer(tmp_path, updates=None)
     used = built(kind)
     train(Bus([used], trainer), tmp_path, 1)
     state = json.loads(json.dumps(used.state_dict()))
@@ -197,7 +158,7 @@ def test_its_state_goes_around_through_json(kind: type[Hook], tmp_path: Path) ->
 
 @every_hook
 def test_two_of_its_class_are_both_restored(kind: type[Hook], tmp_path: Path) -> None:
-    trainer = FakeTrainer(tmp_path)
+    trainer = FakeTrainer(tmp_path, updates=None)
     bus = Bus([built(kind), built(kind)], trainer)
     train(bus, tmp_path, 1)
     fresh = Bus([built(kind), built(kind)], trainer)

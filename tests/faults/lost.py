@@ -13,7 +13,7 @@ import battery
 
 MINE: list[battery.Case] = []
 case = partial(battery.case, slow=True, into=MINE)
-SCRIPT = Path(__file__).with_name("lasting.py")
+SCRIPT = Path(__file__).with_name("elastic_run.py")
 UPDATES = 20
 
 

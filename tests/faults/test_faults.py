@@ -1,11 +1,9 @@
 """Every fault of the battery comes out as it must."""
 
 import pytest
-import torch
 from battery import Case, limited
 from lost import CASES
 
-torch.set_num_threads(1)
 PARAMETERS = [pytest.param(case, id=case.name, marks=[pytest.mark.slow] if case.slow else []) for case in CASES]
 
 

@@ -1,21 +1,14 @@
-"""Ranks that several tests look at are launched once, also where pytest deals these tests out to several workers.
-
-It also makes the modules beside the tests importable: the runs that tests of launchers start.
-"""
+"""Ranks that several tests look at are launched once, also where pytest deals these tests out to several workers."""
 
 import json
 import os
-import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from filelock import FileLock
-
-sys.path.insert(0, str(Path(__file__).parent))
+from scripts import ended, started
 
 
 @pytest.fixture(scope="session")
@@ -43,27 +36,10 @@ def found_by(once: Callable[[str, Callable[[Path], Any]], Any]) -> Callable[...,
 
     def found(script: str, ranks: int, *checks: str, timeout_s: float = 240) -> Any:
         def launch(folder: Path) -> Any:
-            with socket.socket() as one:
-                one.bind(("127.0.0.1", 0))
-                port = str(one.getsockname()[1])
-            common = os.environ | {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            processes = [
-                subprocess.Popen(
-                    [sys.executable, str(Path(__file__).with_name(script)), str(folder), *checks],
-                    env=common | {"RANK": str(rank)},
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                )
-                for rank in range(ranks)
-            ]
-            try:
-                said = [process.communicate(timeout=timeout_s) for process in processes]
-            finally:
-                for process in processes:
-                    process.kill()
-            codes = [process.returncode for process in processes]
-            assert codes == [0] * ranks, b"".join(errors for _, errors in said).decode()
-            return json.loads(said[0][0].splitlines()[-1])
+            script_file = Path(__file__).with_name(script)
+            ends = ended(started(script_file, folder, *checks, ranks=range(ranks), world=ranks), timeout_s)
+            assert [end.code for end in ends] == [0] * ranks, ends
+            return json.loads(ends[0].out.splitlines()[-1])
 
         return once(script.removesuffix(".py"), launch)
 

@@ -12,7 +12,7 @@ class Square(evenstep.Task):
     def __init__(self, slow_s=0.0, fail=False):
         self.slow_s, self.fail = slow_s, fail
     def loss(self, output, batch):
-        time.sleep(self.slow_s)
+        time.sleep(float(os.environ.get("SLOW_S", self.slow_s)))  # a run that goes on keeps its arguments
         if self.fail and os.environ.get("RANK") == "1":
             raise ValueError("rank 1 does not like this batch")
         return ((output.squeeze(-1) - batch[1]) ** 2).sum()

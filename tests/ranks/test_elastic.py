@@ -4,16 +4,15 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
+from launched import free_port
+from scripts import Script
 from squares import write_run
 
 KILL_ONCE = """
@@ -44,28 +43,10 @@ def recipe(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def started(
-    recipe: Path, name: str, *settings: object, torchrun: tuple[object, ...] = (), log: str = "", **environ: str
-) -> subprocess.Popen[str]:
-    launcher = ["torch.distributed.run", *torchrun, "-m"] if torchrun else []
-    given = [*launcher, "evenstep", "train", recipe / "run.toml", "--runs", recipe / name, *settings]
-    with (recipe / f"{log or name}.txt").open("w") as said:
-        return subprocess.Popen(
-            [sys.executable, "-m", *map(str, given)],
-            env=os.environ | {"OMP_NUM_THREADS": "1"} | environ,
-            stdout=said,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-
-
-def ended(process: subprocess.Popen[str]) -> int:
-    try:
-        return process.wait(timeout=TIMEOUT_S)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+def started(recipe: Path, name: str, *settings: object, torchrun: tuple[object, ...] = (), **environ: str) -> Script:
+    launcher = ["-m", "torch.distributed.run", *torchrun] if torchrun else []
+    given = [*launcher, "-m", "evenstep", "train", recipe / "run.toml", "--runs", recipe / name, *settings]
+    return Script(*given, **environ)
 
 
 def parameters(folder: Path, updates: int = 12) -> dict[str, torch.Tensor]:
@@ -76,42 +57,28 @@ def same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> b
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
 def logged(folder: Path) -> list[int]:
     lines = (folder / "run/metrics.jsonl").read_text().splitlines()
     return [json.loads(line)["update"] for line in lines]
 
 
-def wait_for(found: Callable[[], object], process: subprocess.Popen[str], said: Path) -> None:
-    until = time.monotonic() + TIMEOUT_S
-    while not found() and time.monotonic() < until:
-        assert process.poll() is None, said.read_text()
-        time.sleep(0.02)
-
-
 def test_a_killed_rank_is_started_again_by_either_launcher_and_the_run_ends_at_the_same_bits(recipe: Path) -> None:
-    assert ended(started(recipe, "undisturbed")) == 0
+    undisturbed = started(recipe, "undisturbed").ended(TIMEOUT_S)
     elastic = ("--standalone", "--nproc-per-node=2", "--max-restarts=2")
-    ours = started(recipe, "ours", "--launch.ranks", 2, "--launch.max_restarts", 2, KILLED_RANK="0")
-    assert ended(ours) == 0, (recipe / "ours.txt").read_text()
-    torchs = started(recipe, "torchs", torchrun=elastic, KILLED_RANK="1")
-    assert ended(torchs) == 0, (recipe / "torchs.txt").read_text()
+    ours = started(recipe, "ours", "--launch.ranks", 2, "--launch.max_restarts", 2, KILLED_RANK="0").ended(TIMEOUT_S)
+    torchs = started(recipe, "torchs", torchrun=elastic, KILLED_RANK="1").ended(TIMEOUT_S)
+    assert [undisturbed.code, ours.code, torchs.code] == [0, 0, 0], (undisturbed, ours, torchs)
     wanted = parameters(recipe / "undisturbed")
-    for name in ("ours", "torchs"):
-        said = (recipe / f"{name}.txt").read_text()
-        assert re.search(r"resuming .* from update [67] to", said), said  # 6 was saved, 7 perhaps in the emergency
+    for name, end in (("ours", ours), ("torchs", torchs)):
+        # 6 was saved, 7 perhaps in the emergency
+        assert re.search(r"resuming .* from update [67] to", end.out + end.err), end
         assert same_bits(parameters(recipe / name), wanted)
         assert logged(recipe / name) == list(range(1, 13)), "each update once"
 
 
 @pytest.mark.slow
 def test_torchrun_goes_on_with_the_node_that_is_left(recipe: Path) -> None:
-    assert ended(started(recipe, "undisturbed", "--train.updates", 60)) == 0
+    assert started(recipe, "undisturbed", "--train.updates", 60).ended().code == 0
     settings = ["--train.updates", 60, "--task.args.slow_s", 0.1, "--parallel.timeout_s", 10]
     nodes = ("--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3", "--local-addr=localhost")
     meet = ("--rdzv-backend=c10d", "--rdzv-id=even", f"--rdzv-endpoint=localhost:{free_port()}")
@@ -119,15 +86,12 @@ def test_torchrun_goes_on_with_the_node_that_is_left(recipe: Path) -> None:
     # the nodes meet at the one that stays: by default it is whichever comes first to the port
     first, second = ((*nodes, *meet, f"{patience},is_host={int(n == 0)}", f"--node-rank={n}") for n in (0, 1))
     stays = started(recipe, "elastic", *settings, torchrun=first)
-    goes = started(recipe, "elastic", *settings, torchrun=second, log="second")
-    try:
-        wait_for((recipe / "elastic/run/checkpoints/step-00000006").exists, stays, recipe / "elastic.txt")
-        for each in (goes.pid, *children_of(goes.pid)):
-            os.kill(each, signal.SIGKILL)
-        assert ended(stays) == 0, (recipe / "elastic.txt").read_text()
-    finally:
-        goes.kill()
-        goes.wait()
+    goes = started(recipe, "elastic", *settings, torchrun=second)
+    stays.wait_for((recipe / "elastic/run/checkpoints/step-00000006").exists)
+    for each in (goes.pid, *children_of(goes.pid)):
+        os.kill(each, signal.SIGKILL)
+    end = stays.ended(TIMEOUT_S)
+    assert end.code == 0, end
     assert same_bits(parameters(recipe / "elastic", 60), parameters(recipe / "undisturbed", 60))
 
 
@@ -140,21 +104,20 @@ def test_a_launcher_that_is_killed_leaves_no_rank_behind_and_the_run_goes_on(rec
     slow = ["--train.updates", 40, "--task.args.slow_s", 0.05]
     launcher = started(recipe, "killed", "--launch.ranks", 2, *slow)
     metrics = recipe / "killed/run/metrics.jsonl"
-    wait_for(lambda: metrics.exists() and metrics.read_text(), launcher, recipe / "killed.txt")
+    launcher.wait_for(lambda: metrics.exists() and metrics.read_text())
     ranks = children_of(launcher.pid)
     workers = [worker for rank in ranks for worker in children_of(rank)]
     assert len(ranks) == 2
     assert len(workers) == 2
     launcher.kill()
-    launcher.wait()
     until = time.monotonic() + 120
     while (left := [each for each in ranks + workers if runs(each)]) and time.monotonic() < until:
         time.sleep(0.1)
     assert not left
     status = json.loads((recipe / "killed/run/status.json").read_text())
     assert (status["state"], status["reason"]) == ("stopped", "SIGTERM")
-    assert ended(started(recipe, "killed", "--resume", "auto", *slow)) == 0
-    assert ended(started(recipe, "undisturbed", *slow[:2])) == 0
+    assert started(recipe, "killed", "--resume", "auto", *slow, SLOW_S="0").ended().code == 0
+    assert started(recipe, "undisturbed", *slow[:2]).ended().code == 0
     assert same_bits(parameters(recipe / "killed", 40), parameters(recipe / "undisturbed", 40))
 
 
@@ -172,7 +135,7 @@ def test_a_signal_to_launcher_ranks_and_workers_at_once_stops_the_run_saved(
     slow = ["--train.updates", 400, "--task.args.slow_s", 0.05, "--failures.loader_retries", 0]
     launcher = started(recipe, "all", "--launch.ranks", 2, *slow)
     metrics = recipe / "all/run/metrics.jsonl"
-    wait_for(lambda: metrics.exists() and metrics.read_text(), launcher, recipe / "all.txt")
+    launcher.wait_for(lambda: metrics.exists() and metrics.read_text())
     ranks = children_of(launcher.pid)
     everybody = [launcher.pid, *ranks, *(worker for rank in ranks for worker in children_of(rank))]
     for each in everybody:
@@ -182,7 +145,8 @@ def test_a_signal_to_launcher_ranks_and_workers_at_once_stops_the_run_saved(
         for each in everybody:
             if runs(each):
                 os.kill(each, signal.SIGTERM)
-    assert ended(launcher) == 75, (recipe / "all.txt").read_text()
+    end = launcher.ended(TIMEOUT_S)
+    assert end.code == 75, end
     status = json.loads((recipe / "all/run/status.json").read_text())
     assert (status["state"], status["reason"]) == ("stopped", first_signal.name)
     assert (recipe / "all/run/latest").read_text().strip() == f"step-{status['update']:08d}"

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+from scripts import Script
 from squares import write_run
 
 UPDATES = 60
@@ -114,13 +115,8 @@ def parameters(folder: Path) -> dict[str, torch.Tensor]:
 
 def test_a_run_on_two_hosts_outlives_one_of_them_bit_by_bit(hosts: tuple[Host, Host], tmp_path: Path) -> None:
     file = write_run(tmp_path, updates=UPDATES, more=MORE)
-    undisturbed = subprocess.run(
-        [sys.executable, "-m", "evenstep", "train", file, "--runs", tmp_path / "undisturbed"],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
-    assert undisturbed.returncode == 0, undisturbed
+    undisturbed = Script("-m", "evenstep", "train", file, "--runs", tmp_path / "undisturbed").ended(TIMEOUT_S)
+    assert undisturbed.code == 0, undisturbed
 
     first, second = hosts
     meet = ["--nnodes=2", "--nproc-per-node=2", f"--master-addr={first.address}", "--master-port=29511"]

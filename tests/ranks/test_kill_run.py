@@ -1,13 +1,12 @@
 """A run with saves in the background, killed at random instants: every resume succeeds and ends at the same bits."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from scripts import Script
 
-# One interpreter imports torch once; each round forks it, lets the child train and kills it.
+# Each round forks it, lets the child train and kills it.
 SCRIPT = """
 import hashlib, json, os, random, signal, sys, time
 from pathlib import Path
@@ -96,15 +95,10 @@ print(json.dumps({"straight": digest(folder / "straight"), "killed": digest(fold
 def test_however_often_it_is_killed_it_ends_at_the_bits_of_the_undisturbed_run(
     tmp_path: Path, kills: int, updates: int
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path), str(kills), str(updates)],
-        capture_output=True,
-        text=True,
-        timeout=120 if kills < 100 else 1700,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
+    (tmp_path / "script.py").write_text(SCRIPT)
+    end = Script(tmp_path / "script.py", tmp_path, kills, updates).ended(120 if kills < 100 else 1700)
+    assert end.code == 0, end
+    told = json.loads(end.out.splitlines()[-1])
     assert told["killed"] == told["straight"]
     assert told["straight"][1] == updates
     assert told["leftovers"] == []

@@ -1,16 +1,13 @@
 """A model in stages on several real processes."""
 
-import os
 import signal
-import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
+from scripts import Ended, Script, ended, started
 from squares import write_run
 
 SCRIPT = """
@@ -57,52 +54,28 @@ trainer.train()
 """
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
-def run(folder: Path, case: str, failing: int, ranks: int) -> tuple[list[tuple[int, str]], float]:
-    """Exit code and errors of each rank, and how long the others lived on after the failing one, in seconds."""
+def run(folder: Path, case: str, failing: int, ranks: int) -> tuple[list[Ended], float]:
+    """How each rank ended, and how long the others lived on after the failing one, in seconds."""
     script = folder / "script.py"
     script.write_text(SCRIPT)
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
-    files = [(folder / f"{rank}.err").open("w") for rank in range(ranks)]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(script), case, str(failing)],
-            env=os.environ | address | {"RANK": str(rank)},
-            stderr=files[rank],
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        processes[failing].wait(timeout=90)
-        ended = time.monotonic()
-        for process in processes:
-            process.wait(timeout=30)
-        lived_on_s = time.monotonic() - ended
-    finally:
-        for process, file in zip(processes, files, strict=True):
-            process.kill()
-            process.wait()
-            file.close()
-    return [(p.returncode, (folder / f"{rank}.err").read_text()) for rank, p in enumerate(processes)], lived_on_s
+    processes = started(script, case, failing, ranks=range(ranks), world=ranks)
+    first = processes[failing].ended(90)
+    began = time.monotonic()
+    others = ended([process for process in processes if process is not processes[failing]], 30)
+    return [*others[:failing], first, *others[failing:]], time.monotonic() - began
 
 
 @pytest.mark.parametrize("failing", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_a_killed_rank_ends_the_others_within_seconds_with_the_action_they_were_at(
     tmp_path: Path, failing: int
 ) -> None:
-    ended, lived_on_s = run(tmp_path, "kill", failing, ranks=3)
-    assert ended[failing][0] == -signal.SIGKILL
+    ends, lived_on_s = run(tmp_path, "kill", failing, ranks=3)
+    assert ends[failing].code == -signal.SIGKILL
     assert lived_on_s < 15
     for rank in {0, 1, 2} - {failing}:
-        code, errors = ended[rank]
-        assert code == 1, errors
-        assert f"pipeline rank {rank} of 3 stopped at action" in errors
-        assert "micro-batch" in errors
+        assert ends[rank].code == 1, ends[rank]
+        assert f"pipeline rank {rank} of 3 stopped at action" in ends[rank].err
+        assert "micro-batch" in ends[rank].err
 
 
 @pytest.mark.parametrize(
@@ -110,24 +83,18 @@ def test_a_killed_rank_ends_the_others_within_seconds_with_the_action_they_were_
     [("raise", "ValueError: this stage has had enough"), ("shape", "RuntimeError: mat1 and mat2 shapes cannot be")],
 )
 def test_an_error_of_one_rank_is_told_to_all(tmp_path: Path, case: str, said: str) -> None:
-    ended, lived_on_s = run(tmp_path, case, 1, ranks=3)
+    ends, lived_on_s = run(tmp_path, case, 1, ranks=3)
     assert lived_on_s < 15
     stopped = "pipeline rank 1 of 3 stopped at action 1F1 (forward, stage 1, micro-batch 1)"
-    for rank, (code, errors) in enumerate(ended):
-        assert code == 1, errors
-        assert said in errors
-        assert (f"({stopped})" if rank == 1 else f"{stopped}: {said}") in errors
+    for rank, end in enumerate(ends):
+        assert end.code == 1, end
+        assert said in end.err
+        assert (f"({stopped})" if rank == 1 else f"{stopped}: {said}") in end.err
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     return write_run(tmp_path, updates=6, more="parallel.timeout_s = 30\nmodel.args.middle = 3")
-
-
-def evenstep(*arguments: object) -> tuple[int, str, str]:
-    command = [sys.executable, "-m", "evenstep", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    return done.returncode, done.stdout, done.stderr
 
 
 def parameters(folder: Path, update: int) -> dict[str, torch.Tensor]:
@@ -137,20 +104,19 @@ def parameters(folder: Path, update: int) -> dict[str, torch.Tensor]:
 def test_a_run_file_trains_on_two_stages_and_goes_on_on_four_and_on_none(file: Path, tmp_path: Path) -> None:
     straight, moved = tmp_path / "straight", tmp_path / "moved"
     more = ("--train.updates", 9)
+    stages = "--parallel.pipeline", 2
+    four = ("--parallel.pipeline_schedule", "zb_v", "--launch.ranks", 4)
     done = [
-        evenstep("train", file, "--runs", straight, "--parallel.pipeline", 2, *more),
-        evenstep("train", file, "--runs", moved, "--parallel.pipeline", 2),
-        evenstep(
-            *("resume", moved / "run", "--parallel.pipeline", 2, "--parallel.pipeline_schedule", "zb_v"),
-            *("--launch.ranks", 4, *more),
-        ),
+        *ended(started("-m", "evenstep", "train", file, "--runs", straight, *stages, *more, ranks=range(2), world=2)),
+        Script("-m", "evenstep", "train", file, "--runs", moved, *stages).ended(),
+        Script("-m", "evenstep", "resume", moved / "run", *stages, *four, *more).ended(),
     ]
-    assert [code for code, _, _ in done] == [0, 0, 0], done
+    assert [end.code for end in done] == [0, 0, 0, 0], done
     one, other = parameters(straight, 9), parameters(moved, 9)
     assert all(torch.equal(one[name], other[name]) for name in one)
-    code, out, err = evenstep("resume", moved / "run", "--parallel.pipeline", 1, "--train.updates", 12)
-    assert code == 0, (out, err)
-    assert "all 12 updates are done" in out
+    end = Script("-m", "evenstep", "resume", moved / "run", "--parallel.pipeline", 1, "--train.updates", 12).ended()
+    assert end.code == 0, end
+    assert "all 12 updates are done" in end.out
 
 
 @pytest.mark.parametrize(
@@ -170,6 +136,6 @@ def test_a_run_file_trains_on_two_stages_and_goes_on_on_four_and_on_none(file: P
 def test_a_pipeline_that_cannot_be_is_refused_before_any_rank_starts(
     file: Path, settings: tuple[object, ...], said: str
 ) -> None:
-    code, _, err = evenstep("check", file, *settings)
-    assert code == 2, err
-    assert said in " ".join(err.split())
+    end = Script("-m", "evenstep", "check", file, *settings).ended()
+    assert end.code == 2, end
+    assert said in " ".join(end.err.split())

@@ -1,12 +1,9 @@
 """Predictions on several real processes: replicas of stages, shards, and real messages between them."""
 
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import torch
+from scripts import Script, ended, started
 
 SCRIPT = """
 import sys, torch
@@ -59,12 +56,6 @@ else:
 """
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
 def check_same(mine: object, other: object, *, exact: bool) -> None:
     left, spec = torch.utils._pytree.tree_flatten(mine)
     right, other_spec = torch.utils._pytree.tree_flatten(other)
@@ -82,28 +73,17 @@ def check_same(mine: object, other: object, *, exact: bool) -> None:
 def test_stages_and_shards_predict_what_one_process_does(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "4"}
-    processes = [subprocess.Popen([sys.executable, str(script), "alone", str(tmp_path / "alone")])]
-    processes += [
-        subprocess.Popen(
-            [sys.executable, str(script), "ranks", str(tmp_path / "rank")],
-            env=os.environ | address | {"RANK": str(rank)},
-        )
-        for rank in range(4)
-    ]
-    try:
-        assert [process.wait(timeout=240) for process in processes] == [0] * 5
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    alone = torch.load(tmp_path / "alone", weights_only=False)
-    assert [samples for samples, _ in alone] == [[0, 1], [2, 3], [4], [5, 6], [7, 8]] * 2
+    alone = Script(script, "alone", tmp_path / "alone")
+    four = started(script, "ranks", tmp_path / "rank", ranks=range(4), world=4)
+    ends = ended([alone, *four], 240)
+    assert [end.code for end in ends] == [0] * 5, ends
+    wanted = torch.load(tmp_path / "alone", weights_only=False)
+    assert [samples for samples, _ in wanted] == [[0, 1], [2, 3], [4], [5, 6], [7, 8]] * 2
     for rank in range(4):
         staged, sharded = torch.load(tmp_path / f"rank{rank}", weights_only=False)
         assert (len(staged), len(sharded)) == (10 * (rank == 3), 10 * (rank == 0))
         if staged:
-            check_same(staged, alone, exact=True)
+            check_same(staged, wanted, exact=True)
         if sharded:  # before any update, the same bits; after it, gradients were summed in another order
-            check_same(sharded[:5], alone[:5], exact=True)
-            check_same(sharded[5:], alone[5:], exact=False)
+            check_same(sharded[:5], wanted[:5], exact=True)
+            check_same(sharded[5:], wanted[5:], exact=False)

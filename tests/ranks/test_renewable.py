@@ -1,11 +1,9 @@
 """Groups of real processes that are broken and formed anew."""
 
-import os
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
-from test_processes import free_port
+from scripts import ended, started
 
 pytestmark = pytest.mark.slow
 SCRIPT = """
@@ -111,30 +109,19 @@ group.close()
 """
 
 
-def well(script: str) -> None:
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "3"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", script],
-            env=os.environ | address | {"RANK": str(rank), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(3)
-    ]
-    for rank in ranks:
-        out, err = rank.communicate(timeout=200)
-        assert (rank.returncode, out.strip()) == (0, "well"), err
+def well(folder: Path, script: str) -> None:
+    (folder / "script.py").write_text(script)
+    for end in ended(started(folder / "script.py", ranks=range(3), world=3), 200):
+        assert (end.code, end.out.strip()) == (0, "well"), end
 
 
-def test_whoever_waits_wakes_and_all_go_on_in_new_connections() -> None:
-    well(SCRIPT)
+def test_whoever_waits_wakes_and_all_go_on_in_new_connections(tmp_path: Path) -> None:
+    well(tmp_path, SCRIPT)
 
 
-def test_who_breaks_off_takes_nothing_from_those_that_are_still_at_the_work_before() -> None:
-    well(BEHIND)
+def test_who_breaks_off_takes_nothing_from_those_that_are_still_at_the_work_before(tmp_path: Path) -> None:
+    well(tmp_path, BEHIND)
 
 
-def test_ranks_that_compute_different_things_find_each_other_out_within_the_timeout() -> None:
-    well(APART)
+def test_ranks_that_compute_different_things_find_each_other_out_within_the_timeout(tmp_path: Path) -> None:
+    well(tmp_path, APART)

@@ -1,16 +1,13 @@
 """States that are cut over real processes: saved on some, read on others, whole or cut otherwise."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from scripts import ended, started
 
 from evenstep.checkpoint import read_checkpoint, verify
 
@@ -117,30 +114,12 @@ dist.destroy_process_group()
 
 def launch(phase: str, folder: Path, ranks: int) -> list[Any]:
     """What each rank told."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = str(one.getsockname()[1])
     script = folder.parent / "script.py"
     script.parent.mkdir(parents=True, exist_ok=True)
     script.write_text(SCRIPT)
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(script), phase, str(folder)],
-            env=os.environ
-            | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks), "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        said = [process.communicate(timeout=120) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0] * ranks, said
-    return [json.loads(out) for out, _ in said]
+    ends = ended(started(script, phase, folder, ranks=range(ranks), world=ranks))
+    assert [end.code for end in ends] == [0] * ranks, ends
+    return [json.loads(end.out) for end in ends]
 
 
 @pytest.fixture

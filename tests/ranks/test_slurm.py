@@ -1,16 +1,13 @@
 """Ranks that SLURM would start: by `srun`, which sets variables of its own, and as tasks of a job of submitit."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
+from scripts import Script, ended
 from squares import write_run
-
-TIMEOUT_S = 120
 
 
 @pytest.fixture
@@ -25,32 +22,19 @@ def parameters(runs: Path) -> dict[str, torch.Tensor]:
 @pytest.fixture
 def alone(file: Path, tmp_path: Path) -> dict[str, torch.Tensor]:
     """The parameters that one process ends at."""
-    given = [sys.executable, "-m", "evenstep", "train", file, "--runs", tmp_path / "alone"]
-    done = subprocess.run(given, capture_output=True, text=True, timeout=TIMEOUT_S)
-    assert done.returncode == 0, done
+    end = Script("-m", "evenstep", "train", file, "--runs", tmp_path / "alone").ended()
+    assert end.code == 0, end
     return parameters(tmp_path / "alone")
 
 
 def test_srun_alone_starts_ranks(file: Path, tmp_path: Path, alone: dict[str, torch.Tensor]) -> None:
     """`srun python -m evenstep train run.toml`, with the variables that srun sets and no others."""
     job = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "localhost"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "evenstep", "train", file, "--runs", tmp_path / "srun"],
-            env=os.environ | job | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        said = [process.communicate(timeout=TIMEOUT_S) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 0], said
-    assert "all 6 updates are done" in said[0][0] and "all 6 updates are done" not in said[1][0]
+    tasks = [{"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(2)]
+    line = "-m", "evenstep", "train", file, "--runs", tmp_path / "srun"
+    first, second = ended([Script(*line, **job, **task) for task in tasks])
+    assert [first.code, second.code] == [0, 0], (first, second)
+    assert "all 6 updates are done" in first.out and "all 6 updates are done" not in second.out
     ends = parameters(tmp_path / "srun")
     assert all(torch.equal(alone[name], ends[name]) for name in alone)
 

@@ -6,15 +6,12 @@ one process in float64 that takes the whole global batch at once.
 """
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from scripts import ended, started
 from torch import nn
 from torch.nn import functional
 
@@ -117,27 +114,10 @@ def differences(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     """Relative distance of the parameters after 50 updates to the exact ones."""
     script: Path = tmp_path_factory.mktemp("unequal") / "script.py"
     script.write_text(SCRIPT.format(updates=UPDATES, made=MADE))
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(one.getsockname()[1]), "WORLD_SIZE": "2"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(script)],
-            env=os.environ | address | {"RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        said = [process.communicate(timeout=120) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 0], said
+    scripts = ended(started(script, ranks=range(2), world=2))
+    assert [end.code for end in scripts] == [0, 0], scripts
     wanted = exact()
-    ends = {name: torch.tensor(end, dtype=torch.float64) for name, end in json.loads(said[0][0]).items()}
+    ends = {name: torch.tensor(end, dtype=torch.float64) for name, end in json.loads(scripts[0].out).items()}
     return {name: float((end - wanted).norm() / wanted.norm()) for name, end in ends.items()}
 
 

@@ -35,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "pipeline": {"parallel"},
     OPTIONS: CORE,
     "train": {"pipeline", "parallel", *LEAVES, OPTIONS},
-    "config": {"data", "optim", "precision", OPTIONS},  # whose constructors hold the rules
+    "config": {*CORE, OPTIONS, "extras"},  # whose constructors hold the defaults
     "extras": CORE,  # what not every run needs: the core knows it by name only (`plugins`)
     "builders": {*CORE, OPTIONS, "config", "extras"},
     "cli": {*CORE, OPTIONS, "builders", "config", "extras"},

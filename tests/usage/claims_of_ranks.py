@@ -207,7 +207,7 @@ AREAS = (
             ),
             works(
                 '`failures.lost_rank = "continue"` (extra `torchft`): `ddp` and `ordered` on CPUs, map-style data',
-                "ranks/test_lasting.py::test_processes_killed_one_after_the_other_in_the_midst_of_updates_leave_no_trace_in_the_parameters",
+                "ranks/test_elastic_run.py::test_processes_killed_one_after_the_other_in_the_midst_of_updates_leave_no_trace_in_the_parameters",
             ),
             refused(
                 '`"continue"` with strategies and pipelines whose ranks hold a part of the state',

@@ -8,6 +8,7 @@ gives a `Failed` with the type and text of its error; ranks that hang are killed
 """
 
 import faulthandler
+import gc
 import hashlib
 import multiprocessing
 import os
@@ -26,6 +27,7 @@ _PRELOADED = [
     "torch.distributed.checkpoint",
     "torch.distributed.checkpoint.default_planner",
     "torch._dynamo",
+    "evenstep.cli.entry",
     "evenstep.train.trainer",
     "evenstep.pipeline",
     "evenstep.parallel",
@@ -50,11 +52,8 @@ def on_ranks(
         timeout_s: after which what still runs is killed.
         env: further environment variables.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    context = server()
+    port = free_port()
     running = {}
     for rank in range(ranks):
         launcher = {
@@ -92,15 +91,35 @@ def on_ranks(
     return results
 
 
-def _run(connection: Any, variables: Mapping[str, str], function: Callable[..., Any], args: Any) -> None:
+def server() -> Any:
+    """The context of processes that are forked from the server."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    return context
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens at."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def begin() -> None:
+    """Make this process, which was forked from the server, what a script's process is, with one thread of torch's."""
     import torch
 
+    gc.freeze()  # what the server has imported stays: a collection need not go through it
     faulthandler.enable()
     # as in a script: what the rank starts, such as a loader's workers, is forked from it, and ends with it
     multiprocessing.current_process().daemon = False
     multiprocessing.set_start_method("fork", force=True)
-    os.environ.update(variables)
     torch.set_num_threads(1)
+
+
+def _run(connection: Any, variables: Mapping[str, str], function: Callable[..., Any], args: Any) -> None:
+    begin()
+    os.environ.update(variables)
     try:
         message = False, function(*args)
     except Exception as error:  # noqa: BLE001 - the caller gets it

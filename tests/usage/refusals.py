@@ -59,7 +59,7 @@ ALONE: dict[str, Refusal] = {
     ),
     "compression without ddp": _of("--parallel.compression", "bf16", "--parallel.strategy", "zero1", says="leave"),
     "shards without fsdp": _of("--parallel.shard_ranks", "2", says='is for `parallel.strategy` "fsdp"'),
-    "stages without a pipeline": _of("--parallel.stages_per_rank", "2", says="is for a pipeline"),
+    "stages without a pipeline": _of("--parallel.stages_per_rank", "2", says="is for `parallel.pipeline` of 2 or more"),
     "a pipeline of one process": _of(
         "--parallel.pipeline", "2", "--parallel.strategy", "single", says="but there are 2 ranks"
     ),
@@ -68,7 +68,11 @@ ALONE: dict[str, Refusal] = {
         "--failures.non_finite", "rewind", "--checkpoint.keep_last", "1", says="keep 2 or more"
     ),
     "lost ranks with shards": _of(
-        "--failures.lost_rank", "continue", "--parallel.strategy", "fsdp", says='`failures.lost_rank` is "continue"'
+        "--failures.lost_rank",
+        "continue",
+        "--parallel.strategy",
+        "fsdp",
+        says='`failures.lost_rank` "continue" cannot be',
     ),
     "a writer twice": _of("--log.writers", '["csv", "csv"]', says="more than once"),
     "a resume that is no folder": _of("--resume", "atuo", says='did you mean "auto"?'),
@@ -133,7 +137,9 @@ TOGETHER: dict[str, Refusal] = {
         code=1,
     ),
     "a pipeline of a model without layers": _of("--parallel.pipeline", "2", says="`parallel.pipeline` is 2, but"),
-    "a schedule that is none": _of("--parallel.pipeline", "2", "--parallel.pipeline_schedule", "1f2b", says="did you"),
+    "a schedule that is none": _of(
+        "--parallel.pipeline", "2", "--parallel.pipeline_schedule", "1f2b", says="is it '1f1b'"
+    ),
 }
 # what only trying finds: train says it when it is there, check at once
 LATE: dict[str, Refusal] = {

@@ -1,14 +1,13 @@
 """From a configuration to objects: the name tables, and the parts of a run that they name."""
 
 from evenstep.builders.options import build_checkpointing, build_hooks
-from evenstep.builders.parts import Parts, build_parts, make_model
+from evenstep.builders.parts import RunParts, build_parts, make_model
 from evenstep.builders.pipeline import build_mesh, check_stages
 from evenstep.builders.ranks import build_strategy, joined, rank_device, ranks_of
-from evenstep.builders.run import Run, open_run
+from evenstep.builders.run import open_run
 
 __all__ = [
-    "Parts",
-    "Run",
+    "RunParts",
     "build_checkpointing",
     "build_hooks",
     "build_mesh",

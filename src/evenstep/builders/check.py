@@ -7,10 +7,10 @@ said with the keys of the run file. There is no rule here: each stands with the 
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from evenstep.builders.optimizer import build_schedule
 from evenstep.builders.options import build_checkpointing, build_failures, build_logging, build_precision
 from evenstep.builders.pipeline import build_layout
 from evenstep.builders.ranks import rank_device, ranks_of
+from evenstep.builders.schedule import build_schedule
 from evenstep.builders.tasks import build_coefficients, build_combine, build_mixing, windows_of
 from evenstep.config.faults import Fault
 from evenstep.config.schema import Config
@@ -18,7 +18,7 @@ from evenstep.config.tasks import data_tables, evaluations_of
 from evenstep.config.translate import faults_of, keys_in
 from evenstep.data.mixture import check_windows
 from evenstep.data.sampling import check_curriculum, check_measure, check_only_for_tokens
-from evenstep.events.hooks.target import Target
+from evenstep.events.hooks.target import MetricTarget
 from evenstep.optim.ema import Ema
 from evenstep.options import check_length, check_one_of_two, check_rewinds, check_task_names
 from evenstep.parallel.mesh import check_pipelines
@@ -29,30 +29,27 @@ from evenstep.parallel.reducer.sharded import check_sharding
 def refused(config: Config) -> list[Fault]:
     """The faults that constructors find in values that are right by themselves."""
     parts = (_options, _updates, _data, _tasks, _evaluations, _ranks)
-    return list(dict.fromkeys(fault for part in parts for fault in part(config)))
+    return list({fault.text: fault for part in parts for fault in part(config)}.values())
 
 
 def _options(config: Config) -> Iterator[Fault]:
-    optimizer, failures, keep_last = config.optimizer, config.failures, config.checkpoint.keep_last
+    optimizer, failures, checkpoint = config.optimizer, config.failures, config.checkpoint
     one_of_two = partial(check_one_of_two, "name", "target", optimizer.name, optimizer.target)
-    yield from faults_of(one_of_two, keys_in("optimizer", "name", "target"))
-    yield from faults_of(partial(build_logging, config), keys_in("log", "every_updates", "writers"))
-    yield from faults_of(partial(build_failures, config), keys_in("failures", *type(failures).model_fields))
-    keys = keys_in("checkpoint", *type(config.checkpoint).model_fields) | keys_in("checkpoint.best", "metric")
+    yield from faults_of(one_of_two, keys_in("optimizer", optimizer))
+    yield from faults_of(partial(build_logging, config), keys_in("log", config.log))
+    yield from faults_of(partial(build_failures, config), keys_in("failures", failures))
+    keys = keys_in("failures", failures) | keys_in("checkpoint", checkpoint) | {"metric": "checkpoint.best.metric"}
     yield from faults_of(partial(build_checkpointing, config), keys)
     for name, policy in (("non_finite", failures.non_finite), ("loss_spike", failures.loss_spike)):
         if policy.startswith("rewind"):
-            keys = keys_in("failures", name) | keys_in("checkpoint", "keep_last")
-            yield from faults_of(partial(check_rewinds, keep_last, **{name: policy}), keys)
+            yield from faults_of(partial(check_rewinds, checkpoint.keep_last, **{name: policy}), keys)
 
 
 def _updates(config: Config) -> Iterator[Fault]:
     train = config.train
-    yield from faults_of(partial(check_length, train.updates, train.epochs), keys_in("train", "updates", "epochs"))
+    yield from faults_of(partial(check_length, train.updates, train.epochs), keys_in("train", train))
     if config.loss_scale is not None and train.precision == "16-mixed":
-        yield from faults_of(
-            partial(build_precision, config), keys_in("loss_scale", *type(config.loss_scale).model_fields)
-        )
+        yield from faults_of(partial(build_precision, config), keys_in("loss_scale", config.loss_scale))
     if train.updates is None:
         return  # how many updates the epochs are is the data's to say
     tables = {"lr_schedule": config.lr_schedule} | {
@@ -61,16 +58,16 @@ def _updates(config: Config) -> Iterator[Fault]:
     for key, table in tables.items():
         if table is not None:
             rule = partial(build_schedule(table).check, train.updates)
-            yield from faults_of(rule, keys_in(key, *type(table).model_fields), "train.updates")
+            yield from faults_of(rule, keys_in(key, table), "train.updates")
     if config.ema is not None:
         rule = partial(Ema(**config.ema.model_dump()).check, train.updates)
-        yield from faults_of(rule, keys_in("ema", *type(config.ema).model_fields), "train.updates")
+        yield from faults_of(rule, keys_in("ema", config.ema), "train.updates")
 
 
 def _data(config: Config) -> Iterator[Fault]:
     for key, data in data_tables(config).items():
         size, tokens = data.global_batch_size, data.global_batch_tokens
-        keys = keys_in(key, *type(data).model_fields)
+        keys = keys_in(key, data)
         yield from faults_of(partial(check_measure, size, tokens), keys)
         yield from faults_of(partial(check_curriculum, data.curriculum_epochs, shuffle=data.shuffle), keys)
         cut_by_tokens = tokens is not None or data.micro_batch_tokens is not None
@@ -95,7 +92,8 @@ def _tasks(config: Config) -> Iterator[Fault]:
     yield from faults_of(lambda: build_mixing(config).check(names), keys)
     if names:
         yield from faults_of(lambda: _attached(config, names), {"coefficients": "coefficients.regression"})
-        yield from faults_of(partial(build_combine, config), keys_in("combine", "alpha", "coefficient_lr"))
+    if config.combine is not None:
+        yield from faults_of(partial(build_combine, config), keys_in("combine", config.combine))
 
 
 def _attached(config: Config, names: list[str]) -> None:
@@ -108,23 +106,24 @@ def _evaluations(config: Config) -> Iterator[Fault]:
     best, early_stop, evaluations = config.checkpoint.best, config.early_stop, evaluations_of(config)
     if best is not None:
         rule = partial(_follow, best.metric, [*evaluations, "train"])
-        yield from faults_of(rule, keys_in("checkpoint.best", "metric"), "data.evaluations")
+        yield from faults_of(rule, keys_in("checkpoint.best", best), "data.evaluations")
     if early_stop is not None:
         rule = partial(_follow, early_stop.metric, evaluations)
-        yield from faults_of(rule, keys_in("early_stop", "metric"), "data.evaluations")
+        yield from faults_of(rule, keys_in("early_stop", early_stop), "data.evaluations")
 
 
 def _follow(metric: str, evaluations: Sequence[str]) -> None:
-    Target(metric=metric, mode="min", min_delta=0.0).check_evaluation(evaluations)
+    MetricTarget(metric=metric, mode="min", min_delta=0.0).check_evaluation(evaluations)
 
 
 def _ranks(config: Config) -> Iterator[Fault]:
     parallel, ranks = config.parallel, ranks_of(config)
     counts = ("parallel.pipeline", "launch.ranks", "launch.slurm")
-    keys = keys_in("parallel", *type(parallel).model_fields) | {"ranks": "launch.ranks"}
+    keys = keys_in("parallel", parallel) | {"ranks": "launch.ranks"}
     yield from faults_of(partial(check_single, parallel.strategy, ranks), keys, *counts)
     yield from faults_of(partial(check_pipelines, ranks, parallel.pipeline), keys)
     yield from faults_of(partial(build_layout, config), keys)
     if parallel.strategy == "fsdp" and ranks > 1:
-        check = partial(check_sharding, shard_ranks=parallel.shard_ranks, offload=parallel.offload)
+        is_here = config.launch.slurm is None  # a job's machines may have other devices
+        check = partial(check_sharding, shard_ranks=parallel.shard_ranks, offload=parallel.offload and is_here)
         yield from faults_of(partial(check, ranks // parallel.pipeline, rank_device(config)), keys, *counts)

@@ -11,15 +11,14 @@ from typing import Any, cast
 import torch
 
 from evenstep.config.arguments import Call
-from evenstep.config.schema import Data as DataConfig
-from evenstep.config.schema import Failures
+from evenstep.config.schema import DataTable, FailuresTable
 from evenstep.data import Data, MapData, StreamData
 from evenstep.errors import ConfigError, DataError, EvenstepError
 
 
 def build_data(
-    config: DataConfig,
-    failures: Failures,
+    config: DataTable,
+    failures: FailuresTable,
     dataset: object,
     collate: Call | None,
     *,
@@ -39,8 +38,11 @@ def build_data(
         config = config.model_copy(update={"micro_batch_size": _largest(config, pipeline_ranks)})
     with _about(f"{key}.train"):
         if _is_stream(dataset):
-            return _stream_data(config, cast("Iterable[Any]", dataset), collate)
-        _refuse_for_maps(config, key)
+            return _stream_data(config, cast("Iterable[Any]", dataset), collate, key)
+        why = (
+            f"streams, but `{key}.train` gives a dataset with a length, which all ranks share and which resumes exactly"
+        )
+        _refuse(config, key, sorted(_OF_STREAMS), why)
         return MapData(
             cast("Any", dataset),
             **config.model_dump(exclude={"train", "evaluations", "collate", *_OF_STREAMS}),
@@ -52,7 +54,13 @@ def build_data(
 
 
 def build_evaluation(
-    name: str, config: DataConfig, failures: Failures, dataset: object, collate: Call | None, *, key: str = "data"
+    name: str,
+    config: DataTable,
+    failures: FailuresTable,
+    dataset: object,
+    collate: Call | None,
+    *,
+    key: str = "data",
 ) -> Data:
     """An evaluation set: in its own order, a micro-batch at a time, read as the training set is; nothing is left out.
 
@@ -87,21 +95,21 @@ def build_evaluation(
         )
 
 
-_OF_STREAMS = {"shared", "exact_resume"}
+_OF_STREAMS = {"exact_resume", "shared"}
+_OF_MAPS = (
+    *("global_batch_tokens", "micro_batch_tokens", "oversized", "length_window", "batch_size_multiple"),
+    *("curriculum_epochs", "num_workers"),
+)
 
 
-def _refuse_for_maps(config: DataConfig, key: str) -> None:
-    faults = [
-        f"`{key}.{name}` is for streams, but `{key}.train` gives a dataset with a length, which all ranks share and "
-        f"which resumes exactly; leave it out."
-        for name in sorted(_OF_STREAMS)
-        if getattr(config, name) != DataConfig.model_fields[name].default
-    ]
-    if faults:
-        raise ConfigError(faults)
+def _refuse(config: DataTable, key: str, names: Iterable[str], why: str) -> None:
+    """Raise ConfigError for keys that do nothing for such a dataset."""
+    given = [name for name in names if getattr(config, name) != DataTable.model_fields[name].default]
+    if given:
+        raise ConfigError([f"`{key}.{name}` is for {why}; leave it out." for name in given])
 
 
-def _largest(config: DataConfig, pipeline_ranks: int) -> int | None:
+def _largest(config: DataTable, pipeline_ranks: int) -> int | None:
     """The samples of the largest micro-batch that is worth trying: a replica's share of a global batch.
 
     A pipeline gets M = 4 P of its share: P ranks are idle for (P-1)/(M+P-1) of an update, then less than a fifth.
@@ -121,17 +129,9 @@ def _collate(call: Call | None) -> dict[str, Any]:
     return {} if call is None else {"collate": call.function}
 
 
-def _stream_data(config: DataConfig, stream: Iterable[Any], collate: Call | None) -> StreamData:
+def _stream_data(config: DataTable, stream: Iterable[Any], collate: Call | None, key: str) -> StreamData:
     """A stream is read as it comes: what sorts, cuts by length or reads ahead must be the stream's own work."""
-    ours = ("global_batch_tokens", "micro_batch_tokens", "oversized", "length_window", "batch_size_multiple")
-    defaults = DataConfig.model_fields
-    faults = [
-        f"`data.{name}` is for datasets with a length, but `data.train` gives a stream; leave it out."
-        for name in (*ours, "curriculum_epochs", "num_workers")
-        if getattr(config, name) != defaults[name].default
-    ]
-    if faults:
-        raise ConfigError(faults)
+    _refuse(config, key, _OF_MAPS, f"datasets with a length, but `{key}.train` gives a stream")
     data = StreamData(
         stream,
         global_batch_size=config.global_batch_size,
@@ -147,7 +147,7 @@ def _stream_data(config: DataConfig, stream: Iterable[Any], collate: Call | None
     return data
 
 
-def _lengths(dataset: object, config: DataConfig) -> Any:
+def _lengths(dataset: object, config: DataTable) -> Any:
     if config.global_batch_tokens is None and config.micro_batch_tokens is None:
         return None
     if not hasattr(dataset, "lengths"):

@@ -1,4 +1,4 @@
-"""The optimizer of a run, a class of `torch.optim` or what the recipe names, and the schedule of its learning rate.
+"""The optimizer of a run: a class of `torch.optim`, or what the recipe names.
 
 It decides only what the run file leaves open.
 """
@@ -7,9 +7,7 @@ import torch
 from torch import nn
 
 from evenstep.config.arguments import Call
-from evenstep.config.schema_lr import AnySchedule
 from evenstep.errors import TaskError
-from evenstep.optim.schedules import LR_SCHEDULES, LrSchedule
 from evenstep.optim.sharing import TORCH
 from evenstep.train.arguments import check_model
 
@@ -56,8 +54,3 @@ def _fused(call: Call, model: nn.Module, shards: bool) -> dict[str, bool]:
         getattr(module, "sparse", False) for module in model.modules()
     )
     return {"fused": True} if call.function in fusible and not decided and dense else {}
-
-
-def build_schedule(table: AnySchedule) -> LrSchedule:
-    """The schedule of a learning rate, or of a task's coefficient."""
-    return LR_SCHEDULES[table.kind](**table.model_dump(exclude={"kind"}))

@@ -15,13 +15,14 @@ import torch
 from torch import nn
 
 from evenstep.builders.data import build_data, build_evaluation
-from evenstep.builders.optimizer import build_optimizer, build_schedule
+from evenstep.builders.optimizer import build_optimizer
 from evenstep.builders.options import build_checkpointing, build_failures, build_precision, build_training
 from evenstep.builders.pipeline import build_model
 from evenstep.builders.ranks import rank_device
-from evenstep.builders.run import Run
+from evenstep.builders.schedule import build_schedule
 from evenstep.builders.tasks import build_mixture
-from evenstep.config.schema import Config, OneTask
+from evenstep.config.named import OpenRun
+from evenstep.config.schema import Config, OneTaskTable
 from evenstep.config.tasks import data_tables, evaluations_of
 from evenstep.data import Data, Mixture
 from evenstep.errors import TaskError
@@ -37,7 +38,7 @@ _Made = TypeVar("_Made")
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class RunParts:
     """What a run is made of.
 
     Args:
@@ -104,8 +105,8 @@ class Parts:
             data.close()
 
 
-def build_parts(run: Run, mesh: Mesh | None = None) -> Parts:
-    """Call everything that the run names.
+def build_parts(run: OpenRun, mesh: Mesh | None = None) -> RunParts:
+    """Call everything that the run names, with as many threads of torch as the run is to have from here on.
 
     Args:
         run: open.
@@ -117,13 +118,15 @@ def build_parts(run: Run, mesh: Mesh | None = None) -> Parts:
         Exception: whatever a target of the recipe raises.
     """
     config, calls = run.config, run.calls
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
 
     def make(key: str, kind: type[_Made]) -> _Made:
         with seeded(config.seed):
             made: object = calls[key]()
         return _checked(key, made, kind)
 
-    def make_task(key: str, table: OneTask) -> Task:
+    def make_task(key: str, table: OneTaskTable) -> Task:
         task = make(key, Task)
         if table.metrics:
             task.metrics = {**task.metrics, **{name: make(f"{key}.metrics.{name}", object) for name in table.metrics}}
@@ -161,10 +164,10 @@ def build_parts(run: Run, mesh: Mesh | None = None) -> Parts:
         }
 
     evaluations = {name: evaluation(name) for name in evaluations_of(config)}
-    return Parts(
+    return RunParts(
         config=config,
         model=model,
-        task=task or make_task("task", cast("OneTask", config.task)),
+        task=task or make_task("task", cast("OneTaskTable", config.task)),
         optimizer=build_optimizer(calls["optimizer"], model, config.optimizer.lr, fuse=fuse, shards=shards),
         data=build_mixture(config, _by_task(train)) if config.tasks else train["data"],
         evaluations={
@@ -175,7 +178,7 @@ def build_parts(run: Run, mesh: Mesh | None = None) -> Parts:
     )
 
 
-def make_model(run: Run) -> nn.Module | Layers:
+def make_model(run: OpenRun) -> nn.Module | Layers:
     """What the model's target gives, its parameters drawn from the run's seed."""
     with seeded(run.config.seed):
         made: object = run.calls["model"]()

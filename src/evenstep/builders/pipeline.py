@@ -24,7 +24,7 @@ def build_mesh(config: Config, group: Group) -> Mesh:
     Raises:
         ConfigError: they can't be divided into pipelines.
     """
-    with said_with(keys_in("parallel", "pipeline")):
+    with said_with(keys_in("parallel", config.parallel)):
         return Mesh.of(group, pipeline=config.parallel.pipeline)
 
 

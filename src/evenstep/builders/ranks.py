@@ -33,13 +33,13 @@ def joined(config: Config) -> Generator[Group]:
         ConfigError: several ranks with a strategy for one.
         EvenstepError: the others did not come in time.
     """
-    place, seat = rank_info_of(os.environ), elastic_rank_of(os.environ)
+    place, elastic = rank_info_of(os.environ), elastic_rank_of(os.environ)
     ranks = 1 if place is None else place.ranks
-    lasts = config.failures.lost_rank == "continue" and (seat is not None or ranks > 1)
-    with said_with(keys_in("parallel", "strategy")):
+    changes = config.failures.lost_rank == "continue" and (elastic is not None or ranks > 1)
+    with said_with(keys_in("parallel", config.parallel)):
         check_single(config.parallel.strategy, ranks)
-    if lasts:
-        group = _elastic(config, seat)
+    if changes:
+        group = _elastic(config, elastic)
     else:
         group = Processes(rank_device(config), timeout_s=config.parallel.timeout_s) if ranks > 1 else Group()
     try:
@@ -51,9 +51,9 @@ def joined(config: Config) -> Generator[Group]:
         group.close()
 
 
-def _elastic(config: Config, seat: ElasticRank | None) -> Elastic:
+def _elastic(config: Config, place: ElasticRank | None) -> Elastic:
     faults: list[str] = []
-    if seat is None:
+    if place is None:
         faults.append(
             '`failures.lost_rank` is "continue", for which each process is started by itself, with TORCHFT_LIGHTHOUSE, '
             "REPLICA_GROUP_ID and NUM_REPLICA_GROUPS, but these ranks were started together; use `--launch.ranks`."
@@ -64,9 +64,9 @@ def _elastic(config: Config, seat: ElasticRank | None) -> Elastic:
             f'`failures.lost_rank` is "continue", which is for CPUs, but the device is {device}; set `device` to cpu, '
             f"or let a lost rank stop the run and restart it with `launch.max_restarts`."
         )
-    if seat is None or faults:
+    if place is None or faults:
         raise ConfigError(faults)
-    return Elastic(Lighthouse(seat), timeout_s=config.parallel.timeout_s)
+    return Elastic(Lighthouse(place), timeout_s=config.parallel.timeout_s)
 
 
 def ranks_of(config: Config) -> int:

@@ -6,46 +6,20 @@ the recipe is called.
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import cast, final
 
 from evenstep.builders.check import refused
 from evenstep.config.check import broken_rules
 from evenstep.config.faults import Fault
-from evenstep.config.load import read, without_empty
-from evenstep.config.named import Calls, find_calls, with_paths
-from evenstep.config.schema import Config
-from evenstep.config.sources import Setting, Tree
+from evenstep.config.load import read
+from evenstep.config.named import OpenRun, find_calls, with_paths
+from evenstep.config.sources import Setting
 from evenstep.config.target import importable
 from evenstep.errors import ConfigError
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """A configuration without faults.
-
-    Args:
-        config: the values.
-        calls: the objects that the configuration names, with their arguments, ready to be called.
-        recipe: the folder of the recipe's Python files, importable while the run is open.
-    """
-
-    config: Config
-    calls: Calls
-    recipe: Path
-
-    def resolved(self) -> Tree:
-        """The configuration as plain tables, defaults and overrides included, paths absolute.
-
-        It is what a run folder keeps: run from there, it finds the recipe's copy in `recipe`.
-        """
-        return cast("Tree", without_empty({**self.config.model_dump(exclude_none=True), "recipe": "recipe"}))
-
-
 @contextmanager
-def open_run(path: Path, settings: Sequence[Setting] = ()) -> Generator[Run]:
+def open_run(path: Path, settings: Sequence[Setting] = ()) -> Generator[OpenRun]:
     """Read the run of `path`, and keep its recipe importable inside the `with`.
 
     Args:
@@ -68,7 +42,7 @@ def open_run(path: Path, settings: Sequence[Setting] = ()) -> Generator[Run]:
         faults = _said(invalid, [*found, *unfit])
         if faults:
             raise ConfigError(faults) from next(iter(causes), None)
-        yield Run(config=with_paths(config, calls), calls=calls, recipe=recipe.resolve())
+        yield OpenRun(config=with_paths(config, calls), calls=calls, recipe=recipe.resolve())
 
 
 def _said(invalid: Sequence[Fault], found: Sequence[Fault]) -> list[str]:

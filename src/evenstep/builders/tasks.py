@@ -3,9 +3,8 @@
 A run of one task has none of this.
 """
 
-from evenstep.builders.optimizer import build_schedule
-from evenstep.config.schema import Config
-from evenstep.config.schema import Mixture as MixtureConfig
+from evenstep.builders.schedule import build_schedule
+from evenstep.config.schema import Config, MixtureTable
 from evenstep.data import AllTasks, Data, Mixing, Mixture, RoundRobin, Sampled
 from evenstep.extras.multitask import COMBINES, Scheduled, Uncertainty
 from evenstep.train import Coefficients, Combine, Fixed
@@ -13,7 +12,7 @@ from evenstep.train import Coefficients, Combine, Fixed
 
 def build_mixture(config: Config, data: dict[str, Data]) -> Mixture:
     """The training data of all tasks, mixed."""
-    end = (config.mixture or MixtureConfig()).end
+    end = (config.mixture or MixtureTable()).end
     return Mixture(data, mixing=build_mixing(config), end=end, windows=windows_of(config))
 
 
@@ -25,7 +24,7 @@ def windows_of(config: Config) -> dict[str, tuple[int, int | None]]:
 
 def build_mixing(config: Config) -> Mixing:
     """Which tasks' batches make an update."""
-    mixture = config.mixture or MixtureConfig()
+    mixture = config.mixture or MixtureTable()
     if mixture.kind == "sampled":
         given = {name: task.sampling_weight for name, task in config.tasks.items()}
         weights = {name: weight for name, weight in given.items() if weight is not None}

@@ -8,28 +8,28 @@ if TYPE_CHECKING:
     from evenstep.checkpoint.async_writer import AsyncWriter, SaveResult
     from evenstep.checkpoint.damage import UnreadableError
     from evenstep.checkpoint.emergency import find_failure, write_emergency, write_failure
-    from evenstep.checkpoint.layout import complete_checkpoints, step_name
+    from evenstep.checkpoint.layout import complete_checkpoints, step_name, step_update
     from evenstep.checkpoint.lock import LOCK, locked
     from evenstep.checkpoint.manifest import FileEntry, Manifest
-    from evenstep.checkpoint.parts import discard_parts, join_parts, write_part
-    from evenstep.checkpoint.ranks import ALONE, Ranks, on_all_ranks
+    from evenstep.checkpoint.parts import EMERGENCY, discard_parts, join_parts, write_part
+    from evenstep.checkpoint.ranks import ALONE, RankGroup, on_all_ranks
     from evenstep.checkpoint.reader import CheckpointReader, newest_checkpoint, read_checkpoint, verify
     from evenstep.checkpoint.retention import clean_leftovers, remove_checkpoint, retain
     from evenstep.checkpoint.sharding import Shard, outline
     from evenstep.checkpoint.state import is_sharded, pack
     from evenstep.checkpoint.storage import Disk
-    from evenstep.checkpoint.used import trained_before
     from evenstep.checkpoint.writer import write_checkpoint
 
 __all__ = [
     "ALONE",
+    "EMERGENCY",
     "LOCK",
     "AsyncWriter",
     "CheckpointReader",
     "Disk",
     "FileEntry",
     "Manifest",
-    "Ranks",
+    "RankGroup",
     "SaveResult",
     "Shard",
     "UnreadableError",
@@ -48,7 +48,7 @@ __all__ = [
     "remove_checkpoint",
     "retain",
     "step_name",
-    "trained_before",
+    "step_update",
     "verify",
     "write_checkpoint",
     "write_emergency",
@@ -62,23 +62,23 @@ __getattr__, __dir__ = lazy_names(
         ".async_writer": "AsyncWriter SaveResult",
         ".damage": "UnreadableError",
         ".emergency": "find_failure write_emergency write_failure",
-        ".layout": "complete_checkpoints step_name",
+        ".layout": "complete_checkpoints step_name step_update",
         ".lock": "LOCK locked",
         ".manifest": "FileEntry Manifest",
-        ".parts": "discard_parts join_parts write_part",
-        ".ranks": "ALONE Ranks on_all_ranks",
+        ".parts": "EMERGENCY discard_parts join_parts write_part",
+        ".ranks": "ALONE RankGroup on_all_ranks",
         ".reader": "CheckpointReader newest_checkpoint read_checkpoint verify",
         ".retention": "clean_leftovers remove_checkpoint retain",
         ".sharding": "Shard outline",
         ".state": "is_sharded pack",
         ".storage": "Disk",
-        ".used": "trained_before",
         ".writer": "write_checkpoint",
     },
     old={
         "Checkpoint": "CheckpointReader",
         "Contents": "CheckpointReader",
         "LocalDisk": "Disk",
+        "Ranks": "RankGroup",
         "Saved": "SaveResult",
         "Saver": "AsyncWriter",
         "look_into": "CheckpointReader",

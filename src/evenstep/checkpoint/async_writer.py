@@ -18,7 +18,7 @@ from time import monotonic, perf_counter
 from typing import Any, TypeVar, final
 
 from evenstep.checkpoint.flat_state import FlatState
-from evenstep.checkpoint.ranks import ALONE, Ranks, together
+from evenstep.checkpoint.ranks import ALONE, RankGroup, together
 from evenstep.checkpoint.retention import retain
 from evenstep.checkpoint.staging import Staging
 from evenstep.checkpoint.storage import LOCAL_DISK, Disk
@@ -47,25 +47,24 @@ class SaveResult:
     seconds: float
 
 
-Published = tuple[Path, Exception | None]
-"""The checkpoint, and why old ones could not be deleted, if so."""
-
-
 @final
 @dataclass(slots=True, kw_only=True)
 class _PendingSave:
     """A save that has begun: first each rank writes, then the first publishes; alone, one job does both."""
 
-    save: CheckpointWrite
+    write: CheckpointWrite
     began: float
     protect: Collection[str]
-    writing: "Future[WriteResult] | None"
-    publishing: "Future[Published] | None"
+    writing: "Future[WriteResult] | None" = None
+    publishing: "Future[SaveResult] | None" = None
 
     def done(self, within_s: float = 0.0) -> bool:
         """Whether this rank's job is done, or is within so many seconds."""
         jobs: list[Future[Any]] = [job for job in (self.writing, self.publishing) if job is not None]
         return not wait(jobs, within_s).not_done
+
+    def result(self, path: Path | None, error: Exception | None) -> SaveResult:
+        return SaveResult(update=self.write.update, path=path, error=error, seconds=perf_counter() - self.began)
 
 
 @final
@@ -76,7 +75,7 @@ class AsyncWriter:
         folder: of the checkpoints.
         group: the ranks; all call every method alike.
         keep_last, keep_every_updates: as for `retain`.
-        asynchronous: whether `begin` returns once the state is copied, or only when it is published.
+        asynchronous: whether the state is copied first, so that it may change while it is written.
         disk: through which all is written.
         timeout_s: the longest wait for a save to come to an end.
     """
@@ -85,7 +84,7 @@ class AsyncWriter:
         self,
         folder: Path,
         *,
-        group: Ranks = ALONE,
+        group: RankGroup = ALONE,
         keep_last: int | None = None,
         keep_every_updates: int | None = None,
         asynchronous: bool = True,
@@ -96,12 +95,7 @@ class AsyncWriter:
         self._group, self._disk, self._timeout_s = group, disk, timeout_s
         self._keep_last, self._keep_every = keep_last, keep_every_updates
         self._staging = Staging() if asynchronous else None
-        self._flight: _PendingSave | None = None
-
-    @property
-    def in_flight(self) -> bool:
-        """Whether a save has begun whose end is not known yet; the same on all ranks."""
-        return self._flight is not None
+        self._pending: _PendingSave | None = None
 
     def prepare(self, state: Mapping[str, object]) -> None:
         """Take the memory that copies of such a state need, in the background, so that the first save is as short.
@@ -134,106 +128,96 @@ class AsyncWriter:
         Raises:
             CheckpointError: a state that cannot be saved.
         """
-        assert self._flight is None, "wait for the save before"
+        assert self._pending is None, "wait for the save before"
         began = perf_counter()
         save = CheckpointWrite(
             self.folder, update, state, group=self._group, disk=self._disk, resumed_from=resumed_from
         )
-        ready: Callable[[], None] = _nothing
-        if self._staging is not None:
-            ready = self._staging.copy(save.files())
+        ready = _nothing if self._staging is None else self._staging.copy(save.files())
 
         def write() -> WriteResult:
             ready()
             return save.write()
 
-        alone = self._group.ranks == 1
-        self._flight = _PendingSave(
-            save=save,
-            began=began,
-            protect=protect,
-            writing=None if alone else _in_background(write),
-            publishing=_in_background(lambda: self._publish(save, [write()], protect)) if alone else None,
-        )
+        pending = self._pending = _PendingSave(write=save, began=began, protect=protect)
+        if self._group.ranks == 1:
+            pending.publishing = _in_background(lambda: self._publish(pending, [write()]))
+        else:
+            pending.writing = _in_background(write)
 
     def poll(self) -> SaveResult | None:
         """Go on with what is in flight, without waiting; gives how it ended, once it has."""
-        flight = self._flight
-        if flight is None or not all(self._group.gather(flight.done())):
+        pending = self._pending
+        if pending is None or not all(self._group.gather(pending.done())):
             return None
-        return self._go_on(flight)
+        return self._go_on(pending)
 
     def wait(self) -> SaveResult | None:
         """Wait until nothing is in flight; gives how it ended, or None if nothing was."""
-        saved = None
-        while self._flight is not None:
-            self._wait_for(self._flight)
-            saved = self._go_on(self._flight)
-        return saved
+        result = None
+        while self._pending is not None:
+            self._wait_for(self._pending)
+            result = self._go_on(self._pending)
+        return result
 
-    def _wait_for(self, flight: _PendingSave) -> None:
+    def end_alone(self) -> SaveResult | None:
+        """Bring what is in flight to an end without the other ranks, which may be gone; gives how it ended."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return None
+        try:
+            if pending.publishing is not None:
+                return self._taken(pending.publishing)
+            if pending.writing is not None and not pending.write.is_shared:
+                return self._publish(pending, [self._taken(pending.writing)])
+            raise CheckpointError("other ranks may not have written their part; it is given up.")
+        except Exception as error:  # noqa: BLE001 - told to the caller
+            pending.write.abandon(error)
+            return pending.result(None, error)
+
+    def _wait_for(self, pending: _PendingSave) -> None:
         """Until all ranks are done with their jobs, or the time is over for any of them."""
         deadline = monotonic() + self._timeout_s
         step_s = min(_TALK_EVERY_S, self._timeout_s)
         # ranks that have little to write talk to the others all the while, so that nobody takes them for lost
         while True:
-            told = self._group.gather((flight.done(within_s=step_s), monotonic() > deadline))
+            told = self._group.gather((pending.done(within_s=step_s), monotonic() > deadline))
             if all(done for done, _ in told) or any(over for _, over in told):
                 return
 
-    def end_alone(self) -> SaveResult | None:
-        """Bring what is in flight to an end without the other ranks, which may be gone; gives how it ended."""
-        flight = self._flight
-        if flight is None:
-            return None
-        path, error = None, None
-        try:
-            if flight.publishing is not None:
-                path, error = _result(flight.publishing, self._timeout_s)
-            elif flight.writing is not None and not flight.save.is_shared:
-                path, error = self._publish(flight.save, [_result(flight.writing, self._timeout_s)], flight.protect)
-            else:
-                raise CheckpointError("other ranks may not have written their part; it is given up.")
-        except Exception as raised:  # noqa: BLE001 - told to the caller
-            flight.save.abandon(raised)
-            error = raised
-        return self._end(flight, path, error)
-
-    def _go_on(self, flight: _PendingSave) -> SaveResult | None:
+    def _go_on(self, pending: _PendingSave) -> SaveResult | None:
         """Take the result of the job of each rank, and give the next one or an end."""
         try:
-            if flight.writing is not None:
-                writing = flight.writing
-                results = together(self._group, lambda: _result(writing, self._timeout_s, within_s=0))
-                flight.writing = None
-                flight.publishing = _in_background(lambda: self._publish(flight.save, results, flight.protect))
+            if (writing := pending.writing) is not None:
+                results = together(self._group, lambda: self._taken(writing, within_s=0))
+                pending.writing, pending.publishing = None, _in_background(lambda: self._publish(pending, results))
                 return None
-            publishing = flight.publishing
-            assert publishing is not None, "a flight writes or publishes"
-            path, error = together(self._group, lambda: _result(publishing, self._timeout_s, within_s=0))[0]
+            publishing = pending.publishing
+            assert publishing is not None, "a pending save is written or published"
+            result = together(self._group, lambda: self._taken(publishing, within_s=0))[0]
         except Exception as error:  # noqa: BLE001 - told to whoever asked for the save
-            flight.save.abandon(error)
-            return self._end(flight, None, error)
-        return self._end(flight, path, error)
+            pending.write.abandon(error)
+            result = pending.result(None, error)
+        self._pending = None
+        return result
 
-    def _end(self, flight: _PendingSave, path: Path | None, error: Exception | None) -> SaveResult:
-        self._flight = None
-        return SaveResult(update=flight.save.update, path=path, error=error, seconds=perf_counter() - flight.began)
-
-    def _publish(self, save: CheckpointWrite, results: list[WriteResult], protect: Collection[str]) -> Published:
-        path = save.publish(results)
+    def _publish(self, pending: _PendingSave, results: list[WriteResult]) -> SaveResult:
+        path, error = pending.write.publish(results), None
         if self._group.rank == 0:
+            keep = {"keep_last": self._keep_last, "keep_every_updates": self._keep_every}
             try:
-                retain(
-                    self.folder,
-                    keep_last=self._keep_last,
-                    keep_every_updates=self._keep_every,
-                    protect=protect,
-                    disk=self._disk,
-                )
-            except CheckpointError as error:
-                return path, error
-        return path, None
+                retain(self.folder, **keep, protect=pending.protect, disk=self._disk)
+            except CheckpointError as raised:
+                error = raised
+        return pending.result(path, error)
+
+    def _taken(self, job: "Future[T]", *, within_s: float | None = None) -> T:
+        try:
+            return job.result(self._timeout_s if within_s is None else within_s)
+        except TimeoutError as error:
+            raise CheckpointError(
+                f"a checkpoint was not written within {self._timeout_s:g} s, so it is given up; look at the disk."
+            ) from error
 
 
 def _in_background(act: Callable[[], T]) -> "Future[T]":
@@ -248,15 +232,6 @@ def _in_background(act: Callable[[], T]) -> "Future[T]":
 
     Thread(target=run, name="evenstep-save", daemon=True).start()
     return future
-
-
-def _result(job: "Future[T]", timeout_s: float, *, within_s: float | None = None) -> T:
-    try:
-        return job.result(timeout_s if within_s is None else within_s)
-    except TimeoutError as error:
-        raise CheckpointError(
-            f"a checkpoint was not written within {timeout_s:g} s, so it is given up; look at the disk."
-        ) from error
 
 
 def _nothing() -> None: ...

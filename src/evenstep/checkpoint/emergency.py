@@ -5,8 +5,8 @@ saves it. The state becomes an ordinary checkpoint. The batch goes to `failures/
 format. Whether the state can be trusted is for the caller to know.
 """
 
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from evenstep.checkpoint.layout import CHECKPOINTS, CLAIM, is_complete, step_name, step_update
@@ -36,34 +36,30 @@ def write_emergency(
     Raises:
         CheckpointError: it cannot be written, or the state is cut over ranks.
     """
-    target = folder / step_name(update)
-    if is_complete(target):
-        return None
-    with claimed(folder, target.name) as mine:
-        return write_checkpoint(folder, update, state, disk=disk, resumed_from=resumed_from) if mine else None
+    write = partial(write_checkpoint, folder, update, state, disk=disk, resumed_from=resumed_from)
+    return write_once(folder, step_name(update), write)
 
 
-@contextmanager
-def claimed(folder: Path, name: str) -> Generator[bool]:
-    """Make `folder`, and keep other ranks from writing `name` in it; gives False if one is at it.
+def write_once(folder: Path, name: str, write: Callable[[], Path]) -> Path | None:
+    """Call `write`, which makes `folder / name`, unless that is there or another rank is at it; makes `folder`.
 
     Raises:
-        CheckpointError: nothing can be written there.
+        CheckpointError: it cannot be written.
     """
+    if is_complete(folder / name):
+        return None
     claim = folder / f"{CLAIM}{name}"
-    mine = True
     try:
         folder.mkdir(parents=True, exist_ok=True)
         claim.mkdir()
     except FileExistsError:
-        mine = False
+        return None
     except OSError as error:
         raise CheckpointError(f"nothing can be saved in `{folder}`: {error.strerror}.") from error
     try:
-        yield mine
+        return write()
     finally:
-        if mine:
-            claim.rmdir()
+        claim.rmdir()
 
 
 def write_failure(run: Path, update: int, rank: int, failure: Mapping[str, object], *, disk: Disk = LOCAL_DISK) -> Path:

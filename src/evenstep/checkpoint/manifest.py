@@ -8,10 +8,10 @@ import json
 import platform
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 from zlib import crc32
 
 import torch
@@ -83,17 +83,7 @@ def new_manifest(
 
 def manifest_bytes(manifest: Manifest) -> bytes:
     """The content of `manifest.json`."""
-    content: dict[str, object] = {
-        "format": manifest.format,
-        "evenstep": manifest.evenstep,
-        "torch": manifest.torch,
-        "python": manifest.python,
-        "update": manifest.update,
-        "created": manifest.created,
-        "ranks": manifest.ranks,
-        "resumed_from": manifest.resumed_from,
-        "files": {name: {"bytes": file.bytes, "crc32": file.crc32} for name, file in manifest.files.items()},
-    }
+    content = asdict(manifest)
     return json.dumps({**content, "crc32": _checksum(content)}, indent=2).encode() + b"\n"
 
 
@@ -133,27 +123,18 @@ def _parse(content: object, path: Path) -> Manifest:
     match fields:
         case {
             "format": int(number),
-            "evenstep": str(evenstep),
-            "torch": str(torch_version),
-            "python": str(python),
+            "evenstep": str(),
+            "torch": str(),
+            "python": str(),
             "update": int(update),
-            "created": str(created),
-            "ranks": int(ranks),
-            "resumed_from": str() | None as resumed_from,
-            "files": files,
-        } if number == FORMAT and update >= 0 and isinstance(files, dict):
-            entries = {name: _entry(name, file, path) for name, file in cast("dict[str, object]", files).items()}
-            return Manifest(
-                format=number,
-                evenstep=evenstep,
-                torch=torch_version,
-                python=python,
-                update=update,
-                created=created,
-                ranks=ranks,
-                resumed_from=resumed_from,
-                files=entries,
-            )
+            "created": str(),
+            "ranks": int(),
+            "resumed_from": str() | None,
+            "files": dict(files),
+        } if number == FORMAT and update >= 0:
+            known: dict[str, Any] = {name: fields[name] for name in Manifest.__slots__}
+            described = cast("dict[str, object]", files).items()
+            return Manifest(**{**known, "files": {name: _entry(name, file, path) for name, file in described}})
         case _:
             raise UnreadableError(f"`{path}` is not a manifest of evenstep: it lacks fields or has others.")
 

@@ -7,22 +7,22 @@ all of them are there, sound and of one update; if not, they are of no use. Whet
 state after an update is for the rank that writes it to know.
 """
 
-import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast, final
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from evenstep.checkpoint.emergency import claimed
+from evenstep.checkpoint.damage import BadFileError
+from evenstep.checkpoint.emergency import write_once
 from evenstep.checkpoint.layout import CHECKPOINTS, complete_checkpoints, is_complete, step_update
 from evenstep.checkpoint.reader import read_checkpoint
 from evenstep.checkpoint.retention import discard
 from evenstep.checkpoint.state import is_sharded
 from evenstep.checkpoint.storage import LOCAL_DISK, Disk
+from evenstep.checkpoint.table import TensorEntry, TensorPiece, check_cover
 from evenstep.checkpoint.writer import CheckpointWrite, write_checkpoint
 from evenstep.errors import CheckpointError
 
@@ -62,15 +62,14 @@ def write_part(
     """
     name = f"update-{update:08d}-part-{place:05d}-of-{places:05d}"
     folder = run / EMERGENCY
-    if is_complete(folder / name):
-        return None
-    with claimed(folder, name) as mine:
-        if not mine:
-            return None
+
+    def write() -> Path:
         cuts: dict[str, object] = {}
         held: dict[str, object] = {key: _uncut(tree, key, cuts) for key, tree in state.items()}
         held["part"] = {"cuts": cuts, "resumed_from": resumed_from}
         return CheckpointWrite(folder, update, held, disk=disk, name=name).run()
+
+    return write_once(folder, name, write)
 
 
 def join_parts(run: Path, *, disk: Disk = LOCAL_DISK) -> tuple[Path | None, str]:
@@ -155,19 +154,19 @@ def _uncut(node: object, path: str, cuts: dict[str, object]) -> object:
     return node
 
 
-def _joined(states: Sequence[dict[str, object]]) -> dict[str, object]:
+def _joined(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The whole state."""
-    cuts: dict[str, list[_Block]] = {}
+    cuts: dict[str, list[Any]] = {}
     for state in states:
-        for path, cut in cast("Any", state["part"])["cuts"].items():
-            cuts.setdefault(path, []).append(_Block(cut["block"], cut["shape"], cut["offsets"]))
+        for path, cut in state["part"]["cuts"].items():
+            cuts.setdefault(path, []).append(cut)
     wholes = {path: _whole(path, blocks) for path, blocks in cuts.items()}
     whole = {
         key: _merged([state[key] for state in states], key, wholes) if key in _SHARED else value
         for key, value in states[0].items()
     }
     whole.pop("part")
-    data = [cast("Any", state["data"]) for state in states if "data" in state]
+    data = [state["data"] for state in states if "data" in state]
     if any("states" in one for one in data):  # where each rank's data are
         whole["data"] = {
             **data[0],
@@ -176,25 +175,18 @@ def _joined(states: Sequence[dict[str, object]]) -> dict[str, object]:
     return whole
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class _Block:
-    local: Tensor
-    shape: list[int]
-    offsets: list[int] | None
-
-
-def _whole(path: str, blocks: Sequence[_Block]) -> Tensor:
-    shape = blocks[0].shape
-    held = {tuple(block.offsets): block.local for block in blocks if block.offsets is not None and block.local.numel()}
-    whole = torch.empty(shape, dtype=blocks[0].local.dtype)
-    filled = torch.zeros(shape, dtype=torch.bool)
-    for offsets, local in held.items():
-        place = tuple(slice(begin, begin + size) for begin, size in zip(offsets, local.shape, strict=True))
-        whole[place] = local
-        filled[place] = True
-    if int(filled.sum()) != math.prod(shape) or sum(local.numel() for local in held.values()) != math.prod(shape):
-        raise CheckpointError(f"its parts do not make up `{path}` of shape {shape}.")
+def _whole(path: str, cuts: Sequence[Any]) -> Tensor:
+    """One tensor of the blocks that `_uncut` gave on all ranks; those of several ranks may be the same."""
+    shape, dtype = cuts[0]["shape"], cuts[0]["block"].dtype
+    held = {tuple(cut["offsets"]): cut["block"] for cut in cuts if cut["offsets"] is not None and cut["block"].numel()}
+    whole = torch.empty(shape, dtype=dtype)
+    pieces = [TensorPiece(offsets=at, sizes=tuple(one.shape), file="", begin=0, end=0) for at, one in held.items()]
+    try:
+        check_cover(path, TensorEntry(dtype=dtype, shape=tuple(shape), pieces=tuple(pieces)))
+    except BadFileError as error:
+        raise CheckpointError(f"its parts do not make up `{path}` of shape {shape}.") from error
+    for offsets, block in held.items():
+        whole[tuple(slice(begin, begin + size) for begin, size in zip(offsets, block.shape, strict=True))] = block
     return whole
 
 

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 
 from evenstep.checkpoint.damage import BadFileError
 from evenstep.checkpoint.sharding import Shard
-from evenstep.checkpoint.table import Piece, TensorEntry, check_cover, piece_key
+from evenstep.checkpoint.table import TensorEntry, TensorPiece, check_cover, piece_key
 from evenstep.errors import CheckpointError
 
 
@@ -84,6 +84,7 @@ def _is_empty_part(item: WriteItem) -> bool:
 
 def _entry(saved: TensorStorageMetadata) -> TensorEntry:
     pieces = tuple(
-        Piece(offsets=tuple(chunk.offsets), sizes=tuple(chunk.sizes), file="", begin=0, end=0) for chunk in saved.chunks
+        TensorPiece(offsets=tuple(chunk.offsets), sizes=tuple(chunk.sizes), file="", begin=0, end=0)
+        for chunk in saved.chunks
     )
     return TensorEntry(dtype=saved.properties.dtype, shape=tuple(saved.size), pieces=pieces)

@@ -13,7 +13,7 @@ from evenstep.errors import CheckpointError
 T = TypeVar("T")
 
 
-class Ranks(Protocol):
+class RankGroup(Protocol):
     """A group of processes, of which this is number `rank` of `ranks`."""
 
     @property
@@ -26,10 +26,10 @@ class Ranks(Protocol):
 
 
 @final
-class OneRank:
+class SingleRank:
     """A group of one process.
 
-    >>> OneRank().gather("hello")
+    >>> SingleRank().gather("hello")
     ['hello']
     """
 
@@ -40,10 +40,10 @@ class OneRank:
         return [value]
 
 
-ALONE = OneRank()
+ALONE = SingleRank()
 
 
-def together(group: Ranks, act: Callable[[], T]) -> list[T]:
+def together(group: RankGroup, act: Callable[[], T]) -> list[T]:
     """Do something on every rank; gives everybody's result, by rank, or raises on all if it raised on any.
 
     Args:
@@ -69,7 +69,7 @@ def together(group: Ranks, act: Callable[[], T]) -> list[T]:
     return [cast("T", theirs) for theirs, _, _ in told]
 
 
-def on_all_ranks(group: Ranks, act: Callable[[], T]) -> T:
+def on_all_ranks(group: RankGroup, act: Callable[[], T]) -> T:
     """The same, but gives only this rank's result, which need not be such as can be sent."""
     own: list[T] = []
     together(group, lambda: own.append(act()))

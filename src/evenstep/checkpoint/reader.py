@@ -15,15 +15,14 @@ from typing import Any, NamedTuple, cast, final
 import torch
 from torch import Tensor
 
-from evenstep.checkpoint.checksum import AHEAD_PIECES, Checksum
-from evenstep.checkpoint.crc import joined_crc32
+from evenstep.checkpoint.checksum import AHEAD_PIECES, Checksum, joined_crc32
 from evenstep.checkpoint.damage import BadFileError, UnreadableError, named_errors
 from evenstep.checkpoint.integrity import check_checksum, check_structure, read_json
 from evenstep.checkpoint.layout import STATE, TENSORS_SUFFIX, checkpoints_folder, complete_checkpoints, locate
 from evenstep.checkpoint.manifest import Manifest
-from evenstep.checkpoint.ranks import ALONE, Ranks, together
+from evenstep.checkpoint.ranks import ALONE, RankGroup, together
 from evenstep.checkpoint.state import JSON, unpack
-from evenstep.checkpoint.table import TABLE, Piece, Table, TensorEntry, parse_table
+from evenstep.checkpoint.table import TABLE, Table, TensorEntry, TensorPiece, parse_table
 from evenstep.checkpoint.tensorfile import CHUNK_BYTES, bytes_of, read_header
 from evenstep.errors import CheckpointError
 
@@ -137,7 +136,7 @@ class CheckpointReader:
             target.copy_(source)
         return block
 
-    def verify(self, group: Ranks = ALONE) -> None:
+    def verify(self, group: RankGroup = ALONE) -> None:
         """Compare the checksums of all files with what was written; what no rank has read is read for that.
 
         Args:
@@ -154,7 +153,7 @@ class CheckpointReader:
             ranges += read
         together(group, lambda: self._compare(files[group.rank :: group.ranks], ranges))
 
-    def _rows(self, piece: Piece, dtype: torch.dtype, begin: int, end: int) -> Tensor:
+    def _rows(self, piece: TensorPiece, dtype: torch.dtype, begin: int, end: int) -> Tensor:
         """Rows `begin` to `end` of a piece, counted from its first; a piece without dimensions is one row."""
         rows = torch.empty((end - begin, *piece.sizes[1:]) if piece.sizes else (), dtype=dtype)
         if rows.numel():

@@ -28,7 +28,7 @@ MAX_NUMEL = 2**59
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class TensorPiece:
     """A block of a tensor in a file.
 
     Args:
@@ -50,7 +50,7 @@ class TensorEntry:
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TensorPiece, ...]
 
 
 Table = Mapping[str, TensorEntry]
@@ -108,14 +108,14 @@ def _parse_entry(name: str, entry: object, files: Mapping[str, FileEntry]) -> Te
             pieces = tuple(_parse_piece(piece, dtype, files) for piece in fields["pieces"])
             if shape is None or None in pieces or math.prod(max(size, 1) for size in shape) > MAX_NUMEL:
                 raise BadFileError(f"describes tensor `{name}` in no known way")
-            parsed = TensorEntry(dtype=dtype, shape=shape, pieces=cast("tuple[Piece, ...]", pieces))
+            parsed = TensorEntry(dtype=dtype, shape=shape, pieces=cast("tuple[TensorPiece, ...]", pieces))
             check_cover(name, parsed)
             return parsed
         case _:
             raise BadFileError(f"describes tensor `{name}` in no known way")
 
 
-def _parse_piece(piece: object, dtype: torch.dtype, files: Mapping[str, FileEntry]) -> Piece | None:
+def _parse_piece(piece: object, dtype: torch.dtype, files: Mapping[str, FileEntry]) -> TensorPiece | None:
     match piece:
         case {"offsets": list(), "sizes": list(), "file": str(file), "bytes": [int(begin), int(end)]} if (
             file in files and file.endswith(TENSORS_SUFFIX)
@@ -126,7 +126,7 @@ def _parse_piece(piece: object, dtype: torch.dtype, files: Mapping[str, FileEntr
                 return None
             if end - begin != math.prod(sizes) * dtype.itemsize:
                 return None
-            return Piece(offsets=offsets, sizes=sizes, file=file, begin=begin, end=end)
+            return TensorPiece(offsets=offsets, sizes=sizes, file=file, begin=begin, end=end)
         case _:
             return None
 
@@ -153,7 +153,7 @@ def check_cover(name: str, entry: TensorEntry) -> None:
                 raise BadFileError(f"has the element at {list(other.offsets)} of tensor `{name}` twice")
 
 
-def _overlap(one: Piece, other: Piece) -> bool:
+def _overlap(one: TensorPiece, other: TensorPiece) -> bool:
     return all(
         a < b + n and b < a + m for a, m, b, n in zip(one.offsets, one.sizes, other.offsets, other.sizes, strict=True)
     )

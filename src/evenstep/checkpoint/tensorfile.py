@@ -19,7 +19,7 @@ from torch import Tensor
 
 from evenstep.checkpoint.damage import BadFileError
 from evenstep.checkpoint.state import DTYPE_NAMES
-from evenstep.checkpoint.table import DTYPES, MAX_NUMEL, Piece, TensorEntry
+from evenstep.checkpoint.table import DTYPES, MAX_NUMEL, TensorEntry, TensorPiece
 
 CHUNK_BYTES = 4 << 20
 IMAGE_CHUNK_BYTES = 32 << 20
@@ -158,7 +158,7 @@ def _parse_entry(name: str, entry: object, file: str, head: int) -> TensorEntry:
                 raise BadFileError(f"gives tensor `{name}` the shape {sizes}")
             if end - begin != math.prod(shape) * dtype.itemsize:
                 raise BadFileError(f"gives tensor `{name}` of shape {sizes} the bytes {begin} to {end}")
-            piece = Piece(offsets=(0,) * len(shape), sizes=shape, file=file, begin=head + begin, end=head + end)
+            piece = TensorPiece(offsets=(0,) * len(shape), sizes=shape, file=file, begin=head + begin, end=head + end)
             return TensorEntry(dtype=dtype, shape=shape, pieces=(piece,))
         case _:
             raise BadFileError(f"describes tensor `{name}` in no known way")

@@ -23,11 +23,11 @@ from evenstep.checkpoint.checksum import Checksum
 from evenstep.checkpoint.flat_state import FlatState
 from evenstep.checkpoint.layout import LATEST, LATEST_SAVING, REPLACED, SAVING, STATE, TENSORS_SUFFIX, step_name
 from evenstep.checkpoint.manifest import MANIFEST, FileEntry, manifest_bytes, new_manifest
-from evenstep.checkpoint.ranks import ALONE, Ranks, on_all_ranks, together
+from evenstep.checkpoint.ranks import ALONE, RankGroup, on_all_ranks, together
 from evenstep.checkpoint.retention import discard, settle_replaced
 from evenstep.checkpoint.state import JSON
 from evenstep.checkpoint.storage import LOCAL_DISK, Disk
-from evenstep.checkpoint.table import TABLE, Piece, TensorEntry, piece_key, table_bytes
+from evenstep.checkpoint.table import TABLE, TensorEntry, TensorPiece, piece_key, table_bytes
 from evenstep.checkpoint.tensorfile import TensorFile
 from evenstep.errors import CheckpointError
 
@@ -58,7 +58,7 @@ class CheckpointWrite:
         update: int,
         state: Mapping[str, object],
         *,
-        group: Ranks = ALONE,
+        group: RankGroup = ALONE,
         disk: Disk = LOCAL_DISK,
         resumed_from: str | None = None,
         name: str = "",
@@ -151,12 +151,7 @@ class CheckpointWrite:
 
     def _plan(self, state: Mapping[str, object]) -> dict[str, JSON]:
         """Decide what this rank writes; the first rank makes the folder, before any other can write into it."""
-        flat = on_all_ranks(self._group, lambda: self._begun(state))
-        planner: Any = None
-        if flat.sharded:
-            from evenstep.checkpoint.planning import SavePlanner
-
-            planner = SavePlanner(flat.by_name())
+        flat, planner = on_all_ranks(self._group, lambda: self._begin(state))
         names = crc32("\0".join(sorted(flat.by_name())).encode())
         told = together(self._group, lambda: (names, planner and planner.create_local_plan()))
         for rank, (theirs, plan) in enumerate(told):
@@ -174,8 +169,13 @@ class CheckpointWrite:
             self._files = {f"{part}{TENSORS_SUFFIX}": TensorFile(each) for part, each in flat.whole.items() if each}
         return flat.values
 
-    def _begun(self, state: Mapping[str, object]) -> FlatState:
-        flat = FlatState.of(state, alone=self._group.ranks == 1)
+    def _begin(self, state: Mapping[str, object]) -> tuple[FlatState, Any]:
+        """The state taken apart, and what plans who writes what, if anything of it is cut over ranks."""
+        flat, planner = FlatState.of(state, alone=self._group.ranks == 1), None
+        if flat.sharded:
+            from evenstep.checkpoint.planning import SavePlanner
+
+            planner = SavePlanner(flat.by_name())
         try:
             if self._first and self._staging.exists():
                 discard(self._staging, self._disk)
@@ -183,7 +183,7 @@ class CheckpointWrite:
                 self._disk.make_folder(self._staging)
         except OSError as error:
             raise self._failed(error) from error
-        return flat
+        return flat, planner
 
     def _bind(self, results: list[WriteResult]) -> None:
         entries = {name: entry for result in results for name, entry in result.files.items()}
@@ -238,7 +238,7 @@ def write_checkpoint(
     update: int,
     state: Mapping[str, object],
     *,
-    group: Ranks = ALONE,
+    group: RankGroup = ALONE,
     disk: Disk = LOCAL_DISK,
     resumed_from: str | None = None,
 ) -> Path:
@@ -275,7 +275,7 @@ def write_checkpoint(
 
 def _placed(name: str, entry: TensorEntry, places: Mapping[str, tuple[str, int, int]]) -> TensorEntry:
     """The tensor with the place of each of its pieces."""
-    pieces: list[Piece] = []
+    pieces: list[TensorPiece] = []
     for piece in entry.pieces:
         file, begin, end = places[piece_key(name, piece.offsets)]
         pieces.append(replace(piece, file=file, begin=begin, end=end))

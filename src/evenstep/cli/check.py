@@ -6,8 +6,6 @@ that hooks follow, and packs the state as a checkpoint would. Nothing is written
 no byte code. It says nothing about how well the run trains, and does not call the methods of the recipe's own hooks.
 """
 
-import json
-import os
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -16,7 +14,6 @@ from pathlib import Path
 import torch
 
 from evenstep.builders import (
-    Run,
     build_checkpointing,
     build_hooks,
     build_mesh,
@@ -35,8 +32,9 @@ from evenstep.cli.launch import is_rank
 from evenstep.cli.starting import start_ranks
 from evenstep.cli.summary import describe
 from evenstep.cli.trial import FirstBatch, OneUpdate, followers
+from evenstep.config.named import OpenRun
 from evenstep.config.schema import Config
-from evenstep.config.sources import from_arguments, from_environment
+from evenstep.config.sources import settings_of
 from evenstep.events import Bus
 from evenstep.exits import EXIT_DONE
 from evenstep.parallel import Group
@@ -48,7 +46,7 @@ _MOST_RANKS = 16  # more are not started only to look at a run
 
 def run(path: str, settings: list[str]) -> int:
     """Check it."""
-    with open_run(Path(path), [*from_environment(os.environ), *from_arguments(settings)]) as opened:
+    with open_run(Path(path), settings_of(settings)) as opened:
         config = opened.config
         folder = Path(config.runs) / config.name
         ranks = ranks_to_try(config)
@@ -84,9 +82,7 @@ def _unmet(config: Config, ranks: int) -> str:
     return f"{ranks} are not started here, as there is room for {here}: what they alone would refuse is not found"
 
 
-def _check(opened: Run, folder: Path, source: str, group: Group, unmet: str) -> None:
-    if opened.config.threads is not None:
-        torch.set_num_threads(opened.config.threads)
+def _check(opened: OpenRun, folder: Path, source: str, group: Group, unmet: str) -> None:
     mesh = None if group.ranks == 1 and opened.config.parallel.pipeline > 1 else build_mesh(opened.config, group)
     parts = build_parts(opened, mesh)
     with closing(parts):
@@ -95,7 +91,7 @@ def _check(opened: Run, folder: Path, source: str, group: Group, unmet: str) -> 
             hooks=[*followers(opened.config), one],
             evaluations={name: FirstBatch(data, name=name) for name, data in parts.evaluations.items()},
             strategy=build_strategy(opened.config, group if mesh is None else mesh.data),
-            kept=json.loads(json.dumps(opened.resolved(), default=str)),
+            kept=opened.plain(),
         )
         says = trainer.is_first_rank
         described = describe(parts, trainer)  # by all ranks together

@@ -13,10 +13,10 @@ import os
 import shutil
 from pathlib import Path
 
-from evenstep.builders import Run
 from evenstep.checkpoint import complete_checkpoints
 from evenstep.cli.environment import describe_environment
 from evenstep.cli.launch import is_restarted
+from evenstep.config.named import OpenRun
 from evenstep.config.target import loaded_from
 from evenstep.config.toml import dumps
 from evenstep.errors import ArgumentError
@@ -25,6 +25,7 @@ from evenstep.events.files import replace_text
 CONFIG = "config.toml"
 RECIPE = "recipe"
 ORIGIN = ".copied-from"
+OWN = ("name", "runs", "resume")  # where a run is and that it goes on: said by who names its folder
 
 
 def check_free(folder: Path) -> None:
@@ -83,7 +84,7 @@ def find_config(folder: Path) -> Path:
     return folder / CONFIG
 
 
-def publish(run: Run, folder: Path) -> None:
+def publish(run: OpenRun, folder: Path) -> None:
     """Write what the run needs to be run again into `folder`, after everything of the recipe was imported.
 
     Every Python file beside an imported one is copied, because functions may import later.

@@ -8,12 +8,13 @@ import os
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, final
 
+from evenstep.choice import advice
 from evenstep.cli.plan_costs import GIB, MIB, Layered, costs_of, read_costs
-from evenstep.cli.plan_options import SHARE_KEYS, Options, parse
+from evenstep.cli.plan_options import FIELDS, SHARE_KEYS, Options, checked
+from evenstep.config.sources import Setting, from_arguments, from_environment
 from evenstep.errors import ArgumentError, ConfigError, PlanError
 from evenstep.exits import EXIT_DONE
 from evenstep.extras.planning.draw import draw_svg, draw_text, draw_trace
@@ -43,7 +44,7 @@ class Row:
 
 def run(path: str, settings: list[str]) -> int:
     """Print the table, then draw."""
-    given, more = parse(settings)
+    given, more = _parse(settings)
     chosen = _chosen(given.get("schedule", ""))
     if given.get("draw") in ("svg", "trace") and "out" not in given:
         raise ConfigError([f"`--draw {given['draw']}` is a file's content; name the file: `--out FILE`."])
@@ -54,7 +55,9 @@ def run(path: str, settings: list[str]) -> int:
         from_file, layered = read_costs(Path(given["costs"]))
         given = {**from_file, **given}
     if more and not path:
-        raise ConfigError([f"`{more[0]}` sets a key of a run file, but none is given: `evenstep plan RUN.toml ...`."])
+        raise ConfigError(
+            [f"`{more[0].origin}` sets a key of a run file, but none is given: `evenstep plan RUN.toml ...`."]
+        )
     if path:
         layered, of_run = _measured(path, more)
         given = of_run | given
@@ -84,13 +87,35 @@ def run(path: str, settings: list[str]) -> int:
     return EXIT_DONE
 
 
-def _measured(path: str, settings: Sequence[str]) -> tuple[Layered, dict[str, Any]]:
-    """The layers of a run's model, measured with its first micro-batch, and the run's own micro-batches and ranks."""
-    import torch
+def _parse(arguments: Sequence[str]) -> tuple[dict[str, Any], list[Setting]]:
+    """The options that are given, by the name of their field, and the settings of a run, whose names have a dot.
 
+    >>> _parse(["--ranks", "8"])
+    ({'ranks': 8}, [])
+    """
+    given: dict[str, Any] = {}
+    settings: list[Setting] = []
+    faults: list[str] = []
+    for each in from_arguments(arguments):
+        name = each.origin
+        if len(each.path) > 1:
+            settings.append(each)
+        elif name not in FIELDS:
+            faults.append(f"`{name}` is not an option of `evenstep plan`; {advice(name, FIELDS)}")
+        else:
+            try:
+                given[FIELDS[name].name] = checked(name, FIELDS[name].name, each.text)
+            except ConfigError as error:
+                faults += error.faults
+    if faults:
+        raise ConfigError(faults)
+    return given, settings
+
+
+def _measured(path: str, settings: Sequence[Setting]) -> tuple[Layered, dict[str, Any]]:
+    """The layers of a run's model, measured with its first micro-batch, and the run's own micro-batches and ranks."""
     from evenstep.builders import build_parts, make_model, open_run, rank_device
     from evenstep.builders.options import build_precision
-    from evenstep.config.sources import from_arguments, from_environment
     from evenstep.data import Position
     from evenstep.extras.planning.measure import measure
     from evenstep.pipeline import Layers
@@ -98,9 +123,7 @@ def _measured(path: str, settings: Sequence[str]) -> tuple[Layered, dict[str, An
     from evenstep.train import Task
     from evenstep.train.transfer import build_transfer
 
-    with open_run(Path(path), [*from_environment(os.environ), *from_arguments(settings)]) as opened:
-        if opened.config.threads is not None:
-            torch.set_num_threads(opened.config.threads)
+    with open_run(Path(path), [*from_environment(os.environ), *settings]) as opened:
         parts = build_parts(opened)
         with closing(parts):
             device = rank_device(opened.config)
@@ -131,9 +154,8 @@ def _chosen(asked: str) -> Schedule | None:
             raise ConfigError([f"`--schedule` names the file {asked}, which can't be read: {error}."]) from error
         except PlanError as error:
             raise ConfigError([f"`--schedule` names the file {asked}, but {error}"]) from error
-    close = get_close_matches(asked, SCHEDULES, n=1)
-    advice = f"did you mean `{close[0]}`?" if close else f"there are {', '.join(SCHEDULES)}."
-    raise ConfigError([f"`--schedule` is {asked}, which is neither a pipeline schedule nor a file; {advice}"])
+    neither = f"`--schedule` is {asked}, which is neither a pipeline schedule nor a file"
+    raise ConfigError([f"{neither}; {advice(asked, SCHEDULES)}"])
 
 
 def _simulated(options: Options, layered: Layered | None, chosen: Schedule | None) -> tuple[list[Row], list[str]]:
@@ -230,7 +252,7 @@ def _draw(row: Row, options: Options) -> None:
 
 
 def _lines(row: Row, width: int) -> list[str]:
-    return ["".join(piece.text for piece in line) for line in draw_text(row.simulation, width=width)]
+    return ["".join(piece for piece, _ in line) for line in draw_text(row.simulation, width=width)]
 
 
 def _print_text(row: Row, title: str, width: int) -> None:
@@ -241,8 +263,8 @@ def _print_text(row: Row, title: str, width: int) -> None:
     console.print(f"\n{title}, {_time(row.simulation.makespan_s)} from left to right")
     for rank, line in enumerate(draw_text(row.simulation, width=width)):
         text = Text(f"rank {rank:<3} ")
-        for piece in line:
-            text.append(piece.text, style="dim" if piece.op is None else _COLOURS[piece.op.value])
+        for piece, op in line:
+            text.append(piece, style="dim" if op is None else _COLOURS[op.value])
         console.print(text)
     console.print("F forward  B backward  I backward of inputs  W backward of weights  . idle")
 

@@ -5,11 +5,12 @@ Layers are divided into stages anew for each number of stages. It draws nothing.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
+from math import inf
 from pathlib import Path
 from typing import Any, cast, final
 
-from evenstep.cli.plan_options import COST_KEYS, Options, checked
+from evenstep.choice import advice
+from evenstep.cli.plan_options import COST_KEYS, Options
 from evenstep.config.sources import read_file
 from evenstep.errors import ConfigError
 from evenstep.extras.planning.balance import LayerCost, balance, stage_costs
@@ -86,19 +87,39 @@ def read_costs(path: Path) -> tuple[dict[str, Any], Layered | None]:
     """
     tree = read_file(path)
     faults: list[str] = []
-    given: dict[str, Any] = {}
     layers: list[LayerCost] = []
-    for key, value in tree.items():
-        if key == "layers":
-            for number, layer in enumerate(cast("list[Any]", value) if isinstance(value, list) else [value]):
-                layers += _layer(number, layer, path, faults)
-        elif key not in COST_KEYS:
-            faults.append(f"`{key}` in {path} is not a cost; {_advice(key, (*COST_KEYS, 'layers'))}")
-        else:
-            _collect(given, faults, f"{key} in {path}", key, value)
+    tables: Any = tree.pop("layers", [])
+    given = _numbers(tree, (*COST_KEYS, "layers"), "", path, faults)
+    for number, table in enumerate(cast("list[Any]", tables) if isinstance(tables, list) else [tables]):
+        if not isinstance(table, dict):
+            faults.append(f"`layers` in {path} must be [[layers]] tables, but number {number} is {table}.")
+            continue
+        row = cast("dict[str, Any]", table)
+        name = str(row.pop("name", number))
+        found = _numbers(row, ("name", *_LAYER_KEYS), f"layers.{number}.", path, faults)
+        costs: dict[str, Any] = dict.fromkeys(("forward_s", "input_backward_s", "weight_backward_s"), 0.0)
+        for key, value in found.items():
+            field, unit = _LAYER_KEYS[key]
+            costs[field] = value * unit
+        layers.append(LayerCost(name=name, **costs))
     if faults:
         raise ConfigError(faults)
     return given, Layered(layers=tuple(layers), flows=chained) if layers else None
+
+
+def _numbers(
+    table: Mapping[str, Any], keys: Sequence[str], outer: str, path: Path, faults: list[str]
+) -> dict[str, float]:
+    """The costs in a table, by key; what is none becomes a fault."""
+    found: dict[str, float] = {}
+    for key, value in table.items():
+        if key not in keys:
+            faults.append(f"`{outer}{key}` in {path} is not a cost; {advice(key, keys)}")
+        elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < inf:
+            faults.append(f"`{outer}{key}` in {path} must be a number of at least 0, but is {value}.")
+        else:
+            found[key] = float(value)
+    return found
 
 
 def chained(cuts: Sequence[range]) -> dict[tuple[int, int], tuple[int, ...]]:
@@ -108,35 +129,3 @@ def chained(cuts: Sequence[range]) -> dict[tuple[int, int], tuple[int, ...]]:
     {(0, 1): (1,), (1, 2): (4,)}
     """
     return {(stage, stage + 1): (places[-1],) for stage, places in enumerate(cuts[:-1])}
-
-
-def _layer(number: int, layer: Any, path: Path, faults: list[str]) -> list[LayerCost]:
-    if not isinstance(layer, dict):
-        faults.append(f"`layers` in {path} must be [[layers]] tables, but number {number} is {layer}.")
-        return []
-    table = cast("dict[str, Any]", layer)
-    values: dict[str, Any] = dict.fromkeys(("forward_s", "input_backward_s", "weight_backward_s"), 0.0)
-    for key, value in table.items():
-        if key in _LAYER_KEYS:
-            name, unit = _LAYER_KEYS[key]
-            found: dict[str, Any] = {}
-            option = "message_mib" if key == "output_mib" else key
-            _collect(found, faults, f"layers.{number}.{key} in {path}", option, value)
-            values[name] = found.get(option, 0.0) * unit
-        elif key != "name":
-            faults.append(f"`layers.{number}.{key}` in {path} is not a cost; {_advice(key, ('name', *_LAYER_KEYS))}")
-    return [LayerCost(name=str(table.get("name", number)), **values)]
-
-
-def _collect(into: dict[str, Any], faults: list[str], said: str, name: str, value: object) -> None:
-    try:
-        if isinstance(value, bool | str):
-            raise ConfigError([f"`{said}` must be a number, but is {value}."])
-        into[name] = checked(said, name, value)
-    except ConfigError as error:
-        faults += error.faults
-
-
-def _advice(key: str, keys: Sequence[str]) -> str:
-    close = get_close_matches(key, keys, n=1)
-    return f"did you mean `{close[0]}`?" if close else f"there are {', '.join(keys)}."

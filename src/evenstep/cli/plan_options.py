@@ -1,10 +1,9 @@
-"""The options of `evenstep plan`: which there are, and how they are told from settings of a run.
+"""The options of `evenstep plan`.
 
-Names without a dot are options, those with one are settings of the run file. Costs may stand in a file, too, under the
-same names; what the command line says is stronger. It computes nothing.
+Costs may stand in a file, too, under the same names; what the command line says is stronger. It computes nothing.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from difflib import get_close_matches
 from math import isfinite
@@ -44,7 +43,7 @@ class Options:
     width: int = _option(100, int, "characters of a line of text")
 
 
-_FIELDS: Mapping[str, "Field[Any]"] = {f"--{each.name.replace('_', '-')}": each for each in fields(Options)}
+FIELDS: Mapping[str, "Field[Any]"] = {f"--{each.name.replace('_', '-')}": each for each in fields(Options)}
 SHARE_KEYS = (
     "forward_ms",
     "input_backward_ms",
@@ -63,46 +62,7 @@ def help_text() -> str:
     >>> help_text().splitlines()[0]
     "  --ranks               pipeline ranks; by default the run's `parallel.pipeline`"
     """
-    return "\n".join(f"  {name:<21} {each.metadata['meaning']}" for name, each in _FIELDS.items())
-
-
-def parse(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """The options that are given, by the name of their field, and the other arguments, which are settings of a run.
-
-    Args:
-        arguments: `--name value` or `--name=value`.
-
-    Raises:
-        ConfigError: with all that is wrong.
-
-    >>> parse(["--ranks", "8", "--train.updates=3"])
-    ({'ranks': 8}, ['--train.updates=3'])
-    """
-    given: dict[str, Any] = {}
-    settings: list[str] = []
-    faults: list[str] = []
-    rest = list(arguments)
-    while rest:
-        argument = rest.pop(0)
-        name, equals, text = argument.partition("=")
-        follows = [rest.pop(0)] if not equals and rest and not rest[0].startswith("--") else []
-        if "." in name:
-            settings += [argument, *follows]
-        elif name not in _FIELDS:
-            close = get_close_matches(name, _FIELDS, n=1)
-            advice = f"did you mean `{close[0]}`?" if close else f"there are {', '.join(_FIELDS)}."
-            faults.append(f"`{name}` is not an option of `evenstep plan`; {advice}")
-        elif not equals and not follows:
-            faults.append(f"`{name}` has no value; write `{name} VALUE`, or `{name}=VALUE`.")
-        else:
-            each = _FIELDS[name]
-            try:
-                given[each.name] = checked(name, each.name, text if equals else follows[0])
-            except ConfigError as error:
-                faults += error.faults
-    if faults:
-        raise ConfigError(faults)
-    return given, settings
+    return "\n".join(f"  {name:<21} {each.metadata['meaning']}" for name, each in FIELDS.items())
 
 
 def checked(said: str, name: str, value: object) -> Any:

@@ -4,17 +4,14 @@ The run is rebuilt from its folder, on whatever device and in whatever precision
 the last committed update, the batch is the one that was kept, and randomness is the same. Nothing is changed.
 """
 
-import os
 from contextlib import closing
 from pathlib import Path
 from typing import Any, cast, final
 
-import torch
-
 from evenstep.builders import build_parts, open_run
 from evenstep.checkpoint import find_failure, read_checkpoint, step_name
-from evenstep.cli.folder import find_config
-from evenstep.config.sources import Setting, from_arguments, from_environment
+from evenstep.cli.folder import OWN, find_config
+from evenstep.config.sources import Setting, settings_of
 from evenstep.events import BackwardBegin, Hook, MicrobatchBegin
 from evenstep.exits import EXIT_DONE, EXIT_ERROR
 from evenstep.frames import user_line
@@ -42,12 +39,9 @@ def run(path: str, settings: list[str]) -> int:
     failure = cast("dict[str, Any]", read_checkpoint(where).state["failure"])
     before = folder / "checkpoints" / step_name(failure["update"] - 1)
     state = read_checkpoint(before).state
-    around = [each for each in from_environment(os.environ) if each.path not in (("name",), ("runs",), ("resume",))]
     begun = Setting(path=("resume",), text="never", origin=str(folder))
-    alone = [Setting(path=("parallel", key), text=text, origin="replay") for key, text in _ALONE.items()]
-    with open_run(find_config(folder), [begun, *around, *alone, *from_arguments(settings)]) as opened:
-        if opened.config.threads is not None:
-            torch.set_num_threads(opened.config.threads)
+    alone = [Setting(path=tuple(key.split(".")), text=text, origin="replay") for key, text in _ALONE.items()]
+    with open_run(find_config(folder), [begun, *alone, *settings_of(settings, without=(*OWN, *_ALONE))]) as opened:
         parts = build_parts(opened)
         with closing(parts):
             watch = Watch()
@@ -69,7 +63,7 @@ def run(path: str, settings: list[str]) -> int:
     return EXIT_DONE
 
 
-_ALONE = {"strategy": "single", "reduction": "fast"}
+_ALONE = {"parallel.strategy": "single", "parallel.reduction": "fast"}
 
 
 def _described(error: Exception) -> str:

@@ -5,19 +5,18 @@ files it was started with; that they were edited since is said, and `--recipe cu
 settings that leave the updates already made as they are can be changed.
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 from evenstep.builders import joined, open_run
-from evenstep.cli.folder import RECIPE, edited_since, find_config, origin_of_recipe
+from evenstep.cli.folder import OWN, RECIPE, edited_since, find_config, origin_of_recipe
 from evenstep.cli.launch import is_rank
 from evenstep.cli.starting import start_ranks, submit_run
 from evenstep.cli.training import train_in
 from evenstep.config.schema import Config
-from evenstep.config.sources import Setting, from_arguments, from_environment, read_file
+from evenstep.config.sources import Setting, read_file, settings_of
 from evenstep.errors import ConfigError
 
 SAFE = (
@@ -34,10 +33,8 @@ def run(path: str, settings: list[str]) -> int:
     """Go on with it."""
     folder = Path(path)
     file = find_config(folder)
-    # where the run is, and that it goes on, is said by the command
-    around = [each for each in from_environment(os.environ) if each.path not in (("name",), ("runs",), ("resume",))]
     begun = Setting(path=("resume",), text="never", origin=str(file))
-    own = [_with_origin(each, folder) for each in (*around, *from_arguments(settings))]
+    own = [_with_origin(each, folder) for each in settings_of(settings, without=OWN)]
     with open_run(file, [begun, *own]) as opened:
         before = Config.model_validate(read_file(file) | {"resume": "never"})
         changed = changed_keys(before.model_dump(), opened.config.model_dump())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from evenstep.cli.launch import is_rank, launch
 from evenstep.cli.orphans import end_with_parent
-from evenstep.config.schema import Config, Slurm
+from evenstep.config.schema import Config, SlurmTable
 from evenstep.exits import EXIT_DONE
 from evenstep.extras.elastic.launch import launch_elastic
 from evenstep.extras.slurm import Job, submit
@@ -35,7 +35,7 @@ def start_ranks(config: Config, arguments: list[str], *, ranks: int = 0, restart
     return start(ranks, arguments, max_restarts=config.launch.max_restarts if restarts else 0)
 
 
-def submit_run(slurm: Slurm, arguments: list[str], *, name: str, folder: Path) -> int:
+def submit_run(slurm: SlurmTable, arguments: list[str], *, name: str, folder: Path) -> int:
     """Submit a job of SLURM whose ranks run `evenstep` with `arguments`, and say its number; gives the exit code."""
     number = submit(Job(**slurm.model_dump()), arguments, name=name, folder=folder)
     print(f"job         {number}: {slurm.nodes} × {slurm.ranks_per_node} ranks; what they say is in {folder}")

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from evenstep.builders import Parts
-from evenstep.config.schema import Data as DataConfig
+from evenstep.builders import RunParts
+from evenstep.config.schema import DataTable
 from evenstep.data import Data, MapData, Mixture
 from evenstep.pipeline import PipelineModel
 from evenstep.train import Trainer
 
 
-def describe(parts: Parts, trainer: Trainer) -> list[str]:
+def describe(parts: RunParts, trainer: Trainer) -> list[str]:
     """Lines about model, data and length of the run; all ranks call it together."""
     config = parts.config
     parameters, trained = _counted_parameters(parts.model)
@@ -38,7 +38,7 @@ def _counted_parameters(model: nn.Module) -> tuple[int, int]:
     return sum(one.numel() for one in parameters), sum(one.numel() for one in parameters if one.requires_grad)
 
 
-def _updates(parts: Parts) -> list[str]:
+def _updates(parts: RunParts) -> list[str]:
     """How an update is made; of a mixture also whose batches the first ones hold."""
     config = parts.config
     if config.data is not None:
@@ -56,7 +56,7 @@ def _counted(tasks: Sequence[str]) -> list[str]:
     return [name if count == 1 else f"{count} × {name}" for name, count in Counter(tasks).items()]
 
 
-def _stages(parts: Parts) -> list[str]:
+def _stages(parts: RunParts) -> list[str]:
     if not isinstance(parts.model, PipelineModel):
         return []
     layout = parts.model.layout
@@ -65,7 +65,7 @@ def _stages(parts: Parts) -> list[str]:
     return [f"stages      {layout.stages}, {ranks}: {own}"]
 
 
-def _samples(parts: Parts) -> str:
+def _samples(parts: RunParts) -> str:
     sets: dict[str, Data] = {}
     for name, data in {"train": parts.data, **parts.evaluations}.items():
         tasks = data.data.items() if isinstance(data, Mixture) else ()
@@ -79,7 +79,7 @@ def _samples(parts: Parts) -> str:
     )
 
 
-def _global_batch(data: DataConfig) -> str:
+def _global_batch(data: DataTable) -> str:
     size, tokens = data.global_batch_size, data.global_batch_tokens
     whole = f"{size:,} samples" if tokens is None else f"at most {tokens:,} tokens"
     part_size, part_tokens = data.micro_batch_size, data.micro_batch_tokens
@@ -96,7 +96,7 @@ def _global_batch(data: DataConfig) -> str:
     return f"{whole} in micro-batches of at most {' and '.join(limits)}" if limits else whole
 
 
-def _epochs(parts: Parts, trainer: Trainer) -> str:
+def _epochs(parts: RunParts, trainer: Trainer) -> str:
     per_epoch = parts.data.num_batches(0, seed=parts.config.seed)
     if parts.config.train.epochs is not None:
         return f" ({parts.config.train.epochs} epochs)"

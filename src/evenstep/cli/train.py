@@ -1,6 +1,5 @@
 """`evenstep train RUN.toml`: trains a run in a new folder."""
 
-import os
 from pathlib import Path
 
 from evenstep.builders import joined, open_run
@@ -8,12 +7,12 @@ from evenstep.cli.folder import check_free, where_to_begin
 from evenstep.cli.launch import is_rank
 from evenstep.cli.starting import start_ranks, submit_run
 from evenstep.cli.training import train_in
-from evenstep.config.sources import from_arguments, from_environment
+from evenstep.config.sources import settings_of
 
 
 def run(path: str, settings: list[str]) -> int:
     """Train it."""
-    with open_run(Path(path), [*from_environment(os.environ), *from_arguments(settings)]) as opened:
+    with open_run(Path(path), settings_of(settings)) as opened:
         config = opened.config
         folder = Path(config.runs) / config.name
         if config.launch.slurm is not None and not is_rank():

@@ -4,7 +4,6 @@ Everything is built before the folder is made; a run that fails before its first
 training goes is the trainer's.
 """
 
-import json
 import shutil
 import sys
 from collections.abc import Generator
@@ -12,13 +11,12 @@ from contextlib import closing, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Literal
 
-import torch
-
-from evenstep.builders import Run, build_hooks, build_mesh, build_parts, build_strategy
+from evenstep.builders import build_hooks, build_mesh, build_parts, build_strategy
 from evenstep.checkpoint import LOCK, complete_checkpoints
 from evenstep.cli.folder import RECIPE, origin_of_recipe, publish
 from evenstep.cli.screen import Screen
 from evenstep.cli.summary import describe
+from evenstep.config.named import OpenRun
 from evenstep.events import Hook, Watchdog
 from evenstep.exits import EXIT_DONE, EXIT_INTERRUPTED, EXIT_REQUEUE
 from evenstep.extras.report.page import REPORT
@@ -27,7 +25,7 @@ from evenstep.signals import REQUEUE, stopping
 from evenstep.train import Trainer
 
 
-def train_in(run: Run, folder: Path, source: Literal["never", "auto"] | str, group: Group) -> int:
+def train_in(run: OpenRun, folder: Path, source: Literal["never", "auto"] | str, group: Group) -> int:
     """Train `run` in `folder`.
 
     Args:
@@ -46,9 +44,7 @@ def train_in(run: Run, folder: Path, source: Literal["never", "auto"] | str, gro
     return code
 
 
-def _train_in(run: Run, folder: Path, source: str, group: Group) -> int:
-    if run.config.threads is not None:
-        torch.set_num_threads(run.config.threads)
+def _train_in(run: OpenRun, folder: Path, source: str, group: Group) -> int:
     mesh = build_mesh(run.config, group)
     parts = build_parts(run, mesh)
     with closing(parts):
@@ -58,7 +54,7 @@ def _train_in(run: Run, folder: Path, source: str, group: Group) -> int:
             writers=run.config.log.writers,
             evaluations=parts.evaluations,
             strategy=build_strategy(run.config, mesh.data),
-            kept=json.loads(json.dumps(run.resolved(), default=str)),
+            kept=run.plain(),
         )
         said = "\n".join([f"run folder  {folder}", *describe(parts, trainer)])
         if trainer.is_first_rank:
@@ -73,7 +69,7 @@ def _train_in(run: Run, folder: Path, source: str, group: Group) -> int:
     return code
 
 
-def _watching(run: Run, group: Group) -> list[Hook]:
+def _watching(run: OpenRun, group: Group) -> list[Hook]:
     """What ends a rank that is stuck, some time after the others have given it up."""
     return [Watchdog(timeout_s=2 * run.config.parallel.timeout_s)] if group.ranks > 1 else []
 
@@ -119,11 +115,9 @@ def _how_to_go_on(folder: Path) -> str:
     saved = complete_checkpoints(folder / "checkpoints")
     if not saved:
         return f"No checkpoint was saved before that; what was logged is in {folder}."
+    origin = origin_of_recipe(folder)
     return (
         f"The run is saved up to {saved[-1].name}: `evenstep resume {folder}` goes on from there, with the recipe's "
-        f"files as they are in {folder / RECIPE}{_or_with(origin_of_recipe(folder))}."
+        f"files as they are in {folder / RECIPE}"
+        f"{'' if origin is None else f', or, with `--recipe current`, as they then are in {origin}'}."
     )
-
-
-def _or_with(origin: Path | None) -> str:
-    return "" if origin is None else f", or, with `--recipe current`, as they then are in {origin}"

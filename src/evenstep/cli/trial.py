@@ -12,7 +12,7 @@ from evenstep.config.schema import Config
 from evenstep.data import Data, GlobalBatch, Position
 from evenstep.errors import DataError
 from evenstep.events import EvaluateEnd, Hook, TrainBegin, TrainEnd, UpdateBegin, UpdateEnd
-from evenstep.events.hooks.target import Target
+from evenstep.events.hooks.target import MetricTarget
 
 
 @final
@@ -41,7 +41,7 @@ class OneUpdate(Hook):
 class Follows(Hook):
     """Looks for the metric that another hook will follow, with the words of that hook."""
 
-    def __init__(self, of: str, target: Target) -> None:
+    def __init__(self, of: str, target: MetricTarget) -> None:
         self._of, self._target = of, target
 
     @property
@@ -68,7 +68,7 @@ def followers(config: Config) -> list[Hook]:
     """One for each hook of the run that follows a metric."""
     followed = {"Best": config.checkpoint.best, "EarlyStop": config.early_stop}
     return [
-        Follows(name, Target(metric=section.metric, mode=section.mode, min_delta=0.0))
+        Follows(name, MetricTarget(metric=section.metric, mode=section.mode, min_delta=0.0))
         for name, section in followed.items()
         if section is not None
     ]

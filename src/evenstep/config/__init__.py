@@ -1,5 +1,5 @@
-"""The configuration of a run: one TOML file, the environment and the command line, checked as a whole.
+"""The configuration of a run: one TOML file, the environment and the command line.
 
-`load` reads, `schema` says what there is, `check` and `target` find what cannot work together. It builds nothing:
-`evenstep.builders` does, and only it and the command line read this package.
+`schema` says what there is, `load` reads it, `check` finds keys that cannot be beside each other, `named` the objects
+that are named. It builds nothing: `evenstep.builders` does, and only it and the command line read this package.
 """

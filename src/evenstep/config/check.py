@@ -6,20 +6,21 @@ that it is about.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from evenstep.config.faults import Fault, one_of, quoted, told
-from evenstep.config.schema import Coefficients, Combine, Config, Mixture
+from evenstep.config.schema import CoefficientsTable, CombineTable, Config, MixtureTable
 from evenstep.config.tasks import data_tables, evaluations_of
 
-ONLY_FOR: dict[str, dict[tuple[object, ...], tuple[str, ...]]] = {
+ONLY_FOR: dict[str, dict[Sequence[object], tuple[str, ...]]] = {
     "parallel.strategy": {
         ("fsdp",): ("parallel.shard_ranks", "parallel.gather_dtype", "parallel.offload"),
         ("auto", "ddp"): ("parallel.compression",),
     },
+    "parallel.pipeline": {range(2, 2**31): ("parallel.stages_per_rank", "parallel.split_at", "parallel.relay_skips")},
     "parallel.reduction": {("fast",): ("parallel.compression",)},  # "ordered" promises bits, which rounding would spoil
     "train.precision": {("16-mixed",): ("loss_scale",)},
     "mixture.kind": {
@@ -47,8 +48,8 @@ def _only_for(config: Config) -> Iterator[str]:
             for key in (key for written in keys for key in _every(config, written)):
                 given, default = _value(config, key)
                 if given != default and value not in allowed:
-                    needed = f"`{other}` {one_of([*map(str, allowed)])}"
-                    yield f"`{key}` is for {needed}, but that is {quoted(value)}; leave it out, or change that."
+                    words = f"of {allowed[0]} or more" if isinstance(allowed, range) else one_of([*map(str, allowed)])
+                    yield f"`{key}` is for `{other}` {words}, but that is {quoted(value)}; leave it out, or change it."
 
 
 def _every(config: Config, key: str) -> list[str]:
@@ -64,7 +65,7 @@ def _value(config: Config, key: str) -> tuple[Any, Any]:
     return getattr(table, last), type(table).model_fields[last].default
 
 
-_LEFT_OUT = {"mixture": Mixture(), "coefficients": Coefficients(), "combine": Combine()}
+_LEFT_OUT = {"mixture": MixtureTable(), "coefficients": CoefficientsTable(), "combine": CombineTable()}
 
 
 def _tasks(config: Config) -> Iterator[str]:
@@ -129,42 +130,24 @@ def _evaluations(config: Config) -> Iterator[str]:
         )
 
 
-def _pipeline(config: Config) -> Iterator[str]:
-    for name in ("stages_per_rank", "split_at", "relay_skips"):
-        if getattr(config.parallel, name) and config.parallel.pipeline == 1:
-            yield (
-                f"`parallel.{name}` is for a pipeline, but `parallel.pipeline` is 1; leave it out, or set how many "
-                f"ranks share the model."
-            )
-
-
-def _slurm(config: Config) -> Iterator[str]:
-    ranks = config.launch.ranks
-    if config.launch.slurm is not None and config.resume not in ("never", "auto"):
-        yield (
-            f"`launch.slurm` submits a job that goes on by itself when it was stopped, but `resume` is "
-            f'"{config.resume}", from which it would begin again each time; leave one out, or set `resume` to "auto".'
-        )
-    if config.launch.slurm is not None and ranks > 1:
-        yield (
-            f"`launch.ranks` starts {ranks} processes here, but `launch.slurm` submits a job; leave one out. The ranks "
-            f"of a job are `launch.slurm.ranks_per_node` on each of its `nodes`."
-        )
-
-
-def _lost_rank(config: Config) -> Iterator[str]:
-    back = "ranks may be lost while the run goes back"
+def _excluded(config: Config) -> Iterator[str]:
+    strategy, failures, launch = config.parallel.strategy, config.failures, config.launch
     auto = any(table.micro_batch_size == "auto" for table in data_tables(config).values())
-    for key, is_so, why in (
-        ("parallel.strategy", config.parallel.strategy in ("fsdp", "zero1"), "each rank holds a part of the state"),
-        ("parallel.pipeline", config.parallel.pipeline > 1, "each rank holds a part of the model"),
-        ("launch.slurm", config.launch.slurm is not None, "a job ends when one of its tasks dies"),
-        ("failures.non_finite", config.failures.non_finite.startswith("rewind"), back),
-        ("failures.loss_spike", config.failures.loss_spike.startswith("rewind"), back),
-        ("data.micro_batch_size", auto, "the micro-batches would depend on the number of ranks"),
+    back = "ranks may be lost while the run goes back"
+    lasts = ('failures.lost_rank` "continue"', failures.lost_rank == "continue")
+    job = ("launch.slurm`", launch.slurm is not None)
+    for (key, is_so), other, is_other_so, why in (
+        (lasts, "parallel.strategy", strategy in ("fsdp", "zero1"), "each rank holds a part of the state"),
+        (lasts, "parallel.pipeline", config.parallel.pipeline > 1, "each rank holds a part of the model"),
+        (lasts, "launch.slurm", launch.slurm is not None, "a job ends when one of its tasks dies"),
+        (lasts, "failures.non_finite", failures.non_finite.startswith("rewind"), back),
+        (lasts, "failures.loss_spike", failures.loss_spike.startswith("rewind"), back),
+        (lasts, "data.micro_batch_size", auto, "the micro-batches would depend on the number of ranks"),
+        (job, "resume", config.resume not in ("never", "auto"), "the job, put back into the queue, would begin anew"),
+        (job, "launch.ranks", launch.ranks > 1, "the ranks of a job are its `ranks_per_node` on each of its `nodes`"),
     ):
-        if is_so and config.failures.lost_rank == "continue":
-            yield f'`failures.lost_rank` is "continue", which cannot be with this `{key}`: {why}; change one.'
+        if is_so and is_other_so:
+            yield f"`{key} cannot be with this `{other}`: {why}; change one, or leave one out."
 
 
 def _resume(config: Config) -> Iterator[str]:
@@ -176,13 +159,4 @@ def _resume(config: Config) -> Iterator[str]:
     yield f'{must}, but is "{config.resume}"; {advice}'
 
 
-_RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
-    _resume,
-    _tasks,
-    _pipeline,
-    _data,
-    _only_for,
-    _evaluations,
-    _slurm,
-    _lost_rank,
-)
+_RULES: Sequence[Callable[[Config], Iterator[str]]] = (_resume, _tasks, _data, _only_for, _evaluations, _excluded)

@@ -6,7 +6,6 @@ Whatever is wrong, it gives a whole configuration, so that the rest can be check
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import cast
 
 from pydantic import ValidationError
 
@@ -95,13 +94,3 @@ def _fill_in(tree: Tree, errors: ValidationError) -> None:
         assert error["type"] == "missing", "everything that is wrong has been left out"
         annotation = inside[0].model_fields[path[-1]].annotation
         at(tree, path[:-1])[path[-1]] = {} if tables(annotation) else FILLINGS[path[-1]]
-
-
-def without_empty(value: object) -> object:
-    """`value` without tables and lists that are empty, which a run file need not have."""
-    if isinstance(value, dict):
-        pruned = {key: without_empty(inner) for key, inner in cast("Mapping[str, object]", value).items()}
-        return {key: inner for key, inner in pruned.items() if inner not in ({}, [])}
-    if isinstance(value, tuple | list):
-        return [without_empty(inner) for inner in cast("Sequence[object]", value)]
-    return value

@@ -3,8 +3,9 @@
 This imports the recipe, and torch to look up optimizers, so it is the slow part of a check.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -12,8 +13,9 @@ from typing import Any, cast, final
 
 from evenstep.config.arguments import Call, bind
 from evenstep.config.faults import Fault
-from evenstep.config.schema import Config, OneTask, Optimizer, Target
-from evenstep.config.sources import at
+from evenstep.config.schema import Config, OptimizerTable, TargetTable
+from evenstep.config.section import Section
+from evenstep.config.sources import Tree, at
 from evenstep.config.target import find
 from evenstep.config.tasks import data_tables
 from evenstep.errors import ArgumentError
@@ -21,60 +23,34 @@ from evenstep.errors import ArgumentError
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Calls:
-    """What a configuration names, ready to be called.
+class OpenRun:
+    """A configuration without faults.
 
     Args:
-        by_key: the calls, by where they stand: `model`, `data.train`, `hooks.0`, …
+        config: the values.
+        calls: the objects that the configuration names, ready to be called, by their keys, such as `data.train`.
+        recipe: the folder of the recipe's Python files, importable while the run is open.
     """
 
-    by_key: Mapping[str, Call]
-
-    def __getitem__(self, key: str) -> Call:
-        return self.by_key[key]
-
-    def get(self, key: str) -> Call | None:
-        """The call of `key`, if there is one."""
-        return self.by_key.get(key)
-
-    def all(self) -> Sequence[Call]:
-        """Every call."""
-        return tuple(self.by_key.values())
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Finder:
+    config: Config
+    calls: Mapping[str, Call]
     recipe: Path
-    folder: Path
-    found: dict[str, Call] = field(default_factory=dict)
-    faults: list[Fault] = field(default_factory=list)
-    causes: list[BaseException] = field(default_factory=list)
 
-    def add(
-        self,
-        key: str,
-        find_it: Callable[[], Callable[..., Any]],
-        args: Mapping[str, Any],
-        *,
-        at: str,
-        num_given: int = 0,
-        named: Mapping[str, str] | None = None,
-    ) -> None:
-        """Find one target and check its arguments; `at` is the key that holds its name."""
-        try:
-            function = find_it()
-        except ArgumentError as error:
-            self.faults.append(Fault(about=(at,), text=f"`{at}` {error}"))
-            if error.__cause__ is not None:
-                self.causes.append(error.__cause__)
-            return
-        call, faults = bind(key, function, args, self.folder, num_given=num_given, named=named)
-        self.found[key] = call
-        self.faults.extend(faults)
+    def resolved(self) -> Tree:
+        """The configuration as plain tables, defaults and overrides included, paths absolute.
+
+        It is what a run folder keeps: run from there, it finds the recipe's copy in `recipe`.
+        """
+        return cast("Tree", _without_empty({**self.config.model_dump(exclude_none=True), "recipe": "recipe"}))
+
+    def plain(self) -> Tree:
+        """The same in values that JSON has, which checkpoints keep."""
+        return cast("Tree", json.loads(json.dumps(self.resolved(), default=str)))
 
 
-def find_calls(config: Config, *, recipe: Path, folder: Path) -> tuple[Calls, list[Fault], list[BaseException]]:
+def find_calls(
+    config: Config, *, recipe: Path, folder: Path
+) -> tuple[dict[str, Call], list[Fault], list[BaseException]]:
     """Find what the configuration names.
 
     Args:
@@ -83,47 +59,52 @@ def find_calls(config: Config, *, recipe: Path, folder: Path) -> tuple[Calls, li
         folder: the run file's, which relative paths among the arguments are relative to.
 
     Returns:
-        The calls, the faults, and the exceptions that the user's own code raised when it was imported.
+        The calls by where they stand (`model`, `data.train`, `hooks.0`, …), the faults, and the exceptions that the
+        user's own code raised when it was imported.
     """
-    finder = _Finder(recipe=recipe, folder=folder)
-    data = data_tables(config)
-    targets: dict[str, Target] = {
-        "model": config.model,
-        **tasks_of(config),
-        **{
-            f"{key}.metrics.{name}": metric
-            for key, task in tasks_of(config).items()
-            for name, metric in task.metrics.items()
-        },
-        **{f"{key}.train": table.train for key, table in data.items()},
-        **{
-            f"{key}.evaluations.{name}": target
-            for key, table in data.items()
-            for name, target in table.evaluations.items()
-        },
-        **{f"hooks.{index}": target for index, target in enumerate(config.hooks)},
-    }
-    for key, target in targets.items():
-        finder.add(key, partial(find, target.target, recipe), target.args, at=f"{key}.target")
-    for key, table in data.items():
-        if table.collate is not None:
-            at = f"{key}.collate"
-            finder.add(at, partial(find, table.collate, recipe), {}, at=at, num_given=1)
+    calls: dict[str, Call] = {}
+    faults: list[Fault] = []
+    causes: list[BaseException] = []
+
+    def add(
+        key: str, place: str, found: Callable[[], Callable[..., Any]], args: Mapping[str, Any], **given: Any
+    ) -> None:
+        try:
+            calls[key], wrong = bind(key, found(), args, folder, **given)
+            faults.extend(wrong)
+        except ArgumentError as error:
+            faults.append(Fault(about=(place,), text=f"`{place}` {error}"))
+            causes.extend([] if error.__cause__ is None else [error.__cause__])
+
+    for key, table in _targets(config):
+        add(key, f"{key}.target", partial(find, table.target, recipe), table.args)
+    for key, name in ((f"{key}.collate", table.collate) for key, table in data_tables(config).items()):
+        if name is not None:
+            add(key, key, partial(find, name, recipe), {}, num_given=1)
     optimizer = config.optimizer
     if (optimizer.name is None) != (optimizer.target is None):
-        at = "optimizer.name" if optimizer.target is None else "optimizer.target"
-        named = {"lr": "optimizer.lr"}
-        finder.add("optimizer", partial(_optimizer, optimizer, recipe), optimizer.args, at=at, num_given=1, named=named)
-    return Calls(by_key=finder.found), finder.faults, finder.causes
+        place = "optimizer.name" if optimizer.target is None else "optimizer.target"
+        lr = {"lr": "optimizer.lr"}
+        add("optimizer", place, partial(_optimizer, optimizer, recipe), optimizer.args, num_given=1, named=lr)
+    return calls, faults, causes
 
 
-def tasks_of(config: Config) -> dict[str, OneTask]:
-    """The tables of all tasks, by key."""
-    alone = {} if config.task is None else {"task": config.task}
-    return {**alone, **{f"tasks.{name}": task for name, task in config.tasks.items()}}
+def _targets(value: object, key: str = "") -> Iterator[tuple[str, TargetTable]]:
+    """The tables in `value` that name something, by their keys."""
+    if isinstance(value, TargetTable):
+        yield key, value
+    inner: Iterable[tuple[object, object]] = ()
+    if isinstance(value, Section):
+        inner = value
+    elif isinstance(value, dict):
+        inner = cast("dict[str, object]", value).items()
+    elif isinstance(value, tuple):
+        inner = enumerate(cast("tuple[object, ...]", value))
+    for name, one in inner:
+        yield from _targets(one, f"{key}.{name}".removeprefix("."))
 
 
-def _optimizer(optimizer: Optimizer, recipe: Path) -> Callable[..., Any]:
+def _optimizer(optimizer: OptimizerTable, recipe: Path) -> Callable[..., Any]:
     if optimizer.target is not None:
         return find(optimizer.target, recipe)
     import torch
@@ -143,11 +124,21 @@ def _optimizer(optimizer: Optimizer, recipe: Path) -> Callable[..., Any]:
     return cast("Callable[..., Any]", getattr(torch.optim, name))
 
 
-def with_paths(config: Config, calls: Calls) -> Config:
+def with_paths(config: Config, calls: Mapping[str, Call]) -> Config:
     """`config` with the relative paths among its arguments made absolute, so that it can be run from elsewhere."""
     values = config.model_dump()
-    for call in calls.all():
+    for call in calls.values():
         paths = {name: str(value) for name, value in call.arguments.items() if isinstance(value, Path)}
         if paths:
             at(values, call.key.split("."))["args"] |= paths
     return Config.model_validate(values)
+
+
+def _without_empty(value: object) -> object:
+    """`value` without tables and lists that are empty, which a run file need not have."""
+    if isinstance(value, dict):
+        pruned = {key: _without_empty(inner) for key, inner in cast("Mapping[str, object]", value).items()}
+        return {key: inner for key, inner in pruned.items() if inner not in ({}, [])}
+    if isinstance(value, tuple | list):
+        return [_without_empty(inner) for inner in cast("Sequence[object]", value)]
+    return value

@@ -1,8 +1,8 @@
 """What a run file may say: every key with its type, its unit in its name, and a sentence of documentation.
 
-One class per table. Tables that are an option object of the trainer take their defaults from it (`evenstep.options`);
-the others write them here. It holds what each value must be by itself; what values must be to each other is in `check`,
-and the targets are in `target`.
+One class per table. What an option object or a constructor has a default for, a table takes from there; only what the
+run file alone has is written here. It holds what each value must be by itself; what values must be to each other is in
+constructors, what keys must be to each other in `check`, and the targets are in `target`.
 """
 
 from typing import Annotated, Literal
@@ -10,12 +10,20 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from evenstep import options
-from evenstep.config.schema_lr import Constant, LrSchedule
+from evenstep.config.schema_lr import ConstantTable, LrScheduleTable
 from evenstep.config.section import Args, Count, CountOrAuto, Natural, NonNegative, Positive, Section, TargetName
+from evenstep.data import MapData, Mixture, Sampled, StreamData
+from evenstep.events import Best, EarlyStop
+from evenstep.extras.multitask import GradNorm, Uncertainty
+from evenstep.optim.ema import Ema
 from evenstep.options import default_of
+from evenstep.parallel import Fsdp, Processes
+from evenstep.pipeline import PipelineModel
+from evenstep.precision import Fp16Mixed
+from evenstep.train import Trainer
 
 
-class Target(Section):
+class TargetTable(Section):
     """A Python object to call, and what with."""
 
     target: TargetName
@@ -24,19 +32,19 @@ class Target(Section):
     """Keyword arguments of the target. A `Path` argument is taken relative to the run file."""
 
 
-class Evaluation(Target):
+class EvaluationTable(TargetTable):
     """A dataset that the model is evaluated on."""
 
     micro_batch_size: Count | None = None
     """Samples per forward of this evaluation; the training's by default."""
 
 
-class Data(Section):
+class DataTable(Section):
     """What is trained and evaluated on, and how samples become batches."""
 
-    train: Target
+    train: TargetTable
     """The training set: a callable that gives a map-style dataset, or a stream (an iterable without length)."""
-    evaluations: dict[str, Evaluation] = Field(default_factory=dict)
+    evaluations: dict[str, EvaluationTable] = Field(default_factory=dict)
     """The evaluation sets, by the name their metrics get: `valid` gives `valid/loss`."""
     global_batch_size: Count | None = None
     """Samples of one update, over all ranks. Give either this or `global_batch_tokens`."""
@@ -47,31 +55,31 @@ class Data(Section):
     start, by trying, how many fit into memory; a pipeline begins with four micro-batches for each of its ranks."""
     micro_batch_tokens: Count | None = None
     """Token budget of a micro-batch: its longest sample's tokens times its samples stay within it."""
-    batch_size_multiple: Count = 1
+    batch_size_multiple: Count = default_of(MapData, "batch_size_multiple")
     """Batches by tokens have a multiple of this many samples, where that leaves none out."""
-    oversized: Literal["error", "skip"] = "error"
+    oversized: Literal["error", "skip"] = default_of(MapData, "oversized")
     """What becomes of a sample that is longer than the token budget."""
-    length_window: Count | None = None
+    length_window: Count | None = default_of(MapData, "length_window")
     """So many shuffled samples at a time are sorted by length before being cut by tokens; 8192 by default."""
-    shuffle: bool = True
+    shuffle: bool = default_of(MapData, "shuffle")
     """Whether each epoch has an order of its own, a function of seed and epoch."""
-    curriculum_epochs: Natural = 0
+    curriculum_epochs: Natural = default_of(MapData, "curriculum_epochs")
     """The first so many epochs keep the dataset's own order."""
-    num_workers: Natural = 0
+    num_workers: Natural = default_of(MapData, "num_workers")
     """Processes that load batches; 0 loads in the training process."""
-    prefetch_batches: Count = 2
+    prefetch_batches: Count = default_of(MapData, "prefetch_batches")
     """Global batches that the workers load ahead, all together."""
-    timeout_s: Positive = 300.0
+    timeout_s: Positive = default_of(MapData, "timeout_s")
     """Longest wait for a worker, in seconds."""
     collate: TargetName | None = None
     """A function (`FILE.py:NAME` or `package.module:NAME`) that makes a batch of a list of samples."""
-    shared: bool = False
+    shared: bool = default_of(StreamData, "shared")
     """Whether all ranks read the same stream, whole, instead of each a stream of its own; for streams only."""
-    exact_resume: bool = True
+    exact_resume: bool = default_of(StreamData, "exact_resume")
     """false for a stream whose state is known not to say all: a resumed run takes other samples; for streams only."""
 
 
-class Train(Section):
+class TrainTable(Section):
     """How long to train, and how an update is made."""
 
     updates: Count | None = None
@@ -95,22 +103,22 @@ class Train(Section):
     """Save and stop with exit code 75 after so many minutes, to be run again; never by default."""
 
 
-class OneTask(Target):
+class OneTaskTable(TargetTable):
     """What a batch means."""
 
-    metrics: dict[str, Target] = Field(default_factory=dict)
+    metrics: dict[str, TargetTable] = Field(default_factory=dict)
     """Further metrics, by name: classes of torchmetrics (extra `torchmetrics`). They see what the task's `loss` gives
     as `observed`."""
 
 
-class NamedTask(OneTask):
+class NamedTaskTable(OneTaskTable):
     """One of several tasks, with data of its own."""
 
-    data: Data
+    data: DataTable
     """What this task is trained and evaluated on, as the table `data` of a run with one task."""
     coefficient: Positive = 1.0
     """What the gradient of this task's loss is multiplied by."""
-    coefficient_schedule: LrSchedule | None = None
+    coefficient_schedule: LrScheduleTable | None = None
     """How that changes over the run, as a multiplier of it; it does not by default."""
     repeats: Count = 1
     """Batches of this task in each update (mixture "all"), or updates of it in each round ("round_robin")."""
@@ -122,56 +130,56 @@ class NamedTask(OneTask):
     """The last update that this task takes part in; the run's by default."""
 
 
-class Mixture(Section):
+class MixtureTable(Section):
     """Which tasks' batches make an update."""
 
     kind: Literal["all", "round_robin", "sampled"] = "all"
     """`all` takes a batch of each task, `round_robin` one task after the other, `sampled` draws tasks at random."""
-    end: Literal["min", "max", "cycle"] = "cycle"
+    end: Literal["min", "max", "cycle"] = default_of(Mixture, "end")
     """When an epoch ends: with the first task that is through its data (`min`), or with the last, while the others wait
     (`max`) or begin again (`cycle`)."""
-    temperature: Positive = 1.0
+    temperature: Positive = default_of(Sampled, "temperature")
     """Of `sampled`: 1 draws in proportion, more draws flatter."""
-    draws: Count = 1
+    draws: Count = default_of(Sampled, "draws")
     """Of `sampled`: how many batches an update takes."""
 
 
-class Coefficients(Section):
+class CoefficientsTable(Section):
     """How much each task's loss counts."""
 
     kind: Literal["fixed", "uncertainty"] = "fixed"
     """`fixed` takes the tasks' own numbers and their schedules, `uncertainty` learns them with the model."""
-    regression: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    regression: Annotated[tuple[str, ...], Field(strict=False)] = default_of(Uncertainty, "regression")
     """Of `uncertainty`: the tasks whose loss is a squared error; others are taken for likelihoods."""
 
 
-class Combine(Section):
+class CombineTable(Section):
     """What is made of the tasks' separate gradients. It costs a set of gradients and a reduction per task."""
 
     kind: Literal["separate", "pc_grad", "aligned_mtl", "grad_norm"] = "separate"
     """Which method; `separate` adds them up, as without this table, which tasks with late weights need."""
-    alpha: NonNegative = 1.5
+    alpha: NonNegative = default_of(GradNorm, "alpha")
     """Of `grad_norm`: how strongly tasks that learn slowly are favoured."""
-    coefficient_lr: Positive = 0.025
+    coefficient_lr: Positive = default_of(GradNorm, "coefficient_lr")
     """Of `grad_norm`: how fast the coefficients move."""
-    parameters: Annotated[tuple[str, ...], Field(strict=False)] = ("*",)
+    parameters: Annotated[tuple[str, ...], Field(strict=False)] = default_of(GradNorm, "parameters")
     """Of `grad_norm`: patterns of the shared parameters whose gradients are measured; all by default."""
 
 
-class LossScale(Section):
+class LossScaleTable(Section):
     """The dynamic loss scale of precision 16-mixed."""
 
-    initial: Positive = 65536.0
+    initial: Positive = default_of(Fp16Mixed, "initial")
     """The first scale."""
-    growth_updates: Count = 2000
+    growth_updates: Count = default_of(Fp16Mixed, "growth_updates")
     """The scale is doubled after this many committed updates without an overflow."""
-    tolerance: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    tolerance: Annotated[float, Field(ge=0, lt=1)] = default_of(Fp16Mixed, "tolerance")
     """Share of tries since the last change of the scale that may overflow without lowering it for good."""
-    floor: Positive = 1e-4
+    floor: Positive = default_of(Fp16Mixed, "floor")
     """The smallest scale: an overflow that would take it lower stops the run."""
 
 
-class Optimizer(Section):
+class OptimizerTable(Section):
     """What turns a gradient into a step."""
 
     name: str | None = None
@@ -184,7 +192,7 @@ class Optimizer(Section):
     """Further keyword arguments, such as `weight_decay`."""
 
 
-class Parallel(Section):
+class ParallelTable(Section):
     """How the ranks of a run share the model and its gradients."""
 
     strategy: Literal["auto", "single", "ddp", "fsdp", "zero1"] = "auto"
@@ -194,7 +202,7 @@ class Parallel(Section):
     """With fsdp, how many neighbouring ranks share one copy of the parameters (hybrid sharding); all by default."""
     gather_dtype: Literal["bf16"] | None = None
     """With fsdp, the number format in which parameters are gathered and used; their own by default."""
-    offload: bool = False
+    offload: bool = default_of(Fsdp, "offload")
     """With fsdp, whether shards wait in the CPU's memory while they are not used; needs an accelerator."""
     reduction: Literal["fast", "ordered"] = "fast"
     """How gradients are summed: `fast` overlaps with the backward; `ordered` gives the same bits on any number of
@@ -202,22 +210,22 @@ class Parallel(Section):
     compression: Literal["none", "bf16", "fp16"] = "none"
     """How gradients travel between the ranks of ddp: cast to 16 bits, half as many bytes with rounding of 0.4 % (bf16)
     or 0.05 % and a largest value of 65504 (fp16)."""
-    timeout_s: Positive = 60.0
+    timeout_s: Positive = default_of(Processes, "timeout_s")
     """Longest wait for another rank, in seconds."""
     pipeline: Count = 1
     """Ranks that share one model between them, each holding some of its stages; 1 is no pipeline."""
-    pipeline_schedule: str = "1f1b"
+    pipeline_schedule: str = default_of(PipelineModel, "schedule")
     """In which order the stages of a pipeline run their micro-batches; `evenstep plan` compares them."""
     stages_per_rank: Count | None = None
     """Stages that each pipeline rank holds; as few as the pipeline schedule allows by default."""
     split_at: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Names of the layers that begin the second and later stages; equal numbers of layers by default."""
-    relay_skips: bool = False
+    relay_skips: bool = default_of(PipelineModel, "relay_skips")
     """Whether an output that several or distant stages take goes from each stage to the next, and its gradients are
     summed on the way back; by default it goes directly to each of them."""
 
 
-class Slurm(Section):
+class SlurmTable(Section):
     """A job of SLURM that trains the run, one task per rank; needs the extra `slurm`."""
 
     nodes: Count = 1
@@ -242,19 +250,19 @@ class Slurm(Section):
     """Further options of `sbatch`, such as `constraint`."""
 
 
-class Launch(Section):
+class LaunchTable(Section):
     """How many processes `evenstep train` starts; across machines use torchrun, or `slurm`, instead."""
 
     ranks: Count = 1
     """Processes on this machine, one accelerator each where there are any; at least one per pipeline rank."""
-    slurm: Slurm | None = None
+    slurm: SlurmTable | None = None
     """Submit the run as a job of SLURM instead of starting it here; never by default."""
     max_restarts: Natural = 0
     """How many times all ranks are started again, from the newest checkpoint, after one of them has failed; with
     `failures.lost_rank` continue, how many times one that is lost is."""
 
 
-class Failures(Section):
+class FailuresTable(Section):
     """What to do about what goes wrong; `docs/failures.md` says what each does exactly."""
 
     non_finite: options.NonFinite = default_of(options.Failures, "non_finite")
@@ -284,18 +292,18 @@ class Failures(Section):
     in again when it comes back; on CPUs, with ddp, and the extra `torchft`."""
 
 
-class Ema(Section):
+class EmaTable(Section):
     """An exponential moving average of the parameters, evaluated in their place."""
 
-    decay: Annotated[float, Field(ge=0, lt=1)] = 0.9999
+    decay: Annotated[float, Field(ge=0, lt=1)] = default_of(Ema, "decay")
     """Share of the old average that stays at each step."""
-    start_update: Natural = 0
+    start_update: Natural = default_of(Ema, "start_update")
     """Up to this update the average is a copy of the parameters."""
-    every_updates: Count = 1
+    every_updates: Count = default_of(Ema, "every_updates")
     """The average moves at every so many updates only."""
 
 
-class Evaluate(Section):
+class EvaluateTable(Section):
     """When to evaluate on `data.evaluations`; always at the end of the run as well."""
 
     every_updates: Count | None = None
@@ -304,18 +312,18 @@ class Evaluate(Section):
     """Evaluate after every so many epochs."""
 
 
-class Best(Section):
+class BestTable(Section):
     """Which checkpoints to keep as the best."""
 
     metric: str
     """A metric, of an evaluation, such as `valid/loss`, or of training, such as `train/loss`."""
-    mode: Literal["min", "max"] = "min"
+    mode: Literal["min", "max"] = default_of(Best, "mode")
     """Whether smaller or larger is better."""
-    keep: Count = 1
+    keep: Count = default_of(Best, "keep")
     """How many of the best to keep."""
 
 
-class Checkpoint(Section):
+class CheckpointTable(Section):
     """When to save, and what to keep; always saved at the end of the run as well."""
 
     every_updates: Count | None = default_of(options.Checkpointing, "every_updates")
@@ -328,26 +336,26 @@ class Checkpoint(Section):
     """How many of the newest checkpoints to keep."""
     keep_every_updates: Count | None = default_of(options.Checkpointing, "keep_every_updates")
     """Also keep, for good, the checkpoints of every so many updates."""
-    best: Best | None = None
+    best: BestTable | None = None
     """Also keep the checkpoints with the best values of a metric."""
     asynchronous: bool = default_of(options.Checkpointing, "asynchronous")
     """Whether training waits only until its state is copied in memory, which is then written in the background."""
 
 
-class EarlyStop(Section):
+class EarlyStopTable(Section):
     """When to stop before the end of the run."""
 
     metric: str
     """A metric of an evaluation, such as `valid/loss`."""
-    mode: Literal["min", "max"] = "min"
+    mode: Literal["min", "max"] = default_of(EarlyStop, "mode")
     """Whether smaller or larger is better."""
     patience_evaluations: Count = 3
     """Stop after this many evaluations in a row without an improvement."""
-    min_delta: NonNegative = 0.0
+    min_delta: NonNegative = default_of(EarlyStop, "min_delta")
     """A change of at most this much is no improvement."""
 
 
-class Log(Section):
+class LogTable(Section):
     """What is shown and written of the metrics."""
 
     every_updates: Count = default_of(options.Logging, "every_updates")
@@ -365,52 +373,52 @@ class Config(Section):
     """Folder of all runs, relative to the working directory."""
     recipe: str = "."
     """Folder of the recipe's Python files, relative to this file; a saved run keeps a copy in `recipe`."""
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 42
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = default_of(Trainer, "seed")
     """Decides parameters, data order and dropout."""
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = "auto"
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = default_of(Trainer, "device")
     """Where to compute: auto, cpu, cuda, cuda:N or mps; auto takes an accelerator if there is one."""
     threads: Count | None = None
     """Threads of torch's CPU operators; torch's own choice by default."""
     resume: str = "never"
     """What to start from: `never` (nothing), `auto` (the run folder's newest valid checkpoint, if any), or a path
     of a checkpoint or run folder."""
-    model: Target
+    model: TargetTable
     """The model: a callable that gives a `torch.nn.Module`."""
-    task: OneTask | None = None
+    task: OneTaskTable | None = None
     """The task: a callable that gives an `evenstep.Task`. Give either this and `data`, or `tasks`."""
-    data: Data | None = None
+    data: DataTable | None = None
     """What is trained and evaluated on."""
-    tasks: dict[str, NamedTask] = Field(default_factory=dict)
+    tasks: dict[str, NamedTaskTable] = Field(default_factory=dict)
     """Several tasks that are trained together, by name, each with its own data."""
-    mixture: Mixture | None = None
+    mixture: MixtureTable | None = None
     """Which tasks' batches make an update; a batch of each by default."""
-    coefficients: Coefficients | None = None
+    coefficients: CoefficientsTable | None = None
     """How much each task's loss counts; as the tasks say by default."""
-    combine: Combine | None = None
+    combine: CombineTable | None = None
     """What is made of the tasks' separate gradients; by default they are accumulated into one."""
-    train: Train
+    train: TrainTable
     """How long to train, and how an update is made."""
-    loss_scale: LossScale | None = None
+    loss_scale: LossScaleTable | None = None
     """The dynamic loss scale, with precision 16-mixed only."""
-    optimizer: Optimizer
+    optimizer: OptimizerTable
     """What turns a gradient into a step."""
-    lr_schedule: LrSchedule = Constant()
+    lr_schedule: LrScheduleTable = ConstantTable()
     """How the learning rate changes over the run."""
-    parallel: Parallel = Parallel()
+    parallel: ParallelTable = ParallelTable()
     """How the ranks of a run share the model and its gradients."""
-    launch: Launch = Launch()
+    launch: LaunchTable = LaunchTable()
     """How many processes to start."""
-    failures: Failures = Failures()
+    failures: FailuresTable = FailuresTable()
     """What to do about what goes wrong."""
-    ema: Ema | None = None
+    ema: EmaTable | None = None
     """An exponential moving average of the parameters; none by default."""
-    evaluate: Evaluate = Evaluate()
+    evaluate: EvaluateTable = EvaluateTable()
     """When to evaluate."""
-    checkpoint: Checkpoint = Checkpoint()
+    checkpoint: CheckpointTable = CheckpointTable()
     """When to save, and what to keep."""
-    early_stop: EarlyStop | None = None
+    early_stop: EarlyStopTable | None = None
     """When to stop before the end of the run; never by default."""
-    log: Log = Log()
+    log: LogTable = LogTable()
     """What is shown and written of the metrics."""
-    hooks: Annotated[tuple[Target, ...], Field(strict=False)] = ()
+    hooks: Annotated[tuple[TargetTable, ...], Field(strict=False)] = ()
     """Further hooks: callables that give an `evenstep.Hook`."""

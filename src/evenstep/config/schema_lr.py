@@ -8,68 +8,70 @@ from typing import Annotated, Literal, cast
 from pydantic import BeforeValidator, Field
 
 from evenstep.config.section import Natural, Positive, Section, Share
+from evenstep.optim import schedules
+from evenstep.options import default_of
 
 
-class Schedule(Section):
+class ScheduleTable(Section):
     """What all LR schedules have."""
 
-    warmup_updates: Natural = 0
+    warmup_updates: Natural = default_of(schedules.Constant, "warmup_updates")
     """Length of the linear rise to the full learning rate, in updates; 0 and 1 both mean none."""
 
 
-class Constant(Schedule):
+class ConstantTable(ScheduleTable):
     """The full learning rate after the warm-up."""
 
     kind: Literal["constant"] = "constant"
     """Which LR schedule."""
 
 
-class Linear(Schedule):
+class LinearTable(ScheduleTable):
     """A straight line down to a share of the learning rate at the end of the run."""
 
     kind: Literal["linear"] = "linear"
     """Which LR schedule."""
-    end_factor: Share = 0.1
+    end_factor: Share = default_of(schedules.Linear, "end_factor")
     """Multiplier of the learning rate at the last update; with 0 that update changes nothing."""
 
 
-class Cosine(Schedule):
+class CosineTable(ScheduleTable):
     """Half a cosine down to a share of the learning rate at the end of the run."""
 
     kind: Literal["cosine"] = "cosine"
     """Which LR schedule."""
-    end_factor: Share = 0.1
+    end_factor: Share = default_of(schedules.Cosine, "end_factor")
     """Multiplier of the learning rate at the last update; with 0 that update changes nothing."""
 
 
-class Wsd(Schedule):
+class WsdTable(ScheduleTable):
     """Warm-up, stable, decay: the full learning rate until the decay at the end of the run."""
 
     kind: Literal["wsd"] = "wsd"
     """Which LR schedule."""
     decay_updates: Natural
     """Length of the decay at the end of the run, in updates."""
-    shape: Literal["linear", "cosine", "sqrt"] = "sqrt"
+    shape: Literal["linear", "cosine", "sqrt"] = default_of(schedules.Wsd, "shape")
     """Shape of the decay."""
-    end_factor: Share = 0.1
+    end_factor: Share = default_of(schedules.Wsd, "end_factor")
     """Multiplier of the learning rate at the last update; with 0 that update changes nothing."""
 
 
-class InverseSqrt(Schedule):
+class InverseSqrtTable(ScheduleTable):
     """Falls with one over the square root of the update number after the warm-up."""
 
     kind: Literal["inverse_sqrt"] = "inverse_sqrt"
     """Which LR schedule."""
 
 
-class Polynomial(Schedule):
+class PolynomialTable(ScheduleTable):
     """A power of the share of the run that is left."""
 
     kind: Literal["polynomial"] = "polynomial"
     """Which LR schedule."""
-    power: Positive = 1.0
+    power: Positive = default_of(schedules.Polynomial, "power")
     """The power; 1 is a straight line, more falls sooner."""
-    end_factor: Share = 0.1
+    end_factor: Share = default_of(schedules.Polynomial, "end_factor")
     """Multiplier of the learning rate at the last update; with 0 that update changes nothing."""
 
 
@@ -79,5 +81,5 @@ def _constant_unless_said(value: object) -> object:
     return cast("object", value)
 
 
-AnySchedule = Constant | Linear | Cosine | Wsd | InverseSqrt | Polynomial
-LrSchedule = Annotated[Annotated[AnySchedule, Field(discriminator="kind")], BeforeValidator(_constant_unless_said)]
+AnySchedule = ConstantTable | LinearTable | CosineTable | WsdTable | InverseSqrtTable | PolynomialTable
+LrScheduleTable = Annotated[Annotated[AnySchedule, Field(discriminator="kind")], BeforeValidator(_constant_unless_said)]

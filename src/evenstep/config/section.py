@@ -6,6 +6,7 @@ A table knows its keys, their types and their documentation; it has no behaviour
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
+from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticCustomError
 
 Count = Annotated[int, Field(ge=1)]
@@ -35,5 +36,20 @@ class Section(BaseModel):
     """A table of the run file: unknown keys fail, nothing is converted, nothing changes later."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        model_title_generator=lambda table: table.__name__.removesuffix("Table"),
     )
+
+    @classmethod
+    def model_json_schema(cls, *_: Any, **__: Any) -> dict[str, Any]:
+        """The JSON schema, in which tables have names without `Table`."""
+        return super().model_json_schema(schema_generator=_Names)
+
+
+class _Names(GenerateJsonSchema):
+    def normalize_name(self, name: str) -> str:
+        return super().normalize_name(name).removesuffix("Table")

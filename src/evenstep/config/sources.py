@@ -4,8 +4,9 @@
 TOML, and as text where they aren't TOML; `none` takes a key away. Which keys there are is not known here.
 """
 
+import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,6 +112,12 @@ def from_arguments(arguments: Sequence[str]) -> list[Setting]:
     if faults:
         raise ConfigError(faults)
     return settings
+
+
+def settings_of(arguments: Sequence[str], *, without: Collection[str] = ()) -> list[Setting]:
+    """The settings of this process's environment, without those keys, and over them those of the command line."""
+    around = from_environment(os.environ)
+    return [*(one for one in around if ".".join(one.path) not in without), *from_arguments(arguments)]
 
 
 def merge(tree: Tree, settings: Sequence[Setting]) -> tuple[Tree, list[str]]:

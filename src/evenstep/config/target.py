@@ -9,11 +9,11 @@ import os
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
+from evenstep.choice import advice
 from evenstep.config.faults import quoted
 from evenstep.errors import ArgumentError, MissingExtraError
 
@@ -77,11 +77,8 @@ def find(target: str, folder: Path) -> Callable[..., Any]:
     for part in name.split("."):
         if not hasattr(found, part):
             names = [other for other in vars(found) if not other.startswith("_")]
-            close = get_close_matches(part, names, n=1)
-            raise ArgumentError(
-                f'is "{target}", but {place} has no `{part}`'
-                + (f"; did you mean `{close[0]}`?" if close else f"; it has {', '.join(names) or 'nothing'}.")
-            )
+            there = advice(part, names, f"it has {', '.join(names) or 'nothing'}.")
+            raise ArgumentError(f'is "{target}", but {place} has no `{part}`; {there}')
         found = getattr(found, part)
     if not callable(found):
         raise ArgumentError(f'must name a class or function, but "{target}" is {quoted(found)}.')
@@ -98,9 +95,8 @@ def _file(place: str, folder: Path) -> Path:
         )
     if not file.is_file():
         others = [str(other.relative_to(folder)) for other in sorted(folder.glob("*.py"))]
-        close = get_close_matches(place, others, n=1)
-        advice = f"did you mean {close[0]}?" if close else f"it has {', '.join(others) or 'no Python files'}."
-        raise ArgumentError(f"names the file {place}, but {folder} has none; {advice}")
+        there = advice(place, others, f"it has {', '.join(others) or 'no Python files'}.")
+        raise ArgumentError(f"names the file {place}, but {folder} has none; {there}")
     return file
 
 

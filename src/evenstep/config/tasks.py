@@ -1,9 +1,9 @@
 """Where the data of a run stand: beside its one task, or in the table of each of several."""
 
-from evenstep.config.schema import Config, Data
+from evenstep.config.schema import Config, DataTable
 
 
-def data_tables(config: Config) -> dict[str, Data]:
+def data_tables(config: Config) -> dict[str, DataTable]:
     """Every data table of a run, by its key: `data`, or `tasks.NAME.data`."""
     own = {} if config.data is None else {"data": config.data}
     return own | {f"tasks.{name}.data": task.data for name, task in config.tasks.items()}

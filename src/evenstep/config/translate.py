@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 
 from evenstep.config.faults import Fault, told
+from evenstep.config.section import Section
 from evenstep.errors import ArgumentError, ConfigError, PlanError
 
 
@@ -49,10 +50,6 @@ def _translated(text: str, keys: Mapping[str, str]) -> str:
     return re.sub(r"`([^`]+)`(?: of task `([^`]+)`)?", key_of, text)
 
 
-def keys_in(table: str, *names: str) -> dict[str, str]:
-    """The keys of arguments that have the names of the keys of one table.
-
-    >>> keys_in("train", "updates", "epochs")
-    {'updates': 'train.updates', 'epochs': 'train.epochs'}
-    """
-    return {name: f"{table}.{name}" for name in names}
+def keys_in(key: str, table: Section) -> dict[str, str]:
+    """The keys of arguments that have the names of the keys of `table`, which stands at `key`."""
+    return {name: f"{key}.{name}" for name in type(table).model_fields}

@@ -184,10 +184,6 @@ class Data(ABC):
         """Whether `batches` can start at any position (of a stream: after `load_state_dict`)."""
         return True
 
-    def stats(self) -> dict[str, int]:
-        """Counts worth reporting once; unlike the fingerprint, nothing depends on them."""
-        return {}
-
     @property
     def state_is_of_rank(self) -> bool:
         """Whether `state_dict` is of this rank alone, and each rank must go on with its own."""

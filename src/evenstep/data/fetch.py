@@ -16,7 +16,7 @@ from torch.utils.data import (
 )
 
 from evenstep.data.batch import DataFault
-from evenstep.data.dataset import MapDataset, Rows, draws_nothing, epoch_setters, fetches_many
+from evenstep.data.dataset import MapDataset, draws_nothing, epoch_setters, fetches_many, rows_of
 from evenstep.data.pin import pin
 from evenstep.data.seeding import seed_generators
 from evenstep.errors import DataError
@@ -90,21 +90,21 @@ class Fetcher(Dataset[Reply]):
     Args:
         dataset: gives samples by number.
         collate: makes a batch of a list of samples.
-        seeding: what the generators are seeded for.
+        seed_samples: False leaves the generators alone.
         retries: how many times what fails is tried again.
         skips: whether samples that still fail are left out; else they are a failure of the whole request.
     """
 
     def __init__(
-        self, dataset: MapDataset, collate: Collate, seeding: Seeding, *, retries: int = 0, skips: bool = False
+        self, dataset: MapDataset, collate: Collate, *, seed_samples: bool = True, retries: int = 0, skips: bool = False
     ) -> None:
         self._dataset = dataset
         self._collate = collate
-        self.seeding = seeding
+        self.seeding = Seeding.of(dataset, collate, seed_samples=seed_samples)
         self._retries = retries
         self._skips = skips
         self._set_epoch = epoch_setters(dataset)
-        self._rows = Rows.of(dataset) if collate is DEFAULT_COLLATE else None
+        self._rows = rows_of(dataset) if collate is DEFAULT_COLLATE else None
         self._many = (
             cast(Callable[[list[int]], list[object]], cast(Any, dataset).__getitems__)
             if fetches_many(dataset)

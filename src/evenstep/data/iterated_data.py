@@ -19,32 +19,13 @@ from evenstep.data.stream_ranks import StreamRanks, Total
 from evenstep.data.stream_reader import END, Reader
 from evenstep.errors import DataError
 
-__all__ = ["Cut", "IteratedData", "Share"]
+__all__ = ["Cut", "IteratedData", "Reading"]
 
 _STATES_KEPT = 2
 _STATE = {"epoch", "batch", "stream_epoch", "stream"}
 
 
-@dataclass(slots=True, kw_only=True)
-class _Cursor:
-    """Where a stream is being read: the one thing here that changes.
-
-    Args:
-        reader: of the stream.
-        position: of the next global batch.
-        state: of the stream, after the last global batch; None where there was none, or it has none.
-        waiting: whether this rank's stream has ended in this epoch, while those of others go on.
-        owed: a state that is to be put into the stream when the next epoch begins, and the epoch that it is of.
-    """
-
-    reader: Reader
-    position: Position
-    state: dict[str, Any] | None = None
-    waiting: bool = False
-    owed: tuple[dict[str, Any], int] | None = None
-
-
-class Share(NamedTuple):
+class Reading(NamedTuple):
     """A rank's part of each global batch.
 
     Args:
@@ -63,6 +44,27 @@ class Share(NamedTuple):
     others: StreamRanks
     first: int = 0
     num_microbatches: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Cursor:
+    """Where a stream is being read: the one thing here that changes.
+
+    Args:
+        reader: of the stream.
+        reading: what is read of it for this rank.
+        position: of the next global batch.
+        state: of the stream, after the last global batch; None where there was none, or it has none.
+        waiting: whether this rank's stream has ended in this epoch, while those of others go on.
+        owed: a state that is to be put into the stream when the next epoch begins, and the epoch that it is of.
+    """
+
+    reader: Reader
+    reading: Reading
+    position: Position
+    state: dict[str, Any] | None = None
+    waiting: bool = False
+    owed: tuple[dict[str, Any], int] | None = None
 
 
 class Cut(NamedTuple):
@@ -101,7 +103,7 @@ class IteratedData(Data):
         self._was_compared = False  # with those of other ranks
 
     @abstractmethod
-    def _share(self, rank: int, ranks: int, total: Total | None) -> Share:
+    def _reading(self, rank: int, ranks: int, total: Total | None) -> Reading:
         """The part of each global batch that is `rank`'s; `total` sums over ranks, if they take theirs together.
 
         Raises:
@@ -109,7 +111,7 @@ class IteratedData(Data):
         """
 
     @abstractmethod
-    def _cut(self, items: list[object], share: Share, position: Position) -> Cut:
+    def _cut(self, items: list[object], reading: Reading, position: Position) -> Cut:
         """Make micro-batches of what was read for the global batch at `position`.
 
         Raises:
@@ -189,29 +191,29 @@ class IteratedData(Data):
             ArgumentError: `rank` is not one of `ranks`, or a global batch has no micro-batch for it.
             DataError: the stream is not at `start`; later, it fails, or gives nothing.
         """
-        return self._batches(start, seed=seed, share=self._share(rank, ranks, None), pins=pin_memory)
+        return self._batches(start, seed=seed, reading=self._reading(rank, ranks, None), pins=pin_memory)
 
     def batches_together(
         self, start: Position, *, seed: int, rank: int, ranks: int, total: Total, pin_memory: bool = False
     ) -> Iterator[GlobalBatch]:
         """The same, of ranks that agree on each global batch: how many samples it has, and whether its epoch ends."""
-        return self._batches(start, seed=seed, share=self._share(rank, ranks, total), pins=pin_memory)
+        return self._batches(start, seed=seed, reading=self._reading(rank, ranks, total), pins=pin_memory)
 
     def close(self) -> None:
         """Let go of the stream's iterator, with whatever it read ahead."""
         self._cursor = None
 
-    def _batches(self, start: Position, *, seed: int, share: Share, pins: bool) -> Iterator[GlobalBatch]:
+    def _batches(self, start: Position, *, seed: int, reading: Reading, pins: bool) -> Iterator[GlobalBatch]:
         state = self._states.get(start)
         if self._loaded:
-            cursor = self._resume(next(iter(self._states.values())), start, seed, share)
+            cursor = self._resume(next(iter(self._states.values())), start, seed, reading)
         elif self._cursor is not None and self._cursor.position == start:
-            cursor = self._cursor
+            cursor, self._cursor.reading = self._cursor, reading
         elif state:
-            cursor = self._resume(state, start, seed, share)
+            cursor = self._resume(state, start, seed, reading)
             self._states = {start: state}
         elif start.batch == 0:
-            cursor = _Cursor(reader=self._reader(seed, share), position=start)
+            cursor = _Cursor(reader=self._reader(seed, reading), reading=reading, position=start)
             self._states = {}
         else:
             raise DataError(
@@ -219,17 +221,17 @@ class IteratedData(Data):
                 "there; load the state that was saved with that position, or start at an epoch's beginning."
             )
         self._cursor = cursor
-        return self._generate(cursor, share, pins=pins and can_pin())
+        return self._generate(cursor, pins=pins and can_pin())
 
-    def _reader(self, seed: int, share: Share) -> Reader:
-        return Reader(self._stream, self._set_epoch, seed=seed, rank=share.stream_of)
+    def _reader(self, seed: int, reading: Reading) -> Reader:
+        return Reader(self._stream, self._set_epoch, seed=seed, rank=reading.stream_of)
 
-    def _generate(self, cursor: _Cursor, share: Share, *, pins: bool) -> Iterator[GlobalBatch]:
-        while cursor.waiting or cursor.reader.ahead is not END or self._begin_epoch(cursor, share):
-            position = cursor.position
-            items = [] if cursor.waiting else self._read(cursor, share.num_items)
+    def _generate(self, cursor: _Cursor, *, pins: bool) -> Iterator[GlobalBatch]:
+        while cursor.waiting or cursor.reader.ahead is not END or self._begin_epoch(cursor):
+            position, reading = cursor.position, cursor.reading
+            items = [] if cursor.waiting else self._read(cursor, reading.num_items)
             try:
-                cut = self._cut(items, share, position)
+                cut = self._cut(items, reading, position)
             except Exception:
                 self._cursor = None  # whoever begins here again must be given these items again
                 raise
@@ -237,11 +239,11 @@ class IteratedData(Data):
                 for microbatch in cut.microbatches:
                     microbatch.data = pin(microbatch.data)
             more = cursor.reader.ahead is not END
-            num_samples, goes_on = share.others.taken(cut.num_samples, more=more)
+            num_samples, goes_on = reading.others.taken(cut.num_samples, more=more)
             cursor.position = following = position.after(ends_epoch=not goes_on)
-            faults = self._ran_out(cursor, share, following) if goes_on and not more else ()
+            faults = self._ran_out(cursor) if goes_on and not more else ()
             if not self._was_compared:
-                faults += self._compared(items, share)
+                faults += self._compared(items, reading)
             self._keep(cursor, position)
             yield GlobalBatch(
                 position=position,
@@ -270,7 +272,7 @@ class IteratedData(Data):
         while len(self._states) > _STATES_KEPT:
             del self._states[next(iter(self._states))]
 
-    def _ran_out(self, cursor: _Cursor, share: Share, following: Position) -> tuple[DataFault, ...]:
+    def _ran_out(self, cursor: _Cursor) -> tuple[DataFault, ...]:
         """Wait for the others, whose streams are longer; said once."""
         was_told, self._was_told, cursor.waiting = self._was_told, True, True
         if was_told:
@@ -278,16 +280,17 @@ class IteratedData(Data):
         return (
             DataFault(
                 message=(
-                    f"the stream of rank {share.stream_of} ended after {following.batch} global batches of epoch "
-                    f"{following.epoch}, before those of other ranks: until they end, it takes part without samples."
+                    f"the stream of rank {cursor.reading.stream_of} ended after {cursor.position.batch} global batches "
+                    f"of epoch {cursor.position.epoch}, before those of other ranks: until they end, it takes part "
+                    f"without samples."
                 )
             ),
         )
 
-    def _compared(self, items: list[object], share: Share) -> tuple[DataFault, ...]:
+    def _compared(self, items: list[object], reading: Reading) -> tuple[DataFault, ...]:
         """Say that all ranks read the same, which is seldom meant, at their first global batch."""
         self._was_compared = True
-        if not share.others.read_the_same(items):
+        if not reading.others.read_the_same(items):
             return ()
         return (
             DataFault(
@@ -306,7 +309,7 @@ class IteratedData(Data):
             raise self._failed(error, cursor.position) from error
         return items
 
-    def _begin_epoch(self, cursor: _Cursor, share: Share) -> bool:
+    def _begin_epoch(self, cursor: _Cursor) -> bool:
         """Read the first item of an epoch; False where the data have ended."""
         epoch, reader = cursor.position.epoch, cursor.reader
         over = False
@@ -322,13 +325,13 @@ class IteratedData(Data):
         except Exception as error:
             raise self._failed(error, cursor.position) from error
         gives = reader.ahead is not END
-        if not share.others.begun(epoch, gives=gives, over=over):
+        if not cursor.reading.others.begun(epoch, gives=gives, over=over):
             return False
         if not gives:
             cursor.waiting, cursor.state = True, reader.state()
         return True
 
-    def _resume(self, state: Mapping[str, object], start: Position, seed: int, share: Share) -> _Cursor:
+    def _resume(self, state: Mapping[str, object], start: Position, seed: int, reading: Reading) -> _Cursor:
         """Put a state into the stream and read the item after it; later, where that is of another epoch."""
         position = _position_of(state)
         if position != start:
@@ -338,7 +341,8 @@ class IteratedData(Data):
             )
         stream, stream_epoch = cast("dict[str, Any]", state["stream"]), cast(int, state["stream_epoch"])
         cursor = _Cursor(
-            reader=self._reader(seed, share),
+            reader=self._reader(seed, reading),
+            reading=reading,
             position=position,
             state=stream,
             waiting=bool(state.get("waiting")),
@@ -348,7 +352,7 @@ class IteratedData(Data):
             cursor.owed = stream, stream_epoch
             return cursor
         try:
-            cursor.reader.go_to(stream, epoch=stream_epoch, number=position.batch * share.num_items)
+            cursor.reader.go_to(stream, epoch=stream_epoch, number=position.batch * reading.num_items)
         except Exception as error:
             raise self._failed(error, position) from error
         if cursor.reader.ahead is END:

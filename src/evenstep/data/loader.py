@@ -7,7 +7,6 @@ with the requests that they have not answered. What the requests are is not know
 
 import signal
 import threading
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, nullcontext
@@ -25,27 +24,11 @@ from evenstep.data.seeding import undisturbed
 from evenstep.errors import DataError
 from evenstep.internals import end_workers, workers_of
 
-__all__ = ["Here", "Loader", "Workers"]
-
-
-class Loader(ABC):
-    """Answers requests in their order."""
-
-    @abstractmethod
-    def start(self, requests: Iterator[Request]) -> None:
-        """Begin to answer `requests`; what was due to earlier ones is thrown away."""
-
-    @abstractmethod
-    def take(self, count: int) -> list[Reply]:
-        """The replies to the next `count` requests."""
-
-    def take_faults(self) -> list[DataFault]:
-        """What went wrong with the loader itself since this was last asked, and was mended."""
-        return []
+__all__ = ["Here", "Workers"]
 
 
 @final
-class Here(Loader):
+class Here:
     """Answers in this process, when asked, leaving its random generators as they were.
 
     Args:
@@ -59,11 +42,11 @@ class Here(Loader):
         self._requests: Iterator[Request] = iter(())
 
     def start(self, requests: Iterator[Request]) -> None:
-        """Nothing is fetched before it is asked for."""
+        """Answer `requests` from now on, in their order; nothing is fetched before it is asked for."""
         self._requests = requests
 
     def take(self, count: int) -> list[Reply]:
-        """Fetch them now."""
+        """Fetch the replies to the next `count` requests."""
         requests = islice(self._requests, count)
         if self._fetcher.seeding is Seeding.NEVER:
             replies = [self._fetcher[request] for request in requests]
@@ -71,6 +54,10 @@ class Here(Loader):
             with undisturbed():
                 replies = [self._fetcher[request] for request in requests]
         return [reply.pin_memory() for reply in replies] if self._pins else replies
+
+    def take_faults(self) -> list[DataFault]:
+        """None: there are no workers that could be lost."""
+        return []
 
 
 class _Requests:
@@ -92,7 +79,7 @@ def _as_it_is(reply: Reply) -> Reply:
 
 
 @final
-class Workers(Loader):
+class Workers:
     """Processes that answer requests ahead of time.
 
     Args:
@@ -145,7 +132,9 @@ class Workers(Loader):
         )
 
     def start(self, requests: Iterator[Request]) -> None:
-        """Send the first requests to the processes, which are started if they are not running.
+        """Answer `requests` from now on, in their order; what was due to earlier ones is thrown away.
+
+        The first of them are sent to the processes, which are started if they are not running.
 
         Raises:
             DataError: the processes cannot be started, or no longer answer.
@@ -168,7 +157,7 @@ class Workers(Loader):
         _hear_deaths_only_while_waiting()
 
     def take(self, count: int) -> list[Reply]:
-        """Wait for them.
+        """Wait for the replies to the next `count` requests.
 
         Raises:
             DataError: a worker died, or did not answer in time.
@@ -208,6 +197,7 @@ class Workers(Loader):
         return reply
 
     def take_faults(self) -> list[DataFault]:
+        """What went wrong with the processes since this was last asked, and was mended."""
         faults, self._faults = self._faults, []
         return faults
 

@@ -13,7 +13,7 @@ from evenstep.data.arguments import require_callable, require_count, require_ran
 from evenstep.data.batch import JSON, Data, GlobalBatch, Microbatch, Position
 from evenstep.data.batching import share
 from evenstep.data.dataset import MapDataset, count_samples, fingerprint_of
-from evenstep.data.fetch import DEFAULT_COLLATE, Collate, Fetcher, Reply, Request, Seeding
+from evenstep.data.fetch import DEFAULT_COLLATE, Collate, Fetcher, Reply, Request
 from evenstep.data.lengths import Lengths
 from evenstep.data.order import MOST_SORTED
 from evenstep.data.pin import can_pin
@@ -124,10 +124,9 @@ class MapData(Data):
         self._dataset = dataset
         self._num_epochs = None if num_epochs is None else require_count("num_epochs", num_epochs)
         self._epochs: dict[tuple[int, int], EpochBatches] = {}
-        seeding = Seeding.of(dataset, collate, seed_samples=seed_samples)
         require_count("retries", retries, at_least=0)
         self._pool = Pool(
-            lambda: Fetcher(dataset, collate, seeding, retries=retries, skips=skip_failing),
+            lambda: Fetcher(dataset, collate, seed_samples=seed_samples, retries=retries, skips=skip_failing),
             num_workers=require_count("num_workers", num_workers, at_least=0),
             prefetch_batches=require_count("prefetch_batches", prefetch_batches),
             timeout_s=timeout_s,
@@ -143,10 +142,6 @@ class MapData(Data):
     def num_skipped(self) -> int:
         """How many samples are left out of every epoch because they are longer than a token budget."""
         return self._sampling.num_skipped
-
-    def stats(self) -> dict[str, int]:
-        """The number of samples that are visited, and of those that are skipped, in each epoch."""
-        return {"num_samples": self.num_samples, "num_skipped": self.num_skipped}
 
     def num_batches(self, epoch: int, *, seed: int) -> int:
         """How many global batches `epoch` has.

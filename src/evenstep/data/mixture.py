@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Any, Literal, NamedTuple, cast, final
+from typing import Any, Literal, cast, final
 
 from evenstep.data.arguments import require_count, require_rank
 from evenstep.data.batch import JSON, Data, GlobalBatch, Microbatch, Part, Position
@@ -27,14 +27,6 @@ End = Literal["min", "max", "cycle"]
 Windows = Mapping[str, tuple[int, int | None]]
 
 
-class _Step(NamedTuple):
-    """One global batch of the walk: whose batches it takes, and where it leads."""
-
-    tasks: Sequence[str]
-    position: Position
-    following: Position
-
-
 @final
 @dataclass(slots=True, kw_only=True)
 class _Walk:
@@ -46,9 +38,9 @@ class _Walk:
         end: what to do about a task that has come to the end of its data.
         windows: first and last update of tasks that are not in all.
         seed: the run's.
+        places: the batch that each task's data gives next.
         number: of the next global batch in the whole run.
         position: of it.
-        places: the batch that each task's data gives next.
         ended: the tasks whose data have come to an end in this epoch of the mixture.
     """
 
@@ -57,13 +49,13 @@ class _Walk:
     end: End
     windows: Windows
     seed: int
-    number: int
-    position: Position
     places: dict[str, Position]
-    ended: set[str]
+    number: int = 0
+    position: Position = field(default_factory=Position)
+    ended: set[str] = field(default_factory=set[str])
 
-    def step(self) -> _Step:
-        """The next global batch."""
+    def step(self) -> Sequence[str]:
+        """Move behind the next global batch; gives the tasks whose batches it takes."""
         ready = [name for name in self._active(self.number) if self.end != "max" or name not in self.ended]
         if not ready:
             raise DataError(
@@ -75,10 +67,10 @@ class _Walk:
         self.number += 1
         later = set(self._active(self.number))
         ends_epoch = bool(self.ended) if self.end == "min" else bool(self.ended) and self.ended >= later
-        position, self.position = self.position, self.position.after(ends_epoch=ends_epoch)
+        self.position = self.position.after(ends_epoch=ends_epoch)
         if ends_epoch:
             self.ended = set()
-        return _Step(tasks, position, self.position)
+        return tasks
 
     def _active(self, number: int) -> list[str]:
         return [name for name in self.data if _within(self.windows.get(name, (1, None)), number + 1)]
@@ -172,10 +164,6 @@ class Mixture(Data):
         """The data of each task."""
         return self._data
 
-    def stats(self) -> dict[str, int]:
-        """Those of each task's data, with its name before them."""
-        return {f"{name}/{stat}": count for name, one in self._data.items() for stat, count in one.stats().items()}
-
     def preview(self, count: int, *, seed: int) -> list[Sequence[str]]:
         """The tasks of the first `count` global batches.
 
@@ -185,15 +173,16 @@ class Mixture(Data):
         [['class'], ['class', 'box']]
         """
         walk = self._walk(seed)
-        return [walk.step().tasks for _ in range(count)]
+        return [walk.step() for _ in range(count)]
 
     def num_batches(self, epoch: int, *, seed: int) -> int:
         require_count("epoch", epoch, at_least=0)
         walk, counts = self._epochs.setdefault(seed, (self._walk(seed), []))
         while len(counts) <= epoch:
-            step = walk.step()
-            if step.following.batch == 0:
-                counts.append(step.position.batch + 1)
+            last = walk.position.batch
+            walk.step()
+            if walk.position.batch == 0:
+                counts.append(last + 1)
         return counts[epoch]
 
     def fingerprint(self) -> dict[str, JSON]:
@@ -212,7 +201,7 @@ class Mixture(Data):
         require_rank(rank, ranks)
         walk = self._walk(seed)
         while walk.position != start:
-            if (walk.position.epoch, walk.position.batch) > (start.epoch, start.batch):
+            if walk.position > start:
                 raise DataError(
                     f"the mixture has no batch {start.batch} in epoch {start.epoch}; its data or the way of mixing are "
                     f"others than when the run was saved: set them back, or start a new run."
@@ -231,10 +220,7 @@ class Mixture(Data):
             end=self._end,
             windows=self._windows,
             seed=seed,
-            number=0,
-            position=Position(),
             places={name: Position() for name in self._data},
-            ended=set(),
         )
 
     def _generate(self, walk: _Walk, *, rank: int, ranks: int, pin_memory: bool) -> Iterator[GlobalBatch]:
@@ -250,15 +236,16 @@ class Mixture(Data):
                 )
                 stack.enter_context(closing(cast("Any", sources[name])))
             while True:
-                yield _joined(walk.step(), sources)
+                yield _next_of(walk, sources)
 
 
-def _joined(step: _Step, sources: Mapping[str, Iterator[GlobalBatch]]) -> GlobalBatch:
-    """One global batch of the batches that the tasks give next."""
+def _next_of(walk: _Walk, sources: Mapping[str, Iterator[GlobalBatch]]) -> GlobalBatch:
+    """The next global batch of the walk, of the batches that its tasks give next."""
+    position, tasks = walk.position, walk.step()
     parts: list[Part] = []
     microbatches: list[Microbatch] = []
     count = 0
-    for name in step.tasks:
+    for name in tasks:
         began = perf_counter()
         batch = next(sources[name], None)
         if batch is None:
@@ -277,12 +264,12 @@ def _joined(step: _Step, sources: Mapping[str, Iterator[GlobalBatch]]) -> Global
         microbatches += [replace(one, index=count + one.index, task=name) for one in batch.microbatches]
         count += batch.num_microbatches
     return GlobalBatch(
-        position=step.position,
-        following=step.following,
+        position=position,
+        following=walk.position,
         microbatches=tuple(microbatches),
         num_microbatches=count,
         num_samples=sum(part.num_samples for part in parts),
-        ends_epoch=step.following.batch == 0,
+        ends_epoch=walk.position.batch == 0,
         parts=tuple(parts),
     )
 

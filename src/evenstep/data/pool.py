@@ -9,7 +9,7 @@ from math import ceil
 from typing import final
 
 from evenstep.data.fetch import Fetcher
-from evenstep.data.loader import Here, Loader, Workers
+from evenstep.data.loader import Here, Workers
 
 __all__ = ["Pool"]
 
@@ -21,9 +21,8 @@ class Pool:
     Args:
         new_fetcher: makes what reads the samples.
         num_workers: processes per loader; 0 for none: reading in this process.
-        prefetch_batches: global batches that they fetch ahead, all together.
-        timeout_s: longest wait for a worker, in seconds.
-        restarts: how many times in a row workers that die or hang are started anew.
+        prefetch_batches, timeout_s: as those of `MapData`.
+        restarts: as those of `Workers`.
     """
 
     def __init__(
@@ -44,7 +43,7 @@ class Pool:
         self._lent: set[Workers] = set()
 
     @contextmanager
-    def loader(self, *, microbatches_per_batch: int, pin_memory: bool) -> Generator[Loader]:
+    def loader(self, *, microbatches_per_batch: int, pin_memory: bool) -> Generator[Here | Workers]:
         """Lend a loader for the length of the block.
 
         Args:

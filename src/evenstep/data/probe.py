@@ -46,13 +46,13 @@ def probe(stream: Iterable[Any], set_epoch: Sequence[Callable[[int], object]]) -
                 f"whether the stream, a {name}, resumes exactly could not be tried: before it is read, its "
                 f"`state_dict()` raises {type(error).__name__}: {error}, and it can't be copied."
             )
-        _compare(_Trial(Reader(copied, [], seed=0, rank=0), name))
+        _compare(Reader(copied, [], seed=0, rank=0), name)
         return ""
-    trial = _Trial(Reader(stream, set_epoch, seed=0, rank=0), name)
-    first = _compare(trial)
+    reader = Reader(stream, set_epoch, seed=0, rank=0)
+    first = _compare(reader, name)
     try:
-        trial.reader.go_to(beginning, epoch=0, number=0)
-        again = trial.items(_BEFORE)
+        reader.go_to(beginning, epoch=0, number=0)
+        again, _ = _taken(reader, _BEFORE)
         cast(Stateful, stream).load_state_dict(deepcopy(beginning))
     except Exception as error:
         raise _fails(name, error) from error
@@ -61,21 +61,20 @@ def probe(stream: Iterable[Any], set_epoch: Sequence[Callable[[int], object]]) -
     return ""
 
 
-def _compare(trial: "_Trial") -> list[object]:
+def _compare(reader: Reader, name: str) -> list[object]:
     """Raise unless what follows a state is the same again; gives the items before it."""
-    name = trial.name
     try:
-        trial.reader.begin(0)
-        first, state = trial.items(_BEFORE), trial.state
-        rest = trial.items(_AFTER)
-        trial.reader.begin(1)
-        following = trial.items(_AFTER)
+        reader.begin(0)
+        first, state = _taken(reader, _BEFORE)
+        rest, _ = _taken(reader, _AFTER)
+        reader.begin(1)
+        following, _ = _taken(reader, _AFTER)
         if state is None:  # it has nothing
             return first
-        trial.reader.go_to(state, epoch=0, number=len(first))
-        rest_again = trial.items(_AFTER)
-        trial.reader.begin(1)
-        following_again = trial.items(_AFTER)
+        reader.go_to(state, epoch=0, number=len(first))
+        rest_again, _ = _taken(reader, _AFTER)
+        reader.begin(1)
+        following_again, _ = _taken(reader, _AFTER)
     except Exception as error:
         raise _fails(name, error) from error
     if not alike(rest, rest_again):
@@ -85,22 +84,14 @@ def _compare(trial: "_Trial") -> list[object]:
     return first
 
 
-class _Trial:
-    """A reader of a stream that is tried."""
-
-    def __init__(self, reader: Reader, name: str) -> None:
-        self.reader = reader
-        self.name = name
-        self.state: dict[str, Any] | None = None
-
-    def items(self, count: int) -> list[object]:
-        """The next items, as many as there are up to `count`."""
-        if self.reader.ahead is END:
-            return []
-        items, self.state = self.reader.take(count)
-        if self.reader.failure is not None:
-            raise self.reader.failure
-        return items
+def _taken(reader: Reader, count: int) -> tuple[list[object], dict[str, Any] | None]:
+    """The next items, as many as there are up to `count`, and the stream's state after them."""
+    if reader.ahead is END:
+        return [], None
+    items, state = reader.take(count)
+    if reader.failure is not None:
+        raise reader.failure
+    return items, state
 
 
 def _inexact(name: str, what: str) -> DataError:

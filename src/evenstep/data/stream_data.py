@@ -9,11 +9,10 @@ from typing import Any, cast, final
 
 from evenstep.data.arguments import require_callable, require_count, require_rank
 from evenstep.data.batch import JSON, Microbatch, Position
-from evenstep.data.batching import cut_by_count
-from evenstep.data.batching import share as share_of
+from evenstep.data.batching import cut_by_count, share
 from evenstep.data.dataset import fingerprint_of
 from evenstep.data.fetch import DEFAULT_COLLATE, Collate
-from evenstep.data.iterated_data import Cut, IteratedData, Share
+from evenstep.data.iterated_data import Cut, IteratedData, Reading
 from evenstep.data.stream import check_stream, samples_in
 from evenstep.data.stream_ranks import StreamRanks, Together, Total, of_one_stream
 from evenstep.errors import ArgumentError, DataError
@@ -120,23 +119,23 @@ class StreamData(IteratedData):
         }
         return {**fingerprint, "shared": True} if self._shared else fingerprint
 
-    def _cut(self, items: list[object], share: Share, position: Position) -> Cut:
+    def _cut(self, items: list[object], reading: Reading, position: Position) -> Cut:
         size = 1 if self._batched else self._micro_batch_size or max(1, len(items))
         edges = cut_by_count(len(items), size)
-        mine = share_of(len(edges) - 1, rank=share.rank, ranks=share.ranks)
+        mine = share(len(edges) - 1, rank=reading.rank, ranks=reading.ranks)
         microbatches: list[Microbatch] = []
         for number in mine:
             some = items[edges[number] : edges[number + 1]]
             data = some[0] if self._batched else self._collated(some, position)
             count = self._samples_in(data) if self._batched else len(some)
             microbatches.append(
-                Microbatch(index=share.first + number, data=data, num_samples=count, counted=self._counts)
+                Microbatch(index=reading.first + number, data=data, num_samples=count, counted=self._counts)
             )
         if self._batched and self._shared:
             num_samples = sum(map(self._samples_in, items))
         else:
             num_samples = len(items) if not self._batched else sum([one.num_samples for one in microbatches])
-        num_microbatches = len(edges) - 1 if share.num_microbatches is None else share.num_microbatches
+        num_microbatches = len(edges) - 1 if reading.num_microbatches is None else reading.num_microbatches
         return Cut(tuple(microbatches), num_samples, num_microbatches)
 
     def _collated(self, samples: list[object], position: Position) -> object:
@@ -149,7 +148,7 @@ class StreamData(IteratedData):
                 "one batch of a list of them."
             ) from error
 
-    def _share(self, rank: int, ranks: int, total: Total | None) -> Share:
+    def _reading(self, rank: int, ranks: int, total: Total | None) -> Reading:
         require_rank(rank, ranks)
         if self._batched:
             edges = list(range(self._num_microbatches + 1))
@@ -157,8 +156,8 @@ class StreamData(IteratedData):
             size = cast(int, self._global_batch_size)
             edges = cut_by_count(size, self._micro_batch_size or size)
         if ranks == 1 or self._shared:
-            return Share(0, rank, ranks, edges[-1], of_one_stream(total, ranks))
-        microbatches = share_of(len(edges) - 1, rank=rank, ranks=ranks)
+            return Reading(0, rank, ranks, edges[-1], of_one_stream(total, ranks))
+        microbatches = share(len(edges) - 1, rank=rank, ranks=ranks)
         if not microbatches:
             raise ArgumentError(
                 f"each of the {ranks} ranks reads its own stream and needs a micro-batch of each global batch, but "
@@ -172,7 +171,7 @@ class StreamData(IteratedData):
             return num_samples * num_microbatches // len(microbatches)
 
         others = StreamRanks(scaled) if total is None else Together(total, ranks)
-        return Share(rank, 0, 1, num_items, others, microbatches.start, num_microbatches)
+        return Reading(rank, 0, 1, num_items, others, microbatches.start, num_microbatches)
 
 
 def _refuse(given: dict[str, bool], reason: str) -> None:

@@ -12,9 +12,9 @@ import torch
 
 from evenstep.data.arguments import require_rank
 from evenstep.data.batch import JSON, Microbatch, Part, Position
-from evenstep.data.batching import share as share_of
+from evenstep.data.batching import share
 from evenstep.data.dataset import fingerprint_of
-from evenstep.data.iterated_data import Cut, IteratedData, Share
+from evenstep.data.iterated_data import Cut, IteratedData, Reading
 from evenstep.data.stream import check_stream, samples_in
 from evenstep.data.stream_ranks import Total, of_one_stream
 from evenstep.errors import DataError
@@ -118,11 +118,11 @@ class UpdateData(IteratedData):
         batches: dict[str, JSON] = {"kind": "stream", "global_batch_size": None, "batched": True, "num_microbatches": 1}
         return {"kind": "updates", "stream": {**batches, "stream": fingerprint_of(self._stream)}}
 
-    def _share(self, rank: int, ranks: int, total: Total | None) -> Share:
+    def _reading(self, rank: int, ranks: int, total: Total | None) -> Reading:
         require_rank(rank, ranks)
-        return Share(0, rank, ranks, 1, of_one_stream(total, ranks))
+        return Reading(0, rank, ranks, 1, of_one_stream(total, ranks))
 
-    def _cut(self, items: list[object], share: Share, position: Position) -> Cut:
+    def _cut(self, items: list[object], reading: Reading, position: Position) -> Cut:
         batches = batches_in(items[0])
         counts = [self._samples_in(batch.data) for batch in batches]
         return Cut(
@@ -134,7 +134,7 @@ class UpdateData(IteratedData):
                     task=batches[index].task,
                     counted=self._samples_in is not _BY_LOOKS,
                 )
-                for index in share_of(len(batches), rank=share.rank, ranks=share.ranks)
+                for index in share(len(batches), rank=reading.rank, ranks=reading.ranks)
             ),
             num_samples=sum(counts),
             num_microbatches=len(batches),

@@ -115,7 +115,7 @@ class Bus:
         nobody listens, so no event is built
         """
         pairs = self._spans[name]
-        return _Span(pairs, begin, end) if pairs else _UNHEARD
+        return _HookSpan(pairs, begin, end) if pairs else _UNHEARD
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """The state of every hook that has some, by its name (`Best`, `Best#2`, …)."""
@@ -159,7 +159,7 @@ class Bus:
 
 
 @final
-class _Span(AbstractContextManager[None]):
+class _HookSpan(AbstractContextManager[None]):
     __slots__ = ("_begin", "_end", "_pairs", "_reached")
 
     def __init__(

@@ -35,7 +35,7 @@ class Seen:
 
 @final
 @dataclass(frozen=True, slots=True)
-class _Before:
+class _Snapshot:
     """A meter as it was before the first observation of a try of an update."""
 
     update: int
@@ -50,7 +50,7 @@ class _Meter:
     key: str
     metric: Any
     last: int | None = None  # the last update that it has seen
-    before: list[_Before] = field(default_factory=list[_Before])
+    before: list[_Snapshot] = field(default_factory=list[_Snapshot])
 
     def back(self, place: int) -> None:
         """To what it was at this place."""
@@ -81,7 +81,7 @@ class Meters:
         if not before or (before[-1].update, before[-1].attempt) != (update, self._attempt):
             if len(before) > 1 and before[-2].update == update:
                 before.pop()  # only the newest try can be taken back by itself, and the whole update by its first
-            before.append(_Before(update, self._attempt, _state(meter.metric), meter.last))
+            before.append(_Snapshot(update, self._attempt, _state(meter.metric), meter.last))
         meter.metric.update(**values)
         meter.last = update
 

@@ -8,6 +8,7 @@ whoever writes them. It writes nothing itself and knows no periods.
 import statistics
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import itemgetter
 from typing import Any, TypeAlias, final
 
 import torch
@@ -141,7 +142,7 @@ class Storage:
         records = [
             Record(update, name, total / weight, weight) for (update, name), (total, weight) in summed.items() if weight
         ]
-        records = sorted([*records, *self._meters.records(everybody)], key=_by_update)
+        records = sorted([*records, *self._meters.records(everybody)], key=itemgetter(0))  # by update
         self._remember(records)
         return records
 
@@ -214,10 +215,6 @@ class Storage:
         if series is None:
             return []
         return series.records(name, start=series.start_of(window_updates))
-
-
-def _by_update(record: Record) -> int:
-    return record.update
 
 
 def _read(pending: list[Entry]) -> Iterator[tuple[float, float]]:

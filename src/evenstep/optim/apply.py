@@ -45,17 +45,12 @@ def gradients(parameters: Sequence[Tensor], *, sparse: bool = False) -> list[Ten
         parameters: in any order.
         sparse: whether there may be sparse gradients; they are coalesced and give their values.
     """
+    if sparse:
+        for parameter in parameters:
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                parameter.grad = parameter.grad.coalesce()
     grads = [grad for parameter in parameters if (grad := parameter.grad) is not None]
-    if not sparse:
-        return grads
-    for parameter in parameters:
-        if parameter.grad is not None and parameter.grad.is_sparse:
-            parameter.grad = parameter.grad.coalesce()
-    return [
-        parameter.grad.values() if parameter.grad.is_sparse else parameter.grad
-        for parameter in parameters
-        if parameter.grad is not None
-    ]
+    return [grad.values() if grad.is_sparse else grad for grad in grads] if sparse else grads
 
 
 def norms(grads: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:
@@ -82,7 +77,7 @@ class Apply(ABC):
     Args:
         optimizer: any optimizer of parameters on one device.
         clip_norm: c of the formula above; None does not clip.
-        in_kernel: whether the optimizer's kernel divides the gradient by itself (`supports_scaling`).
+        in_kernel: whether the optimizer's kernel divides the gradient by itself (`takes_scale`).
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, *, clip_norm: float | None, in_kernel: bool) -> None:
@@ -176,15 +171,6 @@ class DeviceApply(Apply):
         self._halted = None
 
 
-def supports_scaling(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the optimizer's kernel takes `grad_scale` and `found_inf`, as torch's fused ones do.
-
-    >>> supports_scaling(torch.optim.SGD([torch.zeros(1, requires_grad=True)], fused=True))
-    True
-    """
-    return takes_scale(optimizer)
-
-
 def build_apply(
     optimizer: torch.optim.Optimizer, *, clip_norm: float | None, device: torch.device, defer: bool | None = None
 ) -> Apply:
@@ -196,7 +182,7 @@ def build_apply(
         device: where the parameters are.
         defer: whether the verdict stays on the device; None: on an accelerator, if the optimizer can skip a step.
     """
-    scales = supports_scaling(optimizer)
+    scales = takes_scale(optimizer)
     # The kernels read the scale as float32: too coarse for float64 parameters.
     in_kernel = scales and all(p.dtype != torch.float64 for g in optimizer.param_groups for p in g["params"])
     defer = device.type != "cpu" if defer is None else defer

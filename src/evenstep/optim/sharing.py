@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from evenstep.optim.multi import inner
 
 
-class Part(IntEnum):
+class Granularity(IntEnum):
     """The smallest part of a model that an optimizer steps by itself, with the same result."""
 
     ELEMENT = 0
@@ -37,17 +37,17 @@ class Known:
         unless: options under which torch can't step shards though `steps` is an element, and why.
     """
 
-    steps: Part
+    steps: Granularity
     why: str = ""
     unless: Mapping[str, str] = field(default_factory=dict)
 
 
-_ELEMENTWISE = Known(steps=Part.ELEMENT)
+_ELEMENTWISE = Known(steps=Granularity.ELEMENT)
 
 
 def _no_fused(name: str) -> Known:
     why = f"torch has no fused kernel of {name} for shards; build it with `foreach=True` instead of `fused=True`"
-    return Known(steps=Part.ELEMENT, unless={"fused": why})
+    return Known(steps=Granularity.ELEMENT, unless={"fused": why})
 
 
 TORCH: Mapping[type[Optimizer], Known] = MappingProxyType(
@@ -62,11 +62,13 @@ TORCH: Mapping[type[Optimizer], Known] = MappingProxyType(
         torch.optim.RAdam: _ELEMENTWISE,
         torch.optim.RMSprop: _ELEMENTWISE,
         torch.optim.SGD: _no_fused("SGD"),
-        torch.optim.Rprop: Known(steps=Part.PARAMETER, why="torch has no kernels of it for shards"),
-        torch.optim.Adafactor: Known(steps=Part.PARAMETER, why="it takes means over the rows and columns of a matrix"),
-        torch.optim.Muon: Known(steps=Part.PARAMETER, why="it makes the whole matrix of an update orthogonal"),
-        torch.optim.SparseAdam: Known(steps=Part.PARAMETER, why="torch has no kernels of it for shards"),
-        torch.optim.LBFGS: Known(steps=Part.MODEL, why="it searches along a line for all parameters at once"),
+        torch.optim.Rprop: Known(steps=Granularity.PARAMETER, why="torch has no kernels of it for shards"),
+        torch.optim.Adafactor: Known(
+            steps=Granularity.PARAMETER, why="it takes means over the rows and columns of a matrix"
+        ),
+        torch.optim.Muon: Known(steps=Granularity.PARAMETER, why="it makes the whole matrix of an update orthogonal"),
+        torch.optim.SparseAdam: Known(steps=Granularity.PARAMETER, why="torch has no kernels of it for shards"),
+        torch.optim.LBFGS: Known(steps=Granularity.MODEL, why="it searches along a line for all parameters at once"),
     }
 )
 """Torch's classes. Only these very classes: what a subclass adds is not known."""
@@ -88,28 +90,28 @@ def known(optimizer: Optimizer) -> Known | None:
     said = {**vars(kind), **vars(optimizer)}
     if said.get("elementwise") is True:
         return _ELEMENTWISE
-    return Known(steps=Part.PARAMETER) if said.get("parameterwise") is True else None
+    return Known(steps=Granularity.PARAMETER) if said.get("parameterwise") is True else None
 
 
-def why_not_by(part: Part, optimizer: Optimizer) -> str:
+def why_not_by(part: Granularity, optimizer: Optimizer) -> str:
     """Why ranks can't share what `optimizer` steps by such parts; "" where they can.
 
     >>> optimizer = torch.optim.Adam([torch.zeros(2, 2, requires_grad=True)])
-    >>> why_not_by(Part.ELEMENT, optimizer)
+    >>> why_not_by(Granularity.ELEMENT, optimizer)
     ''
     """
     for one in inner(optimizer):
         name, what = type(one).__name__, known(one)
         if what is None:
-            said = "elementwise" if part is Part.ELEMENT else "parameterwise"
-            alone = "element" if part is Part.ELEMENT else "parameter"
+            said = "elementwise" if part is Granularity.ELEMENT else "parameterwise"
+            alone = "element" if part is Granularity.ELEMENT else "parameter"
             return (
                 f"nothing is known of {name}: if it steps each {alone} by that {alone}'s own gradient and state alone, "
                 f"say `{said} = True` in its class"
             )
         if what.steps > part:
             return f"{name} is not exact on such parts: {what.why or 'it says that it steps whole parameters only'}"
-        if part is Part.ELEMENT:
+        if part is Granularity.ELEMENT:
             options = cast("list[dict[str, object]]", one.param_groups)
             faults = [why for option, why in what.unless.items() if any(group.get(option) for group in options)]
             if faults:

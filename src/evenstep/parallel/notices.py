@@ -34,6 +34,7 @@ class Notices:
         store: a `torch.distributed.Store` that only these ranks use.
         rank: whose.
         ranks: how many there are.
+        answer_s: after how many seconds without an answer to the roll a rank is gone.
         holds_store: whether the store ends with this process, which therefore leaves last.
         broken: called by the thread that listens with the numbers of an attempt and of the work that a rank has broken
             off in it.
@@ -48,6 +49,7 @@ class Notices:
         rank: int,
         ranks: int,
         *,
+        answer_s: float = ANSWER_S,
         holds_store: bool = False,
         broken: Callable[[int, int], None] = lambda attempt, work: None,
     ) -> None:
@@ -55,6 +57,7 @@ class Notices:
         self._broken = broken
         self._rank = rank
         self._ranks = ranks
+        self._answer_s = answer_s
         self._holds_store = holds_store
         self.heard = ""
         self._roll_is_called = self._answered = self._is_leaving = self._store_is_gone = False
@@ -114,7 +117,7 @@ class Notices:
         silent = self.silent()
         if silent is None or silent or not late:
             return silent
-        until = monotonic() + ANSWER_S
+        until = monotonic() + self._answer_s
         while (absent := self._lacking(_WAITS)) and monotonic() < until:
             sleep(_LOOKED_EVERY_S)
         return absent
@@ -129,7 +132,7 @@ class Notices:
         before = self._answers()
         if not self._briefly(ring, default=False):
             return None
-        until = monotonic() + ANSWER_S
+        until = monotonic() + self._answer_s
         while True:
             pairs = zip(before, self._answers(), strict=False)
             self._silent = [rank for rank, (then, now) in enumerate(pairs) if then == now and rank != self._rank]

@@ -24,7 +24,7 @@ from evenstep.errors import ArgumentError, EvenstepError, LostRankError
 from evenstep.internals import PrefixStore, Store
 from evenstep.parallel.flight import Entry, Flight
 from evenstep.parallel.group import Group, Interrupted
-from evenstep.parallel.notices import Notices
+from evenstep.parallel.notices import ANSWER_S, Notices
 from evenstep.parallel.rank_info import RankInfo, rank_info_of
 from evenstep.parallel.rendezvous import meet
 from evenstep.parallel.renewable import GLOO, NCCL, Connections, register
@@ -58,36 +58,44 @@ class Processes(Group):
                 "a rank among several needs RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment; start "
                 "the run with torchrun, or with `--launch.ranks`."
             )
-        self._join(place, device, timeout_s=timeout_s, meeting_s=timeout_s)
+        self._join(place, device, timeout_s=timeout_s, meeting_s=timeout_s, answer_s=ANSWER_S)
 
     @classmethod
-    def at_place(cls, place: RankInfo, *, timeout_s: float, meeting_s: float) -> "Processes":
+    def at_place(cls, place: RankInfo, *, timeout_s: float, meeting_s: float, answer_s: float) -> "Processes":
         """Processes on CPUs whose places are not told by their environment.
 
         Args:
             place: of this one; only those of the same `attempt` meet.
             timeout_s: see `Processes`.
             meeting_s: the longest wait at the rendezvous, in seconds.
+            answer_s: after how many seconds without an answer a rank is taken for lost.
 
         Raises:
             EvenstepError: the others did not come, or could not connect to each other.
         """
         made = cls.__new__(cls)
-        made._join(place, torch.device("cpu"), timeout_s=timeout_s, meeting_s=meeting_s)
+        made._join(place, torch.device("cpu"), timeout_s=timeout_s, meeting_s=meeting_s, answer_s=answer_s)
         return made
 
-    def _join(self, place: RankInfo, device: torch.device, *, timeout_s: float, meeting_s: float) -> None:
+    def _join(
+        self, place: RankInfo, device: torch.device, *, timeout_s: float, meeting_s: float, answer_s: float
+    ) -> None:
         store = meet(place, timeout_s=meeting_s)
         self.rank, self.ranks, self.device = place.rank, place.ranks, device
         self._connect(store, timeout_s)
-        self._notices = Notices(
-            PrefixStore("notices", store),
-            self.rank,
-            self.ranks,
-            holds_store=self.rank == 0 and not place.store_is_served,
-            broken=self._connections.break_off,
-        )
         self._meeting_place = "the launcher" if place.store_is_served else "rank 0"
+        try:
+            self._notices = Notices(
+                PrefixStore("notices", store),
+                self.rank,
+                self.ranks,
+                answer_s=answer_s,
+                holds_store=self.rank == 0 and not place.store_is_served,
+                broken=self._connections.break_off,
+            )
+        except RuntimeError as error:  # torch's DistError
+            dist.destroy_process_group()  # so that this process can join others
+            raise EvenstepError(f"{place} connected to the others, but {self._meeting_place} is gone.") from error
 
     def _connect(self, store: Store, timeout_s: float) -> None:
         self._timeout = timeout = timedelta(seconds=timeout_s)

@@ -8,7 +8,7 @@ from evenstep.pipeline.lower import executed, forwards, lower
 
 if TYPE_CHECKING:
     from evenstep.pipeline.action import Action, Op, Plan
-    from evenstep.pipeline.layers import Cuttable, Layer, Layers
+    from evenstep.pipeline.layers import Layer, Layers
     from evenstep.pipeline.layout import Layout
     from evenstep.pipeline.pipeline_model import PipelineModel
     from evenstep.pipeline.runner import Runner
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 __all__ = [
     "SCHEDULES",
     "Action",
-    "Cuttable",
     "Layer",
     "Layers",
     "Layout",
@@ -43,7 +42,7 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         ".action": "Action Op Plan",
-        ".layers": "Cuttable Layer Layers",
+        ".layers": "Layer Layers",
         ".layout": "Layout",
         ".runner": "Runner",
         ".schedules": "SCHEDULES Schedule",

@@ -9,7 +9,7 @@ from collections import UserDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from inspect import ismethod
-from typing import Any, Protocol, Self, TypeAlias, cast, final
+from typing import Any, Self, TypeAlias, cast, final
 
 from torch import nn
 
@@ -39,14 +39,6 @@ class Layer:
     build: Build
     sources: tuple[str, ...] | None = None
     inputs: bool | tuple[str, ...] | None = None
-
-
-class Cuttable(Protocol):
-    """A model that says what its layers are."""
-
-    def layers(self) -> Sequence[Layer]:
-        """Its layers in the order in which they run; their modules may be those of the model itself."""
-        ...
 
 
 @final
@@ -105,7 +97,11 @@ class Layers:
 
     @classmethod
     def of(cls, model: "nn.Module | Layers | Sequence[Layer | Build]") -> Self:
-        """The layers of a model: one that says them, an `nn.Sequential` (nested ones are opened), or a list.
+        """The layers of a model, in the order in which they run.
+
+        Args:
+            model: one with a method `layers()`, whose modules may be the model's own; an `nn.Sequential`, of which
+                nested ones are opened; or a list.
 
         Raises:
             ArgumentError: the model is none of these.
@@ -116,7 +112,7 @@ class Layers:
         if isinstance(model, cls):
             return model
         if ismethod(getattr(model, "layers", None)):  # in many models it is no method but a container
-            return cls(tuple(cast("Cuttable", model).layers()))
+            return cls(tuple(cast("Any", model).layers()))
         if is_chain(model):
             return cls(tuple(_opened(cast("nn.Sequential", model), "")))
         if isinstance(model, nn.Module):

@@ -8,7 +8,8 @@ edges.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar, Protocol, cast, final
+from functools import partial
+from typing import Any, Protocol, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -56,19 +57,6 @@ class Step(Protocol):
 
 
 @final
-class WholeModel:
-    """A model that is its own only stage, called as stages are."""
-
-    takes_inputs = True
-
-    def __init__(self, model: Callable[..., Any]) -> None:
-        self._model = model
-
-    def __call__(self, received: Mapping[int, Any], inputs: Any, begin: Callable[[int], None]) -> dict[int, Any]:
-        return {0: call(self._model, (), inputs, True)}
-
-
-@final
 class Stage:
     """One stage of a model.
 
@@ -86,7 +74,8 @@ class Stage:
 
     Attributes:
         apply: the module as it is called: with received outputs, the task's inputs, and what is told before each layer.
-        takes_batch: whether it needs the task's batch: for inputs of its layers, or for the loss.
+        takes_inputs: whether it is called with the task's inputs.
+        takes_batch: whether it needs the task's batch: for those, or for the loss.
         is_whole: whether it is all of the model.
     """
 
@@ -105,10 +94,11 @@ class Stage:
         deferral: Deferral | None = None,
     ) -> None:
         self.module, self.reducer, self.index = module, reducer, index
-        self.apply = module if isinstance(module, StageModule) else WholeModel(module)
         self.sources, self.carried = tuple(sources), dict(carried or {})
         self.gives_loss, self.is_whole = gives_loss, not isinstance(module, StageModule)
-        self.takes_batch = gives_loss or self.apply.takes_inputs
+        self.apply = module if isinstance(module, StageModule) else partial(_apply_whole, module)
+        self.takes_inputs = not isinstance(module, StageModule) or module.takes_inputs
+        self.takes_batch = gives_loss or self.takes_inputs
         self._edges = cast("Edges", edges)
         self._is_first_here, self._is_last_here = is_first_here, is_last_here
         self._deferral = deferral or Deferral()
@@ -121,20 +111,40 @@ class Stage:
         Raises:
             PlanError: there is no such action.
         """
-        method = Stage._methods.get(action.op)
-        if method is None:
-            raise PlanError(
-                f"a stage can do {', '.join(op.name for op in Stage._methods)}, but the plan says {action}."
-            )
-        method(self, action, step)
+        match action.op:
+            case Op.FORWARD:
+                self._forward(action.microbatch, step)
+            case Op.BACKWARD:
+                self._go_back(action.microbatch, step)
+                self._end_backward(action.microbatch, step)
+            case Op.ARM:
+                self.reducer.arm()
+            case Op.REDUCE:
+                self.reducer.reduce(step.num_microbatches)
+            case Op.SEND_OUTPUT | Op.SEND_GRADIENT:
+                self._edges.send(action)
+            case Op.RECEIVE_INPUT | Op.RECEIVE_GRADIENT:
+                self._edges.receive(action)
+            case Op.INPUT_BACKWARD:
+                self._deferral.begin()
+                self._go_back(action.microbatch, step)
+                self._waiting[action.microbatch] = self._deferral.end(), self._set_aside()
+            case Op.WEIGHT_BACKWARD:
+                self._weight_backward(action.microbatch, step)
+            case Op.UNSHARD:
+                cast("GathersPerPlan", self.reducer).unshard()
+            case Op.RESHARD:
+                cast("GathersPerPlan", self.reducer).reshard()
+            case _:
+                raise PlanError(f"a stage can do {', '.join(op.name for op in Op)}, but the plan says {action}.")
 
     def forget(self) -> None:
         """Let go of all activations, after a plan that has failed."""
         self._live.clear()
         self._waiting.clear()
 
-    def _forward(self, action: Action, step: Step) -> None:
-        microbatch, crossing = action.microbatch, Crossing()
+    def _forward(self, microbatch: int, step: Step) -> None:
+        crossing = Crossing()
         received: dict[int, Any] = {}
         for source in self.sources:
             tree = self._edges.take(Address("output", source, self.index, microbatch))
@@ -153,22 +163,13 @@ class Stage:
         elif self._is_last_here:
             step.done(microbatch)
 
-    def _backward(self, action: Action, step: Step) -> None:
-        self._go_back(action.microbatch, step)
-        self._end_backward(action.microbatch, step)
-
-    def _input_backward(self, action: Action, step: Step) -> None:
-        self._deferral.begin()
-        self._go_back(action.microbatch, step)
-        self._waiting[action.microbatch] = self._deferral.end(), self._set_aside()
-
-    def _weight_backward(self, action: Action, step: Step) -> None:
-        waiting, gradients = self._waiting.pop(action.microbatch)
+    def _weight_backward(self, microbatch: int, step: Step) -> None:
+        waiting, gradients = self._waiting.pop(microbatch)
         for parameter, gradient in zip(self.module.parameters(), gradients, strict=False):
             if gradient is not None:  # beside that of an earlier sub-batch of the same micro-batch
                 parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
         accumulate(waiting)
-        self._end_backward(action.microbatch, step)
+        self._end_backward(microbatch, step)
 
     def _go_back(self, microbatch: int, step: Step) -> None:
         crossing = self._live.pop(microbatch)
@@ -202,37 +203,9 @@ class Stage:
         if complete is not None:
             self.reducer.collect(complete)
 
-    def _send(self, action: Action, step: Step) -> None:
-        self._edges.send(action)
 
-    def _receive(self, action: Action, step: Step) -> None:
-        self._edges.receive(action)
-
-    def _arm(self, action: Action, step: Step) -> None:
-        self.reducer.arm()
-
-    def _reduce(self, action: Action, step: Step) -> None:
-        self.reducer.reduce(step.num_microbatches)
-
-    def _unshard(self, action: Action, step: Step) -> None:
-        assert isinstance(self.reducer, GathersPerPlan)
-        self.reducer.unshard()
-
-    def _reshard(self, action: Action, step: Step) -> None:
-        assert isinstance(self.reducer, GathersPerPlan)
-        self.reducer.reshard()
-
-    _methods: ClassVar[dict[Op, Callable[["Stage", Action, Step], None]]] = {
-        Op.FORWARD: _forward,
-        Op.BACKWARD: _backward,
-        Op.INPUT_BACKWARD: _input_backward,
-        Op.WEIGHT_BACKWARD: _weight_backward,
-        Op.SEND_OUTPUT: _send,
-        Op.SEND_GRADIENT: _send,
-        Op.RECEIVE_INPUT: _receive,
-        Op.RECEIVE_GRADIENT: _receive,
-        Op.ARM: _arm,
-        Op.REDUCE: _reduce,
-        Op.UNSHARD: _unshard,
-        Op.RESHARD: _reshard,
-    }
+def _apply_whole(
+    model: nn.Module, received: Mapping[int, Any], inputs: Any, begin: Callable[[int], None]
+) -> dict[int, Any]:
+    """Call a model that is its own only stage as stages are called."""
+    return {0: call(model, (), inputs, True)}

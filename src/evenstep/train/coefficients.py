@@ -8,11 +8,11 @@ Coefficients that follow a schedule or are learned are in `extras.multitask`.
 import math
 from abc import ABC
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from typing import final
 
 from torch import Tensor, nn
 
+from evenstep.choice import advice
 from evenstep.errors import ArgumentError
 
 
@@ -56,9 +56,8 @@ def check_tasks(given: Mapping[str, object], tasks: Sequence[str]) -> None:
     """Raise ArgumentError where a coefficient is of no task of the run."""
     for name in given:
         if name not in tasks:
-            close = get_close_matches(name, tasks, n=1)
-            advice = f"did you mean `{close[0]}`?" if close else "leave it out."
-            raise ArgumentError(f"`coefficients` names task `{name}`, but the run has {', '.join(tasks)}; {advice}")
+            said = f"`coefficients` names task `{name}`, but the run has {', '.join(tasks)}"
+            raise ArgumentError(f"{said}; {advice(name, tasks, 'leave it out.')}")
 
 
 def check_positive(values: Mapping[str, float]) -> None:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from evenstep.checkpoint import ALONE, Ranks, on_all_ranks
+from evenstep.checkpoint import ALONE, RankGroup, on_all_ranks
 from evenstep.data import Data, GlobalBatch, Position
 from evenstep.errors import ArgumentError, CheckpointError, EvenstepError, LostRankError
 from evenstep.events import Bus, Incident, Storage
@@ -399,7 +399,7 @@ class Engine:
         return {name: state for name, task in self.parts.context.tasks.items() if (state := task.state_dict())}
 
     def own_part(
-        self, state: Tree, *, take: Callable[[Tensor, Tensor], Tensor] | None = None, ranks: Ranks = ALONE
+        self, state: Tree, *, take: Callable[[Tensor, Tensor], Tensor] | None = None, ranks: RankGroup = ALONE
     ) -> Tree:
         """What of a whole state is this rank's, compared with what is here; nothing is changed.
 

@@ -88,6 +88,7 @@ class Guard:
         cuts: how finely micro-batches must be cut to fit into memory; learns of what can't be cut.
         say: says a sentence to the person who started the run.
         pending: the tasks that are to be looked at; none where losses are not checked.
+        tries: in how many global batches each of them was looked at without a result.
     """
 
     model: nn.Module
@@ -96,7 +97,7 @@ class Guard:
     cuts: SplitLimit
     say: Callable[[str], None]
     pending: set[str]
-    _tries: dict[str, int] = field(default_factory=dict[str, int])
+    tries: dict[str, int] = field(default_factory=dict[str, int])
     _said: set[str] = field(default_factory=set[str])
     _recovery: Recovery = field(init=False)
 
@@ -133,18 +134,12 @@ class Guard:
                     self.say(note)
         return perf_counter() - began
 
-    def agree(self) -> None:
-        """Look no more at what any rank has looked at: ranks that have come know nothing; all call it together."""
-        everybody = self.execution.group.gather((self.pending, self._tries))
-        self.pending.intersection_update(*(pending for pending, _ in everybody))
-        self._tries = {name: max(tries.get(name, 0) for _, tries in everybody) for name in self.pending}
-
     def _look(self, name: str, microbatches: Sequence[Microbatch]) -> list[str]:
         """Look at one task; gives what is to be said."""
         task, gather = self.context.tasks[name], self.execution.group.gather
         trial, uncut = self._trial(task, microbatches)
-        self._tries[name] = self._tries.get(name, 0) + 1
-        if self._tries[name] >= TRIES:
+        self.tries[name] = self.tries.get(name, 0) + 1
+        if self.tries[name] >= TRIES:
             self.pending.discard(name)
         heard = Heard()
         if any(gather(trial is not None)):

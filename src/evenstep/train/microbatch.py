@@ -166,7 +166,7 @@ class MicrobatchStep:
             self.doing = "forward", one.index, piece
             with context.precision.forward(context.device):
                 with self._around_forward(stage, one, batch) if self._observed else _NOTHING as seen:
-                    inputs = task.inputs(batch) if stage.apply.takes_inputs else None
+                    inputs = task.inputs(batch) if stage.takes_inputs else None
                     outputs = stage.apply(received, inputs, randomness.place)
                     if not stage.gives_loss:
                         return outputs, None

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from evenstep.errors import ArgumentError
 from evenstep.optim.aside import Aside, holds_parameters, tells_itself
 from evenstep.optim.multi import inner
-from evenstep.optim.sharing import Part, why_not_by
+from evenstep.optim.sharing import Granularity, why_not_by
 from evenstep.parallel import ParameterLayout, Strategy
 from evenstep.pipeline import PipelineModel
 
@@ -77,7 +77,7 @@ def _check_step(optimizer: Optimizer, device: torch.device) -> None:
 
 def _check_shared(optimizer: Optimizer, layout: ParameterLayout, *, stages: bool) -> None:
     shards = layout.divides == "elements"
-    part = Part.ELEMENT if shards else Part.PARAMETER
+    part = Granularity.ELEMENT if shards else Granularity.PARAMETER
     cut = (
         "with `fsdp` each rank steps a part of every parameter"
         if shards

@@ -36,7 +36,7 @@ class PipelineStateSharding:
         return state
 
 
-class StagesPortion(PipelineStateSharding):
+class StageStateSharding(PipelineStateSharding):
     """The stages of one rank.
 
     Args:
@@ -168,7 +168,9 @@ class _Outlines:
 def build_pipeline_state_sharding(model: nn.Module, wire: Wire | None) -> PipelineStateSharding:
     """The portion of this kind of model."""
     return (
-        StagesPortion(model, wire) if isinstance(model, PipelineModel) and wire is not None else PipelineStateSharding()
+        StageStateSharding(model, wire)
+        if isinstance(model, PipelineModel) and wire is not None
+        else PipelineStateSharding()
     )
 
 

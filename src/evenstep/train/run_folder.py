@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import final
 
 from evenstep.checkpoint import (
+    EMERGENCY,
     clean_leftovers,
     complete_checkpoints,
     discard_parts,
@@ -14,11 +15,13 @@ from evenstep.checkpoint import (
     locked,
     remove_checkpoint,
     step_name,
-    trained_before,
+    step_update,
 )
 from evenstep.errors import ArgumentError
 from evenstep.events import Incident
 from evenstep.parallel import Group
+
+_METRICS = ("metrics.jsonl", "metrics.csv")
 
 
 @final
@@ -52,8 +55,9 @@ class RunFolder:
 
     def newest_first(self, *, before: int | None = None) -> list[Path]:
         """The complete checkpoints of fewer than `before` updates, sound or not; all ranks call it together."""
-        found = self.group.first_rank_does(lambda: complete_checkpoints(self.checkpoints))
-        return [path for path in reversed(found) if before is None or update_of(path) < before]
+        # where processes have not met yet, only the first knows of any
+        found = self.group.first_rank_does(lambda: complete_checkpoints(self.checkpoints)) or ()
+        return [path for path in reversed(found) if before is None or (step_update(path.name) or 0) < before]
 
     def join_parts(self) -> None:
         """Make a checkpoint of the parts of a state that failing ranks have left; all ranks call it together."""
@@ -71,7 +75,7 @@ class RunFolder:
 
         def forget() -> None:
             for path in complete_checkpoints(self.checkpoints):
-                if update_of(path) > update:
+                if (step_update(path.name) or 0) > update:
                     remove_checkpoint(path)
 
         self.group.first_rank_does(forget)
@@ -90,7 +94,7 @@ class RunFolder:
 
     def _check_unused(self) -> None:
         assert self.path is not None, "looked at before"
-        left = trained_before(self.path)
+        left = _trained_before(self.path)
         if left:
             raise ArgumentError(
                 f"the folder `{self.path}` is another run's, which has left {left}, and nothing in it was touched. "
@@ -109,7 +113,7 @@ class RunFolder:
         try:
             mine = self._depth == 1 and self.group.rank == 0
             with locked(self.path) if mine and self.path is not None else nullcontext("") as taken:
-                self._taken_over = taken
+                self._taken_over = taken or self._taken_over
                 yield
         finally:
             self._depth -= 1
@@ -118,11 +122,30 @@ class RunFolder:
         """Delete what killed processes have left half written, and say so."""
         if self.path is None or self.group.rank:
             return
-        taken = [self._taken_over] if self._taken_over else []
+        taken, self._taken_over = [self._taken_over] if self._taken_over else [], ""
         for message in [*taken, *clean_leftovers(self.checkpoints), *discard_parts(self.path)]:
             self.report(Incident(kind="leftover", update=update, message=message, details={}))
 
 
-def update_of(checkpoint: Path) -> int:
-    """The update in the name of a checkpoint's folder."""
-    return int(checkpoint.name.rpartition("-")[2])
+def _trained_before(folder: Path) -> str:
+    """What a run has left in the run folder `folder`, in words; "" where nothing is.
+
+    Raises:
+        CheckpointError: a folder that cannot be listed.
+    """
+    saved = [path for path in complete_checkpoints(folder / "checkpoints") if step_update(path.name)]
+    if saved:
+        return f"checkpoints up to {saved[-1].name}"
+    if (folder / EMERGENCY).is_dir():
+        return f"parts of a state in {EMERGENCY}"
+    for name in _METRICS:
+        file = folder / name
+        if file.is_file() and _has_values(file):
+            return f"metrics in {name}"
+    return ""
+
+
+def _has_values(file: Path) -> bool:
+    with file.open("rb") as lines:
+        heading = next(lines, b"")
+        return bool(next(lines, b"")) or heading.startswith(b"{")

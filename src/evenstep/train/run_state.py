@@ -109,7 +109,7 @@ class RunState:
     def load_checkpoint(self, path: Path) -> tuple[Path, list[str]]:
         """Restore what is in the checkpoint at `path`; gives its folder, and what `load_state_dict` says.
 
-        Each rank reads what it holds, once; together they verify every byte.
+        Each rank reads what it holds, once; where that is a part, they verify every byte together.
 
         Raises:
             CheckpointError: it can't be read (an UnreadableError), or is of another run; nothing has been changed then,
@@ -126,14 +126,20 @@ class RunState:
         def take(live: Tensor, value: Tensor) -> Tensor:
             return reader.read(value, like=live) if value.is_meta else layout.scatter_like(live, value)
 
+        def verify() -> None:
+            if is_divided:
+                reader.verify(group)
+            else:  # each has read the whole, and may be the only one that is there yet
+                on_all_ranks(group, reader.verify)
+
         reader = on_all_ranks(group, opened)
         try:
             data = on_all_ranks(group, lambda: self._data_of_same_run(reader.state))
             own = self.engine.own_part(reader.state, take=take, ranks=group)
         except Exception:
-            reader.verify(group)  # if a file is damaged, that is why it does not fit
+            verify()  # if a file is damaged, that is why it does not fit
             raise
-        reader.verify(group)
+        verify()
         return reader.path, self._restored(own, data)
 
     def _data_of_same_run(self, state: Tree) -> Tree:

@@ -7,7 +7,7 @@ state is kept by parameter name instead of position, so that it survives a reord
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast, final
+from typing import Any, final
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -87,7 +87,8 @@ class TrainState:
         Args:
             whole: False to leave tensors that are cut over ranks as they are, which costs no memory.
         """
-        return self._tree(self._gathered if whole else _held, self.layout.optimizer_state)
+        taken = partial(mapped, act=self.layout.gather_full if whole else _as_shard)
+        return self._tree(taken, self.layout.optimizer_state)
 
     def part(self) -> Tree:
         """The same of what this rank holds; it needs no other rank."""
@@ -155,27 +156,16 @@ class TrainState:
         self.ema.restart()
         return ["the average of the parameters is new and begins as a copy of them"]
 
-    def _gathered(self, tensors: Mapping[str, Any]) -> Tree:
-        return mapped(dict(tensors), self.layout.gather_full)
-
 
 def _each_taken(live: Mapping[str, Tensor], whole: Mapping[str, Any], take: Callable[[Tensor, Tensor], Tensor]) -> Tree:
     return {name: take(live[name], value) if isinstance(value, Tensor) else value for name, value in whole.items()}
 
 
-def _held(tensors: Mapping[str, Any]) -> Tree:
-    """What this rank holds, as a checkpoint takes it."""
-    return {name: _as_shard(value) for name, value in tensors.items()}
-
-
-def _as_shard(value: Any) -> Any:
-    if isinstance(value, ShardedTensorRef):
-        return Shard(local=value.local, shape=value.shape, offsets=(0,) * len(value.shape))
-    if isinstance(value, dict):
-        return _held(cast("Tree", value))
-    if type(value) in (list, tuple):
-        return type(value)(map(_as_shard, value))
-    return value
+def _as_shard(tensor: Tensor | ShardedTensorRef) -> Tensor | Shard:
+    """What this rank holds of a tensor, as a checkpoint takes it."""
+    if isinstance(tensor, Tensor):
+        return tensor
+    return Shard(local=tensor.local, shape=tensor.shape, offsets=(0,) * len(tensor.shape))
 
 
 def with_plain_names(state: Tree) -> Tree:

@@ -5,11 +5,11 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from evenstep.builders import Parts, build_hooks, build_parts, open_run
+from evenstep.builders import RunParts, build_hooks, build_parts, open_run
 from evenstep.builders.data import build_data
 from evenstep.builders.options import build_logging
 from evenstep.config.keys import kind_of
-from evenstep.config.schema import Failures, Train
+from evenstep.config.schema import FailuresTable, TrainTable
 from evenstep.config.schema_lr import AnySchedule
 from evenstep.config.sources import from_arguments
 from evenstep.data import MapData, Position, StreamData
@@ -74,7 +74,7 @@ data = { global_batch_size = 2, train = { target = "parts.py:samples" } }
 train = { updates = 1 }
 optimizer = { name = "SGD", lr = 0.1 }
 """
-Build = Callable[..., Parts]
+Build = Callable[..., RunParts]
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def build(tmp_path: Path) -> Build:
     (tmp_path / "run.toml").write_text(RUN)
     (tmp_path / "parts.py").write_text(PARTS)
 
-    def run(*settings: str) -> Parts:
+    def run(*settings: str) -> RunParts:
         with open_run(tmp_path / "run.toml", from_arguments(settings)) as opened:
             return build_parts(opened)
 
@@ -90,8 +90,8 @@ def build(tmp_path: Path) -> Build:
 
 
 def test_every_name_of_the_schema_is_in_its_table() -> None:
-    assert set(PRECISIONS) == set(get_args(Train.model_fields["precision"].annotation))
-    assert set(FAILURE_POLICIES) == set(get_args(Failures.model_fields["non_finite"].annotation))
+    assert set(PRECISIONS) == set(get_args(TrainTable.model_fields["precision"].annotation))
+    assert set(FAILURE_POLICIES) == set(get_args(FailuresTable.model_fields["non_finite"].annotation))
     assert set(LR_SCHEDULES) == {kind_of(schedule) for schedule in get_args(AnySchedule)}
     assert set(WRITERS) == set(get_args(WriterName))
 

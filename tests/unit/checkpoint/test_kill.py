@@ -1,11 +1,11 @@
 """A process that is killed while it saves leaves a complete checkpoint, at whatever instant."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
-# One interpreter imports torch once; each round forks it, lets the child save in a loop and kills it.
+from scripts import Script
+
+# Each round forks it, lets the child save in a loop and kills it.
 SCRIPT = """
 import json, os, random, signal, sys, time
 from pathlib import Path
@@ -56,15 +56,10 @@ print(json.dumps({"updates": last, "leftovers": leftovers}))
 
 
 def test_a_reader_always_finds_a_complete_checkpoint_after_a_kill(tmp_path: Path):
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path / "run" / "checkpoints"), "7"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    (tmp_path / "script.py").write_text(SCRIPT)
+    end = Script(tmp_path / "script.py", tmp_path / "run" / "checkpoints", 7).ended()
+    assert end.code == 0, end
+    told = json.loads(end.out)
     # the kills did fall into saves, and the saves did go on between them
     assert told["updates"] > 5
     assert told["leftovers"] > 0

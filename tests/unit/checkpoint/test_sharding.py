@@ -17,7 +17,7 @@ from torch import Tensor
 from evenstep.checkpoint import AsyncWriter, CheckpointReader, Shard, read_checkpoint, verify, write_checkpoint
 from evenstep.checkpoint.damage import BadFileError, UnreadableError
 from evenstep.checkpoint.manifest import _checksum
-from evenstep.checkpoint.table import Piece, TensorEntry, check_cover
+from evenstep.checkpoint.table import TensorEntry, TensorPiece, check_cover
 from evenstep.errors import ArgumentError, CheckpointError
 
 TIMEOUT_S = 30
@@ -236,7 +236,7 @@ def test_a_missing_or_swapped_shard_is_refused_by_name(three: Path) -> None:
 def test_a_grid_of_pieces_covers_and_any_change_of_it_does_not(rows: list[int], columns: list[int]) -> None:
     shape = sum(rows), sum(columns)
     pieces = [
-        Piece(offsets=(sum(rows[:i]), sum(columns[:j])), sizes=(rows[i], columns[j]), file="f", begin=0, end=0)
+        TensorPiece(offsets=(sum(rows[:i]), sum(columns[:j])), sizes=(rows[i], columns[j]), file="f", begin=0, end=0)
         for i in range(len(rows))
         for j in range(len(columns))
     ]

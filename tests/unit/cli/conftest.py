@@ -1,14 +1,10 @@
 """A tiny recipe that trains in milliseconds, with a schedule and dropout, and the command line over it."""
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "usage"))
-
 import tiny_recipe
 
 from evenstep.cli import main

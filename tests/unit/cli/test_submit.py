@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from evenstep.config.schema import Slurm
+from evenstep.config.schema import SlurmTable
 
 
 def test_train_submits_once_and_its_tasks_do_not_submit_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,6 +31,6 @@ def test_a_submitted_job_is_said_with_its_number(
 
     given: list[Any] = []
     monkeypatch.setattr(starting, "submit", lambda job, *_, **__: given.append(job) or "12")
-    assert starting.submit_run(Slurm(nodes=2, partition="big"), ["train"], name="run", folder=tmp_path) == 0
+    assert starting.submit_run(SlurmTable(nodes=2, partition="big"), ["train"], name="run", folder=tmp_path) == 0
     assert (given[0].nodes, given[0].ranks_per_node, given[0].timeout_minutes, given[0].partition) == (2, 1, 60, "big")
     assert "12: 2 × 1 ranks" in capsys.readouterr().out

@@ -36,9 +36,21 @@ VALID = '\n[data.evaluations.valid]\ntarget = "parts.py:samples"\n'
             '`parallel.strategy` is "single", but there are 2 ranks; ',
         ),
         (["--parallel.offload", "true", "--parallel.strategy", "ddp"], "", "`parallel.offload` is for `parallel.str"),
-        (["--failures.lost_rank", "continue", "--parallel.strategy", "zero1"], "", "`failures.lost_rank` is"),
-        (["--failures.lost_rank", "continue", "--failures.non_finite", "rewind"], "", "`failures.lost_rank` is"),
-        (["--failures.lost_rank", "continue", "--data.micro_batch_size", "auto"], "", "`failures.lost_rank` is"),
+        (
+            ["--failures.lost_rank", "continue", "--parallel.strategy", "zero1"],
+            "",
+            '`failures.lost_rank` "continue" cannot be',
+        ),
+        (
+            ["--failures.lost_rank", "continue", "--failures.non_finite", "rewind"],
+            "",
+            '`failures.lost_rank` "continue" cannot be',
+        ),
+        (
+            ["--failures.lost_rank", "continue", "--data.micro_batch_size", "auto"],
+            "",
+            '`failures.lost_rank` "continue" cannot be',
+        ),
         (["--evaluate.every_updates", "2"], "", "`evaluate.every_updates` is 2, but there is nothing to evaluate on"),
         (["--evaluate.every_epochs", "2"], "", "`evaluate.every_epochs` is 2, but there is nothing to evaluate on"),
         (
@@ -83,7 +95,7 @@ VALID = '\n[data.evaluations.valid]\ntarget = "parts.py:samples"\n'
         (
             ["--launch.slurm.nodes", "2", "--launch.ranks", "4"],
             "",
-            "`launch.ranks` starts 4 processes here, but `launch.slurm` submits a job",
+            "`launch.slurm` cannot be with this `launch.ranks`: the ranks of a job are its `ranks_per_node`",
         ),
         (["--resume", "atuo"], "", '`resume` must be "never", "auto", or the folder of a run or a checkpoint'),
         ([], VALID.replace("valid", "train"), "`data.evaluations.train` must have a name"),

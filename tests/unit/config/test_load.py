@@ -8,9 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from evenstep.builders import Run, open_run
+from evenstep.builders import open_run
 from evenstep.config.keys import all_keys
 from evenstep.config.load import FILLINGS
+from evenstep.config.named import OpenRun
 from evenstep.config.schema import Config
 from evenstep.config.section import Section
 from evenstep.config.sources import from_arguments, from_environment
@@ -20,7 +21,7 @@ from evenstep.errors import ConfigError
 Faults = Callable[..., list[str]]
 
 
-def read(recipe: Path, *arguments: str, environ: dict[str, str] | None = None) -> Run:
+def read(recipe: Path, *arguments: str, environ: dict[str, str] | None = None) -> OpenRun:
     with open_run(recipe / "run.toml", [*from_environment(environ or {}), *from_arguments(arguments)]) as run:
         return run
 

@@ -7,8 +7,8 @@ import pytest
 
 import evenstep
 from evenstep.config import schema, schema_lr
-from evenstep.config.schema import Config, Ema, LossScale
-from evenstep.config.schema_lr import AnySchedule, Schedule
+from evenstep.config.schema import Config, EmaTable, LossScaleTable
+from evenstep.config.schema_lr import AnySchedule, ScheduleTable
 from evenstep.config.section import Section
 from evenstep.optim import ema, schedules
 from evenstep.options import OPTIONS
@@ -116,12 +116,12 @@ PUBLIC_KEYS = {
 
 def test_a_configuration_cannot_be_changed() -> None:
     with pytest.raises(ValueError, match="frozen"):
-        setattr(schema_lr.Cosine(), "end_factor", 0.5)  # noqa: B010 - the point is that it fails at run time
+        setattr(schema_lr.CosineTable(), "end_factor", 0.5)  # noqa: B010 - the point is that it fails at run time
 
 
 @pytest.mark.parametrize("section", get_args(AnySchedule))
-def test_an_lr_schedule_has_the_fields_and_defaults_of_its_namesake(section: type[Schedule]) -> None:
-    namesake = getattr(schedules, section.__name__)
+def test_an_lr_schedule_has_the_fields_and_defaults_of_its_namesake(section: type[ScheduleTable]) -> None:
+    namesake = getattr(schedules, section.__name__.removesuffix("Table"))
     assert dataclasses.is_dataclass(namesake)
     there = {field.name: field.default for field in dataclasses.fields(namesake)}
     here = {name: field.default for name, field in section.model_fields.items() if name != "kind"}
@@ -131,7 +131,7 @@ def test_an_lr_schedule_has_the_fields_and_defaults_of_its_namesake(section: typ
 
 
 def test_ema_and_loss_scale_have_the_defaults_of_their_namesakes() -> None:
-    for section, namesake in ((Ema, ema.Ema), (LossScale, Fp16Mixed)):
+    for section, namesake in ((EmaTable, ema.Ema), (LossScaleTable, Fp16Mixed)):
         there = {name: p.default for name, p in inspect.signature(namesake).parameters.items()}
         assert {name: field.default for name, field in section.model_fields.items()} == there
 
@@ -153,7 +153,7 @@ def test_ema_and_loss_scale_have_the_defaults_of_their_namesakes() -> None:
     ids=lambda one: one if isinstance(one, str) else one.__name__,
 )
 def test_a_table_has_the_defaults_of_what_is_constructed_from_it(section: str, constructor: Any) -> None:
-    table = getattr(schema, section).model_fields
+    table = getattr(schema, f"{section}Table").model_fields
     there = {
         name: p.default for name, p in inspect.signature(constructor).parameters.items() if p.default is not p.empty
     }
@@ -176,6 +176,6 @@ def test_a_table_of_an_option_object_has_its_fields() -> None:
         "Log": set(),
     }
     for name, option in zip(only_here, OPTIONS.values(), strict=True):
-        keys = set(getattr(schema, name).model_fields)
+        keys = set(getattr(schema, f"{name}Table").model_fields)
         fields = {field.name for field in dataclasses.fields(option)}
         assert (keys - fields, fields - keys) == (only_here[name], only_there[name])

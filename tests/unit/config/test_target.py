@@ -13,7 +13,7 @@ Faults = Callable[..., list[str]]
     ("target", "says"),
     [
         ("parts.py:Modle", '`model.target` is "parts.py:Modle", but parts.py has no `Modle`; did you mean `Model`?'),
-        ("part.py:Model", "has none; did you mean parts.py?"),
+        ("part.py:Model", "has none; did you mean `parts.py`?"),
         ("../parts.py:Model", "which is not in the recipe's folder"),
         ("parts.py:number", 'must name a class or function, but "parts.py:number" is 3.'),
         ("no_such.module:Model", "can't be imported: no_such.module raises ModuleNotFoundError: No module named"),

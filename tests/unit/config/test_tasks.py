@@ -65,7 +65,7 @@ def test_metrics_of_a_task_are_found_and_torchmetrics_is_named_when_it_is_not_th
 def test_tables_of_several_tasks_are_read_with_their_calls(several: Callable[[str], list[str]], recipe: Path) -> None:
     assert several(HEAD + TASKS) == []
     with open_run(recipe / "run.toml") as run:
-        assert set(run.calls.by_key) == {
+        assert set(run.calls) == {
             *("model", "optimizer", "tasks.class", "tasks.box", "tasks.class.data.train", "tasks.box.data.train"),
             "tasks.box.data.evaluations.valid",
         }

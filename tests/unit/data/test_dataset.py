@@ -7,12 +7,12 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
 from evenstep.data.dataset import (
-    Rows,
     count_samples,
     draws_nothing,
     epoch_setters,
     fetches_many,
     fingerprint_of,
+    rows_of,
 )
 from evenstep.errors import ArgumentError, DataError
 
@@ -86,7 +86,7 @@ def test_only_plain_containers_are_known_to_draw_nothing() -> None:
 def test_rows_are_what_the_default_collate_function_makes() -> None:
     whole = TensorDataset(torch.randn(9, 2, 3), torch.arange(9), torch.arange(9) > 4)
     for dataset in (whole, Subset(whole, [8, 1, 5, 5, 2]), Subset(Subset(whole, [7, 8, 1, 3, 4]), [4, 0, 2, 1, 3])):
-        rows = Rows.of(dataset)
+        rows = rows_of(dataset)
         assert rows is not None
         expected = default_collate([dataset[index] for index in [3, 0, 2]])
         actual = rows([3, 0, 2])
@@ -102,7 +102,7 @@ def test_a_dataset_with_its_own_item_access_is_not_read_by_rows() -> None:
             return (torch.rand(()),)
 
     dataset = Noisy(torch.zeros(3))
-    assert Rows.of(dataset) is None
+    assert rows_of(dataset) is None
     assert not draws_nothing(dataset)
 
 

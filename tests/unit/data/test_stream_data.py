@@ -354,6 +354,23 @@ def test_the_state_before_the_last_global_batch_is_kept_for_a_run_that_fails_in_
         data.state_dict(batches[1].position)
 
 
+def test_what_could_not_be_counted_is_given_again_to_whoever_begins_there_again() -> None:
+    faults = ["no weight"]
+
+    def samples_in(number: int) -> int:
+        if number == 2 and faults:
+            raise DataError(faults.pop())
+        return 1
+
+    data = StreamData(Counting(5), batched=True, samples_in=samples_in)
+    batches = data.batches(Position(), seed=1)
+    assert [batch.microbatches[0].data for batch in islice(batches, 2)] == [0, 1]
+    with pytest.raises(DataError, match="no weight"):
+        next(batches)
+    again = data.batches(Position(batch=2), seed=1)
+    assert next(again).microbatches[0].data == 2
+
+
 def test_after_a_failure_the_same_process_takes_the_last_global_batch_again() -> None:
     data = by_samples(Counting(10), 2)
     batches = list(islice(data.batches(Position(), seed=1), 3))

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from evenstep import MapData, Mixture, Task, Trainer, Training
 from evenstep.errors import ArgumentError
+from evenstep.internals import takes_scale
 from evenstep.optim import MultiOptimizer
-from evenstep.optim.apply import supports_scaling
 from evenstep.optim.schedules import InverseSqrt
 from evenstep.train import Uncertainty
 
@@ -80,8 +80,8 @@ def test_two_optimizers_over_one_model_step_as_two_optimizers_by_hand(clip_norm:
 
 def test_scaling_is_done_in_the_kernels_where_all_of_them_can() -> None:
     model = net()
-    assert supports_scaling(MultiOptimizer(*both(model, fused=True)))
-    assert not supports_scaling(MultiOptimizer(both(model, fused=True)[0], both(model)[1]))
+    assert takes_scale(MultiOptimizer(*both(model, fused=True)))
+    assert not takes_scale(MultiOptimizer(both(model, fused=True)[0], both(model)[1]))
     optimizer = MultiOptimizer(*both(model, fused=True))
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)

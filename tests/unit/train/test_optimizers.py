@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from evenstep import Checkpointing, Hook, MapData, Task, Trainer
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.optim import MultiOptimizer
-from evenstep.optim.sharing import TORCH, Part, known, why_not_by
+from evenstep.optim.sharing import TORCH, Granularity, known, why_not_by
 from evenstep.parallel import Fsdp, Group, Ordered, Single, Strategy, Zero1
 from evenstep.train.fit import state_allocated
 from evenstep.train.optimizers import check_optimizer
@@ -112,7 +112,7 @@ def test_of_a_class_that_is_not_yours_it_is_said_of_the_object() -> None:
     optimizer: Any = Unknown(net().parameters())
     assert known(optimizer) is None
     optimizer.elementwise = True
-    assert why_not_by(Part.ELEMENT, optimizer) == why_not_by(Part.PARAMETER, optimizer) == ""
+    assert why_not_by(Granularity.ELEMENT, optimizer) == why_not_by(Granularity.PARAMETER, optimizer) == ""
 
 
 def test_zero1_with_optimizers_that_may_look_at_all_parameters_is_refused_when_built() -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from evenstep.checkpoint import Disk, complete_checkpoints, locked, read_checkpo
 from evenstep.errors import CheckpointError
 from evenstep.events import Incident, SaveBegin, SaveEnd, UpdateBegin, UpdateEnd
 from evenstep.events.hooks import Save
+from evenstep.extras.elastic.membership import Alone
+from evenstep.parallel import Ordered
 
 
 class Square(Task):
@@ -269,6 +272,16 @@ def test_two_runs_in_one_folder_are_refused_and_the_first_is_not_harmed(tmp_path
     trainer_of(tmp_path).train()
 
 
+@pytest.mark.parametrize("is_held_already", [False, True])
+def test_a_lock_that_a_killed_run_left_is_taken_over_and_said(tmp_path: Path, is_held_already: bool) -> None:
+    (tmp_path / ".lock").write_text('{"host": "elsewhere", "pid": 1, "since": "yesterday"}')
+    log = Log()
+    trainer = trainer_of(tmp_path, hooks=[log], updates=1)
+    with trainer.holding_folder() if is_held_already else nullcontext():
+        trainer.train()
+    assert ["took over the lock of process 1 on elsewhere" in one.message for one in log.incidents] == [True]
+
+
 def test_a_damaged_newest_checkpoint_is_passed_over_and_said(tmp_path: Path) -> None:
     trainer_of(tmp_path, hooks=[Save(every_updates=4)]).train()
     file = tmp_path / "checkpoints" / "step-00000009" / "model.safetensors"
@@ -294,3 +307,11 @@ def test_a_resume_reads_the_newest_checkpoint_once(tmp_path: Path) -> None:
     before = read_bytes()
     one.resume("auto")
     assert size <= read_bytes() - before <= 1.1 * size
+
+
+@pytest.mark.parametrize(("rank", "found"), [(0, "step-00000009"), (1, None)])
+def test_of_processes_that_have_not_met_yet_the_first_resumes(tmp_path: Path, rank: int, found: str | None) -> None:
+    trainer_of(tmp_path).train()
+    one = trainer_of(tmp_path, strategy=Ordered(Alone(rank, 3)))
+    path = one.resume("auto")
+    assert (path and path.name, one.progress.update) == (found, 9 if found else 0)

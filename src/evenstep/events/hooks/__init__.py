@@ -1,21 +1,16 @@
 """The hooks that come with evenstep, one per file."""
 
-from typing import TYPE_CHECKING
-
-from evenstep.lazy import lazy_names
-
-if TYPE_CHECKING:
-    from evenstep.events.hooks.best import Best
-    from evenstep.events.hooks.console import Console
-    from evenstep.events.hooks.early_stop import EarlyStop
-    from evenstep.events.hooks.evaluate import Evaluate
-    from evenstep.events.hooks.save import Save
-    from evenstep.events.hooks.statistics import Statistics
-    from evenstep.events.hooks.status import Status
-    from evenstep.events.hooks.stop_file import StopFile
-    from evenstep.events.hooks.time_budget import TimeBudget
-    from evenstep.events.hooks.timer import Timer
-    from evenstep.events.hooks.watchdog import Watchdog
+from evenstep.events.hooks.best import Best
+from evenstep.events.hooks.console import Console
+from evenstep.events.hooks.early_stop import EarlyStop
+from evenstep.events.hooks.evaluate import Evaluate
+from evenstep.events.hooks.save import Save
+from evenstep.events.hooks.statistics import Statistics
+from evenstep.events.hooks.status import Status
+from evenstep.events.hooks.stop_file import StopFile
+from evenstep.events.hooks.time_budget import TimeBudget
+from evenstep.events.hooks.timer import Timer
+from evenstep.events.hooks.watchdog import Watchdog
 
 __all__ = [
     "Best",
@@ -30,20 +25,3 @@ __all__ = [
     "Timer",
     "Watchdog",
 ]
-
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        ".best": "Best",
-        ".console": "Console",
-        ".early_stop": "EarlyStop",
-        ".evaluate": "Evaluate",
-        ".save": "Save",
-        ".statistics": "Statistics",
-        ".status": "Status",
-        ".stop_file": "StopFile",
-        ".time_budget": "TimeBudget",
-        ".timer": "Timer",
-        ".watchdog": "Watchdog",
-    },
-)

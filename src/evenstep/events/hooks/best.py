@@ -13,7 +13,7 @@ from evenstep.events.arguments import require_count
 from evenstep.events.event import EvaluateEnd, SaveBegin, SaveEnd, TrainBegin
 from evenstep.events.files import replace_text
 from evenstep.events.hook import Hook
-from evenstep.events.hooks.target import Mode, Target
+from evenstep.events.hooks.target import MetricTarget, Mode
 
 _TRAINING = "train"
 
@@ -46,7 +46,7 @@ class Best(Hook):
         link: str = "best",
     ) -> None:
         require_count("keep", keep)
-        self._target = Target(metric=metric, mode=mode, min_delta=min_delta)
+        self._target = MetricTarget(metric=metric, mode=mode, min_delta=min_delta)
         self._keep = keep
         self._link = link
         self._best: list[tuple[float, int]] = []  # value and update, the best first

@@ -9,7 +9,7 @@ from typing import Any, final
 from evenstep.events.arguments import require_count
 from evenstep.events.event import EvaluateEnd, TrainBegin
 from evenstep.events.hook import Hook
-from evenstep.events.hooks.target import Mode, Target
+from evenstep.events.hooks.target import MetricTarget, Mode
 
 
 @final
@@ -38,7 +38,7 @@ class EarlyStop(Hook):
         min_delta: float = 0.0,
     ) -> None:
         require_count("patience_evaluations", patience_evaluations)
-        self._target = Target(metric=metric, mode=mode, min_delta=min_delta)
+        self._target = MetricTarget(metric=metric, mode=mode, min_delta=min_delta)
         self._patience = patience_evaluations
         self.best_value: float | None = None
         self.evaluations_since_best = 0

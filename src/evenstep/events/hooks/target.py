@@ -18,13 +18,13 @@ Mode = Literal["min", "max"]
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class MetricTarget:
     """Follow `metric`, where lower ("min") or higher ("max") is better, by more than `min_delta`.
 
     Raises:
         ArgumentError: for an argument that cannot be.
 
-    >>> target = Target(metric="valid/loss", mode="min", min_delta=0.0)
+    >>> target = MetricTarget(metric="valid/loss", mode="min", min_delta=0.0)
     >>> target.better(1.0, than=2.0), target.better(2.0, than=2.0), target.better(float("nan"), than=None)
     (True, False, False)
     """

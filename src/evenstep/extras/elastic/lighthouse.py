@@ -42,7 +42,7 @@ class ElasticRank:
 
 
 def elastic_rank_of(environ: Mapping[str, str]) -> ElasticRank | None:
-    """The seat that the environment gives to this process, in torchft's own names; None where it gives none.
+    """The place that the environment gives to this process, in torchft's own names; None where it gives none.
 
     Raises:
         ArgumentError: the variables are incomplete, no numbers, or do not fit each other.
@@ -82,8 +82,8 @@ class Peer:
     """One process that has asked.
 
     Args:
-        number: its seat's.
-        name: no other process has it, not even one that takes the same seat later.
+        number: its place's.
+        name: no other process has it, not even one that takes the same place later.
         update: how many it has committed.
         tries: how many groups it has been in, or tried to be.
         patient: whether it would rather wait for those that have not come.
@@ -103,19 +103,19 @@ class Lighthouse:
     """One process's access to the lighthouse; alive from the first question until `close`.
 
     Args:
-        seat: of this process.
+        place: of this process.
 
     Raises:
         MissingExtraError: torchft is not installed.
         LostRankError: nobody answers at the address.
     """
 
-    def __init__(self, seat: ElasticRank) -> None:
-        self.seat = seat
-        self.name = f"{seat.number:06d}:{this_process()}:{monotonic()}"
+    def __init__(self, place: ElasticRank) -> None:
+        self.place = place
+        self.name = f"{place.number:06d}:{this_process()}:{monotonic()}"
         try:
             self._client = coordination().LighthouseClient(
-                seat.lighthouse, connect_timeout=timedelta(seconds=_ANSWER_S)
+                place.lighthouse, connect_timeout=timedelta(seconds=_ANSWER_S)
             )
         except (RuntimeError, ValueError, TimeoutError) as error:
             raise self._silent(error) from error
@@ -135,7 +135,7 @@ class Lighthouse:
         if self._beating is None:
             self._beating = Thread(target=self._beat, name="evenstep-heartbeat", daemon=True)
             self._beating.start()
-        said = {"number": self.seat.number, "tries": tries, "patient": patient}
+        said = {"number": self.place.number, "tries": tries, "patient": patient}
         try:
             answer = self._client.quorum(
                 replica_id=self.name,
@@ -168,6 +168,6 @@ class Lighthouse:
 
     def _silent(self, error: Exception) -> LostRankError:
         return LostRankError(
-            f"the lighthouse at {self.seat.lighthouse}, which tells who is there, gives no answer: "
+            f"the lighthouse at {self.place.lighthouse}, which tells who is there, gives no answer: "
             f"{str(error).splitlines()[0]} It runs in the launcher, or where `torchft_lighthouse` was started."
         )

@@ -24,8 +24,8 @@ from typing import Any, TypeVar, cast, final
 from torch.distributed.device_mesh import DeviceMesh
 
 from evenstep.errors import ArgumentError, EvenstepError, LostRankError, ReplicaError
-from evenstep.extras.elastic.lighthouse import Lighthouse, Peer
-from evenstep.extras.elastic.run import build_run
+from evenstep.extras.elastic.lighthouse import SILENT_S, Lighthouse, Peer
+from evenstep.extras.elastic.run import ElasticRun
 from evenstep.internals import TCPStore
 from evenstep.parallel.group import Group, Runs
 from evenstep.parallel.processes import Processes
@@ -76,7 +76,7 @@ class Elastic(Group):
     can_change = True
 
     def __init__(self, lighthouse: Lighthouse, *, timeout_s: float) -> None:
-        mine = lighthouse.seat
+        mine = lighthouse.place
         self._lighthouse, self._timeout_s = lighthouse, timeout_s
         self._now: Alone | Processes = Alone(mine.number, mine.count)
         self.rank, self.ranks, self.count = mine.number, mine.count, mine.count
@@ -92,7 +92,7 @@ class Elastic(Group):
         self._store_at = f"{host}:{self._store.port}" if self._store else "-"
 
     def run_of(self, loop: Runs[T], agree: Callable[[], None]) -> Callable[[], T]:
-        return cast("Any", build_run(self, cast("Any", loop), agree).run)
+        return cast("Any", ElasticRun(group=self, loop=cast("Any", loop), agree=agree).run)
 
     @property
     def waited_s(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride] - with that of the group of now
@@ -116,7 +116,7 @@ class Elastic(Group):
         until = monotonic() + self._timeout_s
         while True:
             members = members or self._ask(until)
-            if _enough(members, self._lighthouse.seat.count) and self._connect(members):
+            if _enough(members, self._lighthouse.place.count) and self._connect(members):
                 return
             if monotonic() > until:
                 raise LostRankError(
@@ -134,7 +134,7 @@ class Elastic(Group):
         asked = self._ask(monotonic() + self._timeout_s)
         if _attempt(asked) != _attempt(self._formed):
             self._asked = asked
-            raise Regroup(f"process {self._lighthouse.seat.number} finds others than before: {_numbers(asked)}")
+            raise Regroup(f"process {self._lighthouse.place.number} finds others than before: {_numbers(asked)}")
 
     def _ask(self, until: float) -> list[Peer]:
         began = monotonic()
@@ -161,7 +161,7 @@ class Elastic(Group):
             attempt=_attempt(members),
         )
         try:
-            now = Processes.at_place(place, timeout_s=self._timeout_s, meeting_s=_MEETING_S)
+            now = Processes.at_place(place, timeout_s=self._timeout_s, meeting_s=_MEETING_S, answer_s=SILENT_S)
         except (EvenstepError, RuntimeError) as error:
             if isinstance(error, ReplicaError) and not self._has_begun:
                 raise

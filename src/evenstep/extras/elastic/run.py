@@ -1,4 +1,4 @@
-"""Training that goes on when processes are lost, and when they come back.
+"""The run of ranks that come and go: begun anew from the last committed update whenever they have changed.
 
     join         the processes that are there form a group; each has a new rank
     heal         who holds something else takes the state of the one that has committed most
@@ -6,8 +6,7 @@
     give up      whatever a lost process, or one that has come, has interrupted
 
 An interrupted update leaves no trace, and its global batch is dealt anew over those that are left, with the numbers of
-its micro-batches; so it is the same update. Which processes are there is the group's to find out. Where no process may
-be lost, the work is simply done.
+its micro-batches; so it is the same update. Which processes are there is the group's to find out.
 """
 
 from collections.abc import Callable
@@ -21,11 +20,8 @@ from evenstep.errors import ArgumentError, EvenstepError, LostRankError
 from evenstep.events import Incident, Json
 from evenstep.parallel import Group
 from evenstep.parallel.replicas import bits
-from evenstep.train.checkpointer import Checkpointer
 from evenstep.train.loop import Loop
-from evenstep.train.reporter import Reporter
 from evenstep.train.requests import End, GoBack
-from evenstep.train.run_state import RunState
 from evenstep.train.state import unwrapped
 
 if TYPE_CHECKING:
@@ -42,25 +38,32 @@ class _Hole(NamedTuple):
 @final
 @dataclass(slots=True, kw_only=True)
 class ElasticRun:
-    """A run that is taken up again whenever its group has changed.
+    """A trainer's loop on ranks that come and go.
 
     Args:
-        group: that changes.
-        loop: that does the work.
-        state: of the run.
-        checkpointer: of the run.
-        agree: raises unless all that are there train the same.
-        reporter: of this process.
+        group: of the ranks that are there.
+        loop: makes the updates.
+        agree: raises unless all ranks that are there train the same.
+
+    Raises:
+        ArgumentError: the ranks share a model, or the data can't be dealt anew.
     """
 
     group: "Elastic"
     loop: Loop
-    state: RunState
-    checkpointer: Checkpointer
     agree: Callable[[], None]
-    reporter: Reporter
-    _is_whole: bool = True
-    _before: dict[str, int] = field(default_factory=dict[str, int])
+    _is_whole: bool = True  # whether this process holds the state of an update
+    _before: dict[str, int] = field(default_factory=dict[str, int])  # the members when the loop last ran
+
+    def __post_init__(self) -> None:
+        engine = self.loop.engine
+        if engine.parts.execution.part_held[1] > 1:
+            raise ArgumentError("ranks that may be lost must each hold the whole state; use `Ddp` or `Ordered`.")
+        if self.loop.feed.data.num_batches(0, seed=engine.seed) is None:
+            raise ArgumentError(
+                "the data of ranks that may be lost must be dealt anew over those that are left, which a stream can't; "
+                "give a dataset with a length, or let a lost rank stop the run."
+            )
 
     def run(self) -> End:
         """Do what `Loop.run` does, as often as the group changes."""
@@ -88,7 +91,7 @@ class ElasticRun:
     def _give_up(self) -> None:
         self._is_whole = self._is_whole and self.loop.engine.core.is_whole
         self.loop.abandon()
-        self.checkpointer.settle_alone()
+        self.loop.checkpointer.settle_alone()
 
     def _heal(self) -> None:
         """Make all the same: who does not hold what the one with the most updates holds takes its state."""
@@ -102,11 +105,11 @@ class ElasticRun:
         if most < 0:
             raise EvenstepError("no process that is left holds the state of an update; go on from the last checkpoint.")
         if any(theirs != everybody[source] for theirs in everybody):
-            state = shared(group, self.state.state_dict(whole=True) if group.rank == source else None, source)
+            whole = self.loop.checkpointer.state.state_dict(whole=True) if group.rank == source else None
+            state = shared(group, whole, source)
             if mine != everybody[source]:
                 self._take(state)
-        self._same_ends()
-        engine.parts.guard.agree()
+        self._agree_on_what_is_done()
         self.agree()
         self._tell(told[source][1], most)
         if most:
@@ -115,18 +118,23 @@ class ElasticRun:
 
     def _take(self, state: Any) -> None:
         engine, before = self.loop.engine, max(self._update, 0)
-        self.state.load_state_dict(state)
+        self.loop.checkpointer.state.load_state_dict(state)
         engine.core.begin()
         engine.core.is_whole = self._is_whole = True
         # the others' history holds what this process would have written, had it been there
         history = [record for name in engine.storage.names() for record in engine.storage.history(name)]
-        self.reporter.writers.write(sorted((one for one in history if one.update > before), key=lambda one: one.update))
+        self.loop.reporter.writers.write(
+            sorted((one for one in history if one.update > before), key=lambda one: one.update)
+        )
 
-    def _same_ends(self) -> None:
-        """Agree on what was evaluated, and on what the first process has saved."""
-        ends = self.group.gather((self.state.evaluations.all_at, self.checkpointer.saved_at))
-        self.state.evaluations.all_at = min(evaluated for evaluated, _ in ends)
-        self.checkpointer.saved_at = ends[0][1]
+    def _agree_on_what_is_done(self) -> None:
+        """Take for evaluated, saved and looked at what the others have: processes that have come know nothing of it."""
+        evaluations, saves, guard = self.loop.evaluator, self.loop.checkpointer, self.loop.engine.parts.guard
+        told = self.group.gather((evaluations.all_at, saves.saved_at, guard.pending, guard.tries))
+        evaluations.all_at = min(evaluated for evaluated, *_ in told)
+        saves.saved_at = told[0][1]
+        guard.pending.intersection_update(*(pending for *_, pending, _ in told))
+        guard.tries = {name: max(tries.get(name, 0) for *_, tries in told) for name in guard.pending}
 
     def _tell(self, before: dict[str, int], update: int) -> None:
         now = self._before = dict(self.group.members)
@@ -138,38 +146,9 @@ class ElasticRun:
         what += [f"{_processes(came)} there, with the state of the others"] if came else []
         message = f"{' and '.join(what)}: update {update + 1} is dealt over {len(now)} of {self.group.count}."
         details: dict[str, Json] = {"lost": [*lost], "came": [*came], "processes": [*sorted(now.values())]}
-        self.reporter.report(
+        self.loop.reporter.report(
             Incident(kind="lost_rank" if lost else "rank_came", update=update, message=message, details=details)
         )
-
-
-def build_run(group: "Elastic", loop: Loop, agree: Callable[[], None]) -> ElasticRun:
-    """The run of a trainer's loop on ranks that come and go.
-
-    Args:
-        group: of the ranks.
-        loop: that makes the updates.
-        agree: raises unless all that are there train the same.
-
-    Raises:
-        ArgumentError: the ranks share a model, or the data can't be dealt anew.
-    """
-    checkpointer, engine = loop.checkpointer, loop.engine
-    if engine.parts.execution.part_held[1] > 1:
-        raise ArgumentError("ranks that may be lost must each hold the whole state; use `Ddp` or `Ordered`.")
-    if loop.feed.data.num_batches(0, seed=engine.seed) is None:
-        raise ArgumentError(
-            "the data of ranks that may be lost must be dealt anew over those that are left, which a stream can't; "
-            "give a dataset with a length, or let a lost rank stop the run."
-        )
-    return ElasticRun(
-        group=group,
-        loop=loop,
-        state=checkpointer.state,
-        checkpointer=checkpointer,
-        agree=agree,
-        reporter=loop.reporter,
-    )
 
 
 def shared(group: Group, tree: Any, source: int) -> Any:

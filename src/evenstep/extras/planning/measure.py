@@ -5,16 +5,18 @@ whole and for the inputs alone; the difference is what the weights take. The tas
 network are not measured.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from statistics import median
 from time import perf_counter
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from evenstep.extras.planning.balance import LayerCost
+from evenstep.internals import pytree
+from evenstep.pipeline.boundary import tensors
 from evenstep.pipeline.layers import Layers, call
 
 
@@ -71,8 +73,8 @@ def _measured(
     with torch.autograd.graph.saved_tensors_hooks(pack, _unpacked):
         output = forward()
     forward_s = _timed(forward, device, repeats)
-    outputs = [tensor for tensor in _tensors(output) if tensor.requires_grad]
-    sources = [tensor for value in taken for tensor in _tensors(value) if tensor.requires_grad]
+    outputs = [tensor for tensor in tensors(output) if tensor.requires_grad]
+    sources = [tensor for tensor in tensors(taken) if tensor.requires_grad]
     weights = [parameter for parameter in module.parameters() if parameter.requires_grad]
     seeds = [torch.ones_like(tensor) for tensor in outputs]
 
@@ -91,7 +93,7 @@ def _measured(
         input_backward_s=inputs_alone,
         weight_backward_s=whole - inputs_alone,
         activation_bytes=sum(saved.values()),
-        output_bytes=sum(tensor.nbytes for tensor in _tensors(output)),
+        output_bytes=sum(tensor.nbytes for tensor in tensors(output)),
         state_bytes=sum(parameter.nbytes * (1 + parameter.requires_grad) for parameter in module.parameters()),
     )
     return cost, output
@@ -112,23 +114,10 @@ def _timed(run: Callable[[], object], device: torch.device, repeats: int) -> flo
     return median(times[1:])  # the first one warms up
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for inner in cast("Mapping[Any, Any]", value).values():
-            yield from _tensors(inner)
-    elif isinstance(value, tuple | list):
-        for inner in cast("list[Any]", value):
-            yield from _tensors(inner)
+def _fresh(tree: Any) -> Any:
+    """`tree` as if it had come from another rank: without its graph, and asking for gradients."""
 
+    def leaf(value: Any) -> Any:
+        return value.detach().requires_grad_(value.is_floating_point()) if isinstance(value, Tensor) else value
 
-def _fresh(value: Any) -> Any:
-    """`value` as if it had come from another rank: without its graph, and asking for gradients."""
-    if isinstance(value, Tensor):
-        return value.detach().requires_grad_(value.is_floating_point())
-    if isinstance(value, dict):
-        return {key: _fresh(inner) for key, inner in cast("dict[Any, Any]", value).items()}
-    if isinstance(value, tuple | list):
-        return type(cast("list[Any]", value))(_fresh(inner) for inner in cast("list[Any]", value))
-    return value
+    return pytree.tree_map(leaf, tree)

@@ -83,14 +83,7 @@ class Costs:
         Args:
             layout: of the stages; all ranks own the same number.
             forward_s: seconds of one rank's forward of one micro-batch; likewise the others, see `Costs`.
-            input_backward_s: see `Costs`.
-            weight_backward_s: see `Costs`.
-            activation_bytes: see `Costs`.
-            deferred_bytes: see `Costs`.
             edge_bytes: of each edge, not divided.
-            state_bytes: see `Costs`.
-            latency_s: see `Costs`.
-            seconds_per_byte: see `Costs`.
         """
         each = layout.stages // layout.ranks
 

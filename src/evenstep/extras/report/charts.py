@@ -6,7 +6,7 @@ units differ. A long noisy curve is drawn faintly with its mean over it.
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 
 from evenstep.extras.report.thinning import MAX_STRETCHES, Point, smooth, thin
@@ -49,10 +49,6 @@ class Chart:
     can_log: bool
     notes: list[str]
     curves: list[Curve]
-
-    def as_json(self) -> dict[str, object]:
-        """As the page's script reads it."""
-        return asdict(self)
 
 
 def charts(metrics: Mapping[str, Mapping[int, float]]) -> list[Chart]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from evenstep.extras.report.run import Run
+from evenstep.extras.report.run import RunFolder
 
 _LOWER = re.compile(r"loss|error|perplexity|ppl|bits|nll|\bmae|mse|\bwer\b|\bcer\b")
 _HIGHER = re.compile(r"acc|f1|auc|bleu|precision|recall|top_?\d|\biou|score")
@@ -70,7 +70,7 @@ def direction(name: str) -> int:
     return 1 if _LOWER.search(measure) else -1 if _HIGHER.search(measure) else 0
 
 
-def duration_s(run: Run) -> float | None:
+def duration_s(run: RunFolder) -> float | None:
     """Seconds from the run's last start to the last change of its status, or None if the status does not tell."""
     begin, end = _time(run.status.get("started")), _time(run.status.get("changed"))
     if begin is None or end is None or (begin.tzinfo is None) != (end.tzinfo is None):

@@ -6,6 +6,7 @@ are trusted. The page forbids itself, by its content security policy, to load an
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -20,7 +21,7 @@ from evenstep.extras.report.figures import (
     spell_duration,
     spell_number,
 )
-from evenstep.extras.report.run import Run, number, read_run
+from evenstep.extras.report.run import RunFolder, number, read_run
 from evenstep.version import __version__
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def write_report(folder: Path | str) -> Path:
     return path
 
 
-def _render(run: Run) -> str:
+def _render(run: RunFolder) -> str:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -88,7 +89,7 @@ def _render(run: Run) -> str:
         tiles=_tiles(run, figures),
         figures=figures,
         charts=drawn,
-        chart_data=[chart.as_json() for chart in drawn],
+        chart_data=[asdict(chart) for chart in drawn],
         written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         version=__version__,
         **{key: _trusted(path) for key, path in _TRUSTED.items()},
@@ -102,12 +103,12 @@ def _trusted(path: str) -> "Markup":
     return Markup((_HERE / path).read_text(encoding="utf-8"))
 
 
-def _state(run: Run) -> str:
+def _state(run: RunFolder) -> str:
     told = run.status.get("state")
     return str(told) if told in _STATES else "unknown"
 
 
-def _reason(run: Run) -> str:
+def _reason(run: RunFolder) -> str:
     """Why the run ended; of one that has not, when it was last heard of, as a killed one says nothing more."""
     reason, changed = run.status.get("reason"), run.status.get("changed")
     if reason is None and isinstance(changed, str):
@@ -115,7 +116,7 @@ def _reason(run: Run) -> str:
     return str(reason or "")
 
 
-def _tiles(run: Run, figures: Sequence[MetricFigures]) -> list[tuple[str, str, tuple[str, ...]]]:
+def _tiles(run: RunFolder, figures: Sequence[MetricFigures]) -> list[tuple[str, str, tuple[str, ...]]]:
     """The figures on top: label, value, notes."""
     tiles: list[tuple[str, str, tuple[str, ...]]] = []
     seen = max((max(values) for values in run.metrics.values()), default=None)

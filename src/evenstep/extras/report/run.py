@@ -50,7 +50,7 @@ class CheckpointLine:
 
 
 @dataclass(slots=True, kw_only=True)
-class Run:
+class RunFolder:
     """What a run folder says.
 
     Args:
@@ -74,7 +74,7 @@ class Run:
     problems: list[str] = field(default_factory=list)
 
 
-def read_run(folder: Path) -> Run:
+def read_run(folder: Path) -> RunFolder:
     """Read a run folder.
 
     Raises:
@@ -86,7 +86,7 @@ def read_run(folder: Path) -> Run:
             f"`{folder}` must be a run folder, with `{CONFIG}`, `{METRICS}` or `{STATUS}`, but {what}; give the folder "
             f"that `evenstep train` printed."
         )
-    run = Run(folder=folder)
+    run = RunFolder(folder=folder)
     if (folder / CONFIG).exists() or not (folder / STATUS).exists():  # a run from a script has none
         run.config = _text(run, CONFIG) or ""
     run.status = _object(run, STATUS, "what became of the run is not known")
@@ -115,7 +115,7 @@ def number(value: object) -> float | None:
         return float("inf") if value > 0 else float("-inf")
 
 
-def _text(run: Run, name: str) -> str | None:
+def _text(run: RunFolder, name: str) -> str | None:
     try:
         return (run.folder / name).read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
@@ -125,7 +125,7 @@ def _text(run: Run, name: str) -> str | None:
     return None
 
 
-def _object(run: Run, name: str, consequence: str) -> dict[str, object]:
+def _object(run: RunFolder, name: str, consequence: str) -> dict[str, object]:
     text = _text(run, name)
     if text is None:
         return {}
@@ -143,7 +143,7 @@ def _parse(text: str) -> dict[str, object] | None:
     return cast("dict[str, object]", content) if isinstance(content, dict) else None
 
 
-def _read_metrics(run: Run) -> None:
+def _read_metrics(run: RunFolder) -> None:
     metrics: dict[str, dict[int, float]] = {}
     if (run.folder / METRICS).exists() or not (run.folder / METRICS_TABLE).exists():
         for update, content in _lines(run, METRICS):
@@ -158,7 +158,7 @@ def _read_metrics(run: Run) -> None:
     run.metrics = {name: dict(sorted(values.items())) for name, values in metrics.items()}
 
 
-def _lines(run: Run, name: str) -> Iterator[tuple[int, dict[str, object]]]:
+def _lines(run: RunFolder, name: str) -> Iterator[tuple[int, dict[str, object]]]:
     """The lines of a file of JSON objects that have an update."""
     bad: list[int] = []
     try:
@@ -179,7 +179,7 @@ def _lines(run: Run, name: str) -> Iterator[tuple[int, dict[str, object]]]:
         run.problems.append(f"{which} of `{name}` cannot be read as a JSON object with an update: passed over.")
 
 
-def _rows(run: Run, name: str) -> Iterator[tuple[int, str, float]]:
+def _rows(run: RunFolder, name: str) -> Iterator[tuple[int, str, float]]:
     """The rows of a table (update, name, value, weight)."""
     try:
         with (run.folder / name).open(encoding="utf-8", errors="replace", newline="") as file:
@@ -205,7 +205,7 @@ def _incident(update: int, content: Mapping[str, object]) -> IncidentLine:
     )
 
 
-def _read_checkpoints(run: Run) -> None:
+def _read_checkpoints(run: RunFolder) -> None:
     latest = ""
     if (run.folder / "latest").is_file():
         latest = (_text(run, "latest") or "").strip()

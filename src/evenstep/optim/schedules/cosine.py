@@ -4,20 +4,12 @@ from dataclasses import dataclass
 from math import cos, pi
 from typing import final
 
-from evenstep.optim.schedules.schedule import (
-    LrSchedule,
-    check_count,
-    check_end_factor,
-    check_warmup_fits,
-    decay_progress,
-    known_updates,
-    warmup_factor,
-)
+from evenstep.optim.schedules.schedule import Decay
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cosine(LrSchedule):
+class Cosine(Decay):
     """Warm-up to 1, then cosine decay, which reaches its end at the last update; no restarts.
 
         u / W                               for u < W
@@ -36,18 +28,5 @@ class Cosine(LrSchedule):
     [0.5, 1.0, 0.5, 0.0]
     """
 
-    warmup_updates: int = 0
-    end_factor: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_count("warmup_updates", self.warmup_updates)
-        check_end_factor(self.end_factor)
-
-    def __call__(self, update: int, updates: int | None) -> float:
-        if update < self.warmup_updates:
-            return warmup_factor(update, self.warmup_updates)
-        progress = decay_progress(update, max(self.warmup_updates, 1), known_updates(updates, self))
-        return self.end_factor + (1 - self.end_factor) * (1 + cos(pi * progress)) / 2
-
-    def check(self, updates: int | None) -> None:
-        check_warmup_fits(self.warmup_updates, known_updates(updates, self))
+    def _remaining(self, progress: float) -> float:
+        return (1 + cos(pi * progress)) / 2

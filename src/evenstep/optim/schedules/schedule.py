@@ -6,6 +6,7 @@ the LR in an optimizer is not here.
 """
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 from evenstep.errors import ArgumentError
 
@@ -86,3 +87,39 @@ def check_end_factor(value: float) -> None:
         raise ArgumentError(
             f"`end_factor` must be between 0 and 1, as a share of the base LR, but is {value}; set it so."
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decay(LrSchedule):
+    """Warm-up to 1, then a fall that reaches its end at the last update U.
+
+        u / W                      for u < W
+        e + (1 - e) · r(p)         from then on, p = (u - s) / (U - s), s = max(W, 1)
+
+    Args:
+        warmup_updates: W, updates of the warm-up; 0 and 1 both mean none.
+        end_factor: e, the multiplier at the last update U; with 0 that update changes nothing.
+
+    Raises:
+        ArgumentError: a number out of its range.
+    """
+
+    warmup_updates: int = 0
+    end_factor: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_count("warmup_updates", self.warmup_updates)
+        check_end_factor(self.end_factor)
+
+    @abstractmethod
+    def _remaining(self, progress: float) -> float:
+        """r(p): 1 at the beginning of the fall (p = 0), 0 at its end (p = 1)."""
+
+    def __call__(self, update: int, updates: int | None) -> float:
+        if update < self.warmup_updates:
+            return warmup_factor(update, self.warmup_updates)
+        progress = decay_progress(update, max(self.warmup_updates, 1), known_updates(updates, self))
+        return self.end_factor + (1 - self.end_factor) * self._remaining(progress)
+
+    def check(self, updates: int | None) -> None:
+        check_warmup_fits(self.warmup_updates, known_updates(updates, self))

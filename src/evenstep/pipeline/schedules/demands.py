@@ -7,8 +7,8 @@ from evenstep.errors import PlanError
 from evenstep.pipeline.layout import Layout
 
 
-def check_one_stage_per_rank(name: str, layout: Layout, *, instead: str) -> None:
-    """Refuse a layout in which a rank owns several stages.
+def one_stage_per_rank(name: str, layout: Layout, *, instead: str) -> list[int]:
+    """The stage of each rank; refuses a layout in which one owns several.
 
     Args:
         name: of the pipeline schedule.
@@ -23,6 +23,7 @@ def check_one_stage_per_rank(name: str, layout: Layout, *, instead: str) -> None
             f"the pipeline schedule {name} is for one stage per rank, but {layout.ranks} ranks own {layout.stages} "
             f"stages; cut the model into {layout.ranks} stages, or take {instead}."
         )
+    return [layout.rank_of.index(rank) for rank in range(layout.ranks)]
 
 
 def check_loop(name: str, layout: Layout) -> None:

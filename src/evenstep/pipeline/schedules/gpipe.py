@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from evenstep.pipeline.action import Action, Op, Plan
 from evenstep.pipeline.layout import Layout
-from evenstep.pipeline.schedules.demands import check_one_stage_per_rank
+from evenstep.pipeline.schedules.demands import one_stage_per_rank
 from evenstep.pipeline.schedules.schedule import Schedule
 
 
@@ -18,10 +18,9 @@ def gpipe(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
     >>> print(*gpipe(Layout.chain(ranks=2), [0, 1])[1])
     1F0 1F1 1B0 1B1
     """
-    check_one_stage_per_rank("gpipe", layout, instead="breadth_first")
     return tuple(
         tuple(Action(op, stage, microbatch) for op in (Op.FORWARD, Op.BACKWARD) for microbatch in microbatches)
-        for stage in (layout.stages_of(rank)[0] for rank in range(layout.ranks))
+        for stage in one_stage_per_rank("gpipe", layout, instead="breadth_first")
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from evenstep.pipeline.action import Action, Op, Plan
 from evenstep.pipeline.layout import Layout
-from evenstep.pipeline.schedules.demands import check_one_stage_per_rank
+from evenstep.pipeline.schedules.demands import one_stage_per_rank
 from evenstep.pipeline.schedules.schedule import Schedule
 
 
@@ -18,12 +18,8 @@ def one_f_one_b(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]
     >>> print(*one_f_one_b(Layout.chain(ranks=2), [0, 1, 2])[0])
     0F0 0F1 0B0 0F2 0B1 0B2
     """
-    check_one_stage_per_rank("1f1b", layout, instead="interleaved")
-    plans: list[Plan] = []
-    for rank in range(layout.ranks):
-        (stage,) = layout.stages_of(rank)
-        plans.append(alternated(stage, microbatches, ahead=layout.stages - 1 - stage))
-    return tuple(plans)
+    stages = one_stage_per_rank("1f1b", layout, instead="interleaved")
+    return tuple(alternated(stage, microbatches, ahead=layout.stages - 1 - stage) for stage in stages)
 
 
 def alternated(stage: int, microbatches: Sequence[int], *, ahead: int) -> Plan:

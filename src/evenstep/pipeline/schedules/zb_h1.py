@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from evenstep.pipeline.action import Action, Op, Plan
 from evenstep.pipeline.layout import Layout
-from evenstep.pipeline.schedules.demands import check_one_stage_per_rank
+from evenstep.pipeline.schedules.demands import one_stage_per_rank
 from evenstep.pipeline.schedules.schedule import Schedule
 
 
@@ -19,12 +19,11 @@ def zb_h1(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
     >>> print(*zb_h1(Layout.chain(ranks=2), [0, 1, 2])[1])
     1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1W2
     """
-    check_one_stage_per_rank("zb_h1", layout, instead="zb_v")
-    plans: list[Plan] = []
-    for rank in range(layout.ranks):
-        (stage,) = layout.stages_of(rank)
-        plans.append(split_alternated(stage, microbatches, ahead=layout.stages - 1 - stage, max_live=layout.stages))
-    return tuple(plans)
+    count = layout.stages
+    return tuple(
+        split_alternated(stage, microbatches, ahead=count - 1 - stage, max_live=count)
+        for stage in one_stage_per_rank("zb_h1", layout, instead="zb_v")
+    )
 
 
 def split_alternated(stage: int, microbatches: Sequence[int], *, ahead: int, max_live: int) -> Plan:

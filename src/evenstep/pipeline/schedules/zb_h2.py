@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from evenstep.pipeline.action import Plan
 from evenstep.pipeline.layout import Layout
-from evenstep.pipeline.schedules.demands import check_one_stage_per_rank
+from evenstep.pipeline.schedules.demands import one_stage_per_rank
 from evenstep.pipeline.schedules.schedule import Schedule
 from evenstep.pipeline.schedules.zb_h1 import split_alternated
 
@@ -19,13 +19,11 @@ def zb_h2(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
     >>> print(*zb_h2(Layout.chain(ranks=2), range(4))[0])
     0F0 0F1 0F2 0I0 0W0 0F3 0I1 0W1 0I2 0W2 0I3 0W3
     """
-    check_one_stage_per_rank("zb_h2", layout, instead="zb_v")
     most = 2 * layout.stages - 1
-    plans: list[Plan] = []
-    for rank in range(layout.ranks):
-        (stage,) = layout.stages_of(rank)
-        plans.append(split_alternated(stage, microbatches, ahead=most - 1 - 2 * stage, max_live=most))
-    return tuple(plans)
+    return tuple(
+        split_alternated(stage, microbatches, ahead=most - 1 - 2 * stage, max_live=most)
+        for stage in one_stage_per_rank("zb_h2", layout, instead="zb_v")
+    )
 
 
 ZB_H2 = Schedule(name="zb_h2", order=zb_h2, summary="hardly any bubble, twice the memory of 1F1B", splits_backward=True)

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from evenstep.errors import ArgumentError, HookError
 from evenstep.events import Bus, EvaluateEnd, Hook
-from evenstep.events.hooks.target import Target
+from evenstep.events.hooks.target import MetricTarget
 
 FINITE = st.floats(-1e6, 1e6)
 
 
-def target(metric: str = "valid/loss", mode: Any = "min", min_delta: float = 0.0) -> Target:
-    return Target(metric=metric, mode=mode, min_delta=min_delta)
+def target(metric: str = "valid/loss", mode: Any = "min", min_delta: float = 0.0) -> MetricTarget:
+    return MetricTarget(metric=metric, mode=mode, min_delta=min_delta)
 
 
 @given(value=FINITE, than=FINITE, min_delta=st.floats(0, 10))

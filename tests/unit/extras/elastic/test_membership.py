@@ -6,10 +6,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstep.errors import ArgumentError, LostRankError, MissingExtraError
+from evenstep.errors import ArgumentError, LostRankError, MissingExtraError, ReplicaError
 from evenstep.extras.elastic import Elastic, ElasticRank, elastic_rank_of
 from evenstep.extras.elastic.lighthouse import Peer, coordination
 from evenstep.extras.elastic.membership import Alone, Regroup, _attempt, _enough
+from evenstep.parallel import Processes
 
 ENVIRON = {"TORCHFT_LIGHTHOUSE": "http://a:1", "REPLICA_GROUP_ID": "0", "NUM_REPLICA_GROUPS": "2"}
 
@@ -22,7 +23,7 @@ class Answers:
     """A lighthouse that gives these answers, one after the other, then the last one for ever."""
 
     def __init__(self, *answers: list[Peer], number: int = 0, count: int = 2) -> None:
-        self.seat = ElasticRank(number=number, count=count, lighthouse="http://localhost:1")
+        self.place = ElasticRank(number=number, count=count, lighthouse="http://localhost:1")
         self.name = f"{number}"
         self.answers = list(answers)
         self.asked: list[dict[str, Any]] = []
@@ -37,13 +38,13 @@ class Answers:
     def close(self) -> None: ...
 
 
-def test_an_environment_without_a_lighthouse_or_a_number_gives_no_seat() -> None:
+def test_an_environment_without_a_lighthouse_or_a_number_gives_no_place() -> None:
     assert elastic_rank_of({}) is None
     assert elastic_rank_of({"TORCHFT_LIGHTHOUSE": "http://a:1"}) is None
 
 
 @pytest.mark.parametrize("wrong", [{"REPLICA_GROUP_ID": "2"}, {"REPLICA_GROUP_ID": "x"}, {"NUM_REPLICA_GROUPS": ""}])
-def test_a_seat_that_cannot_be_is_refused(wrong: dict[str, str]) -> None:
+def test_a_place_that_cannot_be_is_refused(wrong: dict[str, str]) -> None:
     with pytest.raises(ArgumentError, match="NUM_REPLICA_GROUPS, how many are started"):
         elastic_rank_of(ENVIRON | wrong)
 
@@ -109,6 +110,60 @@ def test_a_process_that_was_interrupted_asks_as_one_that_tries_again() -> None:
         group.join(0)
         group.join(3)
         assert [(asked["tries"], asked["update"]) for asked in lighthouse.asked] == [(0, 0), (1, 3)]
+    finally:
+        group.close()
+
+
+def test_what_is_broken_off_while_all_are_there_is_met_without_asking_who_is() -> None:
+    lighthouse: Any = Answers([member(0)])
+    group = Elastic(lighthouse, timeout_s=5)
+    try:
+        group.join(0)
+        group.begin_work()
+        group.interrupt("no memory")
+        assert group.interrupted() == "no memory"
+        assert group.meet("here") == ["here"]
+        assert (group.interrupted(), group.sum_floats([1.0])) == ("", [1.0])
+        assert len(lighthouse.asked) == 1
+    finally:
+        group.close()
+
+
+def test_a_group_whose_first_process_is_lost_as_it_is_formed_is_formed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    lighthouse: Any = Answers([member(0)])
+    group = Elastic(lighthouse, timeout_s=5)
+
+    def gone(*_: Any, **__: Any) -> None:
+        monkeypatch.undo()
+        raise RuntimeError("the store is gone")
+
+    monkeypatch.setattr("evenstep.parallel.group.Notices", gone)
+    try:
+        group.join(0)
+        assert (group.ranks, [asked["tries"] for asked in lighthouse.asked]) == (1, [0, 1])
+    finally:
+        group.close()
+
+
+def test_a_process_of_another_version_ends_and_the_others_go_on_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    lighthouse: Any = Answers([member(0)])
+    group = Elastic(lighthouse, timeout_s=5)
+    join, failures = Processes.at_place, [ReplicaError("other versions"), ReplicaError("other versions")]
+
+    def at_place(*args: Any, **kwargs: Any) -> Processes:
+        if len(lighthouse.asked) != 2:
+            raise failures.pop()
+        return join(*args, **kwargs)
+
+    monkeypatch.setattr(Processes, "at_place", at_place)
+    try:
+        with pytest.raises(ReplicaError):
+            group.join(0)  # it was in no group before
+        group.join(0)
+        monkeypatch.setattr(lighthouse, "asked", [])
+        group.join(0)  # it was
+        assert not failures
+        assert [asked["tries"] for asked in lighthouse.asked] == [1, 2]
     finally:
         group.close()
 

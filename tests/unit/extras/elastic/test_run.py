@@ -1,6 +1,6 @@
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -32,8 +32,8 @@ class Lonely:
 
     name = "0"
 
-    def __init__(self) -> None:
-        self.seat = ElasticRank(number=0, count=2, lighthouse="http://localhost:1")
+    def __init__(self, number: int = 0) -> None:
+        self.place = ElasticRank(number=number, count=2, lighthouse="http://localhost:1")
 
     def close(self) -> None: ...
 
@@ -62,9 +62,11 @@ def test_what_broke_off_because_a_rank_was_lost_is_still_wanted() -> None:
     assert (asks.evaluate, asks.save) == (True, False)
 
 
-def trainer(strategy: Callable[[Group], Strategy], data: Any) -> evenstep.Trainer:
+def trainer(
+    strategy: Callable[[Group], Strategy], data: Any, *, number: int = 0, folder: Path | None = None
+) -> evenstep.Trainer:
     model = nn.Linear(1, 1)
-    lighthouse: Any = Lonely()
+    lighthouse: Any = Lonely(number)
     return evenstep.Trainer(
         model=model,
         task=Square(),
@@ -73,6 +75,7 @@ def trainer(strategy: Callable[[Group], Strategy], data: Any) -> evenstep.Traine
         updates=1,
         device="cpu",
         strategy=strategy(Elastic(lighthouse, timeout_s=1)),
+        folder=folder,
     )
 
 
@@ -86,6 +89,27 @@ def test_ranks_that_hold_parts_of_the_state_cannot_be_lost() -> None:
     with pytest.raises(ArgumentError, match="must each hold the whole state"):
         trainer(lambda group: Zero1(Ddp(group)), data)
     assert trainer(Ddp, data).is_first_rank
+
+
+def test_a_process_that_has_not_met_the_first_one_resumes_from_nothing(tmp_path: Path) -> None:
+    data = evenstep.MapData([(torch.ones(1), torch.ones(1))], global_batch_size=1)
+    assert trainer(Ddp, data, number=1, folder=tmp_path).resume("auto") is None
+
+
+def test_an_engine_whose_user_deals_the_data_takes_no_ranks_that_come_and_go() -> None:
+    model, lighthouse = nn.Linear(1, 1), Lonely()
+    strategy = Ddp(Elastic(cast("Any", lighthouse), timeout_s=1))
+    with pytest.raises(ArgumentError, match="dealt their data by a `Trainer`"):
+        evenstep.Engine(model, Square(), torch.optim.SGD(model.parameters(), lr=0.1), strategy=strategy, device="cpu")
+
+
+def test_the_names_of_the_core_are_still_there_and_warn() -> None:
+    import evenstep.parallel
+
+    with pytest.warns(DeprecationWarning, match=r"`evenstep.extras.elastic.Elastic` now"):
+        assert evenstep.parallel.Elastic is Elastic
+    with pytest.warns(DeprecationWarning):
+        assert evenstep.parallel.NUMBER == "REPLICA_GROUP_ID"
 
 
 def test_a_run_file_whose_ranks_were_started_together_is_refused(

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import asdict
 
 from evenstep.extras.report.charts import charts
 
@@ -40,7 +41,7 @@ def test_a_value_that_is_not_finite_is_a_gap_and_is_told():
     (chart,) = charts({"train/loss": {1: 1.0, 2: math.nan, 3: math.inf, 4: 2.0}})
     assert chart.curves[0].values == [1.0, None, None, 2.0]
     assert chart.notes == ["train: 2 not finite, the first at update 2"]
-    json.dumps(chart.as_json(), allow_nan=False)
+    json.dumps(asdict(chart), allow_nan=False)
 
 
 def test_a_long_noisy_curve_is_faint_with_its_mean_over_it():

@@ -5,26 +5,12 @@ forward of micro-batch 3, `1F3` that of stage 1 where a rank owns several. Dots 
 prints it.
 """
 
-from dataclasses import dataclass
-from typing import final
-
 from evenstep.extras.planning.simulate import Simulation
 from evenstep.pipeline.action import Op
 from evenstep.pipeline.order import Span
 
-
-@final
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Some characters of a line.
-
-    Args:
-        text: them.
-        op: of the computation that they show, or None for idle time.
-    """
-
-    text: str
-    op: Op | None
+Piece = tuple[str, Op | None]
+"""Some characters of a line, and the kind of computation that they show, or None for idle time."""
 
 
 def draw_text(simulation: Simulation, *, width: int = 100) -> list[list[Piece]]:
@@ -40,7 +26,7 @@ def draw_text(simulation: Simulation, *, width: int = 100) -> list[list[Piece]]:
     >>> costs = Costs.even(layout, forward_s=1, input_backward_s=1, weight_backward_s=1)
     >>> simulation = simulate(SCHEDULES["1f1b"].plans(layout, [0, 1]), layout, costs)
     >>> for pieces in draw_text(simulation, width=36):
-    ...     print("".join(piece.text for piece in pieces))
+    ...     print("".join(text for text, _ in pieces))
     F0--F1--........B0------....B1------
     ....F0--B0------F1--B1------........
     """
@@ -54,12 +40,12 @@ def draw_text(simulation: Simulation, *, width: int = 100) -> list[list[Piece]]:
         for span in spans:
             start, end = round(span.start * scale), round(span.end * scale)
             if start > at:
-                pieces.append(Piece("." * (start - at), None))
+                pieces.append(("." * (start - at), None))
             if end > start:
-                pieces.append(Piece(_label(span, several, end - start), span.action.op))
+                pieces.append((_label(span, several, end - start), span.action.op))
             at = end
         if at < width:
-            pieces.append(Piece("." * (width - at), None))
+            pieces.append(("." * (width - at), None))
         lines.append(pieces)
     return lines
 

@@ -13,7 +13,7 @@ def simulated(name: str, ranks: int, count: int) -> Simulation:
 
 
 def lines(simulation: Simulation, width: int) -> list[str]:
-    return ["".join(piece.text for piece in pieces) for pieces in draw_text(simulation, width=width)]
+    return ["".join(text for text, _ in pieces) for pieces in draw_text(simulation, width=width)]
 
 
 def test_all_lines_are_as_wide_as_asked() -> None:
@@ -55,5 +55,5 @@ def test_the_trace_has_a_row_per_rank_and_an_event_per_computation() -> None:
 
 def test_pieces_know_their_kind() -> None:
     pieces = [piece for line in draw_text(simulated("1f1b", 2, 2), width=36) for piece in line]
-    assert {piece.op for piece in pieces} == {None, Op.FORWARD, Op.BACKWARD}
-    assert all(set(piece.text) == {"."} for piece in pieces if piece.op is None)
+    assert {op for _, op in pieces} == {None, Op.FORWARD, Op.BACKWARD}
+    assert all(set(text) == {"."} for text, op in pieces if op is None)

@@ -1,4 +1,4 @@
-"""A run of several processes that may be lost and come back: `python lasting.py FOLDER JSON`.
+"""A run of several processes that may be lost and come back: `python elastic_run.py FOLDER JSON`.
 
 One interpreter imports torch and torchft once and forks everybody: torchft's lighthouse, the processes, and those that
 take the place of lost ones. The JSON says how many processes there are, and who is hit by what:
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # which the first optimizer imports, in more than a second: before the fork, once for all
 from torch import nn
 
 import evenstep
@@ -132,8 +133,8 @@ def process(number: int, port: int) -> int:
         if WHAT["count"] == 1:
             train(Group(), number)
         else:
-            seat = ElasticRank(number=number, count=WHAT["count"], lighthouse=f"http://localhost:{port}")
-            group = Elastic(Lighthouse(seat), timeout_s=WHAT.get("timeout_s", 60))
+            place = ElasticRank(number=number, count=WHAT["count"], lighthouse=f"http://localhost:{port}")
+            group = Elastic(Lighthouse(place), timeout_s=WHAT.get("timeout_s", 60))
             train(group, number)
             group.close()
     except BaseException:  # noqa: BLE001 - the child of a fork must not return

@@ -1,12 +1,6 @@
 """Processes that are lost and come back, with torchft's lighthouse: the bits of one undisturbed process."""
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
-
 from lost import UPDATES, ran
 
 

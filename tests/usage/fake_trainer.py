@@ -1,0 +1,45 @@
+"""A trainer that only notes what hooks ask of it."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from evenstep.events import Storage
+
+
+@dataclass
+class FakeProgress:
+    update: int = 0
+
+
+@dataclass
+class FakeTrainer:
+    folder: Path | None
+    asked: list[str] = field(default_factory=list)
+    is_first_rank: bool = True
+    storage: Storage = field(default_factory=Storage)
+    updates: int | None = 100
+    evaluations: dict[str, object] = field(default_factory=lambda: {"valid": None})
+    progress: FakeProgress = field(default_factory=FakeProgress)
+
+    def __post_init__(self) -> None:
+        self.model = torch.nn.Linear(3, 2)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.5)
+
+    @property
+    def group_names(self) -> tuple[tuple[str, ...], ...]:
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        return tuple(tuple(names[id(one)] for one in group["params"]) for group in self.optimizer.param_groups)
+
+    def norms(self, values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: value.norm() for name, value in values.items()}
+
+    def request_stop(self, reason: str, *, requeue: bool = False) -> None:
+        self.asked.append(f"stop: {reason}{' (requeue)' if requeue else ''}")
+
+    def request_save(self) -> None:
+        self.asked.append("save")
+
+    def request_evaluate(self) -> None:
+        self.asked.append("evaluate")
