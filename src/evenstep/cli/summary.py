@@ -84,7 +84,7 @@ def _global_batch(data: DataTable) -> str:
     whole = f"{size:,} samples" if tokens is None else f"at most {tokens:,} tokens"
     part_size, part_tokens = data.micro_batch_size, data.micro_batch_tokens
     if part_size == "auto":
-        return f"{whole}, in micro-batches as large as fit into memory"
+        return f"{whole}, in micro-batches that fit into memory"
     if size is not None and part_tokens is None:
         part = min(part_size or size, size)
         count = -(-size // part)
