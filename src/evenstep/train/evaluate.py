@@ -7,6 +7,7 @@ when something raises. It does not choose when.
 
 from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import Any, cast, final
 
 import torch
@@ -120,26 +121,29 @@ class Evaluation:
 
     def _through(self, weights: Weights, update: int, batch: int) -> None:
         """Take one task's part of a global batch through the model."""
-        context, execution, task = self._context, self._execution, next(iter(weights.totals))
-        mark = context.storage.mark()
+        discard = partial(self._context.storage.drop_after, self._context.storage.mark())
+        for attempt in self._recovery.attempts(f"batch {batch} of evaluation '{self._name}'", update, discard):
+            with attempt:
+                self._forwards(weights, update, batch)
 
-        def compute() -> None:
-            @contextmanager
-            def dummy(microbatch: Microbatch) -> Generator[MicrobatchStep]:
-                first = self._cuts.pieces(context.tasks[task], microbatch.data, microbatch.known_samples)[0]
-                with MicrobatchStep.dummy(context, part_of(microbatch, first)) as step:
-                    self._recovery.runs(step)
-                    yield step
+    def _forwards(self, weights: Weights, update: int, batch: int) -> None:
+        execution, task = self._execution, next(iter(weights.totals))
+        passes = self._cuts.passes(self._context.tasks, weights.work)
+        execution.pad_passes(passes, self._dummy, backward=False, kind=task)
+        with self._step(weights, update, batch) as step:
+            self._recovery.runs(step)
+            execution.evaluator.run(execution.forwards(step.lay_out(step.work)), step)
+        if execution.evaluates_together:  # none goes on while another may have to begin anew
+            execution.group.sum_floats([0.0])
 
-            execution.pad_passes(self._cuts.passes(context.tasks, weights.work), dummy, backward=False, kind=task)
-            with self._step(weights, update, batch) as step:
-                self._recovery.runs(step)
-                execution.evaluator.run(execution.forwards(step.lay_out(step.work)), step)
-            if execution.evaluates_together:  # none goes on while another may have to begin anew
-                execution.group.sum_floats([0.0])
-
-        place = f"batch {batch} of evaluation '{self._name}'"
-        self._recovery.until_done(place, update, compute, lambda: context.storage.drop_after(mark))
+    @contextmanager
+    def _dummy(self, microbatch: Microbatch) -> Generator[MicrobatchStep]:
+        """A micro-batch that counts nowhere."""
+        task = self._context.tasks[microbatch.task]
+        first = self._cuts.pieces(task, microbatch.data, microbatch.known_samples)[0]
+        with MicrobatchStep.dummy(self._context, part_of(microbatch, first)) as step:
+            self._recovery.runs(step)
+            yield step
 
     def _step(self, weights: Weights, update: int, batch: int) -> MicrobatchStep:
         path, prefix = ("evaluate", self._name, batch), f"{self._name}/"

@@ -7,9 +7,9 @@ same once more. What can't be mended is raised, and the others learn of it as of
 and steps know nothing of this; one process does the same, and meets nobody.
 """
 
-import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from traceback import format_exception
+from types import TracebackType
 from typing import TypeVar, final
 
 from evenstep.errors import LostRankError, OutOfMemoryError
@@ -25,17 +25,37 @@ from evenstep.train.task import Task
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class _BrokenOff:
-    """A try that came to nothing.
+@final
+class Attempt:
+    """One try of what ranks compute together, as the context that it is made in: what breaks it off does not leave it.
 
     Args:
+        interrupted: why another rank has broken it off, by the error that says so here; "" for all other errors.
+
+    Attributes:
+        is_done: whether nothing was raised inside.
         reason: why another rank has broken it off; "" if this one has run out of memory.
         fault: then the traceback.
     """
 
-    reason: str
-    fault: str = ""
+    def __init__(self, interrupted: Callable[[BaseException], str]) -> None:
+        self._interrupted = interrupted
+        self.is_done = False
+        self.reason = self.fault = ""
+
+    def __enter__(self) -> None:
+        """Begin; what is inside must not refer to what it computes from outside, so that it can be freed."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if error is None:
+            self.is_done = True
+        elif is_out_of_memory(error):
+            self.fault = "".join(format_exception(error))
+        else:
+            self.reason = self._interrupted(error)
+        return bool(self.fault or self.reason)
 
 
 @final
@@ -67,13 +87,16 @@ class Recovery:
         self._together = not evaluation or execution.evaluates_together
         self._step: MicrobatchStep | None = None
 
-    def until_done(self, place: str, update: int, compute: Callable[[], T], discard: Callable[[], None]) -> T:
-        """Compute until it succeeds on all ranks that do.
+    def attempts(self, place: str, update: int, discard: Callable[[], None]) -> Iterator[Attempt]:
+        """Tries of one computation, each from its beginning, until it has succeeded on all ranks that do it.
+
+            for attempt in recovery.attempts("update 3", 3, discard):
+                with attempt:
+                    compute()
 
         Args:
             place: what and where, so that ranks can see that they mean the same.
             update: the number under which incidents are reported.
-            compute: does it once, from the beginning; calls `runs` with what it runs.
             discard: undoes what a failed try has left on this rank.
 
         Raises:
@@ -81,48 +104,43 @@ class Recovery:
             LostRankError: another rank has failed for good, is gone, or has gone on to something else.
         """
         number = self._execution.group.begin_work() if self._together else 0
-        while isinstance(done := self._try(compute), _BrokenOff):
-            reason = done.reason or self._cut(place, update, done.fault)
+        yield (attempt := Attempt(self._interrupted))
+        while not attempt.is_done:
+            reason = attempt.reason or self._cut(place, update, attempt.fault)
             self._step = None  # which refers to what must be freed
             if self._together:
-                if not done.reason:
+                if not attempt.reason:
                     self._execution.group.interrupt(reason)
                 limits = self._meet(place, number, reason, self._cuts.limit, discard)
                 self._cuts.limit = min((limit for limit in limits if limit is not None), default=None)
             else:
                 discard()
                 give_back()
+            yield (attempt := Attempt(self._interrupted))
         self._step = None
-        return done
 
     def once(self, place: str, compute: Callable[[], T]) -> tuple[T | None, bool]:
         """Compute once on all ranks; gives None where one had no memory for it, and whether it was in this pipeline."""
         number = self._execution.group.begin_work()
-        done = self._try(compute)
-        if not isinstance(done, _BrokenOff):
-            return done, False
-        group, ran_out = self._execution.group, not done.reason
-        reason = done.reason or f"rank {group.rank} ran out of memory in {place}"
+        attempt = Attempt(self._interrupted)
+        with attempt:
+            return compute(), False
+        group, ran_out = self._execution.group, not attempt.reason
+        reason = attempt.reason or f"rank {group.rank} ran out of memory in {place}"
         if ran_out:
             group.interrupt(reason)
         return None, any(self._meet(place, number, reason, ran_out, lambda: None))
 
     def runs(self, step: MicrobatchStep) -> None:
-        """Note which micro-batches run, within `until_done`: what of the last ones did not fit is cut."""
+        """Note which micro-batches run, within an attempt: what of the last ones did not fit is cut."""
         self._step = step
 
-    def _try(self, compute: Callable[[], T]) -> T | _BrokenOff:
-        """Compute once; on return nothing refers to what has failed, so that it can be freed."""
-        try:
-            return compute()
-        except Exception as error:
-            if is_out_of_memory(error):
-                return _BrokenOff("", traceback.format_exc())
-            if self._together and isinstance(error, RuntimeError | LostRankError):  # not so one of the user's own
-                reason = self._execution.group.interrupted() or (str(error) if isinstance(error, Interrupted) else "")
-                if reason:
-                    return _BrokenOff(reason.rstrip("."))
-            raise
+    def _interrupted(self, error: BaseException) -> str:
+        """Why another rank has broken off what ranks compute together, if that is what an error here comes from."""
+        if not self._together or not isinstance(error, RuntimeError | LostRankError):  # one of the user's own
+            return ""
+        reason = self._execution.group.interrupted() or (str(error) if isinstance(error, Interrupted) else "")
+        return reason.rstrip(".")
 
     def _meet(self, place: str, number: int, reason: str, said: T, discard: Callable[[], None]) -> Sequence[T]:
         """Let go of everything, and meet the others; gives what each of this pipeline has said.

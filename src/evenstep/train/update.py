@@ -8,7 +8,7 @@ about an abort; that is the loop's. Until it applies, it may be begun anew at an
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TypeVar, final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +39,21 @@ from evenstep.train.split_limit import SplitLimit, part_of
 from evenstep.train.trained import Trained
 from evenstep.train.weigh import Weights, weigh
 
-T = TypeVar("T")
+
+class Computed(NamedTuple):
+    """What has been computed of an update, of which nothing is applied.
+
+    Args:
+        weights: what its losses cover.
+        gathered: what is known of this rank's micro-batches.
+        grads: the gradients, perhaps in shards.
+        squared: ‖g‖₂² over all parameters, stages and shards; None where no task gave a loss.
+    """
+
+    weights: Weights
+    gathered: MicrobatchResults
+    grads: list[Tensor]
+    squared: Tensor | None
 
 
 @final
@@ -127,9 +141,12 @@ class Update:
                 f"update {update} trains a model that is in evaluation mode; something has called `eval()` on it and "
                 f"not `train()` afterwards. Freeze single layers by calling `eval()` on those."
             )
-        weights, gathered, grads, squared = self._together(
-            f"update {update}", update, partial(self._computed, batch, update)
-        )
+        computed: Computed | None = None
+        for attempt in self._recovery.attempts(f"update {update}", update, self._discarding()):
+            with attempt:
+                computed = self._computed(batch, update)
+        assert computed is not None
+        weights, gathered, grads, squared = computed
         pending.skipped_samples, covered = weights.skipped_samples, weights.total
         if covered == 0:
             return pending
@@ -164,29 +181,34 @@ class Update:
             batch=batch, before=before, precision=self._context.precision.state, aborted=1.0, total=0.0
         )
 
-    def _computed(
-        self, batch: GlobalBatch, update: int
-    ) -> tuple[Weights, MicrobatchResults, list[Tensor], Tensor | None]:
+    def _computed(self, batch: GlobalBatch, update: int) -> Computed:
         """Compute the update's gradients and their squared norm; nothing is applied."""
         weights = self._weigh(batch)
         if weights.total == 0:
-            return weights, MicrobatchResults(), [], None
+            return Computed(weights, MicrobatchResults(), [], None)
         gathered = self._gather(weights, update)
         self._buffers.settle()
         self._dependence.look(update)
         self._execution.reducers.share_buffers(self._buffers)
         grads = gradients(self._parameters, sparse=self._sparse)
-        return weights, gathered, grads, self._execution.norms.squared(grads)
+        return Computed(weights, gathered, grads, self._execution.norms.squared(grads))
 
-    def _together(self, place: str, update: int, compute: Callable[[], T]) -> T:
-        """Compute something with all ranks, again where one of them had no memory for it; see `Recovery`."""
+    def _again(self, place: str, update: int, compute: Callable[[], object]) -> None:
+        """Compute something of an aborted update with all ranks, to look at it; buffers stay as they were."""
+        for attempt in self._recovery.attempts(place, update, self._discarding()):
+            with attempt:
+                compute()
+        self._buffers.restore(1.0)
+
+    def _discarding(self) -> Callable[[], None]:
+        """What undoes a try that begins now."""
         mark = self._context.storage.mark()
 
         def discard() -> None:
             self._discard(mark)
             self._buffers.restore(1.0)
 
-        return self._recovery.until_done(place, update, compute, discard)
+        return discard
 
     def norms(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """See `GradientNorms.each`."""
@@ -237,10 +259,8 @@ class Update:
 
     def rerun(self, batch: GlobalBatch, update: int) -> None:
         """Compute the gradients of an aborted update once more, to look at them; nothing is applied."""
-        self._together(
-            f"update {update}, which is looked at again", update, lambda: self._gather(self._weigh(batch), update)
-        )
-        self._buffers.restore(1.0)
+        place = f"update {update}, which is looked at again"
+        self._again(place, update, lambda: self._gather(self._weigh(batch), update))
 
     @contextmanager
     def at_lowest_scale(self) -> Generator[None]:
@@ -268,10 +288,8 @@ class Update:
             return blamed
         weights = self._weigh(batch)
         for name in weights.totals:
-            self._together(
-                f"task {name} of update {update}", update, lambda name=name: self._accumulate(weights.of(name), update)
-            )
-            self._buffers.restore(1.0)
+            place = f"task {name} of update {update}"
+            self._again(place, update, lambda name=name: self._accumulate(weights.of(name), update))
             squared = self._execution.norms.squared(gradients(self._parameters, sparse=self._sparse))
             if squared is not None and not bool(squared.isfinite()):
                 blamed.append(
@@ -290,10 +308,18 @@ class Update:
         self._apply.resume()
 
     def _accumulate(self, weights: Weights, update: int) -> MicrobatchResults:
-        """Leave the gradients of the micro-batches in `.grad`, summed over all ranks."""
+        """Run the micro-batches: their gradients are then in `.grad`, summed over all ranks."""
+        execution, in_turn = self._execution, self._execution.reducers.in_turn
         self._discard(self._context.storage.mark())
-        step = self._step(weights, path=(update,), update=update)
-        self._run(step, weights)
+        parts = [weights.of(task) for task in weights.totals] if in_turn else [weights]
+        with self._step(weights, path=(update,), update=update) as step:
+            for number, part in enumerate(parts, start=1):
+                last = number == len(parts)
+                if in_turn:
+                    passes = self._cuts.passes(self._context.tasks, part.work)
+                    execution.pad_passes(passes, self._dummy, backward=True, kind=next(iter(part.totals)), last=last)
+                self._recovery.runs(step)
+                execution.trainer.run(execution.plan(step.lay_out(part.work), last), step)
         gathered = step.gathered
         for parameter in self.trained.outside:
             parameter.grad = None
@@ -313,20 +339,6 @@ class Update:
         for parameter in self.trained.with_grad:
             parameter.grad = None
         self._execution.begin()
-
-    def _run(self, step: MicrobatchStep, weights: Weights) -> None:
-        """Run the micro-batches: forwards, backwards and reductions."""
-        execution = self._execution
-        in_turn = execution.reducers.in_turn
-        parts = [weights.of(task) for task in weights.totals] if in_turn else [weights]
-        with step:
-            for number, part in enumerate(parts, start=1):
-                last = number == len(parts)
-                if in_turn:
-                    passes = self._cuts.passes(self._context.tasks, part.work)
-                    execution.pad_passes(passes, self._dummy, backward=True, kind=next(iter(part.totals)), last=last)
-                self._recovery.runs(step)
-                execution.trainer.run(execution.plan(step.lay_out(part.work), last), step)
 
     @contextmanager
     def _dummy(self, microbatch: Microbatch) -> Generator[MicrobatchStep]:
