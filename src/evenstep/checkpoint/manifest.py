@@ -134,7 +134,8 @@ def _parse(content: object, path: Path) -> Manifest:
         } if number == FORMAT and update >= 0:
             known: dict[str, Any] = {name: fields[name] for name in Manifest.__slots__}
             described = cast("dict[str, object]", files).items()
-            return Manifest(**{**known, "files": {name: _entry(name, file, path) for name, file in described}})
+            known["files"] = {name: _entry(name, file, path) for name, file in described}
+            return Manifest(**known)
         case _:
             raise UnreadableError(f"`{path}` is not a manifest of evenstep: it lacks fields or has others.")
 
