@@ -10,7 +10,7 @@ from evenstep.errors import ArgumentError, LostRankError, MissingExtraError, Rep
 from evenstep.extras.elastic import Elastic, ElasticRank, elastic_rank_of
 from evenstep.extras.elastic.lighthouse import Peer, coordination
 from evenstep.extras.elastic.membership import Alone, Regroup, _attempt, _enough
-from evenstep.parallel import Processes
+from evenstep.parallel import Group, Processes
 
 ENVIRON = {"TORCHFT_LIGHTHOUSE": "http://a:1", "REPLICA_GROUP_ID": "0", "NUM_REPLICA_GROUPS": "2"}
 
@@ -137,7 +137,7 @@ def test_a_group_whose_first_process_is_lost_as_it_is_formed_is_formed_again(mon
         monkeypatch.undo()
         raise RuntimeError("the store is gone")
 
-    monkeypatch.setattr("evenstep.parallel.group.Notices", gone)
+    monkeypatch.setattr("evenstep.parallel.processes.Notices", gone)
     try:
         group.join(0)
         assert (group.ranks, [asked["tries"] for asked in lighthouse.asked]) == (1, [0, 1])
@@ -173,6 +173,13 @@ def test_without_the_first_process_the_others_give_up_after_the_timeout() -> Non
     group = Elastic(lighthouse, timeout_s=0.2)
     with pytest.raises(LostRankError, match="process 0, which keeps the run folder, did not come within"):
         group.join(4)
+
+
+def test_every_verb_of_a_group_is_that_of_the_group_of_now_or_its_own() -> None:
+    said_with_others = {"first_rank_does", "receive", "send", "sum_of_same"}
+    needless = {"go_on"}
+    verbs = {name for name, value in vars(Group).items() if callable(value) and not name.startswith("_")}
+    assert verbs - vars(Elastic).keys() == said_with_others | needless
 
 
 def test_ranks_that_may_be_lost_share_no_model() -> None:
