@@ -120,7 +120,7 @@ def test_a_run_on_two_hosts_outlives_one_of_them_bit_by_bit(hosts: tuple[Host, H
 
     first, second = hosts
     meet = ["--nnodes=2", "--nproc-per-node=2", f"--master-addr={first.address}", "--master-port=29511"]
-    train = ["-m", "evenstep", "train", file, "--runs", tmp_path, "--task.args.slow_s", "0.2"]
+    train = ["-m", "evenstep", "train", file, "--runs", tmp_path, "--task.args.slow_s", "0.1"]
     agents = [
         host.start("torch.distributed.run", *meet, f"--node-rank={rank}", *train) for rank, host in enumerate(hosts)
     ]
@@ -153,7 +153,7 @@ def test_a_run_on_two_hosts_outlives_one_of_them_bit_by_bit(hosts: tuple[Host, H
 def test_both_sides_of_a_network_that_is_cut_stop_within_the_timeout(hosts: tuple[Host, Host], tmp_path: Path) -> None:
     file = write_run(tmp_path, updates=UPDATES, more=MORE)
     meet = {"WORLD_SIZE": "2", "MASTER_ADDR": hosts[0].address, "MASTER_PORT": "29513"}
-    train = ["evenstep", "train", file, "--runs", tmp_path, "--task.args.slow_s", "0.2"]
+    train = ["evenstep", "train", file, "--runs", tmp_path, "--task.args.slow_s", "0.1"]
     ranks = [host.start(*train, RANK=str(rank), **meet) for rank, host in enumerate(hosts)]
     folder = tmp_path / "run"
     waited = time.monotonic()

@@ -69,13 +69,16 @@ class Script:
     def kill(self) -> None:
         self._process.kill()
         self._process.join()
+        self._said.cleanup()
 
     def ended(self, timeout_s: float = 120) -> Ended:
         """How it ended; what still runs after so many seconds is killed."""
         self._process.join(timeout_s)
-        self.kill()
-        with self._said as folder:
-            out, err = (Path(folder, name).read_text(errors="replace") for name in ("out", "err"))
+        if self.code() is None:
+            self._process.kill()
+            self._process.join()
+        out, err = (Path(self._said.name, name).read_text(errors="replace") for name in ("out", "err"))
+        self._said.cleanup()
         return Ended(self._process.exitcode, out, err)
 
 
