@@ -211,10 +211,9 @@ def test_hooks_and_writers_that_are_given_take_the_place_of_the_standard_ones(tm
     names = [type(hook).__name__ for hook in trainer._loop.engine.bus.hooks]
     assert names == ["Timer", "Save", "StopFile", "Status"]
     assert mine in trainer._loop.engine.bus.hooks
-    assert [type(writer) for writer in trainer._loop.reporter.writers._writers] == [JsonlWriter, CsvWriter]
-    assert [
-        type(writer) for writer in trainer_of(log=Logging(writers=ConsoleWriter()))._loop.reporter.writers._writers
-    ] == [ConsoleWriter]
+    shown = trainer_of(log=Logging(writers=ConsoleWriter()))
+    for one, kinds in ((trainer, [JsonlWriter, CsvWriter]), (shown, [ConsoleWriter])):
+        assert [type(writer._writer) for writer in one._loop.reporter.writers._writers] == kinds
 
 
 # Ctrl-C and SIGTERM.
