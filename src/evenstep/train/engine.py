@@ -26,7 +26,7 @@ from evenstep.errors import ArgumentError, CheckpointError, EvenstepError, LostR
 from evenstep.events import Bus, Incident, Storage
 from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Training, check_length
-from evenstep.parallel import Group, Reducers, Strategy
+from evenstep.parallel import Strategy
 from evenstep.precision import Precision
 from evenstep.train import given
 from evenstep.train.aborts import AbortCauses
@@ -69,6 +69,12 @@ class Engine:
         seed: of dropout and whatever else forwards draw. Two engines of one program should have different ones.
         device: "auto" takes the accelerator if there is one, else the CPU.
         train: how an update is made: clipping, an average of the parameters, several tasks, checks.
+
+    Attributes:
+        group: all ranks that train the model.
+        reducers: how gradients are shared between data-parallel ranks.
+        bus: of the hooks that are told of updates.
+        seed: see the arguments.
 
     Raises:
         ArgumentError: an argument that cannot be.
@@ -151,6 +157,8 @@ class Engine:
         self.model, self.optimizer, self.core = parts.model, parts.optimizer, parts.core
         self.storage: Storage = parts.context.storage
         self.precision: Precision = parts.context.precision
+        self.group, self.reducers = parts.execution.group, parts.execution.reducers
+        self.bus, self.seed = parts.context.bus, parts.context.seed
         self.progress = Progress()
         self.is_computing = False
         self._report = report
@@ -164,26 +172,6 @@ class Engine:
             precision=self.precision,
             storage=self.storage,
         )
-
-    @property
-    def group(self) -> Group:
-        """All ranks that train the model."""
-        return self.parts.execution.group
-
-    @property
-    def reducers(self) -> Reducers:
-        """How gradients are shared between data-parallel ranks."""
-        return self.parts.execution.reducers
-
-    @property
-    def bus(self) -> Bus:
-        """Of the hooks that are told of updates."""
-        return self.parts.context.bus
-
-    @property
-    def seed(self) -> int:
-        """The key of all randomness."""
-        return self.parts.context.seed
 
     # --- for loops of one's own
 
