@@ -13,7 +13,7 @@ from evenstep.extras.report.figures import (
     spell_duration,
     spell_number,
 )
-from evenstep.extras.report.run import RunFolder
+from evenstep.extras.report.run import ReportedRun
 
 
 def test_the_best_loss_is_the_lowest_and_the_best_accuracy_the_highest():
@@ -77,7 +77,7 @@ def test_evaluations_come_before_training_and_both_before_the_rest():
     ],
 )
 def test_the_duration_is_from_the_start_to_the_last_change(started: object, changed: object, expected: float | None):
-    run = RunFolder(folder=Path(), status={"started": started, "changed": changed})
+    run = ReportedRun(folder=Path(), status={"started": started, "changed": changed})
     assert duration_s(run) == expected
 
 
