@@ -168,6 +168,9 @@ class Workers:
         """End the processes."""
         replies, self._replies, self._loader = self._replies, None, None
         workers = workers_of(replies)
+        if self.lost:
+            for worker in workers:
+                worker.kill()  # one that hangs would not hear a request to end, for which torch waits 5 s
         end_workers(replies)
         for worker in workers:
             if worker.is_alive():  # it hangs, and does not end at torch's SIGTERM
@@ -205,8 +208,6 @@ class Workers:
         """End all workers, whatever they do, and have others answer what these have not."""
         self._restarted += 1
         self._faults.append(DataFault(message=f"{loss} They were started anew, at the same place."))
-        for worker in workers_of(self._replies):
-            worker.kill()  # one that hangs would not hear a request to end
         requests = chain(list(self._requests.unanswered), self._requests.source)
         self.close()
         self._loader = self._new_loader()
