@@ -1,9 +1,9 @@
-"""The processes that train one model together, and what they say to each other.
+"""The processes that train one model together, and how they communicate.
 
-Two kinds of words: small numbers between hosts, by which ranks agree before they act (`sum_floats`, `gather`), and
-tensors on the device (`sum`, `send`, `receive`, `broadcast`). Every wait ends within the group's timeout, and within
-seconds of the word (`abort`) that a rank leaves when it gives up. The default is a group of one, for which nothing has
-to be said; it does no arithmetic of its own.
+Small numbers go between hosts, and ranks agree by them before they act (`sum_floats`, `gather`); tensors go between
+devices (`sum`, `send`, `receive`, `broadcast`). Every wait ends within the group's timeout, and within seconds of the
+notice that a rank posts when it gives up (`abort`). The default is a group of one, which communicates with nobody; a
+group does no arithmetic of its own.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ class Runs(Protocol[T_co]):
 
 
 class Group:
-    """A group of one process: every word is for oneself.
+    """A group of one process, and the interface of all groups.
 
     >>> Group().sum_floats([1.0, 2.0]), Group().gather("hello")
     ([1.0, 2.0], ['hello'])
@@ -40,7 +40,7 @@ class Group:
     ranks: int = 1
     can_change: bool = False  # whether ranks may leave and come between two updates: then `run_of` says how it goes on
     waited_s: float = 0.0  # for other ranks, in all
-    device: torch.device = torch.device("cpu")  # where the tensors of its words are
+    device: torch.device = torch.device("cpu")  # where the tensors are that it sends and sums
 
     def run_of(self, loop: Runs[T], agree: Callable[[], None]) -> Callable[[], T]:
         """What runs a trainer's loop on these ranks: where they can change, as often as they do.
@@ -59,7 +59,7 @@ class Group:
         return list(values)
 
     def sum_of_same(self, value: float) -> float:
-        """What `sum_floats` gives of a number that all ranks say alike."""
+        """What `sum_floats` gives of a number that is the same on all ranks."""
         return self.ranks * value
 
     def gather(self, value: T) -> list[T]:
@@ -124,21 +124,21 @@ class Group:
         return Group()
 
     def abort(self, reason: str) -> None:
-        """Leave the group for good and wake all who wait in it; of the reasons that ranks give the first is kept."""
+        """Leave the group for good and wake all who wait in it; of the ranks' reasons the first is kept."""
 
     def abort_reason(self) -> str:
-        """The first word that any rank has left by `abort`, or ""."""
+        """The first reason that any rank has given to `abort`, or ""."""
         return ""
 
     def fail(self, message: str) -> None:
-        """Leave word that this rank fails, and why; what the ranks share stays as it is."""
+        """Post a notice that this rank fails, and why; what the ranks share stays as it is."""
         self.abort(self._failed(message))
 
     def go_on(self) -> None:
-        """Begin anew after an error that all ranks have raised and got over: what they said of it is past."""
+        """Begin anew after an error that all ranks have raised and got over: their notices are forgotten."""
 
     def _failed(self, message: str) -> str:
-        line = message.splitlines()[0] if message else "no word"
+        line = message.splitlines()[0] if message else "without a message"
         return f"rank {self.rank} failed{self.where()}: {line}"
 
     def begin_work(self) -> int:
@@ -178,7 +178,7 @@ class Group:
         return ""
 
     def recorded(self) -> list[str]:
-        """The last things that were said or waited for, in words."""
+        """The last collectives and waits, in words."""
         return []
 
     def close(self) -> None:

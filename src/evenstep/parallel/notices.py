@@ -1,11 +1,11 @@
 """What ranks tell each other beside their collectives: who has failed and why, who breaks off, who is still there.
 
-It goes through the store of their rendezvous, at which each rank listens with a thread of its own, so that it hears
-whatever it computes or waits for. A failing rank leaves a notice, and stays until the others have heard it: nobody has
-to guess from a closed connection. One that has lost the others calls the roll: who is silent is gone, and who is there
-but does not wait as well is late. A rank that breaks off an attempt leaves a notice of that, and all `meet`: each
-leaves a value under the attempt's number and reads those of the others. Only `meet` waits for long, for ranks that are
-alive and still compute.
+It goes through the store of their rendezvous, which a thread of each rank watches, whatever that rank computes or waits
+for. A failing rank posts a notice, and stays until the others have read it: nobody has to guess from a closed
+connection. A rank that waits too long asks all: one whose thread does not answer is gone, and one that answers but does
+not wait as well is late. A rank that breaks off an attempt posts a notice of that, and all `meet`: each writes a value
+under the attempt's number and reads those of the others. Only `meet` waits for long, for ranks that are alive and
+still compute.
 """
 
 import threading
@@ -18,10 +18,10 @@ from torch.distributed import DistStoreError
 
 T = TypeVar("T")
 ANSWER_S = 3.0
-_FAILED, _MESSAGE, _ROLL, _BROKEN = "failed", "message", "roll", "broken"
+_FAILED, _MESSAGE, _QUERY, _BROKEN = "failed", "message", "query", "broken"
 _BELL, _ALIVE, _WAITS, _DONE = "bell", "alive", "waits", "done"  # of each rank; alive: how often it has answered
 _A_MOMENT = timedelta(seconds=0.2)
-_ROLL_EVERY_S = 1.0
+_QUERY_EVERY_S = 1.0
 _A_DAY = timedelta(days=1)
 _LOOKED_EVERY_S = 0.05
 
@@ -34,13 +34,13 @@ class Notices:
         store: a `torch.distributed.Store` that only these ranks use.
         rank: whose.
         ranks: how many there are.
-        answer_s: after how many seconds without an answer to the roll a rank is gone.
+        answer_s: after how many seconds without an answer a rank is gone.
         holds_store: whether the store ends with this process, which therefore leaves last.
-        broken: called by the thread that listens with the numbers of an attempt and of the work that a rank has broken
+        broken: called by the watching thread with the numbers of an attempt and of the work that a rank has broken
             off in it.
 
     Attributes:
-        heard: what the first failing rank has said, as far as this rank's thread has heard it.
+        failure_message: that of the first failing rank, once this rank's thread has read it.
     """
 
     def __init__(
@@ -59,33 +59,33 @@ class Notices:
         self._ranks = ranks
         self._answer_s = answer_s
         self._holds_store = holds_store
-        self.heard = ""
-        self._roll_is_called = self._answered = self._is_leaving = self._store_is_gone = False
+        self.failure_message = ""
+        self._is_queried = self._answered = self._is_leaving = self._store_is_gone = False
         self._silent: list[int] = []
         self.listen()
 
     def listen(self) -> None:
-        """Listen, with a thread of its own."""
+        """Begin to watch the store, with a thread."""
         self._listener = threading.Thread(target=self._listen, args=(self._store.clone(),), daemon=True, name="notices")
         self._listener.start()
 
-    def hear_failure(self) -> None:
-        """Wait until this rank's thread has heard of the failure that somebody has posted; it then ends."""
+    def await_failure(self) -> None:
+        """Wait until this rank's thread has read of the failure that was posted; it then ends."""
         self._listener.join(ANSWER_S)
 
     def forget_failure(self) -> None:
-        """Take back what was said of a failure that all ranks have heard of."""
+        """Delete the notice of a failure that all ranks have read of."""
 
         def act() -> None:
-            for key in (_FAILED, _MESSAGE, _ROLL, _of(_DONE, self._rank), _of(_WAITS, self._rank)):
+            for key in (_FAILED, _MESSAGE, _QUERY, _of(_DONE, self._rank), _of(_WAITS, self._rank)):
                 self._store.delete_key(key)
 
         self._briefly(act, None)
-        self.heard = ""
-        self._roll_is_called = self._answered = False
+        self.failure_message = ""
+        self._is_queried = self._answered = False
 
     def post(self, message: str) -> None:
-        """Say that this rank fails, unless another has said so before."""
+        """Post that this rank fails, unless another has posted so before."""
 
         def act() -> None:
             if self._store.add(_FAILED, 1) == 1:
@@ -95,20 +95,20 @@ class Notices:
         self._briefly(act, None)
 
     def failure(self) -> str:
-        """What the first failing rank has said, or ""."""
-        return self.heard or self._briefly(lambda: _read(self._store, _MESSAGE), "")
+        """The message of the first failing rank, or ""."""
+        return self.failure_message or self._briefly(lambda: _read(self._store, _MESSAGE), "")
 
     def answer(self) -> None:
-        """If somebody calls the roll, say once that this rank waits."""
-        if self._roll_is_called and not self._answered:
+        """If a rank has asked who waits, answer once that this one does."""
+        if self._is_queried and not self._answered:
             self._answered = True
             self._briefly(lambda: self._store.set(_of(_WAITS, self._rank), "1"), None)
 
     def missing(self, *, late: bool) -> list[int] | None:
-        """Call the roll: who is silent, or else, if `late` ones count, who does not wait; None without the store."""
+        """Ask all: who does not answer, or else, if `late` ones count, who does not wait; None without the store."""
 
         def call() -> bool:
-            self._store.set(_ROLL, "who is there?")
+            self._store.set(_QUERY, "who is there?")
             self._store.set(_of(_WAITS, self._rank), "1")
             return True
 
@@ -141,7 +141,7 @@ class Notices:
             sleep(_LOOKED_EVERY_S)
 
     def break_off(self, attempt: int, work: int, reason: str) -> None:
-        """Say that this rank breaks off a work in an attempt, and why; of several the earliest counts.
+        """Post that this rank breaks off a work in an attempt, and why; of several the earliest counts.
 
         Args:
             attempt, work: their numbers.
@@ -162,12 +162,12 @@ class Notices:
         """The work that a rank has broken off in this attempt, and why; (0, "") if none has."""
         return self._briefly(lambda: _broken_in(_read(self._store, f"{_BROKEN} {attempt}")), (0, ""))
 
-    def meet(self, attempt: int, said: bytes, timeout_s: float) -> tuple[list[bytes], list[int] | None]:
-        """Leave a value, and wait for those of all ranks.
+    def meet(self, attempt: int, value: bytes, timeout_s: float) -> tuple[list[bytes], list[int] | None]:
+        """Write a value, and wait for those of all ranks.
 
         Args:
             attempt: that was broken off.
-            said: what the others get.
+            value: for the others.
             timeout_s: the longest wait for ranks that are alive.
 
         Returns:
@@ -175,7 +175,7 @@ class Notices:
             their place if a rank has failed for good, or the store is gone.
         """
         keys = [f"met {attempt} {rank}" for rank in range(self._ranks)]
-        until, next_roll = monotonic() + timeout_s, monotonic() + _ROLL_EVERY_S
+        until, next_query = monotonic() + timeout_s, monotonic() + _QUERY_EVERY_S
 
         def come() -> list[bytes]:
             try:
@@ -184,16 +184,16 @@ class Notices:
                 return []
             return [self._store.get(key) for key in keys]
 
-        self._briefly(lambda: self._store.set(keys[self._rank], said), None)
+        self._briefly(lambda: self._store.set(keys[self._rank], value), None)
         while not self.failure():
             values = self._briefly(come, None)
             if values:
                 return values, []
             if values is None:
                 break
-            if monotonic() < next_roll:
+            if monotonic() < next_query:
                 continue
-            next_roll = monotonic() + _ROLL_EVERY_S
+            next_query = monotonic() + _QUERY_EVERY_S
             silent = self.silent()
             if silent is None:
                 break
@@ -209,7 +209,7 @@ class Notices:
         return self._briefly(lambda: [self._store.add(_of(_ALIVE, rank), 0) for rank in ranks], [])
 
     def leave(self, *, waits: bool = True) -> None:
-        """Hear no more; but whoever has the others' store, or has left word for them, stays until they know.
+        """Watch no more; a rank that keeps the others' store, or has posted a notice for them, stays until they know.
 
         Args:
             waits: for them; not needed where this process goes on.
@@ -230,18 +230,18 @@ class Notices:
             sleep(_LOOKED_EVERY_S)
 
     def _listen(self, store: Any) -> None:
-        """Hear what is said until this rank leaves, or the store is gone."""
+        """Watch the store until this rank leaves, or the store is gone."""
         bell = _of(_BELL, self._rank)
         try:
-            while not self._is_leaving and not self.heard:
+            while not self._is_leaving and not self.failure_message:
                 if not _rings(store, bell):
                     continue
                 store.delete_key(bell)
                 store.add(_of(_ALIVE, self._rank), 1)
-                self._roll_is_called = store.check([_ROLL])
+                self._is_queried = store.check([_QUERY])
                 if attempt := _read(store, _BROKEN):
                     self._broken(int(attempt), _broken_in(_read(store, f"{_BROKEN} {attempt}"))[0])
-                self.heard = _read(store, _MESSAGE)
+                self.failure_message = _read(store, _MESSAGE)
             store.set(_of(_DONE, self._rank), "1")
         except RuntimeError:  # torch's DistError: the store is gone, and who waits for its rank finds out by itself
             return

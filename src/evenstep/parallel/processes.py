@@ -237,7 +237,7 @@ class Processes(Group):
     def go_on(self) -> None:
         if not self._has_failed:
             return
-        for step in (self._notices.hear_failure, self._notices.forget_failure, self._notices.listen):
+        for step in (self._notices.await_failure, self._notices.forget_failure, self._notices.listen):
             self.sum_floats([0.0])  # each step is done by all ranks before the next
             step()
         self._has_failed = False
@@ -325,7 +325,7 @@ class Processes(Group):
                 if work.is_completed():
                     work.wait()  # raises, unless it came to its end in this moment
                     return
-                if monotonic() > until or self._notices.heard:
+                if monotonic() > until or self._notices.failure_message:
                     raise
                 self._notices.answer()
             else:

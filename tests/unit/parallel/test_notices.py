@@ -32,9 +32,9 @@ def ranks_of(store: TCPStore, count: int) -> list[Notices]:
 
 def soon(what: str, rank: Notices) -> None:
     until = time.monotonic() + 10
-    while rank.heard != what and time.monotonic() < until:
+    while rank.failure_message != what and time.monotonic() < until:
         time.sleep(0.01)
-    assert rank.heard == what
+    assert rank.failure_message == what
 
 
 def test_all_hear_the_first_word_whatever_they_do(store: TCPStore) -> None:
@@ -57,7 +57,7 @@ def test_a_rank_that_failed_stays_only_until_the_others_have_heard(
     began = time.monotonic()
     first.leave()
     assert time.monotonic() - began < 10
-    assert second.heard == "rank 0 failed"
+    assert second.failure_message == "rank 0 failed"
 
 
 def test_who_holds_the_store_leaves_last(store: TCPStore) -> None:
@@ -73,7 +73,7 @@ def test_who_holds_the_store_leaves_last(store: TCPStore) -> None:
     assert time.monotonic() - began < 0.4
 
 
-def test_the_roll_tells_who_is_silent_from_who_is_late(store: TCPStore) -> None:
+def test_asking_all_tells_who_is_gone_from_who_is_late(store: TCPStore) -> None:
     (first, second), silent = ranks_of(store, 2), 2
     first._ranks = 3  # the third has never come
     assert first.missing(late=False) == [silent]
