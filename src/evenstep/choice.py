@@ -17,8 +17,6 @@ def choose(argument: str, word: str, table: Mapping[str, T]) -> T:
 
     Args:
         argument: that the word was given for, for the message.
-        word: as given.
-        table: of all words.
 
     Raises:
         ArgumentError: it is none of them.

@@ -22,7 +22,6 @@ def build_optimizer(
 
     Args:
         call: what the run file names, with its arguments.
-        model: whose parameters.
         lr: the peak learning rate.
         fuse: False where the bits of a step must not depend on how tensors are sharded, on a CPU.
         shards: whether each rank steps a part of every parameter, for which not all fused kernels are made.

@@ -26,7 +26,6 @@ def build_checkpointing(config: Config, kept: Mapping[str, Any] | None = None) -
     """When to save and what to keep.
 
     Args:
-        config: of the run.
         kept: plain values that are kept with each checkpoint.
     """
     best = config.checkpoint.best

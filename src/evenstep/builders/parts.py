@@ -108,10 +108,6 @@ class RunParts:
 def build_parts(run: OpenRun, mesh: Mesh | None = None) -> RunParts:
     """Call everything that the run names, with as many threads of torch as the run is to have from here on.
 
-    Args:
-        run: open.
-        mesh: the ranks that share the model; None for this process alone, with all stages of a pipeline.
-
     Raises:
         ConfigError: data and their settings that don't fit each other.
         TaskError: a target that gives something else than it must.

@@ -47,7 +47,6 @@ def check_stages(config: Config, made: nn.Module | Layers) -> None:
     """Raise ArgumentError for a model that can't be cut or scheduled as is asked for, without ranks and their stages.
 
     Args:
-        config: of the run.
         made: what the model's target gave.
     """
     parallel = config.parallel
@@ -64,7 +63,6 @@ def build_model(config: Config, made: nn.Module | Layers, mesh: Mesh | None) -> 
     """The model as it is trained.
 
     Args:
-        config: of the run.
         made: what the model's target gave.
         mesh: the ranks; None to run all stages here.
 

@@ -23,7 +23,6 @@ def open_run(path: Path, settings: Sequence[Setting] = ()) -> Generator[OpenRun]
     """Read the run of `path`, and keep its recipe importable inside the `with`.
 
     Args:
-        path: of the TOML file.
         settings: values over those of the file, the later the stronger: the environment's, then the command line's.
 
     Raises:

@@ -35,7 +35,6 @@ class SaveResult:
     """How a save ended.
 
     Args:
-        update: of the state.
         path: of the checkpoint; None if there is none.
         error: why there is none, or why old ones could not be deleted.
         seconds: from its beginning to its end.
@@ -72,7 +71,6 @@ class AsyncWriter:
     """The checkpoints of one run.
 
     Args:
-        folder: of the checkpoints.
         group: the ranks; all call every method alike.
         keep_last, keep_every_updates: as for `retain`.
         asynchronous: whether the state is copied first, so that it may change while it is written.

@@ -66,9 +66,7 @@ def write_failure(run: Path, update: int, rank: int, failure: Mapping[str, objec
     """Save what a rank failed at.
 
     Args:
-        run: the run's folder.
         update: the number of the update that failed.
-        rank: this one.
         failure: what is known of it, a state as for `write_checkpoint`.
         disk: through which all is written.
 

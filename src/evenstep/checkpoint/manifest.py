@@ -31,7 +31,6 @@ class FileEntry:
     """One file of a checkpoint.
 
     Args:
-        bytes: its size.
         crc32: its checksum, eight hexadecimal digits.
     """
 

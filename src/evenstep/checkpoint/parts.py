@@ -48,7 +48,6 @@ def write_part(
     """Save what this rank holds of the state after `update`; needs no other rank.
 
     Args:
-        run: the run's folder.
         update: number of committed updates in the state.
         state: a state as for `write_checkpoint`, of which tensors may be cut over ranks and names be missing.
         place, places: which of how many different parts it is; ranks that hold the same one give the same place.

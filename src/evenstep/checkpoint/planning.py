@@ -45,7 +45,6 @@ class SavePlanner(DefaultSavePlanner):
         Every rank comes to the same entries from the same plans.
 
         Args:
-            rank: this one.
             plans: the local ones of all ranks, by rank.
 
         Returns:

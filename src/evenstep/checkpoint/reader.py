@@ -139,9 +139,6 @@ class CheckpointReader:
     def verify(self, group: RankGroup = ALONE) -> None:
         """Compare the checksums of all files with what was written; what no rank has read is read for that.
 
-        Args:
-            group: the ranks that have read the checkpoint, all of which call this when each has read its part.
-
         Raises:
             UnreadableError: on all ranks, if any has read a byte that was not written so.
         """

@@ -17,7 +17,6 @@ class Shard:
 
     Args:
         local: the block; any tensor without elements, of the same dtype, on a rank that holds nothing.
-        shape: of the whole tensor.
         offsets: where the block begins in it, one per dimension.
 
     Raises:

@@ -58,7 +58,6 @@ def pack(tree: object, name: str, sharded: dict[str, object] | None = None) -> t
     each stored whole. No tensor is copied or moved here.
 
     Args:
-        tree: the state.
         name: what to call the root in messages.
         sharded: takes the tensors that are cut over ranks, by name; None refuses them.
 

@@ -33,7 +33,6 @@ class TensorPiece:
 
     Args:
         offsets, sizes: of the block in the tensor, one per dimension.
-        file: that holds it.
         begin, end: its bytes in the file, in row-major order.
     """
 

@@ -13,7 +13,6 @@ def split(arguments: Sequence[str], options: Collection[str] = ()) -> tuple[list
     """The command's own arguments, and those that make settings.
 
     Args:
-        arguments: all.
         options: further ones of commands.
 
     >>> split(["train", "--train.updates", "10", "run.toml", "--seed=1", "--traceback"])

@@ -44,7 +44,6 @@ class Command:
         path_may_lack: whether it can do without it.
         settings: what is said of `--section.key value`, if it takes them.
         options_of: the module that reads further options out of the settings, if one does.
-        options: of its own.
         trains: whether a scheduler that stops it should run it again.
     """
 

@@ -56,7 +56,6 @@ def where_to_begin(resume: str, folder: Path) -> str:
 
     Args:
         resume: what the run asks for: "never", "auto", or a path.
-        folder: of the run.
 
     Raises:
         ArgumentError: the folder is used, or can't be.

@@ -37,8 +37,6 @@ def launch(ranks: int, arguments: list[str], *, max_restarts: int = 0) -> int:
     """Run `evenstep` with `arguments` as `ranks` processes.
 
     Args:
-        ranks: how many.
-        arguments: of each.
         max_restarts: how many times all are started again after one has failed.
 
     Returns:

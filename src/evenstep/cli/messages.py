@@ -13,7 +13,6 @@ def paragraphs(error: BaseException, *, hint: bool) -> str:
     """What to print about `error`.
 
     Args:
-        error: any.
         hint: whether to say that `--traceback` shows more.
     """
     all_notes: list[str] = list(getattr(error, "__notes__", []))

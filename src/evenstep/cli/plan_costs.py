@@ -51,7 +51,6 @@ def costs_of(options: Options, layered: Layered | None, layout: Layout) -> tuple
     """The layout with the edges of the model, and what its stages cost.
 
     Args:
-        options: of the command.
         layered: the model, or None for even shares.
         layout: a chain.
 

@@ -10,11 +10,7 @@ from typing import TextIO, final
 
 @final
 class Screen(io.TextIOBase):
-    """Writes to `stream` until its reader goes away, and from then on to nowhere.
-
-    Args:
-        stream: standard output.
-    """
+    """Writes to `stream` until its reader goes away, and from then on to nowhere."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -18,8 +18,6 @@ def start_ranks(config: Config, arguments: list[str], *, ranks: int = 0, restart
     """Run `evenstep` with `arguments` as the ranks of a run; gives their exit code, or None to go on as one of them.
 
     Args:
-        config: of the run.
-        arguments: of each rank.
         ranks: how many; those of the run by default.
         restarts: whether they are started again after a failure, as the run says.
     """

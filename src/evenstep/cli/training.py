@@ -29,8 +29,6 @@ def train_in(run: OpenRun, folder: Path, source: Literal["never", "auto"] | str,
     """Train `run` in `folder`.
 
     Args:
-        run: open.
-        folder: of the run.
         source: what to begin from: "never" nothing, "auto" the newest checkpoint in the folder if there is one, else
             a path of a run or checkpoint.
         group: the ranks of the run; the first writes the files and speaks.

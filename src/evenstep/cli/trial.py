@@ -79,7 +79,6 @@ class FirstBatch(Data):
     """The first global batch of other data, as an epoch.
 
     Args:
-        data: all of it.
         name: of the evaluation, for messages.
     """
 

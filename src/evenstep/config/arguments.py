@@ -27,7 +27,6 @@ class Call:
 
     Args:
         key: where it stands in the run file.
-        function: what to call.
         arguments: by name, converted to what the signature asks for.
     """
 
@@ -53,8 +52,6 @@ def bind(
 
     Args:
         key: of the target; the arguments are `KEY.args.NAME`.
-        function: the target.
-        args: by name.
         folder: what a relative `Path` is relative to.
         num_given: positional arguments that the engine gives.
         named: keyword arguments that the engine gives, and the key that each is the value of.

@@ -116,7 +116,6 @@ def allowed(kind: str, context: Mapping[str, Any], message: str, given: object) 
         kind: the error's type, such as `greater_than`.
         context: the numbers and choices of the error.
         message: pydantic's own words, for kinds that need none of ours.
-        given: the value.
     """
     if kind in _BOUNDS:
         name, words = _BOUNDS[kind]

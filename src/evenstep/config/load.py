@@ -19,7 +19,6 @@ def read(path: Path, settings: Sequence[Setting]) -> tuple[Config, list[Fault]]:
     """The values of a run, and what is wrong with them by themselves; where something is, the rest stands without it.
 
     Args:
-        path: of the TOML file.
         settings: values over those of the file, the later the stronger.
 
     Raises:

@@ -27,7 +27,6 @@ class OpenRun:
     """A configuration without faults.
 
     Args:
-        config: the values.
         calls: the objects that the configuration names, ready to be called, by their keys, such as `data.train`.
         recipe: the folder of the recipe's Python files, importable while the run is open.
     """
@@ -54,7 +53,6 @@ def find_calls(
     """Find what the configuration names.
 
     Args:
-        config: the values.
         recipe: the recipe's folder, which is importable.
         folder: the run file's, which relative paths among the arguments are relative to.
 

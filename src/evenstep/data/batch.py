@@ -82,7 +82,6 @@ class Part:
     """One batch of one task in a global batch of several; its micro-batches are numbered one after the other.
 
     Args:
-        task: whose.
         num_microbatches: it was cut into, over all ranks.
         num_samples: over all ranks.
         data_s: how long this rank waited for it, in seconds.
@@ -135,7 +134,6 @@ class Data(ABC):
         """Give the global batches from `start` on, epoch after epoch.
 
         Args:
-            start: the first one.
             seed: the run's seed; order and augmentation follow from it.
             rank: whose micro-batches, 0..ranks-1.
             ranks: how many data-parallel ranks share each global batch.

@@ -51,7 +51,6 @@ class _Cursor:
     """Where a stream is being read: the one thing here that changes.
 
     Args:
-        reader: of the stream.
         reading: what is read of it for this rank.
         position: of the next global batch.
         state: of the stream, after the last global batch; None where there was none, or it has none.
@@ -71,7 +70,6 @@ class Cut(NamedTuple):
     """What was read for one global batch, cut.
 
     Args:
-        microbatches: of this rank.
         num_samples: read by this rank.
         num_microbatches: over all ranks.
         parts: as those of a `GlobalBatch`.

@@ -23,7 +23,6 @@ def measure(lengths: Lengths, num_samples: int) -> NDArray[np.int64]:
 
     Args:
         lengths: one number per sample, or a function that gives the one of a sample's number.
-        num_samples: of the dataset.
 
     Raises:
         ArgumentError: not one whole number, at least 0, per sample.

@@ -33,14 +33,11 @@ class _Walk:
     """Through the global batches from the first one on: the same on every rank, and on every resume.
 
     Args:
-        data: of each task.
         mixing: chooses the tasks.
         end: what to do about a task that has come to the end of its data.
         windows: first and last update of tasks that are not in all.
-        seed: the run's.
         places: the batch that each task's data gives next.
         number: of the next global batch in the whole run.
-        position: of it.
         ended: the tasks whose data have come to an end in this epoch of the mixture.
     """
 

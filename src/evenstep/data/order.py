@@ -134,8 +134,6 @@ def order_of(num_samples: int, *, seed: int, epoch: int, shuffle: bool = True) -
 
     Args:
         num_samples: how many there are.
-        seed: the run's seed.
-        epoch: from 0.
         shuffle: False gives the dataset's own order 0, 1, 2, ….
 
     Raises:

@@ -59,7 +59,6 @@ class Sampling:
     """Every choice that decides which samples make which micro-batch; the samples are measured if need be.
 
     Args:
-        num_samples: of the dataset.
         global_batch_size: samples per update; or
         global_batch_tokens: longest × count per update.
         micro_batch_size: the most samples of a micro-batch.

@@ -48,7 +48,6 @@ class StreamRanks:
         """The samples of a global batch over all ranks, and whether any rank has more in this epoch.
 
         Args:
-            num_samples: of this rank.
             more: whether this rank has more.
 
         Raises:
@@ -67,7 +66,6 @@ class Together(StreamRanks):
 
     Args:
         total: sums over them.
-        ranks: how many.
     """
 
     def __init__(self, total: Total, ranks: int) -> None:
@@ -106,7 +104,6 @@ class _Alike(StreamRanks):
 
     Args:
         total: sums over them.
-        ranks: how many.
     """
 
     def __init__(self, total: Total, ranks: int) -> None:

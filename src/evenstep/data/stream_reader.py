@@ -33,9 +33,7 @@ class Reader:
     what the model has drawn, nor on where the run was stopped.
 
     Args:
-        stream: what is read.
         set_epoch: what is told of a new epoch.
-        seed: of the run.
         rank: whose stream it is; 0 of one that all ranks read.
 
     Attributes:

@@ -105,7 +105,6 @@ class Bus:
         their `after_`. All of those run, in order, whatever happened; none can hide an error that is in flight.
 
         Args:
-            name: the part.
             begin: builds the begin event; not called when no hook listens to either side.
             end: builds the end event from the error in flight, or None.
 

@@ -56,8 +56,6 @@ def submit(job: Job, arguments: list[str], *, name: str, folder: Path) -> str:
 
     Args:
         job: what is asked of SLURM.
-        arguments: of the command.
-        name: of the job.
         folder: of the job's script and logs.
 
     Raises:

@@ -21,7 +21,6 @@ class Modes:
     """The modes of an optimizer; without any, nothing happens.
 
     Args:
-        optimizer: of the run.
         parameters: of the model, as this rank holds them.
         fetch: gets the parameters that other ranks have changed.
     """

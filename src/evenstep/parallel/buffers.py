@@ -49,12 +49,7 @@ def running_statistics(module: nn.Module) -> list[Tensor]:
 
 @final
 class SharedBuffers:
-    """The buffers of one rank's replica of a module.
-
-    Args:
-        module: this rank's.
-        group: the ranks.
-    """
+    """The buffers of one rank's replica of a module."""
 
     def __init__(self, module: nn.Module, group: Group) -> None:
         self._group = group

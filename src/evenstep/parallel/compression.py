@@ -40,7 +40,6 @@ class Compression:
 
         Args:
             total: what the sum over ranks of what `pack` gave has become.
-            dtype: of the gradients.
         """
         return total
 

@@ -24,7 +24,6 @@ class CollectiveRecord:
 
     Args:
         kind: "sum", "gather" and so on; with the other rank where it is said to one.
-        group: to whom.
         num_bytes: of the payload of this rank; 0 for values, whose size may differ between ranks.
     """
 
@@ -37,7 +36,6 @@ class Fake(Group):
     """A rank whose words are written down.
 
     Args:
-        rank: its number.
         ranks: how many there would be.
         name: of the group, as it is written down.
         said: where to write, such as the list of another group of the same rank.

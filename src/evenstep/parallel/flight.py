@@ -19,9 +19,7 @@ class Entry:
 
     Args:
         number: counted from 1; the same on all ranks for the same collective, as long as they say the same.
-        what: in words.
         num_bytes: of this rank's part.
-        update: during which.
         began: in seconds since the epoch.
         ended: likewise; None while it waits.
     """

@@ -186,7 +186,6 @@ def shard_optimizer(optimizer: torch.optim.Optimizer, replaced: Mapping[int, Ten
     Args:
         optimizer: of which some parameters may belong to no stage of this rank.
         replaced: by the `id` of a parameter, what has taken its place in the module.
-        layout: of the parameters.
     """
     whole: list[Tensor] = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for group in optimizer.param_groups:
@@ -211,7 +210,6 @@ def squared_norm(layout: ParameterLayout, gradients: list[Tensor], norms: Callab
     """‖g‖₂² over all parameters and their shards, 0-dim, the same on every rank, which all call it together.
 
     Args:
-        layout: of the gradients.
         gradients: this rank's, complete, perhaps in shards.
         norms: gives the norm of each of some tensors, as one tensor.
 

@@ -39,7 +39,6 @@ def strategy_named(
 
     Args:
         name: one of `STRATEGIES`; "auto" is ddp.
-        group: the ranks.
         ordered: whether gradients are summed in an order that gives the same bits on any number of ranks.
         shard_ranks, gather_dtype, offload: of `Fsdp`.
         compression: of `Ddp`.
@@ -71,9 +70,6 @@ def check_single(strategy: str, ranks: int) -> None:
 
 def launched_group(device: torch.device) -> Group:
     """The ranks that a launcher has started, for as long as this process lives; a group of one where none has.
-
-    Args:
-        device: of this rank.
 
     Raises:
         EvenstepError: the others did not come in time.

@@ -32,7 +32,6 @@ class Notices:
 
     Args:
         store: a `torch.distributed.Store` that only these ranks use.
-        rank: whose.
         ranks: how many there are.
         answer_s: after how many seconds without an answer a rank is gone.
         holds_store: whether the store ends with this process, which therefore leaves last.
@@ -145,7 +144,6 @@ class Notices:
 
         Args:
             attempt, work: their numbers.
-            reason: in words.
         """
         key, mine = f"{_BROKEN} {attempt}", f"{work} {reason}"
 

@@ -32,7 +32,6 @@ class Reducers:
     """The reducers of one rank's stages.
 
     Args:
-        strategy: makes them.
         per_plan: whether parameters are whole while a plan of stages runs; see `Strategy.reducer`.
 
     Attributes:

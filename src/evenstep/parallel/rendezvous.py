@@ -26,7 +26,6 @@ def meet(place: RankInfo, *, timeout_s: float) -> Store:
     """Wait for all ranks; gives the store through which they go on to find each other.
 
     Args:
-        place: of this process.
         timeout_s: the longest wait, in seconds.
 
     Raises:

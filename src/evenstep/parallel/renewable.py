@@ -69,7 +69,6 @@ class Renewable(ProcessGroup):
         store: through which its ranks find each other in each attempt.
         rank: of this process in the group.
         ranks: how many there are.
-        timeout: of each wait.
 
     Raises:
         RuntimeError: the ranks can't connect to each other.

@@ -43,8 +43,6 @@ def check_equal(module: nn.Module, group: Group, update: int, *, replica_ranks: 
     """Compare all replicas' parameters.
 
     Args:
-        module: this rank's.
-        group: the ranks.
         update: number of the last committed update.
         replica_ranks: how many neighbouring ranks share one replica; those in the same place of theirs are compared.
 

@@ -82,7 +82,6 @@ def explained(error: Exception, parameters: Mapping[str, Tensor]) -> Exception:
     """What an error of torch's in a pass means where parameters come and go; itself if nothing is known of it.
 
     Args:
-        error: as raised.
         parameters: the model's shards, by name.
     """
     said = str(error)

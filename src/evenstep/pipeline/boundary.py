@@ -26,7 +26,6 @@ class Crossing:
     Args:
         entered: for each source stage the leaves that want a gradient, in the order of the tree they came in.
         left: for each destination stage the graph edges of the outputs that went there, likewise.
-        loss: of the last stage.
     """
 
     entered: dict[int, list[Tensor]] = field(default_factory=dict)

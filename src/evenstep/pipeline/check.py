@@ -30,7 +30,6 @@ def check(
 
     Args:
         plans: the actions of each rank, with communication, ARM and REDUCE, as `lower` gives them.
-        layout: of the stages.
         microbatches: the global numbers of the micro-batches.
         max_live: the largest number of (stage, micro-batch) activations that may live on a rank at once.
         forward_only: whether the plans are for evaluation: no backward, nothing reduced, nothing kept alive.

@@ -29,8 +29,6 @@ class Edges:
     """The edges of one rank's stages.
 
     Args:
-        layout: of all stages.
-        group: the pipeline's ranks.
         device: where received tensors are put.
 
     Attributes:

@@ -26,7 +26,6 @@ def lower(plans: Sequence[Plan], layout: Layout) -> tuple[Plan, ...]:
 
     Args:
         plans: the compute actions of each rank in their order.
-        layout: of the stages.
 
     Raises:
         PlanError: the ranks wait for each other in a circle.
@@ -50,7 +49,6 @@ def executed(plan: Plan, stages: Sequence[int], *, overlaps: bool = True, gather
 
     Args:
         plan: as `lower` or `forwards` gives it.
-        stages: of the rank.
         overlaps: whether reductions may begin beside a backward at all.
         gathers: whether parameters are gathered once per plan.
 
@@ -79,7 +77,6 @@ def forwards(layout: Layout, microbatches: Sequence[int]) -> tuple[Plan, ...]:
     Whatever a rank could do next, it does for the latest stage, so that few outputs wait anywhere.
 
     Args:
-        layout: of the stages.
         microbatches: their global numbers, in ascending order.
 
     >>> for plan in forwards(Layout.chain(ranks=2), [4, 5]):

@@ -30,10 +30,6 @@ def other_end(action: Action) -> Action:
 def check_meetings(plans: Sequence[Plan], layout: Layout) -> None:
     """Check that every send meets its receive, and that no ranks wait for each other for ever.
 
-    Args:
-        plans: of all ranks.
-        layout: of the stages.
-
     Raises:
         PlanError: they don't meet, or wait; the message names the ranks and actions.
     """

@@ -22,7 +22,6 @@ class Span:
     """One compute action, when it ran.
 
     Args:
-        rank: that ran it.
         action: forward or a kind of backward.
         start: in the caller's unit of time.
         end: in the same unit.
@@ -47,7 +46,6 @@ def spans(
 
     Args:
         plans: one per rank; whatever is no compute action in them is passed over.
-        layout: of the stages.
         duration: of an action.
         delays: how long messages take, by edge, in either direction; 0 by default.
 

@@ -40,7 +40,6 @@ class Runner:
     """Executes plans over the stages that this rank holds.
 
     Args:
-        stages: this rank's.
         peers: the other ranks of the pipeline; none by default.
         explained: what an error of torch's means with these stages; itself by default.
     """
@@ -60,7 +59,6 @@ class Runner:
         """Execute `plan`. Gradients are complete, reduced and summed over ties when it returns.
 
         Args:
-            plan: this rank's actions.
             step: the micro-batches that go through it.
 
         Raises:

@@ -15,8 +15,6 @@ def cut(layers: Layers, *, stages: int, split_at: Sequence[str] | None = None) -
     """The places of each stage's layers.
 
     Args:
-        layers: of the whole model.
-        stages: how many.
         split_at: names of the layers that begin the second and later stages; None: as equal in layers as can be.
 
     Raises:
@@ -57,7 +55,6 @@ def flows(layers: Layers, stages: Sequence[range], *, relayed: bool = False) -> 
     """For each edge (source stage, destination stage) the places of the layers whose outputs it carries.
 
     Args:
-        layers: of the whole model.
         stages: the places of each stage's layers.
         relayed: whether each stage sends to the next one only, and sends on what later ones take.
 

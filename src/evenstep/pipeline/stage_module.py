@@ -19,7 +19,6 @@ class StageModule(nn.Module):
     """The layers of one stage of a model.
 
     Args:
-        layers: of the whole model.
         places: of this stage's layers.
         leaving: places of those whose output goes to a later stage, and of the model's last layer if it is here. What
             an earlier stage gave may be among them: it is sent on.

@@ -17,9 +17,7 @@ def build_runner(
     """The runner of this rank's stages.
 
     Args:
-        model: whose.
         reducers: of this rank's stages, whose modules they wrap.
-        device: of the model.
         deferral: of weight gradients, to be shared with layers that have a backward of their own.
     """
     layout, deferral = model.layout, deferral or Deferral()

@@ -35,9 +35,7 @@ def equalise(ties: Sequence[Tie], parameters: Mapping[str, nn.Parameter], group:
     """Give every copy the value of the first.
 
     Args:
-        ties: of the whole model.
         parameters: this rank's, by name.
-        group: the pipeline's ranks.
     """
     if not ties:
         return

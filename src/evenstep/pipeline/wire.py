@@ -58,7 +58,6 @@ class Wire:
     """What one rank sends and receives.
 
     Args:
-        group: the pipeline's ranks.
         device: where received tensors are put.
     """
 

@@ -27,8 +27,6 @@ class AbortCauses:
 
     Args:
         core: computes updates, and can run one again.
-        model: what it trains.
-        execution: on which ranks.
         precision: whose loss scale may have been too high.
         storage: from which metrics are removed that looking for the cause has put.
     """

@@ -21,7 +21,6 @@ class Given:
 
     Args:
         loss: summed, as the task says.
-        weight: of the batch.
         count: of the units, as the loss itself says; None where it does not.
         metrics: (sum, weight) by name.
     """

@@ -28,7 +28,6 @@ def check_agreement(
     """Raise ReplicaError unless all ranks are about to train the same; all ranks call it together.
 
     Args:
-        loop: that will run.
         optimizer: of this rank's parameters.
         groups: the names of each of its groups' parameters, over all ranks that share them.
         evaluations: sets of data by name.

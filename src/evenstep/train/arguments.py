@@ -179,7 +179,6 @@ def check_launched(strategy: Strategy | str | None, model: nn.Module, environ: M
     Args:
         strategy: as it was given; None if it was not.
         model: whose stages may be shared.
-        environ: of this process.
     """
     if strategy is not None or (isinstance(model, PipelineModel) and model.mesh.world.ranks > 1):
         return

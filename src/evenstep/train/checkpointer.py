@@ -35,10 +35,8 @@ class Checkpointer:
     """Saves and restores the state of a run; all ranks call each method together, but for `settle_alone`.
 
     Args:
-        state: of the run.
         folder: of the run; there is one wherever a policy may go back.
         options: how many checkpoints are kept, and whether training goes on while one is written.
-        reporter: told of incidents.
         saved_at: the update of the last published checkpoint, or -1.
         resumed_from: the checkpoint that the run has gone on from.
     """

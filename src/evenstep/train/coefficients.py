@@ -45,7 +45,6 @@ class Coefficients(ABC):
         """A micro-batch's summed loss with its learned coefficient.
 
         Args:
-            task: whose.
             loss: summed over the micro-batch.
             share: of the task's units in the update, times what the summed loss is divided by later.
         """

@@ -55,8 +55,6 @@ class Combine(ABC):
             products: `[T, T]`, ⟨g_s, g_t⟩ in float64 on the CPU, all finite.
             losses: `[T]`, each task's loss over the update, divided as its gradient is, without λ_t.
             tasks: the names of the T tasks that have work, in the order of the run's.
-            seed: the run's.
-            update: its number.
         """
 
 

@@ -22,9 +22,6 @@ from evenstep.train.standard import write_page
 def conducted(loop: Loop) -> Generator[None]:
     """Around training.
 
-    Args:
-        loop: that trains.
-
     Raises:
         KeyboardInterrupt: Ctrl-C came on some rank.
         SystemExit: another signal did, with exit code 75.
@@ -55,8 +52,6 @@ def end_program(number: signal.Signals | None, *, group: Group, update: int, sav
 
     Args:
         number: of the signal that this rank has got, if any.
-        group: the ranks.
-        update: committed updates.
         saved: the checkpoint of that; None where the run keeps none.
 
     Raises:

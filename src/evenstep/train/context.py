@@ -29,14 +29,10 @@ class TrainContext:
 
     Args:
         tasks: by name; "" is that of a run with one task without a name.
-        precision: the number formats.
-        device: of the model.
         transfer: moves a batch there.
         storage: takes losses and metrics.
         bus: told of what happens.
-        seed: of the run.
         reorder: puts a batch that is on the device, after transforms, into the model's memory format.
-        coefficients: of the tasks.
         norms: whose statistics the model's normalisation layers use.
         randomness: the generators that forwards and losses draw from.
         seeds: the factors that backwards began with last, as tensors: mostly the next ones' too.

@@ -21,11 +21,7 @@ class Dependence:
     """Looks at what passes leave behind.
 
     Args:
-        buffers: of the model.
-        randomness: of the run.
         unkeyed: what randomness is not keyed by layer though it would be in stages, for people; or "".
-        execution: on which ranks.
-        report: told of incidents.
     """
 
     buffers: Buffers

@@ -23,7 +23,6 @@ def emergency_save(error: BaseException, loop: Loop, *, end: Callable[[BaseExcep
     """Go back to the last committed update, save it and write what is known of it.
 
     Args:
-        error: in flight.
         loop: that it has ended.
         end: tells writers of the end.
     """
@@ -47,8 +46,6 @@ def _save(error: BaseException, loop: Loop, *, is_whole: bool) -> None:
     """Save what can be saved without the other ranks, and say so.
 
     Args:
-        error: that ended training.
-        loop: that it ended.
         is_whole: whether this rank still holds the state as of the last committed update.
     """
     checkpointer, update = loop.checkpointer, loop.engine.progress.update

@@ -145,7 +145,6 @@ class Engine:
         """The engine of a trainer, whose hooks, metrics and incidents go with it.
 
         Args:
-            parts: of the engine.
             report: told of what went wrong and was mended.
         """
         engine = cls.__new__(cls)
@@ -229,7 +228,6 @@ class Engine:
         """Find out where an aborted update went wrong, by running it again; all ranks call it together.
 
         Args:
-            aborted: the last update.
             incident: that of it, if more is to be said in it.
 
         Returns:
@@ -353,8 +351,6 @@ class Engine:
         """The evaluation of this name, on `data`; it cuts micro-batches as finely as it had to the last time.
 
         Args:
-            name: of the set.
-            data: to evaluate on.
             context: where its metrics go; None: to those of training.
         """
         return Evaluation(
@@ -392,7 +388,6 @@ class Engine:
         """What of a whole state is this rank's, compared with what is here; nothing is changed.
 
         Args:
-            state: of the whole run.
             take: see `TrainState.own_part`; by default a tensor is cut as the layout says.
             ranks: all of which raise if one does.
 

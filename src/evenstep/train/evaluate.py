@@ -45,11 +45,9 @@ class Evaluation:
     Args:
         name: of the set, the prefix of its metrics: "valid" gives "valid/loss".
         data: evaluated for one epoch, whole, in its own order.
-        model: what is evaluated.
         context: task, precision, device and recording.
         execution: how forwards are run, and on which ranks.
         cuts: how finely micro-batches are cut to fit into this rank's memory.
-        report: told of incidents.
         guard: looks whether losses are sums, of tasks that were not trained before.
     """
 

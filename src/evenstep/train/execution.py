@@ -90,7 +90,6 @@ class Execution:
         """Before a plan: run passes that count nowhere, where all ranks must run the same number.
 
         Args:
-            work: this rank's micro-batches.
             dummy: gives a micro-batch that counts nowhere.
             backward: whether they come back.
             kind: of the micro-batches; only those of one kind go through the same parts of a model.
@@ -131,10 +130,8 @@ def build_execution(model: nn.Module, strategy: Strategy, optimizer: Optimizer, 
     """The execution of this kind of model.
 
     Args:
-        model: on its device.
         strategy: how its gradients are shared; the model, or each stage of it, gets a reducer of it.
         optimizer: of this rank's parameters.
-        device: of the model.
 
     Raises:
         ArgumentError: the strategy is not for these ranks.

@@ -20,7 +20,6 @@ class FailureCause:
     Args:
         microbatch: its number; -1 where the whole task is meant.
         task: its name; "" of a run with one task without a name.
-        why: in words.
         raised: whether the task has raised an exception.
     """
 

@@ -23,7 +23,6 @@ class Feed:
     """Gives the loop its global batches.
 
     Args:
-        data: gives them.
         reducers: say which micro-batches are this rank's.
         seed: of the data's order and augmentation.
         pin_memory: whether batches are put in pinned memory.

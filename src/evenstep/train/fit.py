@@ -28,7 +28,6 @@ def fitting(task: Task, data: Any, fits: Callable[[Any], bool], *, num_samples: 
     Args:
         task: says how `data` is cut.
         data: a micro-batch.
-        fits: tries one part.
         num_samples: of the micro-batch, where that is known.
     """
     parts = [SubBatch(data, num_samples=num_samples)]

@@ -19,8 +19,6 @@ def global_batch(given: Sequence[Any], position: Position, group: Group) -> Glob
 
     Args:
         given: this rank's micro-batches, or one `GlobalBatch`, which is taken as it is.
-        position: of the global batch.
-        group: the ranks that share it.
 
     >>> batch = global_batch((["a"], (["b", "c"], "box")), Position(batch=7), Group())
     >>> [(one.index, one.task) for one in batch.microbatches], batch.following

@@ -22,11 +22,7 @@ class GradientNorms(Protocol):
     """Norms over all ranks, alike on each of them."""
 
     def squared(self, gradients: list[Tensor]) -> Tensor | None:
-        """‖g‖₂² over all that is trained; None where no rank has a gradient, as no task gave a loss.
-
-        Args:
-            gradients: of this rank.
-        """
+        """‖g‖₂² over all that is trained; None where no rank has a gradient, as no task gave a loss."""
         ...
 
     def each(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -43,7 +39,6 @@ class NormsOfWhole:
     """Norms of a model that each data-parallel rank holds whole, or in shards.
 
     Args:
-        layout: of the model.
         parameters: that are trained.
     """
 
@@ -64,10 +59,7 @@ class NormsOfStages:
     """Norms of a model in stages: each parameter's has its place in one vector, which all ranks get.
 
     Args:
-        model: whose.
-        layout: of its stages.
         names: of this rank's parameters that are trained, before they are cut.
-        device: of the model.
     """
 
     def __init__(self, model: PipelineModel, layout: ParameterLayout, names: set[str], device: torch.device) -> None:

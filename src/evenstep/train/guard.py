@@ -82,7 +82,6 @@ class Guard:
     """Compares losses with those of halves, once for each task.
 
     Args:
-        model: whose.
         context: tasks, precision and device.
         execution: how forwards are run, and on which ranks.
         cuts: how finely micro-batches must be cut to fit into memory; learns of what can't be cut.

@@ -30,7 +30,6 @@ class LateWeighted:
     Args:
         accumulate: leaves the whole gradient of the given micro-batches in `.grad`.
         parameters: those that are trained, by name.
-        context: the run's.
     """
 
     accumulate: Accumulate

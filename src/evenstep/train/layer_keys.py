@@ -62,7 +62,6 @@ def key_layers(model: nn.Module, randomness: Randomness) -> str:
     Args:
         model: whose layers are known if it is an `nn.Sequential` or has a method `layers()`; others are keyed by
             micro-batch alone, and can't be put in stages.
-        randomness: of the run.
     """
     if isinstance(model, PipelineModel):  # its stages say by themselves which layer begins
         randomness.by_layer = True
@@ -119,7 +118,6 @@ class _Begin:
     """Says that a layer begins; outside of a run's own passages it does nothing.
 
     Args:
-        randomness: of the run.
         places: of the layer; several where one module without state stands in several places.
     """
 

@@ -43,10 +43,8 @@ class Loop:
         engine: computes them, and counts them.
         feed: gives the global batches.
         policies: decide what is done about aborted updates and spikes of the loss.
-        evaluator: evaluates.
         checkpointer: saves, and goes back to what was saved.
         reporter: carries incidents and metrics to hooks, writers and files.
-        requests: what was requested.
         updates: how many to commit; None: until the data ends.
         epochs: how many epochs to take; None: as many as the updates need.
         log_every_updates: how often metrics are written.

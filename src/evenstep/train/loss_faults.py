@@ -21,7 +21,6 @@ def loss_fault(kind: Kind, size: float, task: Task, where: str, whole: Given, pa
     Args:
         kind: of loss it is.
         size: of the term that is counted once per batch.
-        task: whose loss.
         where: "micro-batch 0 (16 samples)".
         whole: what was given for it.
         parts: what was given for its parts.

@@ -13,11 +13,7 @@ from evenstep.train.task import Task
 
 
 class Onlooker(Task):
-    """Another task, whose outputs are only looked at.
-
-    Args:
-        task: the other.
-    """
+    """Another task, whose outputs are only looked at."""
 
     def __init__(self, task: Task) -> None:
         self._task = task

@@ -26,7 +26,6 @@ def check_optimizer(
 
     Args:
         optimizer: as the user has built it.
-        model, strategy, device: of the run.
         keeps: whether it saves checkpoints.
     """
     for one in inner(optimizer):

@@ -118,7 +118,6 @@ class Aborted:
 
     Args:
         incident: why, the same on all ranks: `incident.kind` is "non_finite", "no_weight", "task_error" or "overflow".
-        pending: the update.
         since: the global batches of the updates that were dispatched after it; they were not applied either.
     """
 
@@ -133,7 +132,6 @@ class SummedLoss:
 
     Args:
         pair: this rank's two sums.
-        group: the ranks.
 
     >>> SummedLoss(torch.tensor([6.0, 2.0]), Group())()
     3.0

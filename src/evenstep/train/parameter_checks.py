@@ -19,7 +19,6 @@ def check_parameters(model: nn.Module, optimizer: Optimizer, precision: Precisio
 
     Args:
         model: not yet moved or wrapped.
-        optimizer: of its parameters.
         precision: of the run, which says what formats it trains.
     """
     by_name = dict(unwrapped(model).named_parameters())

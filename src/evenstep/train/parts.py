@@ -43,7 +43,6 @@ class Parts(NamedTuple):
     """The parts of an engine.
 
     Args:
-        model: on its device.
         optimizer: of its parameters, or of those that this rank steps.
         names: of the optimizer's groups' parameters, over all ranks.
         context: tasks, precision, device and recording.
@@ -97,14 +96,10 @@ def build_parts(
         tasks: by name, and what is said about them.
         optimizer: of the model's parameters.
         strategy: how gradients are shared.
-        precision: the number formats.
-        lr_schedule: of the learning rates.
         updates: how many there will be; None if that is not known.
         seed: the key of all randomness.
-        device: to train on.
         train: how an update is made.
         policies: what is done about what goes wrong.
-        storage: takes the metrics.
         bus: of the hooks that are told of updates.
         report: told of what went wrong and was mended.
 

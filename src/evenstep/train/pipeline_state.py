@@ -40,7 +40,6 @@ class StageStateSharding(PipelineStateSharding):
     """The stages of one rank.
 
     Args:
-        model: whose stages.
         wire: over which states are sent.
     """
 

@@ -185,9 +185,6 @@ class _Post:
     """Brings what is kept to the ranks that want it.
 
     Args:
-        group: all ranks.
-        wire: between them.
-        wanting: the ranks that collect.
         holding: those that have what is kept of their micro-batches.
     """
 

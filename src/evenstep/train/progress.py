@@ -16,7 +16,6 @@ class Progress:
     """Counters of committed work.
 
     Args:
-        update: committed updates.
         position: the global batch to be taken next.
         samples: samples of all committed updates, over all ranks.
         skipped: global batches that were taken but contributed to no update.

@@ -114,7 +114,6 @@ class Randomness:
         """A micro-batch begins, or goes on at another place.
 
         Args:
-            device: of the model.
             state: the branch of its keys.
             place: see `place`; None: what comes before the model.
         """

@@ -25,7 +25,6 @@ class Recording:
 
     Args:
         context: what is the same for all micro-batches of the run.
-        weights: of the micro-batches.
         update: number of the update that metrics are recorded under.
         prefix: of the metrics' names.
 

@@ -63,10 +63,8 @@ class Recovery:
     """Does what ranks compute together until it is done.
 
     Args:
-        execution: on which ranks.
         tasks: by name; they say how their batches are cut.
         cuts: how finely micro-batches are cut on this rank; lowered where one does not fit.
-        report: told of incidents.
         on_out_of_memory: the policy for micro-batches that don't fit; None: they are cut.
         evaluation: the name of what is computed, if that is no update. Where ranks don't wait for each other in an
             evaluation, each does its own until it is done.
@@ -148,7 +146,6 @@ class Recovery:
         Args:
             place, number: of what this rank computes.
             reason: why that is broken off.
-            said: of this rank.
             discard: undoes what the failed try has left.
         """
         group = self._execution.group

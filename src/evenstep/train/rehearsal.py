@@ -61,7 +61,6 @@ def compare_cuts(engine: Engine, data: Data) -> str:
 
     Args:
         engine: of a trainer that is not training; nothing of it has changed when this returns.
-        data: of the next update.
 
     Returns:
         The comparison in a sentence; "" where nothing is to be compared: a stream, whose batches can't be taken twice,

@@ -29,8 +29,6 @@ class Remarks:
 
         Args:
             batch: that is about to be trained on.
-            data: whose it is.
-            ranks: that share it.
             outside: names of parameters that get a gradient though the optimizer does not hold them.
             rank: that holds those, where others hold others.
             update: number of the update.

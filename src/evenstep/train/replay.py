@@ -25,7 +25,6 @@ def replay_failure(engine: Engine, data: Data, state: Tree, failure: Tree) -> st
 
     Args:
         engine: of a run that is built as the one that failed was.
-        data: of that run.
         state: of the update before; only the model is taken, and a loss scale.
         failure: as `describe_failure` gave it.
 
@@ -51,8 +50,6 @@ def failed_batch(failure: dict[str, Any], data: Data, *, seed: int) -> GlobalBat
 
     Args:
         failure: as `describe_failure` gave it.
-        data: of the run.
-        seed: of the run.
 
     Raises:
         DataError: the data no longer give it.

@@ -23,7 +23,6 @@ class Reporter:
 
     Args:
         files: where each incident gets a file.
-        group: the ranks.
         writers: of the run; those of the first rank get what all ranks have to say.
 
     Attributes:
@@ -81,7 +80,6 @@ class Reporter:
         """Hand all pending metrics of all ranks to the writers; all ranks call it together.
 
         Args:
-            storage: that holds them.
             update: number of committed updates.
             limit: how finely this rank cuts its micro-batches.
         """

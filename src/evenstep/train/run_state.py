@@ -29,7 +29,6 @@ class RunState:
 
     Args:
         engine: with model, optimizer, metrics and counters.
-        data: of the run.
         evaluations: that know when they were last made.
         reporter: that knows how finely each rank cuts.
         config: kept as it is.

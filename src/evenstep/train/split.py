@@ -40,7 +40,6 @@ def num_samples(batch: Any, known: int | None = None) -> int | None:
     """How many samples `batch` holds; None where that is not certain.
 
     Args:
-        batch: any tree.
         known: how many were put in, where that is known: it is taken unless all tensors say something else.
 
     >>> import torch
@@ -101,7 +100,6 @@ def halves(batch: Any, known: int | None = None) -> list[Any]:
     """`batch` as two batches, the first of which is not the smaller one; or as itself, where it can't be cut.
 
     Args:
-        batch: any tree.
         known: how many samples were put in, where that is known.
 
     >>> import torch

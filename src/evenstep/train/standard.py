@@ -64,7 +64,6 @@ def writers_of(given: object, *, folder: Path | None, every_updates: int) -> lis
 
     Args:
         given: one or several, by themselves or by their names in run files; None for the standard ones.
-        folder: of the run.
         every_updates: how often metrics are handed to them.
 
     Raises:
@@ -83,8 +82,6 @@ def hooks_of(
 
     Args:
         given: one or several; None among them is left out.
-        writers: of the run.
-        folder: of the run.
         every_updates: how often metrics are handed to the writers.
         checkpoint: when checkpoints are written, and which are kept.
 

@@ -33,7 +33,6 @@ class Stragglers:
 
         Args:
             busy_s: seconds per update, by rank; 0 where there was none.
-            update: the last one.
         """
         if not any(busy_s):
             return []  # nothing was computed since they were last judged

@@ -186,7 +186,6 @@ def default_weight(task: Task, batch: Any, known: int | None = None) -> int:
     """What `Task.weight` gives by default: the number of samples of `batch`.
 
     Args:
-        task: whose batch.
         batch: as the loader gave it.
         known: how many samples were put in, where that is known.
 

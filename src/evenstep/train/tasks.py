@@ -34,7 +34,6 @@ class Tasks:
 
     Args:
         by_name: "" is that of a run with one task without a name.
-        coefficients: of the tasks.
         combine: the method for separate gradients, or None.
         norm_statistics: whose running statistics normalisation layers keep.
         distinguished: whether something is asked for that only named tasks have.
@@ -117,7 +116,6 @@ def check_tasks(
     """Raise ArgumentError for what cannot be done with these tasks.
 
     Args:
-        tasks: of the run.
         data: for training; None where a loop of one's own brings them.
         evaluations: for evaluation, by name.
         model: whose gradients they are.

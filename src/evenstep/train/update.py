@@ -61,8 +61,6 @@ class Update:
     """Executes updates of one model.
 
     Args:
-        model: what is trained.
-        optimizer: of the parameters.
         parameters: those of the model that are clipped and stepped together, on whichever rank.
         context: task, precision, device and recording.
         execution: how forwards and backwards are run, and gradients shared.
@@ -71,7 +69,6 @@ class Update:
         learning_rates: the optimizer's, for each update.
         cuts: how finely micro-batches are cut to fit into this rank's memory.
         on_out_of_memory: the policy for micro-batches that don't fit: retry, cut in two, or stop.
-        report: told of incidents.
         trained: which of the model's parameters are trained now.
         combine: what is made of the tasks' separate gradients; None accumulates them into one.
         unkeyed: what randomness is not keyed by layer though it would be in stages, for people.

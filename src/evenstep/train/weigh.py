@@ -68,9 +68,6 @@ def weigh(
     All ranks sum the same weights in the same order (exactly rounded, even), so all get the same totals.
 
     Args:
-        tasks: by name.
-        batch: of the update.
-        group: the ranks.
         tolerant: whether what `weight` raises is kept, so that the ranks can agree on it later.
         stamp: of what this rank trains, above 0, which must be the same on all.
 
@@ -176,8 +173,6 @@ def weight_of(task: Task, data: object, what: str, num_samples: int | None = Non
     """The weight that `task` gives a batch, which messages call `what`.
 
     Args:
-        task: whose batch.
-        data: the batch.
         what: it is.
         num_samples: how many samples were put into it, where that is known.
 

@@ -21,7 +21,6 @@ class Mixing(ABC):
         Args:
             number: of the global batch in the whole run, from 0.
             sizes: of the tasks that have something to give now, in the mixture's order: their batches per epoch.
-            seed: the run's.
         """
 
     def check(self, tasks: Sequence[str]) -> None:

@@ -26,7 +26,6 @@ class Shown:
     """What a live line shows.
 
     Args:
-        update: committed updates.
         updates: planned ones; None if that is not known.
         loss: in words, "" if there is none yet.
         rate: updates per second, in words.

@@ -31,8 +31,6 @@ def launch_elastic(ranks: int, arguments: list[str], *, max_restarts: int = 0, t
     """Run `evenstep` with `arguments` as `ranks` processes, any of which may be lost.
 
     Args:
-        ranks: how many.
-        arguments: of each.
         max_restarts: how many times one that is lost is started again, in all.
         timeout_s: how long the others wait for one that is alive and does not get on.
 

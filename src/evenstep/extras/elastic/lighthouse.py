@@ -33,7 +33,6 @@ class ElasticRank:
     Args:
         number: its own, which it keeps when it comes back.
         count: how many were started.
-        lighthouse: where to ask.
     """
 
     number: int
@@ -102,9 +101,6 @@ class Peer:
 class Lighthouse:
     """One process's access to the lighthouse; alive from the first question until `close`.
 
-    Args:
-        place: of this process.
-
     Raises:
         MissingExtraError: torchft is not installed.
         LostRankError: nobody answers at the address.
@@ -126,7 +122,6 @@ class Lighthouse:
         """Those who ask as well, by number; see `Peer`.
 
         Args:
-            update, tries, patient, store: of this process.
             timeout_s: the longest wait for those who are alive and have not asked.
 
         Raises:

@@ -64,7 +64,6 @@ class Elastic(Group):
     """The processes that are there.
 
     Args:
-        lighthouse: where to ask.
         timeout_s: the longest wait for another process, in seconds, in a collective and for one to come.
 
     Attributes:

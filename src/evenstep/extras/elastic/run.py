@@ -42,7 +42,6 @@ class ElasticRun:
 
     Args:
         group: of the ranks that are there.
-        loop: makes the updates.
         agree: raises unless all ranks that are there train the same.
 
     Raises:

@@ -27,9 +27,7 @@ class PerTaskGradients:
 
     Args:
         accumulate: leaves the whole gradient of the given micro-batches in `.grad`.
-        combine: the method.
         parameters: those that are trained, by name.
-        context: the run's.
         execution: on which ranks, and how they share gradients.
     """
 

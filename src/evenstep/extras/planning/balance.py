@@ -18,7 +18,6 @@ class LayerCost:
     """What one layer costs, per micro-batch.
 
     Args:
-        name: of the layer.
         forward_s: seconds of its forward.
         input_backward_s: seconds of its gradients of inputs.
         weight_backward_s: seconds of its gradients of weights.
@@ -47,7 +46,6 @@ def balance(seconds: Sequence[float], stages: int) -> tuple[range, ...]:
     Of several such cuts it takes one whose stages' squares sum to the least: the most even one.
 
     Args:
-        seconds: of each layer.
         stages: how many, each of one layer at least.
 
     Raises:
@@ -92,8 +90,6 @@ def stage_costs(
         layers: their costs.
         cuts: the places of each stage's layers.
         edges: for each edge between stages the places of the layers whose outputs it carries.
-        latency_s: of any message.
-        seconds_per_byte: of any message.
     """
     stages = [[layers[place] for place in places] for places in cuts]
     return Costs(

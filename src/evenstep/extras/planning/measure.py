@@ -31,7 +31,6 @@ def measure(
     """The cost of each layer for one micro-batch.
 
     Args:
-        layers: of the model.
         inputs: the task's, of one micro-batch, on `device`.
         device: where to run; the CPU by default.
         context: in which forwards run, such as a precision's.

@@ -162,8 +162,6 @@ def simulate(plans: Sequence[Plan], layout: Layout, costs: Costs) -> Simulation:
 
     Args:
         plans: of all ranks; complete ones, or their computations alone, which give the same.
-        layout: of the stages.
-        costs: of the stages.
 
     Raises:
         PlanError: the ranks wait for each other for ever.

@@ -24,7 +24,6 @@ class Curve:
         label: in the legend.
         color: number of its colour; a curve, its mean and all else of its source share one.
         faint: it is the noise behind a mean.
-        updates, values: the points.
     """
 
     label: str

@@ -46,9 +46,6 @@ def write_report(folder: Path | str) -> Path:
 
     A file that is missing or broken is said on the page.
 
-    Args:
-        folder: of the run.
-
     Raises:
         ArgumentError: `folder` is no run folder.
         EvenstepError: the page cannot be written.

@@ -54,7 +54,6 @@ class ReportedRun:
     """What a run folder says.
 
     Args:
-        folder: where it is.
         metrics: name → update → value, by update; of a value that came twice the later one.
         config: the text of `config.toml`, empty if there is none.
         status: the fields of `status.json`.

@@ -33,7 +33,6 @@ class Wsd(LrSchedule):
     Args:
         warmup_updates: W, updates of the warm-up; 0 and 1 both mean none.
         decay_updates: D, updates of the decay; with 0 there is none, and the run's length need not be known.
-        shape: of the decay.
         end_factor: e, the multiplier at the last update U; with 0 that update changes nothing.
 
     Raises:

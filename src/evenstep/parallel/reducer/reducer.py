@@ -20,10 +20,6 @@ T = TypeVar("T")
 class Reducer:
     """The verbs between an update and the data-parallel ranks of one stage.
 
-    Args:
-        module: the stage's.
-        group: the ranks that hold the same stage.
-
     Attributes:
         collects: whether each micro-batch's gradients are taken out of `.grad` by `collect`.
     """

@@ -84,8 +84,6 @@ class ShardedReducer(Reducer, ChoosesTrained):
     """What all ways to reduce shards share.
 
     Args:
-        module: the stage's.
-        group: the ranks that hold the same stage.
         sharding: how its parameters are cut.
     """
 

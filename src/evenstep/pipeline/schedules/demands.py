@@ -11,8 +11,6 @@ def one_stage_per_rank(name: str, layout: Layout, *, instead: str) -> list[int]:
     """The stage of each rank; refuses a layout in which one owns several.
 
     Args:
-        name: of the pipeline schedule.
-        layout: of the stages.
         instead: a schedule for several stages per rank.
 
     Raises:

@@ -47,7 +47,6 @@ class Schedule:
         """The chain of stages that it runs.
 
         Args:
-            ranks: pipeline ranks.
             stages_per_rank: as few as possible by default.
 
         Raises:

@@ -56,7 +56,6 @@ def blocks(ranks: int, legs: Legs) -> tuple[Block, ...]:
     """The repeating six actions of each rank: those that keep the fewest activations and then wait the least.
 
     Args:
-        ranks: how many.
         legs: slots from one rank to the next; see `in_blocks`.
     """
     found: list[tuple[int, int, int, tuple[Block, ...]]] = []

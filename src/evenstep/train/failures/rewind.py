@@ -18,7 +18,6 @@ class Rewind(FailurePolicy):
 
     Args:
         past_data: whether the data up to the offending global batch are left out.
-        limit: how many times.
 
     >>> rewind = Rewind(limit=1)
     >>> incident = Incident(kind="loss_spike", update=3, message="")

@@ -22,7 +22,6 @@ def draw_svg(simulation: Simulation, *, title: str) -> str:
     """The SVG text.
 
     Args:
-        simulation: of the plans.
         title: written above.
 
     >>> from evenstep.pipeline import Layout, SCHEDULES

@@ -17,7 +17,6 @@ def draw_text(simulation: Simulation, *, width: int = 100) -> list[list[Piece]]:
     """The timeline of each rank.
 
     Args:
-        simulation: of the plans.
         width: characters of each line.
 
     >>> from evenstep.pipeline import Layout, SCHEDULES
