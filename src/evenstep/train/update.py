@@ -141,21 +141,35 @@ class Update:
         computed: Computed | None = None
         for attempt in self._recovery.attempts(f"update {update}", update, self._discarding()):
             with attempt:
-                computed = self._computed(batch, update)
+                computed = self._weigh_and_run(batch, update)
         assert computed is not None
+        pending.skipped_samples = computed.weights.skipped_samples
+        if computed.weights.total > 0:
+            self._judge_and_apply(computed, pending)
+        return pending
+
+    def _weigh_and_run(self, batch: GlobalBatch, update: int) -> Computed:
+        """Compute the update's gradients and their squared norm; nothing is applied."""
+        weights = self._weigh(batch)
+        if weights.total == 0:
+            return Computed(weights, MicrobatchResults(), [], None)
+        gathered = self._gather(weights, update)
+        self._buffers.settle()
+        self._dependence.look(update)
+        self._execution.reducers.share_buffers(self._buffers)
+        grads = gradients(self._parameters, sparse=self._sparse)
+        return Computed(weights, gathered, grads, self._execution.norms.squared(grads))
+
+    def _judge_and_apply(self, computed: Computed, pending: PendingUpdate) -> None:
+        """Step the optimizer if the gradient is finite, and note in `pending` how the update ended."""
         weights, gathered, grads, squared = computed
-        pending.skipped_samples, covered = weights.skipped_samples, weights.total
-        if covered == 0:
-            return pending
-        late_weight = gathered.late_total
-        total = covered if late_weight is None else late_weight
-        scale = self._context.precision.scale
-        rates = self.learning_rates(update)
+        update, rates = pending.number, self.learning_rates(pending.number)
         if squared is None:  # no task gave a loss
             self._buffers.restore(1.0)
-            return pending
+            return
+        late, scale = gathered.late_total, self._context.precision.scale
         self.is_whole = False  # until all that follows has been applied
-        divisor = scale if late_weight is None else scale * total
+        divisor = scale if late is None else scale * late
         begin = partial(StepBegin, update=update, divisor=divisor)
         with self._context.bus.span("step", begin, lambda error: StepEnd(update=update)):
             applied = self._apply(grads, squared, divisor)
@@ -169,26 +183,14 @@ class Update:
         put("train/grad_norm", applied.norm, update=update)
         for name, rate in zip(self.learning_rates.names, rates, strict=True):
             put(name, rate, update=update)
-        pending.aborted, pending.norm, pending.total, pending.gathered = applied.aborted, applied.norm, total, gathered
-        return pending
+        pending.aborted, pending.norm, pending.gathered = applied.aborted, applied.norm, gathered
+        pending.total = weights.total if late is None else late
 
     def _pending(self, batch: GlobalBatch, before: Progress) -> PendingUpdate:
         """The update as it ends where nothing has a weight or a loss: aborted."""
         return PendingUpdate(
             batch=batch, before=before, precision=self._context.precision.state, aborted=1.0, total=0.0
         )
-
-    def _computed(self, batch: GlobalBatch, update: int) -> Computed:
-        """Compute the update's gradients and their squared norm; nothing is applied."""
-        weights = self._weigh(batch)
-        if weights.total == 0:
-            return Computed(weights, MicrobatchResults(), [], None)
-        gathered = self._gather(weights, update)
-        self._buffers.settle()
-        self._dependence.look(update)
-        self._execution.reducers.share_buffers(self._buffers)
-        grads = gradients(self._parameters, sparse=self._sparse)
-        return Computed(weights, gathered, grads, self._execution.norms.squared(grads))
 
     def _again(self, place: str, update: int, compute: Callable[[], object]) -> None:
         """Compute something of an aborted update with all ranks, to look at it; buffers stay as they were."""
