@@ -144,26 +144,26 @@ def _is_called_specially(module: nn.Module) -> bool:
     return has_hooks(module) or compiled_in_place(module)
 
 
-def call(module: Callable[..., Any], outputs: Sequence[Any], inputs: Any, wanted: bool | tuple[str, ...]) -> Any:
-    """Call a layer, or a whole model, with its sources' outputs and with what it wants of the task's inputs.
+def arguments(outputs: Sequence[Any], inputs: Any, wanted: bool | tuple[str, ...]) -> tuple[tuple[Any, ...], Any]:
+    """What a layer, or a whole model, is called with: its sources' outputs, and what it wants of the task's inputs.
 
     Inputs that are a plain tuple are positional arguments, a dict (also a `UserDict`, such as the `BatchEncoding` of
     `transformers`) is keyword arguments, and all else is one argument.
 
-    >>> call(max, [3], (4, 5), True), call(dict, [], {"a": 1, "b": 2}, ("b",)), call(abs, [], -1, True)
-    (5, {'b': 2}, 1)
+    >>> arguments([3], (4, 5), True), arguments([], {"a": 1, "b": 2}, ("b",)), arguments([], -1, True)
+    (((3, 4, 5), {}), ((), {'b': 2}), ((-1,), {}))
     """
     if not wanted:
-        return module(*outputs)
+        return tuple(outputs), {}
     if isinstance(wanted, tuple):
         if not isinstance(inputs, dict | UserDict):
             raise ArgumentError(
                 f"a layer asks for the inputs {', '.join(wanted)}, so the task's `inputs` must give a dict, but gave "
                 f"a {type(inputs).__name__}."
             )
-        return module(*outputs, **{name: inputs[name] for name in wanted})
+        return tuple(outputs), {name: inputs[name] for name in wanted}
     if type(inputs) is tuple:
-        return module(*outputs, *cast("tuple[Any, ...]", inputs))
+        return (*outputs, *cast("tuple[Any, ...]", inputs)), {}
     if isinstance(inputs, dict | UserDict):
-        return module(*outputs, **cast("dict[str, Any]", inputs))
-    return module(*outputs, inputs)
+        return tuple(outputs), cast("dict[str, Any]", inputs)
+    return (*outputs, inputs), {}

@@ -20,7 +20,7 @@ from evenstep.pipeline.action import Action, Op
 from evenstep.pipeline.boundary import Crossing, Gradients, detached
 from evenstep.pipeline.deferred import Deferral, Work, accumulate
 from evenstep.pipeline.edges import Edges
-from evenstep.pipeline.layers import call
+from evenstep.pipeline.layers import arguments
 from evenstep.pipeline.stage_module import StageModule
 from evenstep.pipeline.wire import Address
 
@@ -208,4 +208,5 @@ def _apply_whole(
     model: nn.Module, received: Mapping[int, Any], inputs: Any, begin: Callable[[int], None]
 ) -> dict[int, Any]:
     """Call a model that is its own only stage as stages are called."""
-    return {0: call(model, (), inputs, True)}
+    positional, named = arguments((), inputs, True)
+    return {0: model(*positional, **named)}

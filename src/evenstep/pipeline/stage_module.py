@@ -11,7 +11,7 @@ from torch import nn
 
 from evenstep.errors import ArgumentError
 from evenstep.internals import children_of, unwrapped
-from evenstep.pipeline.layers import Layers, call
+from evenstep.pipeline.layers import Layers, arguments
 
 
 @final
@@ -62,8 +62,9 @@ class StageModule(nn.Module):
             outputs = [values[source] for source in self._sources[number]]
             for source in self._done[number]:
                 del values[source]
-            values[place] = call(self._calls[number], outputs, inputs, self._wanted[number])
-            del outputs
+            positional, named = arguments(outputs, inputs, self._wanted[number])
+            values[place] = self._calls[number](*positional, **named)
+            del outputs, positional
         return {place: values[place] for place in self._leaving}
 
     def compile_layers(self, *args: Any, **kwargs: Any) -> None:

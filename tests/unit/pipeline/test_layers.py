@@ -3,7 +3,7 @@ from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError
 from evenstep.pipeline import Layer, Layers
-from evenstep.pipeline.layers import call
+from evenstep.pipeline.layers import arguments
 from evenstep.pipeline.split import cut, flows
 
 
@@ -48,16 +48,13 @@ def test_what_cannot_be_is_refused(layers: list[Layer], said: str) -> None:
 
 
 def test_a_layer_gets_its_sources_outputs_and_then_what_it_wants_of_the_inputs() -> None:
-    def given(*args: object, **kwargs: object) -> tuple[object, object]:
-        return args, kwargs
-
-    assert call(given, [1, (2, 3)], (4, 5), True) == ((1, (2, 3), 4, 5), {})  # a source's tuple is one argument
-    assert call(given, [1], {"a": 2, "b": 3}, True) == ((1,), {"a": 2, "b": 3})
-    assert call(given, [1], {"a": 2, "b": 3}, ("b",)) == ((1,), {"b": 3})
-    assert call(given, [1], 9, False) == ((1,), {})
-    assert call(given, [], [9], True) == (([9],), {})
+    assert arguments([1, (2, 3)], (4, 5), True) == ((1, (2, 3), 4, 5), {})  # a source's tuple is one argument
+    assert arguments([1], {"a": 2, "b": 3}, True) == ((1,), {"a": 2, "b": 3})
+    assert arguments([1], {"a": 2, "b": 3}, ("b",)) == ((1,), {"b": 3})
+    assert arguments([1], 9, False) == ((1,), {})
+    assert arguments([], [9], True) == (([9],), {})
     with pytest.raises(ArgumentError, match="must give a dict, but gave a Tensor"):
-        call(given, [], Tensor(), ("b",))
+        arguments([], Tensor(), ("b",))
 
 
 def test_stages_are_as_equal_in_layers_as_can_be() -> None:
