@@ -1,4 +1,4 @@
-"""Events of a run, the hooks that hear them, the storage of its metrics, and the writers that keep those."""
+"""Events of a run, the hooks that are told of them, the storage of its metrics, and the writers that keep those."""
 
 from typing import TYPE_CHECKING
 

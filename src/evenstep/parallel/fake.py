@@ -1,8 +1,8 @@
-"""One rank of many, alone: what it would say to the others is written down, and it hears its own words.
+"""One rank of many, alone: what it would communicate is recorded, and answered with its own values.
 
-So one process can walk the update of any rank of any number, and what two ranks of a group say can be compared: where
-kinds, groups and sizes differ, real ranks would wait for each other for ever. A second rank hears what the first has
-heard, so that both agree on the same. It moves no tensor and sums none: to a sum the others add nothing.
+So one process can walk the update of any rank of any number, and the records of two ranks of a group can be compared:
+where kinds, groups and sizes differ, real ranks would wait for each other for ever. A second rank gets the answers that
+the first has got, so that both agree on the same. It moves no tensor and sums none: to a sum the others add nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,10 +20,10 @@ T = TypeVar("T")
 @final
 @dataclass(frozen=True, slots=True)
 class CollectiveRecord:
-    """One thing said to a group.
+    """One collective or message.
 
     Args:
-        kind: "sum", "gather" and so on; with the other rank where it is said to one.
+        kind: "sum", "gather" and so on; with the other rank where it is a message to one.
         num_bytes: of the payload of this rank; 0 for values, whose size may differ between ranks.
     """
 
@@ -33,14 +33,14 @@ class CollectiveRecord:
 
 
 class Fake(Group):
-    """A rank whose words are written down.
+    """A rank whose collectives and messages are recorded.
 
     Args:
         ranks: how many there would be.
-        name: of the group, as it is written down.
-        said: where to write, such as the list of another group of the same rank.
-        heard: what another rank of this group has heard (its `heard`), which this one then hears as well; by default
-            everybody gathers what this rank says, and adds nothing to its sums.
+        name: of the group, in the records.
+        said: where to record, such as the list of another group of the same rank.
+        heard: the answers that another rank of this group has got (its `heard`), which this one then gets as well; by
+            default everybody gathers what this rank gives, and adds nothing to its sums.
 
     >>> group = Fake(7, 512)
     >>> group.gather("hello")[511], group.sum_floats([1.0, 2.0])

@@ -55,7 +55,7 @@ class TrainContext:
     poison: Callable[[], Tensor] | None = None
 
     def silently(self) -> "TrainContext":
-        """The same way without anyone to hear or record it."""
+        """The same, without hooks and records."""
         return replace(self, storage=Storage(), bus=Bus((), cast("Any", None)))
 
 

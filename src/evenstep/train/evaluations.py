@@ -1,4 +1,4 @@
-"""The evaluations of a run: each of its sets of data, with what hooks and writers hear of it.
+"""The evaluations of a run: each of its sets of data, with what hooks and writers are told of it.
 
 The parameters' average, if there is one, is evaluated in their place. It remembers when all sets were last evaluated.
 How one set is evaluated is told in `evaluate`; when is the loop's to say.

@@ -256,7 +256,7 @@ class Guard:
         return heard._replace(given=given, narrow=narrow, nor_elsewhere=elsewhere, done=len(listening.heard))
 
     def _passed(self, name: str, work: tuple[Microbatch, ...], listening: "_Listening", path: str) -> Heard:
-        """Take micro-batches through the model, past everybody who would hear or record them."""
+        """Take micro-batches through the model, without hooks and records."""
         execution = self.execution
         each = {one.index: 1.0 for one in work}
         weights = Weights(

@@ -153,7 +153,7 @@ def _kept_together(batch: GlobalBatch, context: TrainContext, execution: Executi
 
 
 def _keeping(context: TrainContext) -> "tuple[dict[str, _Keeping], TrainContext]":
-    """A way on which outputs are kept and nobody hears of anything."""
+    """The context in which outputs are kept, without hooks and records."""
     tasks = {name: _Keeping(task) for name, task in context.tasks.items()}
     return tasks, replace(context.silently(), tasks=tasks)
 
