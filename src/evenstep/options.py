@@ -245,6 +245,16 @@ def check_task_names(names: Iterable[str]) -> None:
             )
 
 
+def check_evaluation_names(names: Iterable[str]) -> None:
+    """Raise ArgumentError for a name of an evaluation that would mix its metrics with others."""
+    for name in names:
+        if name in ("train", "perf") or not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+            raise ArgumentError(
+                f'`{name}` must have a name of letters, digits, `_` and `-` that isn\'t "train" or '
+                f'"perf", which other metrics begin with; call it "valid" or "test".'
+            )
+
+
 def check_one_of_two(first: str, second: str, one: object, other: object) -> None:
     """Raise ArgumentError unless one of two arguments is given, the other None."""
     if (one is None) == (other is None):

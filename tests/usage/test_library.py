@@ -499,6 +499,12 @@ MISTAKES = [
     ("train.ema", 0.999, r"`ema` must be an object of Ema, but is 0\.999; write `ema=Ema\(decay=0\.999\)`"),
     ("evaluations", PAIRS, "`evaluations` must be data by name, but is a list; write `evaluations={'valid': MapData"),
     ("evaluations", {"valid": PAIRS}, r"`evaluations\['valid'\]` must be evenstep's `Data`.*is a dataset \(list\)"),
+    (
+        "evaluations",
+        {"train": MapData(PAIRS, global_batch_size=4)},
+        '`train` must have a name .* that isn\'t "train" or "perf", which other metrics begin with',
+    ),
+    ("evaluations", {"a/b": MapData(PAIRS, global_batch_size=4)}, "`a/b` must have a name of letters, digits"),
     ("evaluations", {1: MapData(PAIRS, global_batch_size=4)}, "the names of `evaluations` must be words, but one is 1"),
     ("hooks", Hook, "`hooks` must be a list, but is the class Hook"),
     ("hooks", [Hook], "`hooks` must hold instances of subclasses of `Hook`, but holds the class `Hook`"),
@@ -577,7 +583,15 @@ def test_every_argument_has_a_row_of_mistakes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("metric", "said"), [(0.5, "is 0.5"), (torch.tensor(0.5), r"tensor of shape \[\]"), ((1, 2, 3), r"is \(1, 2, 3\)")]
+    ("metric", "said"),
+    [
+        (0.5, "is 0.5"),
+        (torch.tensor(0.5), r"tensor of shape \[\]"),
+        ((1, 2, 3), r"is \(1, 2, 3\)"),
+        (("1", 2), r"is \('1', 2\)"),
+        ((None, 2), r"is \(None, 2\)"),
+        ((1, None), r"is \(1, None\)"),
+    ],
 )
 def test_a_metric_that_is_no_pair_is_said(metric: Any, said: str) -> None:
     class Wrong(Line):
@@ -586,6 +600,41 @@ def test_a_metric_that_is_no_pair_is_said(metric: Any, said: str) -> None:
 
     with pytest.raises(TaskError, match=rf"`accuracy` of Wrong must be a pair \(sum, weight\).*{said}"):
         trainer_of(task=Wrong()).train()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("lr", "gives a metric called `lr`, which is what evenstep's own metrics are recorded as; rename it"),
+        ("grad_norm", "gives a metric called `grad_norm`"),
+        ("lr/head", "gives a metric called `lr/head`"),
+        ("loss", "gives a metric called `loss`, which is what the trained loss is recorded as"),
+        (1, "the names of the metrics of Wrong must be words, but one is 1"),
+    ],
+)
+def test_a_metric_with_the_name_of_one_of_the_engines_own_is_not_mixed_into_it(name: Any, said: str) -> None:
+    class Wrong(Line):
+        def loss(self, output: Any, batch: Any) -> Any:
+            return Loss(((output - batch[1]) ** 2).sum(), metrics={name: (1.0, 1)})
+
+    with pytest.raises(TaskError, match=said):
+        trainer_of(task=Wrong()).train()
+
+
+def test_data_given_to_evaluate_instead_of_a_name_are_answered_with_where_they_belong() -> None:
+    for given in (PAIRS, DataLoader(PAIRS)):
+        with pytest.raises(
+            ArgumentError, match=r"`name` must be the name of an evaluation, but is a .*; give data to the"
+        ):
+            trainer_of().evaluate(given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("asked", [{"every_updates": 1}, {"every_epochs": 1}, {"keep_every_updates": 2}])
+def test_checkpoints_that_are_asked_for_without_a_folder_are_refused(asked: dict[str, int]) -> None:
+    with pytest.raises(
+        ArgumentError, match=rf"asks for checkpoints \(`{next(iter(asked))}`\), but the trainer has no `folder`"
+    ):
+        trainer_of(checkpoint=Checkpointing(**asked))
 
 
 # Errors of one's own code.

@@ -20,7 +20,7 @@ from evenstep.data.mixture import check_windows
 from evenstep.data.sampling import check_curriculum, check_measure, check_only_for_tokens
 from evenstep.events.hooks.target import MetricTarget
 from evenstep.optim.ema import Ema
-from evenstep.options import check_length, check_one_of_two, check_rewinds, check_task_names
+from evenstep.options import check_evaluation_names, check_length, check_one_of_two, check_rewinds, check_task_names
 from evenstep.parallel.mesh import check_pipelines
 from evenstep.parallel.named import check_single
 from evenstep.parallel.reducer.sharded import check_sharding
@@ -69,6 +69,8 @@ def _data(config: Config) -> Iterator[Fault]:
         size, tokens = data.global_batch_size, data.global_batch_tokens
         keys = keys_in(key, data)
         yield from faults_of(partial(check_measure, size, tokens), keys)
+        for name in data.evaluations:
+            yield from faults_of(partial(check_evaluation_names, [name]), {name: f"{key}.evaluations.{name}"})
         yield from faults_of(partial(check_curriculum, data.curriculum_epochs, shuffle=data.shuffle), keys)
         cut_by_tokens = tokens is not None or data.micro_batch_tokens is not None
         for name, is_given, has_budget in (

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from evenstep.config.arguments import Call
-from evenstep.errors import TaskError
+from evenstep.errors import ConfigError, TaskError
 from evenstep.optim.sharing import TORCH
 from evenstep.train.arguments import check_model
 
@@ -28,18 +28,30 @@ def build_optimizer(
 
     Raises:
         TaskError: there is nothing to train, or it is no optimizer.
+        ConfigError: arguments that a class of torch does not take.
     """
     check_model(model)
     if isinstance(call.function, type):
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         # a rank of a pipeline may have nothing to train, which optimizers take as an empty group only
         trained = parameters or [{"params": []}]
-        made: object = call(trained, lr=lr, **(_fused(call, model, shards) if fuse else {}))
+        try:
+            made: object = call(trained, lr=lr, **(_fused(call, model, shards) if fuse else {}))
+        except (TypeError, ValueError, RuntimeError) as error:
+            if call.function.__module__.partition(".")[0] != "torch":
+                raise
+            raise ConfigError(
+                [f"`optimizer.args` can't be for `{call.function.__name__}`, which raised {_told(error)}; change them."]
+            ) from error
     else:
         made = call(model, lr=lr)
     if not isinstance(made, torch.optim.Optimizer):
         raise TaskError(f"`optimizer.target` must give a torch.optim.Optimizer, but gave a {type(made).__name__}.")
     return made
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).rstrip('.')}"
 
 
 def _fused(call: Call, model: nn.Module, shards: bool) -> dict[str, bool]:

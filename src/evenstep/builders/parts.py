@@ -28,7 +28,7 @@ from evenstep.data import Data, Mixture
 from evenstep.errors import TaskError
 from evenstep.events import Hook, Writer
 from evenstep.optim.schedules import Constant
-from evenstep.options import Logging, WriterName
+from evenstep.options import Checkpointing, Logging, WriterName
 from evenstep.parallel import Mesh
 from evenstep.pipeline import Layers
 from evenstep.train import Task, Trainer
@@ -78,6 +78,7 @@ class RunParts:
             more: further arguments of the trainer, such as `folder`.
         """
         config, schedule = self.config, build_schedule(self.config.lr_schedule)
+        keeps = more.get("folder") is not None
         return Trainer(
             model=self.model,
             task=self.task,
@@ -93,7 +94,7 @@ class RunParts:
             evaluations=evaluations,
             hooks=hooks,
             train=build_training(config),
-            checkpoint=build_checkpointing(config, kept),
+            checkpoint=build_checkpointing(config, kept) if keeps else Checkpointing(config=kept),
             failures=build_failures(config),
             log=Logging(every_updates=config.log.every_updates, writers=writers),
             **more,

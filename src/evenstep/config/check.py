@@ -5,7 +5,6 @@ bounds of single values are in `schema`. A rule here gives a sentence for each t
 that it is about.
 """
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -106,12 +105,6 @@ def _data(config: Config) -> Iterator[str]:
                 yield (
                     f'{size} is "auto", which cuts the samples of `{key}.global_batch_size`, but the batches are by '
                     f"tokens; set {tokens} instead, which is cut finer where it does not fit."
-                )
-        for name in data.evaluations:
-            if name in ("train", "perf") or not re.fullmatch(r"[A-Za-z0-9_-]+", name):
-                yield (
-                    f'`{key}.evaluations.{name}` must have a name of letters, digits, `_` and `-` that isn\'t "train" '
-                    f'or "perf", which other metrics begin with; call it "valid" or "test".'
                 )
 
 

@@ -7,7 +7,7 @@ How one set is evaluated is told in `evaluate`; when is the loop's to say.
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import final
+from typing import cast, final
 
 from evenstep.data import Data
 from evenstep.errors import ArgumentError
@@ -85,8 +85,13 @@ def named_set(sets: Mapping[str, Data], name: str) -> dict[str, Data]:
     """The set of this name alone.
 
     Raises:
-        ArgumentError: there is none.
+        ArgumentError: there is none, or it is data instead of a name.
     """
+    if not isinstance(cast("object", name), str):
+        raise ArgumentError(
+            f"`name` must be the name of an evaluation, but is a {type(name).__name__}; give data to the trainer, "
+            f"`evaluations={{'test': data}}`, and evaluate `'test'`."
+        )
     if name not in sets:
         raise ArgumentError(f"there is no evaluation '{name}'; there are {', '.join(sets) or 'none'}.")
     return {name: sets[name]}

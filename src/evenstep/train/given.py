@@ -19,7 +19,7 @@ from evenstep.errors import ArgumentError
 from evenstep.events import Best
 from evenstep.optim.ema import Ema
 from evenstep.optim.schedules import LR_SCHEDULES, LrSchedule
-from evenstep.options import OPTIONS, Checkpointing, Failures, check_rewinds
+from evenstep.options import OPTIONS, Checkpointing, Failures, check_evaluation_names, check_rewinds
 from evenstep.parallel import Strategy, device_of_rank, launched_group, strategy_named
 from evenstep.plugins import COMBINES, load
 from evenstep.precision import PRECISIONS, FullPrecision, Precision
@@ -74,6 +74,13 @@ def check_run(*, folder: object, checkpoint: object, failures: object, log: obje
     best = cast("Any", checkpoint).best
     if best is not None:
         _check("best", best, Best, "`best=Best(metric='valid/loss')`")
+    times = ("every_updates", "every_epochs", "keep_every_updates", "best")
+    asked = [name for name in times if getattr(checkpoint, name) is not None]
+    if asked and folder is None:
+        raise ArgumentError(
+            f"`checkpoint` asks for checkpoints (`{asked[0]}`), but the trainer has no `folder` to keep them in; give "
+            f"it one, `folder='runs/first'`, or leave `{asked[0]}` out."
+        )
 
 
 def _check_option(name: str, given: object) -> None:
@@ -99,6 +106,7 @@ def evaluations_of(given: object) -> dict[str, Data]:
     for name in sets:
         if not isinstance(name, str) or not name:
             raise ArgumentError(f"the names of `evaluations` must be words, but one is {name!r}; write 'valid'.")
+    check_evaluation_names(sets)
     return {name: data_of(data, f"evaluations[{name!r}]") for name, data in sets.items()}
 
 

@@ -17,7 +17,9 @@ from evenstep.events.meters import Meters
 from evenstep.internals import pytree
 from evenstep.train.task import Loss, Task
 
-_TAKEN = ("loss", "no_loss")  # the engine's own metrics of a task
+_OF_UPDATES = ("lr", "grad_norm")  # stand beside a task's metrics of training, and would be averaged with theirs
+_TAKEN = ("loss", "no_loss", *_OF_UPDATES)  # the engine's own
+_SPACES = tuple(f"{name}/" for name in (*_OF_UPDATES, "param_norm", "update_ratio"))
 _FREE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -46,22 +48,24 @@ def _check(task: Task, name: str, metric: Any) -> None:
         raise ArgumentError(f"{where} is a collection; give its metrics by name, `metrics = {{**collection}}`.")
     if not isinstance(metric, Metric):
         raise ArgumentError(f"{where} must be a `torchmetrics.Metric`, but is a {type(metric).__name__}.")
-    if name in _TAKEN or not name.isprintable():
+    if name in _TAKEN or name.startswith(_SPACES) or not name.isprintable():
         raise ArgumentError(f"{where} must have a printable name that is none of {', '.join(_TAKEN)}; rename it.")
 
 
 def check_names(task: Task, loss: Loss) -> None:
-    """Raise TaskError for metrics without names, and for one that would be mixed into the loss of the same name."""
+    """Raise TaskError for metrics without names, and for one that would be mixed into the engine's of the same name."""
     if not isinstance(cast("object", loss.metrics), Mapping):
         raise TaskError(
             f"the metrics of {type(task).__name__} must be pairs by name, `{{'accuracy': (correct, total)}}`, but are "
             f"a {type(loss.metrics).__name__}."
         )
-    for name in _TAKEN:
-        if name in loss.metrics:
+    for name in loss.metrics:
+        if not isinstance(cast("object", name), str):
+            raise TaskError(f"the names of the metrics of {type(task).__name__} must be words, but one is {name!r}.")
+        if name in _TAKEN or name.startswith(_SPACES):
+            what = "the trained loss is" if "loss" in name else "evenstep's own metrics are"
             raise TaskError(
-                f"{type(task).__name__} gives a metric called `{name}`, which is what the trained loss is recorded as; "
-                f"rename it."
+                f"{type(task).__name__} gives a metric called `{name}`, which is what {what} recorded as; rename it."
             )
 
 
@@ -72,6 +76,15 @@ def no_pair(task: Task, name: str, given: object) -> TaskError:
         f"the metric `{name}` of {type(task).__name__} must be a pair (sum, weight), which is averaged over batches as "
         f"Σsum/Σweight, but is {what}; write `{{'{name}': (correct, total)}}`, or `(mean * count, count)` for a mean."
     )
+
+
+def is_number(given: object) -> bool:
+    """Whether it can be a metric's sum or weight; of a tensor, its shape is looked at when it is read.
+
+    >>> is_number(3), is_number(torch.tensor(3)), is_number("3"), is_number(None)
+    (True, True, False, False)
+    """
+    return isinstance(given, Tensor) or hasattr(given, "__float__")
 
 
 def observations(task: Task, loss: Loss, microbatch: int) -> Iterator[tuple[str, dict[str, Any]]]:

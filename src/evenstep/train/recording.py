@@ -13,7 +13,7 @@ from torch import Tensor
 from evenstep.data import Microbatch
 from evenstep.errors import TaskError
 from evenstep.train.context import MicrobatchResults, TrainContext
-from evenstep.train.metrics import check_names, no_pair, observations
+from evenstep.train.metrics import check_names, is_number, no_pair, observations
 from evenstep.train.split_limit import SubBatch
 from evenstep.train.task import Loss, Task
 from evenstep.train.weigh import Weights, weight_of
@@ -70,6 +70,8 @@ class Recording:
                 metric_sum, metric_weight = pair
             except (TypeError, ValueError) as error:
                 raise no_pair(task, name, pair) from error
+            if not (is_number(metric_sum) and is_number(metric_weight)):
+                raise no_pair(task, name, pair)
             if isinstance(metric_sum, Tensor):
                 metric_sum = metric_sum.detach()
             put(prefix + name, metric_sum, metric_weight, update=update)

@@ -147,6 +147,13 @@ def test_an_optimizer_is_fused_where_it_can_be(build: Build, settings: list[str]
     assert build(*settings).optimizer.param_groups[0].get("fused") is fused
 
 
+@pytest.mark.parametrize("settings", [["weight_decay", "-1"], ["betas", "3"]])
+def test_values_that_an_optimizer_of_torch_does_not_take_name_their_key(build: Build, settings: list[str]) -> None:
+    name, value = settings
+    with pytest.raises(ConfigError, match=r"`optimizer.args` can't be for `AdamW`, which raised .*; change them\."):
+        build("--optimizer.name", "AdamW", f"--optimizer.args.{name}={value}")
+
+
 def test_a_function_makes_the_optimizer_from_the_model(build: Build) -> None:
     own = ["--optimizer.name", "none", "--optimizer.target"]
     assert [group["lr"] for group in build(*own, "parts.py:by_model").optimizer.param_groups] == [0.1, 0.2]
