@@ -117,3 +117,29 @@ def test_where_no_rank_of_a_pipeline_has_anything_to_train_all_are_told(on_ranks
     on_ranks(2, act)
     with pytest.raises(TaskError, match="nothing to train"):
         trainer(nn.Tanh(), strategy=Ordered())
+
+
+class WithExtraState(nn.Linear):
+    def get_extra_state(self) -> Any:
+        return {"calls": 1}
+
+    def set_extra_state(self, state: Any) -> None: ...
+
+
+class WithBuffer(nn.Linear):
+    def __init__(self, buffer: Tensor) -> None:
+        super().__init__(4, 1)
+        self.register_buffer("mask", buffer)
+
+
+def test_a_state_of_a_module_that_is_no_tensor_is_refused_by_name_when_built() -> None:
+    model = nn.Sequential(WithExtraState(4, 1))
+    with pytest.raises(TaskError, match=r"`0._extra_state` .* must be a tensor, but is a dict.*`register_buffer`"):
+        trainer(model)
+
+
+def test_a_tensor_that_nothing_can_be_written_into_is_refused_by_name_when_built() -> None:
+    with pytest.raises(TaskError, match=r"`mask` .* the same memory \(shape \(4,\), strides \(0,\).*clone"):
+        trainer(WithBuffer(torch.ones(1).expand(4)))
+    trainer(WithBuffer(torch.ones(1).expand(4).clone())).train()  # as the error says
+    trainer(WithBuffer(torch.ones(1).expand(1, 1))).train()
