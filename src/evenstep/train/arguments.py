@@ -15,7 +15,7 @@ from evenstep.data import Data
 from evenstep.errors import ArgumentError, DataError, ReplicaError, TaskError
 from evenstep.events import Incident
 from evenstep.internals import shares_memory
-from evenstep.parallel import Group, Strategy, device_of_rank, rank_info_of
+from evenstep.parallel import Group, Single, Strategy, device_of_rank, rank_info_of
 from evenstep.pipeline import PipelineModel
 from evenstep.precision import Precision
 
@@ -195,13 +195,21 @@ def check_launched(strategy: Strategy | str | None, model: nn.Module, environ: M
         model: whose stages may be shared.
         environ: of this process.
     """
-    if strategy is not None or (isinstance(model, PipelineModel) and model.mesh.world.ranks > 1):
+    alone = isinstance(strategy, Strategy) and strategy.ranks == 1 and not isinstance(strategy, Single)
+    if not (strategy is None or alone) or (isinstance(model, PipelineModel) and model.mesh.world.ranks > 1):
         return
     if "RANK" in environ and "WORLD_SIZE" not in environ:
         return  # not a launcher's
     place = rank_info_of(environ)
     if place is None or place.ranks == 1:
         return
+    if alone:
+        name = type(strategy).__name__
+        raise ArgumentError(
+            f"this process was started as {place}, but `strategy`, {name}, was given a group of one, so each would "
+            f"train alone: give `{name}(Processes(device))` to train together, or `strategy=Single()` of "
+            f"`evenstep.parallel` if each is a run of its own, in a folder of its own."
+        )
     raise ArgumentError(
         f"this process was started as {place}, but `strategy` was not given, so each would train alone: give "
         f'`strategy="ddp"` (or "fsdp", "zero1") to train together, or `strategy=Single()` of '

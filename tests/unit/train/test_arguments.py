@@ -51,6 +51,13 @@ def test_two_processes_without_a_strategy_are_refused_when_built(
     trainer(nn.Linear(4, 1), strategy=Single()).train()  # as the error says, for runs of their own
 
 
+def test_a_strategy_of_one_rank_in_one_of_two_processes_is_refused_when_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in LAUNCHED.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ArgumentError, match=r"`strategy`, Ordered, was given a group of one.*`Ordered\(Processes\(dev"):
+        trainer(nn.Linear(4, 1), strategy=Ordered())
+
+
 @pytest.mark.parametrize("environ", [{"RANK": "1"}, {"RANK": "0", "WORLD_SIZE": "1"}, {"SLURM_PROCID": "0"}])
 def test_a_process_that_was_started_alone_needs_no_strategy(
     monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]
