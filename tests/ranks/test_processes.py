@@ -100,3 +100,14 @@ def test_a_checkpoint_that_cannot_be_written_is_an_error_on_all_ranks(tmp_path: 
     for end in run("full", tmp_path, [0, 1], 2):
         assert end.code == 1
         assert "CheckpointError" in end.err
+
+
+def test_the_device_of_processes_may_be_a_name_as_it_may_for_a_trainer(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("""
+from evenstep.parallel import Processes
+group = Processes("cpu", timeout_s=30)
+print(group.device.type, sum(group.gather(group.rank + 1)))
+group.close()
+""")
+    assert [one.out.strip() for one in ended(started(script, ranks=[0, 1], world=2))] == ["cpu 3", "cpu 3"]

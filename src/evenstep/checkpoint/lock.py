@@ -39,17 +39,26 @@ def locked(folder: Path) -> Generator[str]:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = _opened(path)
     except OSError as error:
-        raise CheckpointError(
-            f"the run folder `{folder}` cannot be locked: {error.strerror}; make it writable or put the run elsewhere."
-        ) from error
+        raise _unlockable(folder, error) from error
     try:
-        left = _read(descriptor)
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(_self()).encode(), 0)
+        try:
+            left = _read(descriptor)
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps(_self()).encode(), 0)
+        except OSError as error:
+            raise _unlockable(folder, error) from error
         yield f"took over the lock of {_described(left)}, which has ended without giving it back" if left else ""
     finally:
         path.unlink(missing_ok=True)  # before it is let go, so that nobody locks a file that is about to vanish
         os.close(descriptor)
+
+
+def _unlockable(folder: Path, error: OSError) -> CheckpointError:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    advice = "free some space" if full else "make it writable"
+    return CheckpointError(
+        f"the run folder `{folder}` cannot be locked: {error.strerror}; {advice} or put the run elsewhere."
+    )
 
 
 def _opened(path: Path) -> int:

@@ -12,11 +12,10 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import final
 
-import torch
 from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError
-from evenstep.internals import foreach_move, local_tensor
+from evenstep.internals import foreach_move, local_tensor, shares_memory
 from evenstep.names import named_buffers, named_parameters
 
 
@@ -77,10 +76,17 @@ class Ema:
                 "average of its own, `Ema(decay=…)`. `resume`, or `load_state_dict`, goes on with that of a checkpoint."
             )
         live = dict[str, Tensor](named_parameters(model)) | named_buffers(model)
+        for name, tensor in live.items():
+            if shares_memory(local_tensor(tensor)):
+                raise ArgumentError(
+                    f"`{name}` of the model has elements that are the same memory (shape {tuple(tensor.shape)}, "
+                    f"strides {tensor.stride()}, as `expand` gives), so no average can be put in its place; make it "
+                    f"from `tensor.expand(…).clone()`."
+                )
         self._live = {name: tensor.detach() for name, tensor in live.items()}
         if self._average.keys() != self._live.keys():
             self._average = {
-                name: tensor.float().clone() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.clone()
+                name: tensor.float() if tensor.is_floating_point() and tensor.itemsize < 4 else tensor.clone()
                 for name, tensor in self._live.items()
             }
 

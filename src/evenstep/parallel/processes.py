@@ -43,7 +43,7 @@ class Processes(Group):
     gloo, devices through the backend of their kind.
 
     Args:
-        device: of this rank's tensors.
+        device: of this rank's tensors, also by name.
         timeout_s: the longest wait for the other ranks, in seconds, at the rendezvous and in every collective.
 
     Raises:
@@ -51,14 +51,14 @@ class Processes(Group):
         EvenstepError: the other ranks did not come within the timeout.
     """
 
-    def __init__(self, device: torch.device, *, timeout_s: float = 60.0) -> None:
+    def __init__(self, device: torch.device | str, *, timeout_s: float = 60.0) -> None:
         place = rank_info_of(os.environ)
         if place is None:
             raise ArgumentError(
                 "a rank among several needs RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment; start "
                 "the run with torchrun, or with `--launch.ranks`."
             )
-        self._join(place, device, timeout_s=timeout_s, meeting_s=timeout_s, answer_s=ANSWER_S)
+        self._join(place, torch.device(device), timeout_s=timeout_s, meeting_s=timeout_s, answer_s=ANSWER_S)
 
     @classmethod
     def at_place(cls, place: RankInfo, *, timeout_s: float, meeting_s: float, answer_s: float) -> "Processes":

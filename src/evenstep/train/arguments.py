@@ -7,14 +7,15 @@ update; whether they can at all shows here.
 from collections.abc import Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
 from evenstep.data import Data
 from evenstep.errors import ArgumentError, DataError, ReplicaError, TaskError
 from evenstep.events import Incident
-from evenstep.parallel import Group, Strategy, device_of_rank, rank_info_of
+from evenstep.internals import shares_memory
+from evenstep.parallel import Group, Single, Strategy, device_of_rank, rank_info_of
 from evenstep.pipeline import PipelineModel
 from evenstep.precision import Precision
 
@@ -121,7 +122,7 @@ def check_model(model: nn.Module) -> None:
 
 
 def check_material(model: nn.Module) -> None:
-    """Raise TaskError for parameters without numbers that a gradient could be taken of."""
+    """Raise TaskError for parameters that no gradient could be taken of, and for what could not be put back."""
     for name, parameter in model.named_parameters():
         if isinstance(parameter, UninitializedParameter):
             raise TaskError(
@@ -137,6 +138,19 @@ def check_material(model: nn.Module) -> None:
             raise TaskError(
                 f"`{name}` was made inside `torch.inference_mode()`, so no gradient can be taken of it; build the "
                 f"model outside of that."
+            )
+    for name, value in model.state_dict(keep_vars=True).items():
+        if not isinstance(value, Tensor):
+            raise TaskError(
+                f"`{name}` of the model's `state_dict()` must be a tensor, but is a {type(value).__name__}, as "
+                f"`get_extra_state` may give: ranks could not agree on it, nor an aborted update take it back. Keep "
+                f"what it holds in buffers (`register_buffer`), or give a tensor."
+            )
+        if shares_memory(value):
+            raise TaskError(
+                f"`{name}` of the model has elements that are the same memory (shape {tuple(value.shape)}, strides "
+                f"{value.stride()}, as `expand` gives), so nothing can be written into it, by no step and by no "
+                f"checkpoint; make it from `tensor.expand(…).clone()`."
             )
 
 
@@ -180,13 +194,21 @@ def check_launched(strategy: Strategy | str | None, model: nn.Module, environ: M
         strategy: as it was given; None if it was not.
         model: whose stages may be shared.
     """
-    if strategy is not None or (isinstance(model, PipelineModel) and model.mesh.world.ranks > 1):
+    alone = isinstance(strategy, Strategy) and strategy.ranks == 1 and not isinstance(strategy, Single)
+    if not (strategy is None or alone) or (isinstance(model, PipelineModel) and model.mesh.world.ranks > 1):
         return
     if "RANK" in environ and "WORLD_SIZE" not in environ:
         return  # not a launcher's
     place = rank_info_of(environ)
     if place is None or place.ranks == 1:
         return
+    if alone:
+        name = type(strategy).__name__
+        raise ArgumentError(
+            f"this process was started as {place}, but `strategy`, {name}, was given a group of one, so each would "
+            f"train alone: give `{name}(Processes(device))` to train together, or `strategy=Single()` of "
+            f"`evenstep.parallel` if each is a run of its own, in a folder of its own."
+        )
     raise ArgumentError(
         f"this process was started as {place}, but `strategy` was not given, so each would train alone: give "
         f'`strategy="ddp"` (or "fsdp", "zero1") to train together, or `strategy=Single()` of '

@@ -1,5 +1,6 @@
 """One run per folder; what a killed one leaves is taken over, and said."""
 
+import errno
 import json
 import os
 import signal
@@ -60,3 +61,18 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file")
     with pytest.raises(CheckpointError, match="cannot be locked"), locked(tmp_path / "run"):
         pass
+
+
+def test_a_full_disk_is_a_fault_of_the_folder_and_leaves_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", full)
+        with pytest.raises(CheckpointError, match="cannot be locked: No space left on device; free some space"):
+            locked(tmp_path).__enter__()
+    assert list(tmp_path.iterdir()) == []
+    with locked(tmp_path) as said:
+        assert said == ""

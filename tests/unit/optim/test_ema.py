@@ -95,3 +95,19 @@ def test_sixteen_bit_parameters_are_averaged_in_float32() -> None:
 def test_numbers_out_of_range_are_refused(arguments: dict[str, float]) -> None:
     with pytest.raises(ArgumentError):
         Ema(**arguments)  # type: ignore[arg-type]
+
+
+def test_float8_buffers_are_averaged_in_float32() -> None:
+    model, ema = line(), Ema(decay=0.5)
+    model.register_buffer("scale", torch.zeros(2).to(torch.float8_e4m3fn))
+    ema.attach(model)
+    model.get_buffer("scale").copy_(torch.ones(2))
+    ema.after_update(1)
+    assert ema.state_dict()["scale"].tolist() == [0.5, 0.5]
+
+
+def test_a_buffer_that_nothing_can_be_written_into_is_refused_by_name() -> None:
+    model = line()
+    model.register_buffer("mask", torch.ones(1).expand(4), persistent=False)
+    with pytest.raises(ArgumentError, match=r"`mask` .* the same memory .*clone"):
+        Ema().attach(model)

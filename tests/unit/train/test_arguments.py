@@ -51,6 +51,13 @@ def test_two_processes_without_a_strategy_are_refused_when_built(
     trainer(nn.Linear(4, 1), strategy=Single()).train()  # as the error says, for runs of their own
 
 
+def test_a_strategy_of_one_rank_in_one_of_two_processes_is_refused_when_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in LAUNCHED.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ArgumentError, match=r"`strategy`, Ordered, was given a group of one.*`Ordered\(Processes\(dev"):
+        trainer(nn.Linear(4, 1), strategy=Ordered())
+
+
 @pytest.mark.parametrize("environ", [{"RANK": "1"}, {"RANK": "0", "WORLD_SIZE": "1"}, {"SLURM_PROCID": "0"}])
 def test_a_process_that_was_started_alone_needs_no_strategy(
     monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]
@@ -117,3 +124,29 @@ def test_where_no_rank_of_a_pipeline_has_anything_to_train_all_are_told(on_ranks
     on_ranks(2, act)
     with pytest.raises(TaskError, match="nothing to train"):
         trainer(nn.Tanh(), strategy=Ordered())
+
+
+class WithExtraState(nn.Linear):
+    def get_extra_state(self) -> Any:
+        return {"calls": 1}
+
+    def set_extra_state(self, state: Any) -> None: ...
+
+
+class WithBuffer(nn.Linear):
+    def __init__(self, buffer: Tensor) -> None:
+        super().__init__(4, 1)
+        self.register_buffer("mask", buffer)
+
+
+def test_a_state_of_a_module_that_is_no_tensor_is_refused_by_name_when_built() -> None:
+    model = nn.Sequential(WithExtraState(4, 1))
+    with pytest.raises(TaskError, match=r"`0._extra_state` .* must be a tensor, but is a dict.*`register_buffer`"):
+        trainer(model)
+
+
+def test_a_tensor_that_nothing_can_be_written_into_is_refused_by_name_when_built() -> None:
+    with pytest.raises(TaskError, match=r"`mask` .* the same memory \(shape \(4,\), strides \(0,\).*clone"):
+        trainer(WithBuffer(torch.ones(1).expand(4)))
+    trainer(WithBuffer(torch.ones(1).expand(4).clone())).train()  # as the error says
+    trainer(WithBuffer(torch.ones(1).expand(1, 1))).train()
