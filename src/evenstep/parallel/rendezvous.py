@@ -93,8 +93,11 @@ def _announce(store: Store, place: RankInfo) -> str:
     before = store.compare_set(_of(place.rank), "", this_process()).decode()
     if store.add(_TWICE.format(place.rank), 1) > 1:
         fault = (
-            f"two processes say that they are rank {place.rank}: {before}, and {this_process()}; give each process a "
-            f"RANK of its own."
+            f"this process ({before}) has joined the ranks already, which it can once only; keep one "
+            f"`group = Processes(device)` for the whole script, as in `Ddp(group)`, or give `strategy` by its name."
+            if before == this_process()
+            else f"two processes say that they are rank {place.rank}: {before}, and {this_process()}; give each "
+            f"process a RANK of its own."
         )
         return _say(store, fault) or fault
     if store.add("came", 1) == place.ranks:

@@ -15,6 +15,7 @@ from torch import nn
 
 from evenstep.errors import ArgumentError
 from evenstep.internals import children_of, compiled_in_place, has_hooks
+from evenstep.names import named_parameters
 
 Build: TypeAlias = nn.Module | Callable[[], nn.Module]
 
@@ -123,6 +124,33 @@ class Layers:
         parts = cast("Sequence[Layer | Build]", model)
         return cls(
             tuple(part if isinstance(part, Layer) else Layer(str(place), part) for place, part in enumerate(parts))
+        )
+
+
+def check_covered(model: object, layers: Layers) -> None:
+    """Raise ArgumentError for parameters of a model that its `layers()` leave out: stages would train without them.
+
+    Where a layer is built by a function, or all are made anew, nobody can tell.
+
+    >>> class Net(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.first, self.last = nn.Linear(1, 2), nn.Linear(2, 1)
+    ...     layers = lambda self: [Layer("first", self.first), Layer("last", self.last)]
+    >>> check_covered(net := Net(), Layers.of(net))
+    """
+    modules = [layer.build for layer in layers.layers if isinstance(layer.build, nn.Module)]
+    if not isinstance(model, nn.Module) or len(modules) < len(layers.layers):
+        return
+    held = {id(parameter) for module in modules for parameter in module.parameters()}
+    own = named_parameters(model)
+    left = [name for name, parameter in own.items() if id(parameter) not in held]
+    if left and len(left) < len(own):
+        more = f" and {len(left) - 3} more" if len(left) > 3 else ""
+        raise ArgumentError(
+            f"the layers of {type(model).__name__} must hold all its parameters, but `layers()` leaves out "
+            f"{', '.join(f'`{name}`' for name in left[:3])}{more}, so stages would train without; give each to the "
+            f"layer that uses it, or take it out of the model."
         )
 
 

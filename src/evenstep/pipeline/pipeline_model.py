@@ -19,7 +19,7 @@ from evenstep.internals import unwrapped
 from evenstep.keys import key
 from evenstep.names import named_parameters
 from evenstep.parallel.mesh import Mesh
-from evenstep.pipeline.layers import Build, Layer, Layers
+from evenstep.pipeline.layers import Build, Layer, Layers, check_covered
 from evenstep.pipeline.layout import Layout
 from evenstep.pipeline.schedules import SCHEDULES, Schedule
 from evenstep.pipeline.split import cut, flows
@@ -70,6 +70,7 @@ class PipelineModel(nn.Module):
         ranks = self.mesh.pipeline.ranks
         self.schedule = _named(schedule if ranks > 1 else "sequential")
         self.layers = Layers.of(model)
+        check_covered(model, self.layers)
         if stages_per_rank is None and split_at is not None:
             stages_per_rank = -(-(len(split_at) + 1) // ranks)
         chain = self.schedule.layout(ranks, stages_per_rank)

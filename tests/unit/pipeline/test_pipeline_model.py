@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from evenstep.errors import ArgumentError, PlanError, TaskError
 from evenstep.parallel import Mesh
-from evenstep.pipeline import PipelineModel
+from evenstep.pipeline import Layer, PipelineModel
 
 
 def linears(count: int = 4) -> nn.Sequential:
@@ -121,6 +121,27 @@ def test_what_cannot_be_tied_is_refused() -> None:
 def test_a_layer_that_is_no_module_is_refused() -> None:
     with pytest.raises(ArgumentError, match="layer '0' must be a module, or a function that gives one, but gave a int"):
         PipelineModel([lambda: 3])  # type: ignore[list-item, return-value]
+
+
+class LeavesOut(nn.Module):
+    """Uses a parameter of its own, which none of its layers holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.place, self.last = nn.Linear(2, 3), nn.Parameter(torch.zeros(3)), nn.Linear(3, 1)
+
+    def layers(self) -> list[Layer]:
+        return [Layer("first", self.first), Layer("last", self.last)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x) + self.place)
+
+
+def test_a_parameter_that_no_layer_holds_is_refused_by_name() -> None:
+    with pytest.raises(
+        ArgumentError, match="LeavesOut must hold all its parameters, but `layers\\(\\)` leaves out `place`"
+    ):
+        PipelineModel(LeavesOut())
 
 
 def test_sparse_gradients_are_refused() -> None:
