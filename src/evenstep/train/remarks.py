@@ -50,13 +50,15 @@ class Remarks:
                 tensors=tuple(outside[:20]),
             )
         if batch.num_microbatches < ranks:
+            each = batch.num_samples // ranks
             yield Incident(
                 kind="idle_ranks",
                 update=update,
                 message=(
                     f"{ranks - batch.num_microbatches} of {ranks} ranks have nothing to do: a global batch of "
-                    f"{batch.num_samples} samples is {batch.num_microbatches} micro-batches; make `micro_batch_size` "
-                    f"at most {max(1, batch.num_samples // ranks)}, or use fewer ranks."
+                    f"{batch.num_samples} samples is {batch.num_microbatches} micro-batches; make "
+                    f"{f'`micro_batch_size` at most {each}' if each else f'a global batch at least {ranks} samples'}, "
+                    f"or use fewer ranks."
                 ),
             )
         size = data.fingerprint().get("global_batch_size")
