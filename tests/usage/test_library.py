@@ -674,6 +674,22 @@ def test_an_error_of_ones_own_comes_with_ones_own_lines_and_says_the_update() ->
     assert re.fullmatch(r"In update 1, at .*test_library\.py:\d+ in loss\. \(EVENSTEP_FULL_TRACEBACK=1 .*\)", lines[-1])
 
 
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        ({"x": torch.zeros(1, 1)}, r"`Linear.forward\(input\)` .*return batch\['x'\]"),
+        ((1, 2), r"`Linear.forward\(input\)` too many positional arguments.*return batch\[0\]"),
+    ],
+)
+def test_a_batch_that_the_model_can_not_be_called_with_is_said_with_the_method_to_write(inputs: Any, said: str) -> None:
+    class Whole(Line):
+        def inputs(self, batch: Any) -> Any:
+            return inputs
+
+    with pytest.raises(TaskError, match=f"the model can't be called with what the task's `inputs` gives: {said}"):
+        trainer_of(task=Whole()).train()
+
+
 def test_an_error_inside_torch_still_ends_with_ones_own_line() -> None:
     model = Cut()
     lines = shown(trainer_of(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1)))

@@ -14,13 +14,13 @@ from typing import Any, Protocol, cast, final
 import torch
 from torch import Tensor, nn
 
-from evenstep.errors import PlanError
+from evenstep.errors import PlanError, TaskError
 from evenstep.parallel.reducer.reducer import GathersPerPlan, Reducer
 from evenstep.pipeline.action import Action, Op
 from evenstep.pipeline.boundary import Crossing, Gradients, detached
 from evenstep.pipeline.deferred import Deferral, Work, accumulate
 from evenstep.pipeline.edges import Edges
-from evenstep.pipeline.layers import call
+from evenstep.pipeline.layers import call, unfit
 from evenstep.pipeline.stage_module import StageModule
 from evenstep.pipeline.wire import Address
 
@@ -208,4 +208,10 @@ def _apply_whole(
     model: nn.Module, received: Mapping[int, Any], inputs: Any, begin: Callable[[int], None]
 ) -> dict[int, Any]:
     """Call a model that is its own only stage as stages are called."""
-    return {0: call(model, (), inputs, True)}
+    try:
+        return {0: call(model, (), inputs, True)}
+    except TypeError as error:
+        fault = unfit(model, inputs)
+        if not fault:
+            raise
+        raise TaskError(fault) from error
