@@ -630,11 +630,13 @@ def test_data_given_to_evaluate_instead_of_a_name_are_answered_with_where_they_b
 
 
 @pytest.mark.parametrize("asked", [{"every_updates": 1}, {"every_epochs": 1}, {"keep_every_updates": 2}])
-def test_checkpoints_that_are_asked_for_without_a_folder_are_refused(asked: dict[str, int]) -> None:
+def test_checkpoints_that_are_asked_for_without_a_folder_or_with_none_kept_are_refused(asked: dict[str, int]) -> None:
     with pytest.raises(
         ArgumentError, match=rf"asks for checkpoints \(`{next(iter(asked))}`\), but the trainer has no `folder`"
     ):
         trainer_of(checkpoint=Checkpointing(**asked))
+    with pytest.raises(ArgumentError, match="asks for checkpoints, but `keep_last` is 0, which writes none"):
+        Checkpointing(**asked, keep_last=0)  # pyright: ignore[reportArgumentType]
 
 
 # Errors of one's own code.

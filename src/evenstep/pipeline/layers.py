@@ -172,8 +172,8 @@ def call(module: Callable[..., Any], outputs: Sequence[Any], inputs: Any, wanted
 def unfit(model: nn.Module, inputs: Any) -> str:
     """What to say if a model can't be called with a task's inputs, whatever is in them; else "".
 
-    >>> unfit(nn.Linear(1, 1), {"x": 1})[:96]
-    "the model can't be called with what the task's `inputs` gives: `Linear.forward(input)` got an un"
+    >>> unfit(nn.Linear(1, 1), {"x": 1})[:85]
+    "the model can't be called with what the task's `inputs` gives: `Linear.forward(input)"
     >>> unfit(nn.Linear(1, 1), 3)
     ''
     """
