@@ -38,6 +38,7 @@ STANDARD_WRITERS: tuple[WriterName, ...] = ("console", "jsonl")
 SPIKE_WINDOW_UPDATES = 128
 SPIKE_THRESHOLD = 10.0
 MAX_REWINDS = 3
+SAVED_BY = ("every_updates", "every_epochs", "keep_every_updates", "best")  # ask for checkpoints, if given
 RESERVED = ("loss", "lr", "grad_norm", "param_norm", "update_ratio")  # metrics that stand beside the tasks' own
 
 
@@ -130,6 +131,11 @@ class Checkpointing:
         _check_count("keep_last", self.keep_last, at_least=0)
         _check_switch("asynchronous", self.asynchronous)
         _check_table("config", self.config)
+        asked = [name for name in SAVED_BY if getattr(self, name) is not None]
+        if asked and self.keep_last == 0:
+            raise ArgumentError(
+                f"`{asked[0]}` asks for checkpoints, but `keep_last` is 0, which writes none; leave one of them out."
+            )
 
 
 @final

@@ -630,11 +630,13 @@ def test_data_given_to_evaluate_instead_of_a_name_are_answered_with_where_they_b
 
 
 @pytest.mark.parametrize("asked", [{"every_updates": 1}, {"every_epochs": 1}, {"keep_every_updates": 2}])
-def test_checkpoints_that_are_asked_for_without_a_folder_are_refused(asked: dict[str, int]) -> None:
+def test_checkpoints_that_are_asked_for_without_a_folder_or_with_none_kept_are_refused(asked: dict[str, int]) -> None:
     with pytest.raises(
         ArgumentError, match=rf"asks for checkpoints \(`{next(iter(asked))}`\), but the trainer has no `folder`"
     ):
         trainer_of(checkpoint=Checkpointing(**asked))
+    with pytest.raises(ArgumentError, match="asks for checkpoints, but `keep_last` is 0, which writes none"):
+        Checkpointing(**asked, keep_last=0)  # pyright: ignore[reportArgumentType]
 
 
 # Errors of one's own code.
@@ -672,6 +674,22 @@ def test_an_error_of_ones_own_comes_with_ones_own_lines_and_says_the_update() ->
     assert functions(lines) == ["shown", "train", "loss"]
     assert lines[-2] == "KeyError: 'labels'"
     assert re.fullmatch(r"In update 1, at .*test_library\.py:\d+ in loss\. \(EVENSTEP_FULL_TRACEBACK=1 .*\)", lines[-1])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        ({"x": torch.zeros(1, 1)}, r"`Linear.forward\(input\)` .*return batch\['x'\]"),
+        ((1, 2), r"`Linear.forward\(input\)` too many positional arguments.*return batch\[0\]"),
+    ],
+)
+def test_a_batch_that_the_model_can_not_be_called_with_is_said_with_the_method_to_write(inputs: Any, said: str) -> None:
+    class Whole(Line):
+        def inputs(self, batch: Any) -> Any:
+            return inputs
+
+    with pytest.raises(TaskError, match=f"the model can't be called with what the task's `inputs` gives: {said}"):
+        trainer_of(task=Whole()).train()
 
 
 def test_an_error_inside_torch_still_ends_with_ones_own_line() -> None:

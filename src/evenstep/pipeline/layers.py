@@ -8,7 +8,7 @@ cut. It builds nothing: a layer may be a module, or a function that builds it on
 from collections import UserDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from inspect import ismethod
+from inspect import ismethod, signature
 from typing import Any, Self, TypeAlias, cast, final
 
 from torch import nn
@@ -195,3 +195,30 @@ def arguments(outputs: Sequence[Any], inputs: Any, wanted: bool | tuple[str, ...
     if isinstance(inputs, dict | UserDict):
         return tuple(outputs), cast("dict[str, Any]", inputs)
     return (*outputs, inputs), {}
+
+
+def unfit(model: nn.Module, inputs: Any) -> str:
+    """What to say if a model can't be called with a task's inputs, whatever is in them; else "".
+
+    >>> unfit(nn.Linear(1, 1), {"x": 1})[:85]
+    "the model can't be called with what the task's `inputs` gives: `Linear.forward(input)"
+    >>> unfit(nn.Linear(1, 1), 3)
+    ''
+    """
+    try:
+        forward = signature(model.forward)
+    except (TypeError, ValueError):  # compiled: it does not tell
+        return ""
+    try:
+        positional, named = arguments((), inputs, True)
+        forward.bind(*positional, **named)
+    except TypeError as error:
+        item = "0"
+        if isinstance(inputs, dict | UserDict):
+            item = repr(next((name for name in forward.parameters if name in inputs), next(iter(inputs), "x")))
+        return (
+            f"the model can't be called with what the task's `inputs` gives: `{type(model).__name__}.forward"
+            f"({', '.join(forward.parameters)})` {error}. A dict is its keyword arguments, a tuple its positional "
+            f"ones; say what it takes of a batch, `def inputs(self, batch): return batch[{item}]`."
+        )
+    return ""

@@ -14,13 +14,13 @@ from typing import Any, Protocol, cast, final
 import torch
 from torch import Tensor, nn
 
-from evenstep.errors import PlanError
+from evenstep.errors import PlanError, TaskError
 from evenstep.parallel.reducer.reducer import GathersPerPlan, Reducer
 from evenstep.pipeline.action import Action, Op
 from evenstep.pipeline.boundary import Crossing, Gradients, detached
 from evenstep.pipeline.deferred import Deferral, Work, accumulate
 from evenstep.pipeline.edges import Edges
-from evenstep.pipeline.layers import arguments
+from evenstep.pipeline.layers import arguments, unfit
 from evenstep.pipeline.stage_module import StageModule
 from evenstep.pipeline.wire import Address
 
@@ -209,4 +209,10 @@ def _apply_whole(
 ) -> dict[int, Any]:
     """Call a model that is its own only stage as stages are called."""
     positional, named = arguments((), inputs, True)
-    return {0: model(*positional, **named)}
+    try:
+        return {0: model(*positional, **named)}
+    except TypeError as error:
+        fault = unfit(model, inputs)
+        if not fault:
+            raise
+        raise TaskError(fault) from error

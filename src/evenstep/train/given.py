@@ -19,7 +19,7 @@ from evenstep.errors import ArgumentError
 from evenstep.events import Best
 from evenstep.optim.ema import Ema
 from evenstep.optim.schedules import LR_SCHEDULES, LrSchedule
-from evenstep.options import OPTIONS, Checkpointing, Failures, check_evaluation_names, check_rewinds
+from evenstep.options import OPTIONS, SAVED_BY, Checkpointing, Failures, check_evaluation_names, check_rewinds
 from evenstep.parallel import Strategy, device_of_rank, launched_group, strategy_named
 from evenstep.plugins import COMBINES, load
 from evenstep.precision import PRECISIONS, FullPrecision, Precision
@@ -74,8 +74,7 @@ def check_run(*, folder: object, checkpoint: object, failures: object, log: obje
     best = cast("Any", checkpoint).best
     if best is not None:
         _check("best", best, Best, "`best=Best(metric='valid/loss')`")
-    times = ("every_updates", "every_epochs", "keep_every_updates", "best")
-    asked = [name for name in times if getattr(checkpoint, name) is not None]
+    asked = [name for name in SAVED_BY if getattr(checkpoint, name) is not None]
     if asked and folder is None:
         raise ArgumentError(
             f"`checkpoint` asks for checkpoints (`{asked[0]}`), but the trainer has no `folder` to keep them in; give "
