@@ -111,3 +111,20 @@ print(group.device.type, sum(group.gather(group.rank + 1)))
 group.close()
 """)
     assert [one.out.strip() for one in ended(started(script, ranks=[0, 1], world=2))] == ["cpu 3", "cpu 3"]
+
+
+def test_ranks_begin_with_the_same_buffers_of_any_format(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("""
+import torch
+from evenstep.parallel import Processes
+group = Processes("cpu", timeout_s=30)
+formats = "float8_e4m3fn float8_e5m2 int16 uint16 uint32 uint64 bool complex64 complex128 bfloat16 int32".split()
+held = [torch.full((2, 3), 1 - group.rank).to(getattr(torch, name)) for name in formats]
+held += [held[2][:, 0].clone().t(), held[0][0, 0].clone(), torch.full((2, 3), 1 - group.rank, dtype=torch.int16).t()]
+group.broadcast(held)
+print(all(bool((one.to(torch.complex64) == 1).all()) for one in held))
+group.close()
+""")
+    ends = ended(started(script, ranks=[0, 1], world=2))
+    assert [(one.code, one.out.strip()) for one in ends] == [(0, "True")] * 2, ends[0].err

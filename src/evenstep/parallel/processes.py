@@ -35,6 +35,10 @@ _LETTING_GO_S = 0.05
 _CONNECTING_S = 10.0  # for ranks that have just met
 
 
+_SENT = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8, torch.uint8)
+_BITS = {1: torch.uint8, 2: torch.float16, 4: torch.int32, 8: torch.int64}  # what has the same bits
+
+
 @final
 class Processes(Group):
     """The processes that torchrun, or `evenstep train --launch.ranks`, has started.
@@ -161,7 +165,7 @@ class Processes(Group):
         return self._hosts if tensor.device.type == "cpu" else self._devices
 
     def broadcast(self, tensors: Sequence[Tensor], rank: int = 0) -> None:
-        for tensor in tensors:
+        for tensor in map(_as_sent, tensors):
             self._do(
                 "broadcast",
                 tensor,
@@ -353,3 +357,10 @@ class Processes(Group):
         if not failure:
             self._notices.post(f"rank {self.rank} could not {what}{self.where()}: {cause}")
         return LostRankError(f"rank {self.rank} of {self.ranks} could not {what}{self.where()}: {cause}")
+
+
+def _as_sent(tensor: Tensor) -> Tensor:
+    """The same memory, in a format that backends know, of one that they don't, such as float8 and int16."""
+    if tensor.dtype in _SENT or tensor.is_complex():
+        return tensor
+    return tensor.detach().view(_BITS[tensor.itemsize])

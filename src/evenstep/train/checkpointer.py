@@ -149,13 +149,21 @@ class Checkpointer:
 
         Raises:
             ArgumentError: there is no folder.
-            CheckpointError: it is of another run. Nothing has been changed.
+            CheckpointError: it is of another run, or there are some and none can be read. Nothing has been changed.
         """
         if self.folder.path is None:
             raise ArgumentError("`resume` must be a path, since this trainer has no `folder` to look into.")
         self.folder.join_parts()
+        paths = self.folder.newest_first()
+        step = self._resume_first(paths, update=0)
+        if step is None and paths:
+            raise CheckpointError(
+                f"no checkpoint in `{self.folder.checkpoints}` can be read, of {len(paths)}, so the run would begin "
+                f"anew and write over what is left of it: `evenstep inspect {paths[0]} --verify` says what is wrong "
+                f"with the newest. Put a sound copy there, or delete the folder to start over."
+            )
         self.folder.is_claimed = True
-        return self._resume_first(self.folder.newest_first(), update=0)
+        return step
 
     def go_back(self, update: int) -> None:
         """Go back, in place, to the newest checkpoint of fewer than `update` updates.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from evenstep import Checkpointing, Hook, MapData, Task, Trainer
 from evenstep.checkpoint import Disk, complete_checkpoints, locked, read_checkpoint
-from evenstep.errors import CheckpointError
+from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.events import Incident, SaveBegin, SaveEnd, UpdateBegin, UpdateEnd
 from evenstep.events.hooks import Save
 from evenstep.extras.elastic.membership import Alone
@@ -291,6 +291,17 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_said(tmp_path: Path) -> 
     assert trainer.resume("auto") == tmp_path / "checkpoints" / "step-00000008"
     assert "step-00000009 was passed over" in log.incidents[0].message
     assert trainer.train().update == 9
+
+
+def test_a_run_none_of_whose_checkpoints_can_be_read_does_not_begin_anew(tmp_path: Path) -> None:
+    trainer_of(tmp_path, hooks=[Save(every_updates=4)]).train()
+    for file in (tmp_path / "checkpoints").glob("step-*/model.safetensors"):
+        file.write_bytes(file.read_bytes()[:-1])
+    trainer = trainer_of(tmp_path)
+    with pytest.raises(CheckpointError, match=r"can be read, of \d, so the run would begin anew.*`evenstep inspect "):
+        trainer.resume()
+    with pytest.raises(ArgumentError, match="is another run's"):
+        trainer.train()
 
 
 def test_a_resume_reads_the_newest_checkpoint_once(tmp_path: Path) -> None:
