@@ -11,6 +11,15 @@ from evenstep.errors import ArgumentError
 __all__ = ["require_callable", "require_count", "require_rank"]
 
 
+def require_flag(name: str, value: object) -> None:
+    """Raise ArgumentError unless `value` is True or False: anything else would be taken for one of them.
+
+    >>> require_flag("shuffle", False)
+    """
+    if not isinstance(value, bool):
+        raise ArgumentError(f"`{name}` must be True or False, but is {value!r}.")
+
+
 def require_count(name: str, value: object, *, at_least: int = 1) -> int:
     """Return `value` as an `int` that is at least `at_least`.
 

@@ -45,7 +45,10 @@ def _described(given: object, argument: str) -> tuple[str, str]:
     """What something is that is no data, and what to write to make it that."""
     kind = type(given).__name__
     if isinstance(given, type):
-        return f"the class {given.__name__}", f"`{argument}=MapData({given.__name__}(…), global_batch_size=32)`"
+        made = (
+            "{}(dataset, global_batch_size=32)" if issubclass(given, Data) else "MapData({}(…), global_batch_size=32)"
+        )
+        return f"the class {given.__name__}", f"`{argument}={made.format(given.__name__)}`"
     if isinstance(given, tuple):
         return "a tuple", f"`{argument}=MapData(TensorDataset(inputs, targets), global_batch_size=32)`"
     if isinstance(given, dict):

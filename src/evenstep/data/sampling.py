@@ -13,7 +13,7 @@ from typing import Literal, final
 import numpy as np
 from numpy.typing import NDArray
 
-from evenstep.data.arguments import require_count
+from evenstep.data.arguments import require_count, require_flag
 from evenstep.data.batching import cut_by_count, cut_by_tokens, group_by_length, shuffle_batches
 from evenstep.data.lengths import Lengths, fitting, measure
 from evenstep.data.order import Order, order_of
@@ -102,6 +102,7 @@ class Sampling:
         for name in ("global_batch_size", "global_batch_tokens", "micro_batch_size", "micro_batch_tokens"):
             if getattr(self, name) is not None:
                 require_count(name, getattr(self, name))
+        require_flag("shuffle", self.shuffle)
         check_measure(self.global_batch_size, self.global_batch_tokens)
         budgets = [tokens for tokens in (self.global_batch_tokens, self.micro_batch_tokens) if tokens is not None]
         _check_token_choices(lengths, oversized, has_budget=bool(budgets))

@@ -26,6 +26,8 @@ from evenstep.train.norms import Kind, Norms, build_norms
 from evenstep.train.state import unwrapped
 from evenstep.train.task import Task
 
+_ALMOST = 0.9  # how alike two names are that differ by an "s"
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +129,7 @@ def check_tasks(
     for name, one in evaluations.items():
         _check_names(f"the evaluation '{name}'", one.tasks, by_name)
     for name, task in by_name.items():
+        _check_methods(type(task))
         if task.reduction not in ("weight", "sum", "mean"):
             raise ArgumentError(
                 f'`reduction` of `{type(task).__name__}` must be "weight", "sum" or "mean", but is {task.reduction!r}.'
@@ -145,6 +148,21 @@ def check_tasks(
         _check_stages(tasks, policy)
     if combine is not None and combine.needs_products:
         _check_separable(model)
+
+
+def _check_methods(kind: type[Task]) -> None:
+    """Raise ArgumentError for a method that is named almost as one of `Task` that the class leaves as it is."""
+    known = [name for name, value in vars(Task).items() if not name.startswith("_") and callable(value)]
+    for base in kind.__mro__[: kind.__mro__.index(Task)]:
+        for name, value in vars(base).items():
+            if name.startswith("_") or hasattr(Task, name) or not callable(value):
+                continue
+            close = get_close_matches(name, known, n=1, cutoff=_ALMOST)
+            if close and getattr(kind, close[0]) is getattr(Task, close[0]):
+                raise ArgumentError(
+                    f"`{kind.__name__}` has a method `{name}`, which nothing calls; did you mean `{close[0]}`? If it "
+                    f"is a method of your own, call it `_{name}`."
+                )
 
 
 def _check_stages(tasks: Tasks, policy: FailurePolicy) -> None:

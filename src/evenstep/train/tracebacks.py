@@ -12,7 +12,7 @@ from evenstep.errors import EvenstepError
 from evenstep.frames import is_ours, is_users, user_line
 
 FULL = "EVENSTEP_FULL_TRACEBACK"
-_NOISE = ("torch/nn/modules/module.py",)  # one call of a module is two frames of it
+_NOISE = ("torch/nn/modules/module.py", "/contextlib.py")  # a call of a module is two frames, a `with` one
 
 
 def shorten(error: BaseException, where: str) -> None:

@@ -1,11 +1,13 @@
 from itertools import chain
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep.data.order import order
 from evenstep.data.sampling import Sampling
+from evenstep.errors import ArgumentError
 
 
 def all_batches(sampling: Sampling, epoch: int, seed: int = 1) -> list[list[int]]:
@@ -105,3 +107,8 @@ def test_skipped_samples_do_not_change_the_order_of_the_others() -> None:
     some = list(chain(*all_batches(fitting, 1)))
     every = list(chain(*all_batches(Sampling(num_samples=30, global_batch_size=5), 1)))
     assert some == [index for index in every if index % 4 != 0]
+
+
+def test_a_shuffle_that_is_neither_true_nor_false_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="`shuffle` must be True or False, but is 'no'"):
+        Sampling(num_samples=4, global_batch_size=2, shuffle="no")  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from evenstep import (
     Batch,
     DropTask,
+    Engine,
     Failures,
     Hook,
     Loss,
@@ -453,3 +454,20 @@ def test_a_batch_of_no_task_is_an_error_that_says_what_to_do(several: Any) -> No
     ):
         with pytest.raises(TaskError, match=text):
             trainer_of(several, several.model_of("a", "b"), data=UpdateData([item])).train()
+
+
+def test_a_method_whose_name_is_almost_one_of_a_tasks_is_refused_when_built_unless_that_one_is_there_too() -> None:
+    def plural(self: Task, batch: Any) -> Any:
+        return batch
+
+    def built(**methods: Any) -> None:
+        kind = type("Mine", (Task,), {"loss": lambda self, output, batch: output.sum(), **methods})
+        model = nn.Linear(1, 1)
+        Engine(model, kind(), torch.optim.SGD(model.parameters(), lr=0.1), device="cpu")
+
+    with pytest.raises(ArgumentError, match=r"`Mine` has a method `input`, which nothing calls; did you mean `inputs`"):
+        built(input=plural)
+    with pytest.raises(ArgumentError, match=r"`weights`.*did you mean `weight`.*call it `_weights`"):
+        built(weights=plural)
+    built(weights=plural, weight=lambda self, batch: 1.0)  # one's own
+    built(_weights=plural, helper=plural)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from evenstep.extras.planning.balance import LayerCost
 from evenstep.internals import pytree
 from evenstep.pipeline.boundary import tensors
-from evenstep.pipeline.layers import Layers, call
+from evenstep.pipeline.layers import Layers, arguments
 
 
 def measure(
@@ -49,7 +49,8 @@ def measure(
 
         def forward(module: nn.Module = module, taken: list[Any] = taken, place: int = place) -> Any:
             with context():
-                return call(module, taken, inputs, layers.inputs(place))
+                positional, named = arguments(taken, inputs, layers.inputs(place))
+                return module(*positional, **named)
 
         cost, output = _measured(layer.name, module, taken, forward, where, repeats)
         costs.append(cost)
