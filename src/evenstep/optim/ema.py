@@ -31,6 +31,7 @@ class Ema:
     Raises:
         ArgumentError: a number is out of its range.
 
+    >>> import torch
     >>> model = nn.Linear(1, 1, bias=False)
     >>> ema = Ema(decay=0.75); ema.attach(model)
     >>> with torch.no_grad(): old = model.weight.clone(); _ = model.weight.add_(4.0)

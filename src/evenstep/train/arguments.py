@@ -7,6 +7,7 @@ update; whether they can at all shows here.
 from collections.abc import Mapping
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
@@ -195,6 +196,8 @@ def check_launched(strategy: Strategy | str | None, model: nn.Module, environ: M
         model: whose stages may be shared.
     """
     alone = isinstance(strategy, Strategy) and strategy.ranks == 1 and not isinstance(strategy, Single)
+    if alone and dist.is_initialized():
+        return  # a process that has joined the others, and trains by itself now, does so on purpose
     if not (strategy is None or alone) or (isinstance(model, PipelineModel) and model.mesh.world.ranks > 1):
         return
     if "RANK" in environ and "WORLD_SIZE" not in environ:
