@@ -131,7 +131,6 @@ class Update:
         """
         update, pending = before.update + 1, self._pending(batch, before)
         self.begin()
-        self._execution.group.at(update)
         self.trained.follow()
         if not self._model.training:
             raise TaskError(
