@@ -12,6 +12,7 @@ from typing import final
 
 from torch import Tensor, nn
 
+from evenstep.arguments import require_number, require_table
 from evenstep.choice import advice
 from evenstep.errors import ArgumentError
 
@@ -59,14 +60,24 @@ def check_tasks(given: Mapping[str, object], tasks: Sequence[str]) -> None:
             raise ArgumentError(f"{said}; {advice(name, tasks, 'leave it out.')}")
 
 
-def check_positive(values: Mapping[str, float]) -> None:
-    """Raise ArgumentError where a coefficient is not a finite number above 0."""
-    for name, value in values.items():
+def coefficients_of(values: object) -> dict[str, float]:
+    """The coefficients that were given by task.
+
+    Raises:
+        ArgumentError: one is not a finite number above 0.
+
+    >>> coefficients_of({"box": 2}), coefficients_of(None)
+    ({'box': 2.0}, {})
+    """
+    given = require_table("coefficients", values, "`coefficients={'box': 0.5}`", may_be_none=True)
+    for name, value in given.items():
+        require_number(f"coefficients[{name!r}]", value)
         if not 0 < value < math.inf:
             raise ArgumentError(
                 f"`coefficients` of task `{name}` must be finite and above 0, but is {value}; leave a task out of the "
                 f"mixture to give it no weight."
             )
+    return {name: float(value) for name, value in given.items()}
 
 
 @final
@@ -86,8 +97,7 @@ class Fixed(Coefficients):
     are_learned = False
 
     def __init__(self, values: Mapping[str, float] | None = None) -> None:
-        self._values = {name: float(value) for name, value in (values or {}).items()}
-        check_positive(self._values)
+        self._values = coefficients_of(values)
 
     def build(self, tasks: Sequence[str]) -> nn.Module | None:
         check_tasks(self._values, tasks)

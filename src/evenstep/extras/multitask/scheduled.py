@@ -8,8 +8,9 @@ from typing import final
 
 from torch import nn
 
+from evenstep.arguments import require_object, require_table
 from evenstep.optim.schedules import LrSchedule
-from evenstep.train.coefficients import Coefficients, check_positive, check_tasks
+from evenstep.train.coefficients import Coefficients, check_tasks, coefficients_of
 
 
 @final
@@ -33,10 +34,11 @@ class Scheduled(Coefficients):
     are_learned = False
 
     def __init__(self, schedules: Mapping[str, LrSchedule], *, values: Mapping[str, float] | None = None) -> None:
-        self._schedules = dict(schedules)
-        self._values = {name: float(value) for name, value in (values or {}).items()}
+        self._schedules = dict(require_table("schedules", schedules, "`Scheduled({'box': Cosine()})`"))
+        for name, schedule in self._schedules.items():
+            require_object(f"schedules[{name!r}]", schedule, LrSchedule, "`Cosine()`")
+        self._values = coefficients_of(values)
         self._updates: int | None = None
-        check_positive(self._values)
 
     def build(self, tasks: Sequence[str]) -> nn.Module | None:
         check_tasks({**self._schedules, **self._values}, tasks)
