@@ -22,6 +22,7 @@ __all__ = ["PrefixStore", "ProcessGroup", "ProcessGroupGloo", "Store", "TCPStore
 
 _torch = cast("Any", torch)
 _backward = cast("Any", graph)._engine_run_backward
+_profiler = cast("Callable[[], bool]", cast("Any", torch.autograd)._profiler_enabled)
 
 
 def foreach_norms(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> list[Tensor]:
@@ -65,7 +66,7 @@ def run_backward(loss: Tensor, gradient: Tensor) -> None:
 
 def profiler_runs() -> bool:
     """Whether torch's profiler records now: names for what is done cost time, and nobody else sees them."""
-    return bool(cast("Any", torch.autograd)._profiler_enabled())
+    return _profiler()
 
 
 def unwrapped(module: nn.Module) -> nn.Module:

@@ -7,10 +7,10 @@ trainer was built with, another parameter group, a parameter unfrozen that the o
 objects only, at no values.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
-from operator import is_
-from typing import Any, final
+from operator import attrgetter, is_, itemgetter
+from typing import final
 from zlib import crc32
 
 from torch import nn
@@ -19,6 +19,9 @@ from torch.optim import Optimizer
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.internals import children_of, parameters_of
 from evenstep.names import named_parameters
+
+_requires_grad = attrgetter("requires_grad")
+_params = itemgetter("params")
 
 
 @final
@@ -62,9 +65,9 @@ class TrainedParameters:
         self.names = names
         self._held = frozenset(chain.from_iterable(names))
         self._share, self._check = share, check
-        self._groups = [list(group["params"]) for group in optimizer.param_groups]
-        self._places = _places(model)
-        self._built = self._flags = [one.requires_grad for one in self._parameters]
+        self._grouped = _Contents(lambda: list(map(_params, optimizer.param_groups)))
+        self._standing = _standing(model)
+        self._built = self._flags = list(map(_requires_grad, self._parameters))
         self.outside = [one for name, one in self._by_name.items() if one.requires_grad and name not in self._held]
         self._begin()
 
@@ -81,13 +84,11 @@ class TrainedParameters:
             ArgumentError: model or optimizer have become others than the trainer was built with.
             TaskError: nothing is left to train.
         """
-        for held, kept in self._places:
-            if len(held) != len(kept) or not all(map(is_, held.values(), kept)):
-                self._check_places()
-                break
-        if self._groups_changed():
+        if self._standing.has_changed():
+            self._check_places()
+        if self._grouped.has_changed():
             self._refuse_groups()
-        flags = [one.requires_grad for one in self._parameters]
+        flags = list(map(_requires_grad, self._parameters))
         if flags != self._flags:
             self._flags = flags
             self._changed()
@@ -156,18 +157,11 @@ class TrainedParameters:
                 f"`{gone[0]}` has been taken out of the model since the trainer was built: {kept}. Freeze it with "
                 f"`requires_grad_(False)`, or build a new trainer of the changed model."
             )
-        self._places = _places(self._model)
-
-    def _groups_changed(self) -> bool:
-        groups = self._optimizer.param_groups
-        return len(groups) != len(self._groups) or not all(
-            len(group["params"]) == len(kept) and all(map(is_, group["params"], kept))
-            for group, kept in zip(groups, self._groups, strict=True)
-        )
+        self._standing = _standing(self._model)
 
     def _refuse_groups(self) -> None:
-        now, before = [len(group["params"]) for group in self._optimizer.param_groups], self._groups
-        counts = f"{[len(group) for group in before]} parameters and now has {now}"
+        now, before = [len(group["params"]) for group in self._optimizer.param_groups], self._grouped.counts
+        counts = f"{before} parameters and now has {now}"
         raise ArgumentError(
             f"the optimizer's groups have been changed since the trainer was built: it had {len(before)} of {counts}. "
             f"A checkpoint of it could not be resumed. Give the optimizer all groups before the trainer is built: "
@@ -175,7 +169,33 @@ class TrainedParameters:
         )
 
 
-def _places(model: nn.Module) -> list[tuple[dict[str, Any], list[Any]]]:
-    """Where the model's modules and parameters stand, each with what stands there now."""
-    held: Iterator[dict[str, Any]] = chain.from_iterable((children_of(m), parameters_of(m)) for m in model.modules())
-    return [(some, list(some.values())) for some in held]
+@final
+class _Contents:
+    """What some collections hold, to see whether they hold something else: looked at before every update, by C alone.
+
+    Args:
+        collections: gives them, as they are now.
+
+    Attributes:
+        counts: how much each held at first.
+    """
+
+    __slots__ = ("_collections", "_held", "counts")
+
+    def __init__(self, collections: Callable[[], Sequence[Collection[object]]]) -> None:
+        self._collections = collections
+        self.counts, self._held = self._look()
+
+    def has_changed(self) -> bool:
+        counts, held = self._look()
+        return counts != self.counts or not all(map(is_, held, self._held))
+
+    def _look(self) -> tuple[list[int], list[object]]:
+        collections = self._collections()
+        return list(map(len, collections)), list(chain.from_iterable(collections))
+
+
+def _standing(model: nn.Module) -> _Contents:
+    """The model's modules and parameters, by the modules that they stand in."""
+    places = [held.values() for module in model.modules() for held in (children_of(module), parameters_of(module))]
+    return _Contents(lambda: places)

@@ -99,6 +99,7 @@ class Update:
     ) -> None:
         self._parameters = parameters
         self.trained = trained
+        self._may_be_late = any(task.late_weight for task in context.tasks.values())
         self._sparse = any(getattr(module, "sparse", False) is True for module in model.modules())
         self._model = model
         self._context = context
@@ -144,14 +145,14 @@ class Update:
                 computed = self._weigh_and_run(batch, update)
         assert computed is not None
         pending.skipped_samples = computed.weights.skipped_samples
-        if computed.weights.total > 0:
+        if computed.weights.totals:
             self._judge_and_apply(computed, pending)
         return pending
 
     def _weigh_and_run(self, batch: GlobalBatch, update: int) -> Computed:
         """Compute the update's gradients and their squared norm; nothing is applied."""
         weights = self._weigh(batch)
-        if weights.total == 0:
+        if not weights.totals:  # nobody has work
             return Computed(weights, MicrobatchResults(), [], None)
         gathered = self._gather(weights, update)
         self._buffers.settle()
@@ -309,7 +310,7 @@ class Update:
     def _accumulate(self, weights: Weights, update: int) -> MicrobatchResults:
         """Run the micro-batches: their gradients are then in `.grad`, summed over all ranks."""
         execution, in_turn = self._execution, self._execution.reducers.in_turn
-        self._discard(self._context.storage.mark())
+        self._forget_gradients()
         parts = [weights.of(task) for task in weights.totals] if in_turn else [weights]
         with self._step(weights, path=(update,), update=update) as step:
             for number, part in enumerate(parts, start=1):
@@ -322,7 +323,7 @@ class Update:
         gathered = step.gathered
         for parameter in self.trained.outside:
             parameter.grad = None
-        if all(self._context.tasks[name].late_weight for name in weights.totals):
+        if self._may_be_late and all(self._context.tasks[name].late_weight for name in weights.totals):
             gathered.late_total = self._late_total(step.late_weights, weights)
         return gathered
 
@@ -335,6 +336,9 @@ class Update:
     def _discard(self, mark: int) -> None:
         """Forget what a failed try has left."""
         self._context.storage.drop_after(mark)
+        self._forget_gradients()
+
+    def _forget_gradients(self) -> None:
         for parameter in self.trained.with_grad:
             parameter.grad = None
         self._execution.begin()

@@ -83,7 +83,7 @@ def weigh(
     mine[-1] = stamp
     for microbatch in batch.microbatches:
         weight, number = 1.0, microbatch.index
-        task = task_of(tasks, microbatch)
+        task = tasks.get(microbatch.task) or task_of(tasks, microbatch)
         if not task.late_weight:
             try:
                 weight = weight_of(task, microbatch.data, f"micro-batch {number}", microbatch.known_samples)
@@ -107,12 +107,11 @@ def weigh(
     totals: dict[str, float] = {}
     divisors: dict[int, float] = {}
     for name, theirs in _spans(batch).items():
-        total = math.fsum([everybody[index] for span in theirs for index in span])
+        total = math.fsum([weight for span in theirs for weight in everybody[span.start : span.stop]])
         if total > 0:
             totals[name] = 1.0 if tasks[name].late_weight else total
             for span, divisor in zip(theirs, _divisors(tasks[name], total, theirs, everybody), strict=True):
-                for index in span:
-                    divisors[index] = divisor
+                divisors |= dict.fromkeys(span, divisor)
     return Weights(
         totals=totals,
         num_microbatches=batch.num_microbatches,
