@@ -33,6 +33,8 @@ class Recording:
         gathered: the losses, and what tasks have raised.
     """
 
+    __slots__ = ("_context", "_prefix", "_update", "_weights", "gathered", "late_weights")
+
     def __init__(self, context: TrainContext, weights: Weights, update: int, prefix: str) -> None:
         self._context, self._weights = context, weights
         self._update, self._prefix = update, prefix

@@ -9,7 +9,7 @@ objects only, at no values.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
-from operator import attrgetter, is_, itemgetter
+from operator import attrgetter, itemgetter
 from typing import final
 from zlib import crc32
 
@@ -65,8 +65,9 @@ class TrainedParameters:
         self.names = names
         self._held = frozenset(chain.from_iterable(names))
         self._share, self._check = share, check
-        self._grouped = _Contents(lambda: list(map(_params, optimizer.param_groups)))
-        self._standing = _standing(model)
+        self._groups = _contents([group["params"] for group in optimizer.param_groups])
+        self._places = _places(model)
+        self._standing = _contents(self._places)
         self._built = self._flags = list(map(_requires_grad, self._parameters))
         self.outside = [one for name, one in self._by_name.items() if one.requires_grad and name not in self._held]
         self._begin()
@@ -84,9 +85,9 @@ class TrainedParameters:
             ArgumentError: model or optimizer have become others than the trainer was built with.
             TaskError: nothing is left to train.
         """
-        if self._standing.has_changed():
+        if _contents(self._places) != self._standing:
             self._check_places()
-        if self._grouped.has_changed():
+        if _contents(list(map(_params, self._optimizer.param_groups))) != self._groups:
             self._refuse_groups()
         flags = list(map(_requires_grad, self._parameters))
         if flags != self._flags:
@@ -157,10 +158,11 @@ class TrainedParameters:
                 f"`{gone[0]}` has been taken out of the model since the trainer was built: {kept}. Freeze it with "
                 f"`requires_grad_(False)`, or build a new trainer of the changed model."
             )
-        self._standing = _standing(self._model)
+        self._places = _places(self._model)
+        self._standing = _contents(self._places)
 
     def _refuse_groups(self) -> None:
-        now, before = [len(group["params"]) for group in self._optimizer.param_groups], self._grouped.counts
+        now, before = [len(group["params"]) for group in self._optimizer.param_groups], self._groups[0]
         counts = f"{before} parameters and now has {now}"
         raise ArgumentError(
             f"the optimizer's groups have been changed since the trainer was built: it had {len(before)} of {counts}. "
@@ -169,33 +171,11 @@ class TrainedParameters:
         )
 
 
-@final
-class _Contents:
-    """What some collections hold, to see whether they hold something else: looked at before every update, by C alone.
-
-    Args:
-        collections: gives them, as they are now.
-
-    Attributes:
-        counts: how much each held at first.
-    """
-
-    __slots__ = ("_collections", "_held", "counts")
-
-    def __init__(self, collections: Callable[[], Sequence[Collection[object]]]) -> None:
-        self._collections = collections
-        self.counts, self._held = self._look()
-
-    def has_changed(self) -> bool:
-        counts, held = self._look()
-        return counts != self.counts or not all(map(is_, held, self._held))
-
-    def _look(self) -> tuple[list[int], list[object]]:
-        collections = self._collections()
-        return list(map(len, collections)), list(chain.from_iterable(collections))
+def _places(model: nn.Module) -> list[Collection[object]]:
+    """Where the model's modules and parameters stand: views that show what stands there at any time."""
+    return [held.values() for module in model.modules() for held in (children_of(module), parameters_of(module))]
 
 
-def _standing(model: nn.Module) -> _Contents:
-    """The model's modules and parameters, by the modules that they stand in."""
-    places = [held.values() for module in model.modules() for held in (children_of(module), parameters_of(module))]
-    return _Contents(lambda: places)
+def _contents(collections: Sequence[Collection[object]]) -> tuple[list[int], list[int]]:
+    """How much each of some collections holds, and what: compared before every update, so without Python's bytecode."""
+    return list(map(len, collections)), list(map(id, chain.from_iterable(collections)))

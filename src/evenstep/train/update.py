@@ -47,7 +47,7 @@ class Computed(NamedTuple):
         weights: what its losses cover.
         gathered: what is known of this rank's micro-batches.
         grads: the gradients, perhaps in shards.
-        squared: ‖g‖₂² over all parameters, stages and shards; None where no task gave a loss.
+        squared: ‖g‖₂² over all parameters, stages and shards; None where nobody has work, or no task gave a loss.
     """
 
     weights: Weights
@@ -130,7 +130,7 @@ class Update:
         S·Σ_t λ_t·Σ∇S_m / Σw_m, or S·Σ∇S_m where the weight is late; what is left of S / Σw_m goes into the divisor of
         `Apply`.
         """
-        update, pending = before.update + 1, self._pending(batch, before)
+        update = before.update + 1
         self.begin()
         self._execution.group.at(update)
         self.trained.follow()
@@ -144,10 +144,7 @@ class Update:
             with attempt:
                 computed = self._weigh_and_run(batch, update)
         assert computed is not None
-        pending.skipped_samples = computed.weights.skipped_samples
-        if computed.weights.totals:
-            self._judge_and_apply(computed, pending)
-        return pending
+        return self._judge_and_apply(computed, batch, before)
 
     def _weigh_and_run(self, batch: GlobalBatch, update: int) -> Computed:
         """Compute the update's gradients and their squared norm; nothing is applied."""
@@ -161,13 +158,21 @@ class Update:
         grads = gradients(self._parameters, sparse=self._sparse)
         return Computed(weights, gathered, grads, self._execution.norms.squared(grads))
 
-    def _judge_and_apply(self, computed: Computed, pending: PendingUpdate) -> None:
-        """Step the optimizer if the gradient is finite, and note in `pending` how the update ended."""
+    def _judge_and_apply(self, computed: Computed, batch: GlobalBatch, before: Progress) -> PendingUpdate:
+        """Step the optimizer if the gradient is finite; gives how the update ended."""
         weights, gathered, grads, squared = computed
-        update, rates = pending.number, self.learning_rates(pending.number)
-        if squared is None:  # no task gave a loss
+        update = before.update + 1
+        rates = self.learning_rates(update)
+        if squared is None:  # nobody has work, or no task gave a loss
             self._buffers.restore(1.0)
-            return
+            return PendingUpdate(
+                batch=batch,
+                before=before,
+                precision=self._context.precision.state,
+                aborted=1.0,
+                total=0.0,
+                skipped_samples=weights.skipped_samples,
+            )
         late, scale = gathered.late_total, self._context.precision.scale
         self.is_whole = False  # until all that follows has been applied
         divisor = scale if late is None else scale * late
@@ -184,13 +189,15 @@ class Update:
         put("train/grad_norm", applied.norm, update=update)
         for name, rate in zip(self.learning_rates.names, rates, strict=True):
             put(name, rate, update=update)
-        pending.aborted, pending.norm, pending.gathered = applied.aborted, applied.norm, gathered
-        pending.total = weights.total if late is None else late
-
-    def _pending(self, batch: GlobalBatch, before: Progress) -> PendingUpdate:
-        """The update as it ends where nothing has a weight or a loss: aborted."""
         return PendingUpdate(
-            batch=batch, before=before, precision=self._context.precision.state, aborted=1.0, total=0.0
+            batch=batch,
+            before=before,
+            precision=self._context.precision.state,
+            aborted=applied.aborted,
+            total=weights.total if late is None else late,
+            norm=applied.norm,
+            skipped_samples=weights.skipped_samples,
+            gathered=gathered,
         )
 
     def _again(self, place: str, update: int, compute: Callable[[], object]) -> None:
