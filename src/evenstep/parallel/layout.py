@@ -200,8 +200,6 @@ def shard_optimizer(optimizer: torch.optim.Optimizer, replaced: Mapping[int, Ten
 
 
 def _local_norms(layout: ParameterLayout, gradients: list[Tensor], norms: Callable[[list[Tensor]], Tensor]) -> Tensor:
-    if layout.divides != "elements":
-        return norms(gradients)
     if layout.exact:  # one at a time is whole
         each = [norms([layout.local_shard(gradient)]) for gradient in gradients]
         return torch.cat(each) if each else norms([])
@@ -221,8 +219,7 @@ def squared_norm(layout: ParameterLayout, gradients: list[Tensor], norms: Callab
     """
     each = _local_norms(layout, gradients, norms)
     squared = each.dot(each)
-    if layout.sums_are_partial:
-        layout.all_reduce_shards(squared)
+    layout.all_reduce_shards(squared)
     return squared
 
 

@@ -208,7 +208,7 @@ class Stage:
         if complete is not None:
             self.reducer.collect(complete)
 
-    _ACTS: ClassVar[Mapping[Op, Callable[["Stage", Action, Step], None]]] = {
+    _ACTS: ClassVar[Mapping[Op, Callable[[Any, Action, Step], None]]] = {
         Op.FORWARD: _forward,
         Op.BACKWARD: _backward,
         Op.INPUT_BACKWARD: _input_backward,
