@@ -106,16 +106,6 @@ def is_temporary(module: nn.Module, buffer: str) -> bool:
     return buffer in cast("Any", module)._non_persistent_buffers_set
 
 
-def shares_memory(tensor: Tensor) -> bool:
-    """Whether elements of `tensor` are one memory, as after `expand`: torch writes into no such tensor.
-
-    >>> shares_memory(torch.ones(1).expand(5)), shares_memory(torch.ones(1, 1).expand(1, 1))
-    (True, False)
-    """
-    pairs = zip(tensor.shape, tensor.stride(), strict=True) if tensor.layout == torch.strided else ()
-    return tensor.numel() > 0 and any(size > 1 and stride == 0 for size, stride in pairs)
-
-
 TAKES_SCALE = "_step_supports_amp_scaling"
 """The attribute by which an optimizer says that its kernel takes `grad_scale` and `found_inf`."""
 
