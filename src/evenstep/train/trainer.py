@@ -15,23 +15,14 @@ from torch import nn
 from torch.optim import Optimizer
 
 from evenstep.data import Data, data_of
+from evenstep.data.seeding import undisturbed
 from evenstep.errors import ArgumentError
 from evenstep.events import Hook, TrainBegin, TrainEnd
 from evenstep.optim.schedules import LrSchedule
-from evenstep.options import (
-    OLD_ARGUMENTS,
-    OLD_NONES,
-    OPTIONS,
-    Checkpointing,
-    Failures,
-    Logging,
-    Training,
-    check_length,
-)
+from evenstep.options import Checkpointing, Failures, Logging, Training, check_length, takes_old_arguments
 from evenstep.parallel import Strategy
 from evenstep.pipeline import PipelineModel
 from evenstep.precision import Precision
-from evenstep.renamed import old_arguments
 from evenstep.train import given
 from evenstep.train.agreement import check_agreement
 from evenstep.train.arguments import check_keeping, try_resume
@@ -42,7 +33,6 @@ from evenstep.train.engine import Engine
 from evenstep.train.evaluations import named_set
 from evenstep.train.optimizers import watch_first_step
 from evenstep.train.predict import Prediction
-from evenstep.train.randomness import undisturbed
 from evenstep.train.rehearsal import compare_cuts
 from evenstep.train.replay import replay_failure
 from evenstep.train.requests import End
@@ -101,7 +91,7 @@ class Trainer(Surface):
     ('all 200 updates are done', 2.0)
     """
 
-    @old_arguments(OPTIONS, OLD_ARGUMENTS, OLD_NONES)
+    @takes_old_arguments
     def __init__(
         self,
         *,
