@@ -105,26 +105,8 @@ def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
     return cast("Any", module)._buffers
 
 
-def is_temporary(module: nn.Module, buffer: str) -> bool:
-    """Whether a module's buffer was registered with `persistent=False`."""
-    return buffer in cast("Any", module)._non_persistent_buffers_set
-
-
-def shares_memory(tensor: Tensor) -> bool:
-    """Whether elements of `tensor` are one memory, as after `expand`: torch writes into no such tensor.
-
-    >>> shares_memory(torch.ones(1).expand(5)), shares_memory(torch.ones(1, 1).expand(1, 1))
-    (True, False)
-    """
-    pairs = zip(tensor.shape, tensor.stride(), strict=True) if tensor.layout == torch.strided else ()
-    return tensor.numel() > 0 and any(size > 1 and stride == 0 for size, stride in pairs)
-
-
 TAKES_SCALE = "_step_supports_amp_scaling"
 """The attribute by which an optimizer says that its kernel takes `grad_scale` and `found_inf`."""
-
-OPTIMIZER_MARKS = ("_opt_called", TAKES_SCALE)
-"""What torch sets on optimizers by itself, and no state_dict needs to hold."""
 
 
 def takes_scale(optimizer: Optimizer) -> bool:
@@ -197,21 +179,9 @@ def set_timeout(backend: Any, timeout: timedelta) -> None:
     backend._set_default_timeout(timeout)
 
 
-def nccl_options(timeout: timedelta) -> Any:
-    """The options of an NCCL backend: `Options` takes no timeout."""
-    options = cast("Any", dist).ProcessGroupNCCL.Options()
-    options._timeout = timeout
-    return options
-
-
 def name_of_group(group: ProcessGroup) -> str:
     """The name by which functional collectives find the group, in torch's table of all groups."""
     return cast("Any", dist.distributed_c10d)._world.pg_names[group]
-
-
-def has_backend(name: str) -> bool:
-    """Whether torch knows a backend by this name: to register one twice is an error."""
-    return name.upper() in cast("Any", dist.Backend)._plugins
 
 
 def parts(module: nn.Module) -> Iterator[tuple[str, Any]]:

@@ -95,10 +95,11 @@ class Stage:
     ) -> None:
         self.module, self.reducer, self.index = module, reducer, index
         self.sources, self.carried = tuple(sources), dict(carried or {})
-        self.gives_loss, self.is_whole = gives_loss, not isinstance(module, StageModule)
-        self.apply = module if isinstance(module, StageModule) else partial(_apply_whole, module)
-        self.takes_inputs = not isinstance(module, StageModule) or module.takes_inputs
-        self.takes_batch = gives_loss or self.takes_inputs
+        if isinstance(module, StageModule):
+            self.is_whole, self.apply, self.takes_inputs = False, module, module.takes_inputs
+        else:
+            self.is_whole, self.apply, self.takes_inputs = True, partial(_apply_whole, module), True
+        self.gives_loss, self.takes_batch = gives_loss, gives_loss or self.takes_inputs
         self._edges = cast("Edges", edges)
         self._is_first_here, self._is_last_here = is_first_here, is_last_here
         self._deferral = deferral or Deferral()

@@ -48,19 +48,6 @@ def seed_device(device: torch.device, number: int) -> None:
         torch.get_device_module(device).manual_seed(number)
 
 
-@contextmanager
-def undisturbed(device: torch.device) -> Generator[None]:
-    """Give the caller's generators back as they were when the `with` ends: torch's, numpy's and Python's."""
-    devices = [device] if device.type == "cuda" else []
-    numpy_state, python_state = np.random.get_state(), random.getstate()
-    try:
-        with torch.random.fork_rng(devices):
-            yield
-    finally:
-        np.random.set_state(numpy_state)
-        random.setstate(python_state)
-
-
 @final
 class Randomness:
     """The generators of one run, micro-batch by micro-batch.
@@ -92,7 +79,7 @@ class Randomness:
 
     @contextmanager
     def undisturbed(self, device: torch.device) -> Generator[None]:
-        """What the function `undisturbed` does, for single updates: numpy's and Python's are kept only if seeded."""
+        """As the function of `data.seeding`, for single updates: numpy's and Python's are kept only if seeded."""
         self._keeps, self._callers = True, None
         try:
             with torch.random.fork_rng([device] if device.type == "cuda" else []):

@@ -14,7 +14,7 @@ from evenstep.data import Microbatch
 from evenstep.errors import TaskError
 from evenstep.train.context import MicrobatchResults, TrainContext
 from evenstep.train.metrics import check_names, is_number, no_pair, observations
-from evenstep.train.split_limit import SubBatch
+from evenstep.train.sub_batch import SubBatch
 from evenstep.train.task import Loss, Task
 from evenstep.train.weigh import Weights, weight_of
 

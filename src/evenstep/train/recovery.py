@@ -19,7 +19,8 @@ from evenstep.parallel.group import Interrupted
 from evenstep.train.execution import Execution
 from evenstep.train.failures import Answer, FailurePolicy
 from evenstep.train.microbatch import MicrobatchStep
-from evenstep.train.split_limit import SplitLimit, described
+from evenstep.train.split_limit import SplitLimit
+from evenstep.train.sub_batch import described
 from evenstep.train.task import Task
 
 T = TypeVar("T")

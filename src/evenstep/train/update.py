@@ -35,7 +35,8 @@ from evenstep.train.microbatch import MicrobatchStep
 from evenstep.train.outcome import PendingUpdate
 from evenstep.train.progress import Progress
 from evenstep.train.recovery import Recovery
-from evenstep.train.split_limit import SplitLimit, part_of
+from evenstep.train.split_limit import SplitLimit
+from evenstep.train.sub_batch import part_of
 from evenstep.train.trained import TrainedParameters
 from evenstep.train.weigh import Weights, weigh
 
