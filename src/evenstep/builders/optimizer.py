@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from evenstep.config.arguments import Call
-from evenstep.errors import ConfigError, TaskError
+from evenstep.errors import ConfigError, TaskError, clause
 from evenstep.optim.sharing import TORCH
 from evenstep.train.arguments import check_model
 
@@ -40,18 +40,15 @@ def build_optimizer(
         except (TypeError, ValueError, RuntimeError) as error:
             if call.function.__module__.partition(".")[0] != "torch":
                 raise
+            name = call.function.__name__
             raise ConfigError(
-                [f"`optimizer.args` can't be for `{call.function.__name__}`, which raised {_told(error)}; change them."]
+                [f"`optimizer.args` can't be for `{name}`, which raised {clause(error)}; change them."]
             ) from error
     else:
         made = call(model, lr=lr)
     if not isinstance(made, torch.optim.Optimizer):
         raise TaskError(f"`optimizer.target` must give a torch.optim.Optimizer, but gave a {type(made).__name__}.")
     return made
-
-
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).rstrip('.')}"
 
 
 def _fused(call: Call, model: nn.Module, shards: bool) -> dict[str, bool]:

@@ -184,6 +184,10 @@ class Data(ABC):
         """Whether `state_dict` is of this rank alone, and each rank must go on with its own."""
         return False
 
+    def to_cut_finer(self, samples: int) -> str:
+        """What to write so that its micro-batches are of at most so many samples, for messages."""
+        return f"make micro-batches of at most {samples} samples each"
+
     def try_resume(self) -> str:
         """Try, before anything is read, whether a resume would be exact; only streams must.
 

@@ -17,7 +17,7 @@ from evenstep.data.probe import probe
 from evenstep.data.stream import Stateful, stream_epoch_setters
 from evenstep.data.stream_ranks import StreamRanks, Total
 from evenstep.data.stream_reader import END, Reader
-from evenstep.errors import DataError
+from evenstep.errors import DataError, clause
 
 __all__ = ["Cut", "IteratedData", "Reading"]
 
@@ -364,7 +364,7 @@ class IteratedData(Data):
     def _failed(self, error: Exception, position: Position) -> DataError:
         self._cursor = None
         return DataError(
-            f"the stream raised {type(error).__name__}: {error} (reading batch {position.batch} of epoch "
+            f"the stream raised {clause(error)} (reading batch {position.batch} of epoch "
             f"{position.epoch}); correct the stream, or let it leave out what it cannot read."
         )
 

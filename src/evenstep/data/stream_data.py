@@ -15,7 +15,7 @@ from evenstep.data.fetch import DEFAULT_COLLATE, Collate
 from evenstep.data.iterated_data import Cut, IteratedData, Reading
 from evenstep.data.stream import check_stream, samples_in
 from evenstep.data.stream_ranks import StreamRanks, Together, Total, of_one_stream
-from evenstep.errors import ArgumentError, DataError
+from evenstep.errors import ArgumentError, DataError, clause
 
 __all__ = ["StreamData"]
 
@@ -119,6 +119,9 @@ class StreamData(IteratedData):
         }
         return {**fingerprint, "shared": True} if self._shared else fingerprint
 
+    def to_cut_finer(self, samples: int) -> str:
+        return "raise `num_microbatches`" if self._batched else f"make `micro_batch_size` at most {samples}"
+
     def _cut(self, items: list[object], reading: Reading, position: Position) -> Cut:
         if self._batched:
             return self._as_they_come(items, reading)
@@ -149,7 +152,7 @@ class StreamData(IteratedData):
         except Exception as error:
             raise DataError(
                 f"collating batch {position.batch} of epoch {position.epoch} of the stream raised "
-                f"{type(error).__name__}: {error}; make its samples alike, or pass a `collate` function that makes "
+                f"{clause(error)}; make its samples alike, or pass a `collate` function that makes "
                 "one batch of a list of them."
             ) from error
 

@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, TypeAlias, final
 
-from evenstep.errors import HookError
+from evenstep.errors import HookError, clause
 from evenstep.events.event import Event, Incident
 from evenstep.events.hook import Hook, HookTrainer
 
@@ -216,7 +216,7 @@ def _survived(one: Receiver, report: Callable[[Incident], None] | None) -> Recei
         except Exception as error:  # noqa: BLE001 - not lost: it is an incident
             first, failing = not failing, True
             if first and report is not None:
-                message = f"{name} raised {type(error).__name__}: {error}; the run goes on, as it was told to."
+                message = f"{name} raised {clause(error)}; the run goes on, as it was told to."
                 report(Incident(kind="hook", update=event.update, message=message, traceback=traceback.format_exc()))
         else:
             failing = False
@@ -286,7 +286,9 @@ def _heard(hook: Hook, name: str) -> Heard:
     try:
         inspect.signature(method).bind(None)
     except TypeError as error:
-        raise HookError(f"`{name}` of hook `{hook.name}` must take one argument, the event: {error}.") from error
+        raise HookError(
+            f"`{name}` of hook `{hook.name}` must take one argument, the event: {clause(str(error))}."
+        ) from error
     return f"`{name}` of hook `{hook.name}`", method
 
 

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from evenstep.checkpoint import ALONE, RankGroup, on_all_ranks
 from evenstep.data import Data, GlobalBatch, Position
-from evenstep.errors import ArgumentError, CheckpointError, EvenstepError, LostRankError
+from evenstep.errors import ArgumentError, CheckpointError, EvenstepError, LostRankError, clause
 from evenstep.events import Bus, Incident, Storage
 from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Training, check_length
@@ -166,6 +166,7 @@ class Engine:
                 says so.
         """
         context = self.parts.context
+        self.group.at(self.progress.update + 1)
         batch = global_batch(microbatches, self.progress.position, self.reducers.group)
         self.storage.discard_from(0)  # what nobody has read of the update before
         if not self.core.is_whole:
@@ -401,7 +402,7 @@ class Engine:
         except BaseException as raised:
             error = self.group.explained(raised)
             if not isinstance(error, LostRankError):
-                self.group.fail(f"{type(error).__name__}: {error}")
+                self.group.fail(clause(error))
             self.abandon()
             if error is raised:
                 raise

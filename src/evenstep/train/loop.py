@@ -175,6 +175,7 @@ class Loop:
                 leave = self._ended()
                 if leave is not None:
                     break
+                engine.group.at(engine.progress.update + 1)
                 began, batch = perf_counter(), self.feed.take()
                 if batch is None:
                     self._end_of_data()

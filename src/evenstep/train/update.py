@@ -133,7 +133,6 @@ class Update:
         """
         update = before.update + 1
         self.begin()
-        self._execution.group.at(update)
         self.trained.follow()
         if not self._model.training:
             raise TaskError(
