@@ -137,6 +137,7 @@ def _excluded(config: Config) -> Iterator[str]:
         (lasts, "failures.loss_spike", failures.loss_spike.startswith("rewind"), back),
         (lasts, "data.micro_batch_size", auto, "the micro-batches would depend on the number of ranks"),
         (job, "resume", config.resume not in ("never", "auto"), "the job, put back into the queue, would begin anew"),
+        (job, "launch.max_restarts", launch.max_restarts > 0, "a job whose time is over is queued again by SLURM"),
         (job, "launch.ranks", launch.ranks > 1, "the ranks of a job are its `ranks_per_node` on each of its `nodes`"),
     ):
         if is_so and is_other_so:

@@ -31,6 +31,7 @@ from evenstep.train.guard import Guard
 from evenstep.train.layer_keys import in_order, key_layers
 from evenstep.train.pipeline_state import PipelineStateSharding, build_pipeline_state_sharding
 from evenstep.train.policies import Policies
+from evenstep.train.settings import settings_of
 from evenstep.train.split_limit import SplitLimit
 from evenstep.train.state import TrainState, parameter_names, unwrapped
 from evenstep.train.tasks import Tasks, poison_of
@@ -55,6 +56,7 @@ class Parts(NamedTuple):
         saved: the tensors of the state.
         portion: which part of the whole model this rank holds.
         reads_at_once: whether the host knows of each update at once whether it was applied.
+        settings: what updates are made with, as plain values.
     """
 
     model: nn.Module
@@ -70,6 +72,7 @@ class Parts(NamedTuple):
     saved: TrainState
     portion: PipelineStateSharding
     reads_at_once: bool
+    settings: dict[str, Any]
 
 
 def build_parts(
@@ -106,6 +109,7 @@ def build_parts(
     Raises:
         ArgumentError: parts that do not go together.
     """
+    settings = settings_of(train, tasks.coefficients, tasks.combine, precision, lr_schedule)
     norms = tasks.attach(model, optimizer)
     model.to(device)
     if train.channels_last:
@@ -178,6 +182,7 @@ def build_parts(
         ),
         portion=build_pipeline_state_sharding(model, execution.trainer.peers.wire),
         reads_at_once=isinstance(apply, HostApply),
+        settings=settings,
     )
 
 

@@ -37,17 +37,17 @@ VALID = '\n[data.evaluations.valid]\ntarget = "parts.py:samples"\n'
         ),
         (["--parallel.offload", "true", "--parallel.strategy", "ddp"], "", "`parallel.offload` is for `parallel.str"),
         (
-            ["--failures.lost_rank", "continue", "--parallel.strategy", "zero1"],
+            ["--failures.lost_rank", "continue", "--launch.ranks", "2", "--parallel.strategy", "zero1"],
             "",
             '`failures.lost_rank` "continue" cannot be',
         ),
         (
-            ["--failures.lost_rank", "continue", "--failures.non_finite", "rewind"],
+            ["--failures.lost_rank", "continue", "--launch.ranks", "2", "--failures.non_finite", "rewind"],
             "",
             '`failures.lost_rank` "continue" cannot be',
         ),
         (
-            ["--failures.lost_rank", "continue", "--data.micro_batch_size", "auto"],
+            ["--failures.lost_rank", "continue", "--launch.ranks", "2", "--data.micro_batch_size", "auto"],
             "",
             '`failures.lost_rank` "continue" cannot be',
         ),
@@ -96,6 +96,12 @@ VALID = '\n[data.evaluations.valid]\ntarget = "parts.py:samples"\n'
             ["--launch.slurm.nodes", "2", "--launch.ranks", "4"],
             "",
             "`launch.slurm` cannot be with this `launch.ranks`: the ranks of a job are its `ranks_per_node`",
+        ),
+        (["--failures.lost_rank", "continue"], "", '`failures.lost_rank` is "continue", but the run has one rank'),
+        (
+            ["--launch.slurm.nodes", "2", "--launch.max_restarts", "1"],
+            "",
+            "`launch.slurm` cannot be with this `launch.max_restarts`",
         ),
         (["--resume", "atuo"], "", '`resume` must be "never", "auto", or the folder of a run or a checkpoint'),
         ([], VALID.replace("valid", "train"), "`data.evaluations.train` must have a name"),
