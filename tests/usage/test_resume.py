@@ -1,5 +1,6 @@
 """What may change when a run goes on: from the library, and from the command line."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -9,11 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Ema, Hook, MapData, Mixture, Task, Trainer, Training
-from evenstep.errors import CheckpointError
+from evenstep import Ema, Hook, Logging, MapData, Mixture, Task, Trainer, Training
+from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.events import Best, EarlyStop, Evaluate, EvaluateEnd, Incident, UpdateEnd
 from evenstep.precision import Fp16Mixed
 from evenstep.train import GradNorm, Uncertainty
+from evenstep.train.run_folder import FILES, FOLDERS
 from evenstep.train.settings import LEAVE_NO_TRACE, MAY_CHANGE
 
 EVALUATED = ["--evaluate.every_updates", "1"]
@@ -56,7 +58,7 @@ class Counts(Hook):
         self.count = state["count"]
 
 
-def trainer_of(folder: Path, heard: Heard, *hooks: Hook, updates: int = 4, **more: Any) -> Trainer:
+def trainer_of(folder: Path, heard: Heard, *hooks: Hook, updates: int | None = 4, **more: Any) -> Trainer:
     torch.manual_seed(0)
     model = nn.Linear(2, 1)
     pairs = [(row, row.sum(dim=0, keepdim=True)) for row in torch.randn(16, 2)]
@@ -160,7 +162,14 @@ def built(folder: Path, heard: Heard, updates: int = 2, optimizer: Any = None, *
 
 
 def sgd(**options: Any) -> Callable[[Any], torch.optim.Optimizer]:
-    return lambda parameters: torch.optim.SGD(parameters, **{"lr": 0.01, **options})
+    return of(torch.optim.SGD, **options)
+
+
+def of(kind: Any, **options: Any) -> Callable[[Any], torch.optim.Optimizer]:
+    def make(parameters: Any) -> torch.optim.Optimizer:
+        return kind(parameters, **{"lr": 0.01, **options})
+
+    return make
 
 
 SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
@@ -257,8 +266,8 @@ def test_an_average_that_moves_otherwise_is_said(tmp_path: Path) -> None:
 def test_options_that_need_what_was_not_kept_are_refused_although_they_are_meant(
     before: Any, after: dict[str, Any], begins: str, tmp_path: Path
 ) -> None:
-    built(tmp_path, Heard(), optimizer=lambda parameters: before(parameters, lr=0.01)).train()
-    trainer = built(tmp_path, Heard(), updates=3, optimizer=lambda parameters: before(parameters, lr=0.01, **after))
+    built(tmp_path, Heard(), optimizer=of(before)).train()
+    trainer = built(tmp_path, Heard(), updates=3, optimizer=of(before, **after))
     with pytest.raises(CheckpointError, match=begins):
         trainer.resume(new_settings=True)
 
@@ -310,3 +319,52 @@ def test_an_early_stopped_run_goes_on_when_it_is_resumed(
     assert trainer.train().update == until
     assert len(heard.said) == len(said)
     assert all(words in message for words, message in zip(said, heard.said, strict=True))
+
+
+def used(folder: Path) -> None:
+    trainer_of(folder, Heard(), log=Logging(writers=("jsonl", "csv", "console"))).train()
+
+
+def test_every_name_in_a_run_folder_is_known(tmp_path: Path) -> None:
+    used(tmp_path)
+    for path in tmp_path.iterdir():
+        assert path.name in (FOLDERS if path.is_dir() else FILES)
+
+
+@pytest.mark.parametrize(
+    "name", [*FOLDERS, *FILES, *(f"checkpoints/{begin}step-00000099" for begin in ("", ".saving-", ".removing-"))]
+)
+def test_something_else_under_the_name_of_what_a_run_keeps_is_refused_when_it_is_built(
+    name: str, tmp_path: Path
+) -> None:
+    used(tmp_path)
+    path = tmp_path / name
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    if name in FILES:
+        path.mkdir()
+    else:
+        path.write_text("")
+    kind = "file" if name in FILES else "folder"
+    with pytest.raises(ArgumentError, match=f"`{path}` must be a {kind}, but it isn't"):
+        trainer_of(tmp_path, Heard(), updates=6)
+
+
+def test_a_folder_below_a_file_is_refused_when_it_is_built(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ArgumentError, match=r"because .*/file is no folder"):
+        trainer_of(tmp_path / "file" / "run", Heard())
+
+
+def test_a_checkpoint_without_its_manifest_is_passed_over_and_it_is_said(tmp_path: Path) -> None:
+    used(tmp_path)
+    newest = tmp_path / "checkpoints" / "step-00000004"
+    shutil.copytree(newest, tmp_path / "checkpoints" / "step-00000005")
+    (tmp_path / "checkpoints" / "step-00000005" / "manifest.json").unlink()
+    heard = Heard()
+    assert trainer_of(tmp_path, heard, updates=6).resume() == newest
+    assert heard.said[0].startswith("step-00000005 was passed over: it has no `manifest.json`")
+    (newest / "manifest.json").unlink()
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* can be read, of 2"):
+        trainer_of(tmp_path, Heard(), updates=6).resume()

@@ -28,6 +28,7 @@ from evenstep.builders import (
     ranks_of,
 )
 from evenstep.checkpoint import UnreadableError, complete_checkpoints, pack
+from evenstep.checkpoint.layout import without_manifest
 from evenstep.cli.folder import OWN, where_to_begin
 from evenstep.cli.starting import start_ranks
 from evenstep.cli.summary import describe
@@ -36,8 +37,9 @@ from evenstep.config.load import read
 from evenstep.config.named import OpenRun
 from evenstep.config.schema import Config
 from evenstep.config.sources import Setting, settings_of
-from evenstep.errors import ArgumentError, ConfigError
+from evenstep.errors import ArgumentError, CheckpointError, ConfigError
 from evenstep.events import Bus
+from evenstep.events.writers.lines import LinesWriter
 from evenstep.exits import EXIT_DONE
 from evenstep.parallel import Group
 from evenstep.train import Trainer
@@ -139,7 +141,9 @@ def _check(opened: OpenRun, folder: Path, source: str, group: Group, unmet: str)
         described = describe(parts, trainer)  # by all ranks together
         if says:
             print("\n".join([*([f"ranks       {unmet}"] if unmet else []), *described]), flush=True)
-        writers_of(opened.config.log.writers, folder=None, every_updates=1)  # an extra may be missing
+        for writer in writers_of(opened.config.log.writers, folder=None, every_updates=1):  # an extra may be missing
+            if isinstance(writer, LinesWriter) and source == "auto":
+                writer.check(folder)
         best = build_checkpointing(opened.config).best
         hooks = Bus([*([] if best is None else [best]), *build_hooks(opened.config, parts.hooks)], trainer)
         _begin(trainer, source, folder)
@@ -174,6 +178,8 @@ def _begin(trainer: Trainer, source: str, folder: Path) -> None:
     if source not in ("never", "auto"):
         trainer.resume(source, new_settings=True)
     older = complete_checkpoints(folder / "checkpoints") if source == "auto" else []
+    if source == "auto" and not older and (lost := without_manifest(folder / "checkpoints")):
+        raise CheckpointError(f"`{lost[-1]}` has no `manifest.json`, and no other checkpoint can be read; {_PUT_BACK}")
     while older:
         path = older.pop()
         try:
@@ -184,6 +190,9 @@ def _begin(trainer: Trainer, source: str, folder: Path) -> None:
                 raise
             if trainer.is_first_rank:
                 print(f"resume      {path.name} would be passed over: {error}", flush=True)
+
+
+_PUT_BACK = "put a sound copy there, or delete the folder to start over."
 
 
 def _say(one: OneUpdate, metrics: Mapping[str, float]) -> None:

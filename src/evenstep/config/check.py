@@ -145,7 +145,7 @@ def _excluded(config: Config) -> Iterator[str]:
 
 
 def _resume(config: Config) -> Iterator[str]:
-    if config.resume in ("never", "auto") or Path(config.resume).is_dir():
+    if config.resume in ("never", "auto") or (config.resume and Path(config.resume).is_dir()):
         return
     close = get_close_matches(config.resume, ("never", "auto"), n=1)
     advice = f'did you mean "{close[0]}"?' if close else "there is no such folder."

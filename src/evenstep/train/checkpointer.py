@@ -162,13 +162,20 @@ class Checkpointer:
             raise ArgumentError("`resume` must be a path, since this trainer has no `folder` to look into.")
         self.folder.join_parts()
         paths = self.folder.newest_first()
+        lost = self.folder.lost()
         step = self._resume_first(paths, update=0, new_settings=new_settings)
-        if step is None and paths:
+        if step is None and (paths or lost):
+            newest = max([*(path.name for path in paths), *lost])
             raise CheckpointError(
-                f"no checkpoint in `{self.folder.checkpoints}` can be read, of {len(paths)}, so the run would begin "
-                f"anew and write over what is left of it: `evenstep inspect {paths[0]} --verify` says what is wrong "
-                f"with the newest. Put a sound copy there, or delete the folder to start over."
+                f"no checkpoint in `{self.folder.checkpoints}` can be read, of {len(paths) + len(lost)}, so the run "
+                f"would begin anew and write over what is left of it: `evenstep inspect "
+                f"{self.folder.checkpoints / newest} --verify` says what is wrong with the newest. Put a sound copy "
+                f"there, or delete the folder to start over."
             )
+        for name in lost:
+            if step is not None and name > step.name and self.folder.group.rank == 0:
+                message = f"{name} was passed over: it has no `manifest.json`, without which nothing in it is trusted."
+                self.reporter.report(Incident(kind="checkpoint", update=0, message=message, details={}))
         self.folder.is_claimed = True
         return step
 

@@ -103,6 +103,7 @@ VALID = '\n[data.evaluations.valid]\ntarget = "parts.py:samples"\n'
             "",
             "`launch.slurm` cannot be with this `launch.max_restarts`",
         ),
+        (["--resume", ""], "", '`resume` must be "never", "auto", or the folder of a run or a checkpoint, but is ""'),
         (["--resume", "atuo"], "", '`resume` must be "never", "auto", or the folder of a run or a checkpoint'),
         ([], VALID.replace("valid", "train"), "`data.evaluations.train` must have a name"),
         (["--name", "a/b"], "", "`name` (set by --name) must begin with a letter or digit"),
