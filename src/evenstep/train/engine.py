@@ -38,6 +38,7 @@ from evenstep.train.outcome import Aborted, Committed, PendingUpdate, SummedLoss
 from evenstep.train.parts import build_parts
 from evenstep.train.policies import Policies
 from evenstep.train.progress import Progress
+from evenstep.train.settings import changed_settings
 from evenstep.train.setup import Setup, set_up
 from evenstep.train.split_limit import SplitLimit
 from evenstep.train.state import Tree, check_same_run, with_plain_names
@@ -219,10 +220,27 @@ class Engine:
         All ranks call it together. Of a model in stages the first rank gets the whole, the others what they hold.
         """
         own = {"progress": self.progress.state_dict(), "tasks": self.task_states()}
-        return {**self.tensors(whole=True), **own, "run": {"seed": self.seed, "precision": self.precision.name}}
+        return {**self.tensors(whole=True), **own, "run": self.described()}
+
+    def described(self) -> Tree:
+        """What the run is, as a state has it: its seed, its precision, and the settings of its updates."""
+        return {"seed": self.seed, "precision": self.precision.name, "settings": self.parts.settings}
+
+    def changed_settings(self, state: Tree) -> dict[str, str]:
+        """What is said of each setting of updates that is another than when `state` was saved, by its name.
+
+        Args:
+            state: as `own_part` gave it.
+        """
+        saved, now = state["run"].get("settings", {}), self.parts.settings
+        told = changed_settings(saved, now)
+        if saved.get("train.ema") is None or now["train.ema"] is None:
+            told.pop("train.ema", None)  # that it is new or given up is said where it is
+        options = self.parts.saved.changed_options(state)
+        return {**({"optimizer": "; ".join(options)} if options else {}), **told}
 
     def load_state_dict(self, state: Tree) -> list[str]:
-        """Restore what `state_dict` gave; says in half sentences what begins afresh, such as a new average.
+        """Restore what `state_dict` gave; says in half sentences what begins afresh or is another, such as a rate.
 
         Raises:
             CheckpointError: it is of another model, optimizer, seed or precision. Nothing has been changed.
@@ -384,9 +402,10 @@ class Engine:
 
     def load_own(self, state: Tree) -> list[str]:
         """Restore what `own_part` gave; says what begins afresh or is given up."""
+        settings = [*self.changed_settings(state).values()]
         for name, theirs in state.get("tasks", {}).items():
             self.parts.context.tasks[name].load_state_dict(theirs)
-        changed = self.parts.saved.load_state_dict(state)
+        changed = settings + self.parts.saved.load_state_dict(state)
         self.core.trained.load_state_dict(state.get("trained", {}))
         self.core.is_whole = True
         self.core.learning_rates.reloaded()
