@@ -140,9 +140,13 @@ class Update:
                 f"not `train()` afterwards. Freeze single layers by calling `eval()` on those."
             )
         computed: Computed | None = None
-        for attempt in self._recovery.attempts(f"update {update}", update, self._discarding()):
-            with attempt:
-                computed = self._weigh_and_run(batch, update)
+        try:
+            for attempt in self._recovery.attempts(f"update {update}", update, self._discarding()):
+                with attempt:
+                    computed = self._weigh_and_run(batch, update)
+        except RuntimeError:
+            self._refuse_sparse()
+            raise
         assert computed is not None
         return self._judge_and_apply(computed, batch, before)
 
@@ -199,6 +203,16 @@ class Update:
             skipped_samples=weights.skipped_samples,
             gathered=gathered,
         )
+
+    def _refuse_sparse(self) -> None:
+        """Raise TaskError where the backward has left a sparse gradient that no module has announced."""
+        for name, parameter in () if self._sparse else named_parameters(self._model).items():
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                raise TaskError(
+                    f"the gradient of `{name}` is sparse, which a trainer must know when it is built: say "
+                    f"`self.sparse = True` in its module, as `nn.Embedding(…, sparse=True)` does, to train it in one "
+                    f"process, or compute it without `sparse=True`."
+                )
 
     def _again(self, place: str, update: int, compute: Callable[[], object]) -> None:
         """Compute something of an aborted update with all ranks, to look at it; buffers stay as they were."""
