@@ -25,6 +25,7 @@ ROOT = {
     "plugins",
     "renamed",
     "signals",
+    "strides",
     "version",
 }
 CORE = {"train", "pipeline", "parallel", *LEAVES}

@@ -261,16 +261,17 @@ class IteratedData(Data):
         cursor.waiting = cursor.waiting and bool(cursor.position.batch)
         if self._stateful is None:
             return
-        self._states.setdefault(before, {})
-        self._states[cursor.position] = {
-            "epoch": cursor.position.epoch,
-            "batch": cursor.position.batch,
+        states, after = self._states, cursor.position
+        states.setdefault(before, {})
+        states[after] = {
+            "epoch": after.epoch,
+            "batch": after.batch,
             "stream_epoch": before.epoch,
             "stream": cursor.state,
             "waiting": cursor.waiting,
         }
-        while len(self._states) > _STATES_KEPT:
-            del self._states[next(iter(self._states))]
+        while len(states) > _STATES_KEPT:
+            del states[next(iter(states))]
 
     def _ran_out(self, cursor: _Cursor) -> tuple[DataFault, ...]:
         """Wait for the others, whose streams are longer; said once."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from inspect import ismethod, signature
 from typing import Any, Self, TypeAlias, cast, final
 
-from torch import nn
+from torch import Tensor, nn
 
 from evenstep.arguments import require_names, require_object, require_several, said
 from evenstep.errors import ArgumentError, clause
@@ -206,6 +206,8 @@ def arguments(outputs: Sequence[Any], inputs: Any, wanted: bool | tuple[str, ...
     """
     if not wanted:
         return tuple(outputs), {}
+    if wanted is True and isinstance(inputs, Tensor):  # asked first: it is the commonest
+        return (*outputs, inputs), {}
     if isinstance(wanted, tuple):
         if not isinstance(inputs, dict | UserDict):
             raise ArgumentError(

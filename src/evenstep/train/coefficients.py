@@ -60,26 +60,6 @@ def check_tasks(given: Mapping[str, object], tasks: Sequence[str]) -> None:
             raise ArgumentError(f"{said}; {advice(name, tasks, 'leave it out.')}")
 
 
-def coefficients_of(values: object) -> dict[str, float]:
-    """The coefficients that were given by task.
-
-    Raises:
-        ArgumentError: one is not a finite number above 0.
-
-    >>> coefficients_of({"box": 2}), coefficients_of(None)
-    ({'box': 2.0}, {})
-    """
-    given = require_table("coefficients", values, "`coefficients={'box': 0.5}`", may_be_none=True)
-    for name, value in given.items():
-        require_number(f"coefficients[{name!r}]", value)
-        if not 0 < value < math.inf:
-            raise ArgumentError(
-                f"`coefficients` of task `{name}` must be finite and above 0, but is {value}; leave a task out of the "
-                f"mixture to give it no weight."
-            )
-    return {name: float(value) for name, value in given.items()}
-
-
 @final
 class Fixed(Coefficients):
     """One number for each task; 1 where none is given.
@@ -97,7 +77,15 @@ class Fixed(Coefficients):
     are_learned = False
 
     def __init__(self, values: Mapping[str, float] | None = None) -> None:
-        self._values = coefficients_of(values)
+        given = require_table("coefficients", values, "`coefficients={'box': 0.5}`", may_be_none=True)
+        for name, value in given.items():
+            require_number(f"coefficients[{name!r}]", value)
+            if not 0 < value < math.inf:
+                raise ArgumentError(
+                    f"`coefficients` of task `{name}` must be finite and above 0, but is {value}; leave a task out of "
+                    f"the mixture to give it no weight."
+                )
+        self._values = {name: float(value) for name, value in given.items()}
 
     def build(self, tasks: Sequence[str]) -> nn.Module | None:
         check_tasks(self._values, tasks)

@@ -22,16 +22,16 @@ from evenstep.errors import TaskError, clause
 from evenstep.memory import give_back, is_out_of_memory
 from evenstep.train.additive import FAST, NARROW, WIDE, Again, Given, Precise, adds_up, kind_of, means_among
 from evenstep.train.context import TrainContext
-from evenstep.train.evaluate import evaluating
 from evenstep.train.execution import Execution
 from evenstep.train.loss_faults import batch_norms, loss_fault, metric_note, norm_note, uncut_note, weight_fault
 from evenstep.train.microbatch import MicrobatchStep
 from evenstep.train.onlooker import Onlooker
 from evenstep.train.recovery import Recovery
 from evenstep.train.split import copied, num_samples, tensors_in
-from evenstep.train.split_limit import SplitLimit, SubBatch, part_of, parts_of, reason_not_cut
+from evenstep.train.split_limit import SplitLimit
+from evenstep.train.sub_batch import SubBatch, part_of, parts_of, reason_not_cut
 from evenstep.train.task import Loss, Task
-from evenstep.train.untouched import untouched
+from evenstep.train.untouched import evaluating, untouched
 from evenstep.train.weigh import Weights, weight_of
 
 TRIES = 8  # global batches in which a task's micro-batches are looked at, where none of them can be halved

@@ -19,13 +19,13 @@ from evenstep.internals import pytree
 from evenstep.parallel import Group
 from evenstep.pipeline.wire import Address, Wire
 from evenstep.train.context import TrainContext
-from evenstep.train.evaluate import evaluating
 from evenstep.train.execution import Execution
 from evenstep.train.microbatch import MicrobatchStep
 from evenstep.train.onlooker import Onlooker
 from evenstep.train.recovery import Recovery
 from evenstep.train.split_limit import SplitLimit
 from evenstep.train.task import Task
+from evenstep.train.untouched import evaluating
 from evenstep.train.weigh import Weights, task_of
 
 Kept: TypeAlias = tuple[int, str, list[int], Any]  # number of the micro-batch, its task, samples, and what is kept

@@ -10,7 +10,7 @@ from torch import nn
 
 from evenstep.arguments import require_object, require_table
 from evenstep.optim.schedules import LrSchedule
-from evenstep.train.coefficients import Coefficients, check_tasks, coefficients_of
+from evenstep.train.coefficients import Coefficients, Fixed, check_tasks
 
 
 @final
@@ -37,12 +37,12 @@ class Scheduled(Coefficients):
         self._schedules = dict(require_table("schedules", schedules, "`Scheduled({'box': Cosine()})`"))
         for name, schedule in self._schedules.items():
             require_object(f"schedules[{name!r}]", schedule, LrSchedule, "`Cosine()`")
-        self._values = coefficients_of(values)
+        self._numbers = Fixed(values)
         self._updates: int | None = None
 
     def build(self, tasks: Sequence[str]) -> nn.Module | None:
-        check_tasks({**self._schedules, **self._values}, tasks)
-        return None
+        check_tasks(self._schedules, tasks)
+        return self._numbers.build(tasks)
 
     def check(self, updates: int | None) -> None:
         for schedule in self._schedules.values():
@@ -51,4 +51,4 @@ class Scheduled(Coefficients):
 
     def value(self, task: str, update: int) -> float:
         schedule = self._schedules.get(task)
-        return self._values.get(task, 1.0) * (1.0 if schedule is None else schedule(update, self._updates))
+        return self._numbers.value(task, update) * (1.0 if schedule is None else schedule(update, self._updates))
