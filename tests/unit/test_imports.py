@@ -25,6 +25,7 @@ ROOT = {
     "plugins",
     "renamed",
     "signals",
+    "taken",
     "strides",
     "version",
 }
