@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -226,18 +227,23 @@ def test_other_settings_of_updates_are_refused_unless_they_are_meant_and_then_th
     name: str, tmp_path: Path
 ) -> None:
     before, after, words = SETTINGS[name]
-    built(tmp_path, Heard(), **before).train()
-    trainer = built(tmp_path, Heard(), updates=3, **(before | after))
+    both = before | after
+
+    def fresh() -> dict[str, Any]:
+        return deepcopy(both)  # each trainer with a loss scale, learned coefficients … of its own
+
+    built(tmp_path, Heard(), **deepcopy(before)).train()
+    trainer = built(tmp_path, Heard(), updates=3, **fresh())
     with pytest.raises(CheckpointError, match="made with other settings") as refused:
         trainer.resume()
     assert words in str(refused.value)
     assert trainer.progress.update == 0
     heard = Heard()
-    again = built(tmp_path, heard, updates=3, **(before | after))
+    again = built(tmp_path, heard, updates=3, **fresh())
     again.resume(new_settings=True)
     assert again.train().update == 3
     assert any(words in said for said in heard.said)
-    later = built(tmp_path, Heard(), updates=4, **(before | after))
+    later = built(tmp_path, Heard(), updates=4, **fresh())
     later.resume()  # what was meant once is the run's from there on
     assert later.train().update == 4
 

@@ -13,12 +13,13 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self, cast, final
+from typing import TYPE_CHECKING, Any, Self, cast, final
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from evenstep.arguments import require_state
 from evenstep.checkpoint import ALONE, RankGroup, on_all_ranks
 from evenstep.data import Data, GlobalBatch, Position
 from evenstep.errors import ArgumentError, CheckpointError, EvenstepError, LostRankError, clause
@@ -47,6 +48,7 @@ from evenstep.train.task import Task
 from evenstep.train.tasks import check_task_states
 
 _LOSS = "train/loss"
+_COUNTERS = ("progress", "is_computing")  # the only public attributes that change
 
 
 @final
@@ -124,6 +126,17 @@ class Engine:
         self._build(setup, updates=updates, bus=Bus((), cast("Any", None)), report=_warn)
         self.prepare()
         take(setup.kept)
+
+    if not TYPE_CHECKING:  # which knows what there is
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name[0] != "_" and name not in _COUNTERS and "_causes" in self.__dict__:
+                raise ArgumentError(
+                    f"`{name}` of an engine can't be set once it is built: it would have no effect. Build another "
+                    f"engine with it, which goes on by `load_state_dict(old.state_dict())`; set learning rates in "
+                    f"`engine.optimizer.param_groups`."
+                )
+            super().__setattr__(name, value)
 
     @classmethod
     def of(cls, setup: Setup, *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> Self:
@@ -247,6 +260,7 @@ class Engine:
         Raises:
             CheckpointError: it is of another model, optimizer, seed or precision. Nothing has been changed.
         """
+        require_state(state, "an engine's `state_dict`")
         lacking = [part for part in ("model", "optimizer", "ema", "precision", "progress", "run") if part not in state]
         if lacking:
             raise CheckpointError(

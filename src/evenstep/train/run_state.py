@@ -11,6 +11,7 @@ from typing import Any, final
 
 from torch import Tensor
 
+from evenstep.arguments import require_state
 from evenstep.checkpoint import CheckpointReader, on_all_ranks
 from evenstep.data import Data
 from evenstep.errors import CheckpointError
@@ -153,6 +154,7 @@ class RunState:
             CheckpointError: it is not.
         """
         engine = self.engine
+        require_state(state, "a trainer's `state_dict`")
         lacking = [part for part in _PARTS if part not in state]
         if lacking:
             raise CheckpointError(

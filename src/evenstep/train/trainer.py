@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from evenstep.arguments import require_flag, require_object, said
 from evenstep.data import Data, data_of
 from evenstep.data.seeding import undisturbed
 from evenstep.errors import ArgumentError
@@ -179,6 +180,8 @@ class Trainer(Surface):
             reason: what the result and the logs will say.
             requeue: whether the run wants to be run again, to go on from there.
         """
+        require_object("reason", reason, str, "`request_stop('good enough')`")
+        require_flag("requeue", requeue)
         self._loop.requests.request_stop(reason, requeue=requeue)
 
     def request_save(self) -> None:
@@ -187,6 +190,7 @@ class Trainer(Surface):
 
     def request_evaluate(self) -> None:
         """Evaluate at the end of this update."""
+        self._check_evaluates()
         self._loop.requests.evaluate = True
 
     def train(self) -> Result:
@@ -289,6 +293,8 @@ class Trainer(Surface):
         Raises:
             ArgumentError: there is no evaluation of this name.
         """
+        if name is None:
+            self._check_evaluates()
         sets = self.evaluations if name is None else named_set(self.evaluations, name)
         self._check_hooks()
         self._check_idle("evaluate", "call `request_evaluate`, which does it when the update is complete")
@@ -334,6 +340,12 @@ class Trainer(Surface):
             CheckpointError: it is not there, damaged, of another run, or made with other settings. Nothing has been
                 changed then.
         """
+        require_flag("new_settings", new_settings)
+        if not isinstance(cast("object", source), str | Path) or not str(source):
+            raise ArgumentError(
+                f"`resume` must be given a path or 'auto', but was given {said(source)}; `trainer.resume()` goes on in "
+                f"the trainer's own folder."
+            )
         checkpointer = self._loop.checkpointer
         if source == "auto":
             path = checkpointer.resume_newest(new_settings=new_settings)
