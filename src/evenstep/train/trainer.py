@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import nn
@@ -43,7 +43,7 @@ from evenstep.train.arguments import (
     choose_device,
     try_resume,
 )
-from evenstep.train.assembly import build_loop, updates_of
+from evenstep.train.assembly import build_loop
 from evenstep.train.conduct import conducted, where
 from evenstep.train.emergency import emergency_save
 from evenstep.train.engine import Engine
@@ -58,6 +58,7 @@ from evenstep.train.rehearsal import compare_cuts
 from evenstep.train.replay import replay_failure
 from evenstep.train.requests import End
 from evenstep.train.result import Result
+from evenstep.train.run_state import updates_of
 from evenstep.train.standard import build_reporter
 from evenstep.train.state import Tree
 from evenstep.train.surface import Surface
@@ -157,7 +158,6 @@ class Trainer(Surface):
         self.model, self.optimizer, self.evaluations = model, optimizer, sets
         self.folder = None if folder is None else Path(folder)
         self.storage = Storage(meters=build_meters(tasks.by_name, self.device))
-        self._updates = updates if updates is not None else updates_of(batches, cast("int", epochs), seed)
         self._resumed = False
         self._group = model.mesh.world if isinstance(model, PipelineModel) else sharing.group
         reporter = build_reporter(self, self._group, hooks, log=log, checkpoint=checkpoint, on_hook_error=failures.hook)
@@ -168,7 +168,7 @@ class Trainer(Surface):
             strategy=sharing,
             precision=formats,
             lr_schedule=schedule,
-            updates=self.updates,
+            updates=updates if epochs is None else updates_of(batches, epochs, seed),
             seed=seed,
             device=self.device,
             train=train,
