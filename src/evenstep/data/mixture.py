@@ -209,6 +209,9 @@ class Mixture(Data):
                 self._data[name].follow(one)
         self._epochs.clear()
 
+    def to_cut_finer(self, samples: int) -> str:
+        return "lower the `micro_batch_size` of its parts"
+
     def batches(
         self, start: Position, *, seed: int, rank: int = 0, ranks: int = 1, pin_memory: bool = False
     ) -> Iterator[GlobalBatch]:

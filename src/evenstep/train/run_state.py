@@ -19,6 +19,7 @@ from evenstep.errors import CheckpointError
 from evenstep.train.engine import Engine
 from evenstep.train.evaluations import Evaluations
 from evenstep.train.reporter import Reporter
+from evenstep.train.settings import MAY_CHANGE
 from evenstep.train.state import Tree, check_same_run
 
 _PARTS = ("model", "optimizer", "progress", "data", "hooks", "storage", "run")
@@ -92,8 +93,7 @@ class RunState:
             "tasks": engine.task_states(),
             "storage": engine.storage.state_dict(),
             "run": {
-                "seed": engine.seed,
-                "precision": engine.precision.name,
+                **engine.described(),
                 "evaluated_at": self.evaluations.all_at,
                 "cuts": self.reporter.limits,
                 "config": self.config,
@@ -111,10 +111,14 @@ class RunState:
             own = self.engine.own_part(state)
         return self._restored(own, data)
 
-    def load_checkpoint(self, path: Path) -> tuple[Path, list[str]]:
+    def load_checkpoint(self, path: Path, *, new_settings: bool) -> tuple[Path, list[str]]:
         """Restore what is in the checkpoint at `path`; gives its folder, and what `load_state_dict` says.
 
         Each rank reads what it holds, once; where that is a part, they verify every byte together.
+
+        Args:
+            path: as for a `CheckpointReader`.
+            new_settings: whether updates may be made with other settings than those that were saved.
 
         Raises:
             CheckpointError: it can't be read (an UnreadableError), or is of another run; nothing has been changed then,
@@ -142,6 +146,7 @@ class RunState:
             try:
                 data = on_all_ranks(group, lambda: self._data_of_same_run(reader.state))
                 own = self.engine.own_part(reader.state, take=take, ranks=group)
+                on_all_ranks(group, lambda: self._check_settings(own, reader.path, new_settings=new_settings))
             except Exception:
                 verify()  # if a file is damaged, that is why it does not fit
                 raise
@@ -152,13 +157,17 @@ class RunState:
     def _following(self, state: Tree) -> Generator[None]:
         """Have the data in the order of the run that was saved; in their own again if that turns out to be another."""
         before = self.data.fingerprint()
-        self.data.follow(state.get("data", {}).get("fingerprint", {}))
         try:
+            self._follow(state.get("data", {}).get("fingerprint", {}))
             yield
         except BaseException:
-            self.data.follow(before)
+            self._follow(before)
             raise
-        if self.epochs is not None and self.data.fingerprint() != before:  # batches by tokens may be others, and more
+
+    def _follow(self, fingerprint: Tree) -> None:
+        before = self.data.fingerprint()
+        self.data.follow(fingerprint)
+        if self.epochs is not None and self.data.fingerprint() != before:  # of batches by tokens there may be more
             self.engine.core.learning_rates.updates = updates_of(self.data, self.epochs, self.engine.seed)
 
     def _data_of_same_run(self, state: Tree) -> Tree:
@@ -179,7 +188,23 @@ class RunState:
             {**state["run"], "data": state["data"]["fingerprint"]},
             {"seed": engine.seed, "precision": engine.precision.name, "data": self.data.fingerprint()},
         )
+        done, asked = state["progress"]["update"], engine.core.learning_rates.updates
+        if asked is not None and done > asked:
+            raise CheckpointError(
+                f"the checkpoint is of update {done}, but this run is to have {asked}, so it could not go on; ask "
+                f"for {done} `updates` or more (or as many `epochs`), or go on from an earlier checkpoint by its path."
+            )
         return self._own_data(state["data"])
+
+    def _check_settings(self, own: Tree, path: Path, *, new_settings: bool) -> None:
+        changed = self.engine.changed_settings(own)
+        refused = [said for name, said in changed.items() if name not in MAY_CHANGE]
+        if refused and not new_settings:
+            raise CheckpointError(
+                f"the checkpoint was made with other settings, so going on from it would be another run: "
+                f"{'; '.join(refused)}. Keep what was; or, if the new ones are meant from here on, say so: "
+                f'`trainer.resume(…, new_settings=True)`, in a run file another `name` and `resume = "{path}"`.'
+            )
 
     def _restored(self, own: Tree, data: Tree) -> list[str]:
         """Take over this rank's part of a state, and the state of its data."""
