@@ -13,7 +13,8 @@ from typing import Literal, final
 import numpy as np
 from numpy.typing import NDArray
 
-from evenstep.data.arguments import require_count, require_flag
+from evenstep.arguments import require_flag
+from evenstep.data.arguments import require_count
 from evenstep.data.batching import cut_by_count, cut_by_tokens, group_by_length, shuffle_batches
 from evenstep.data.lengths import Lengths, fitting, measure
 from evenstep.data.order import Kind, Order, order_of
@@ -101,8 +102,9 @@ class Sampling:
     def __post_init__(self, lengths: Lengths | None, oversized: Literal["error", "skip"]) -> None:
         for name in ("global_batch_size", "global_batch_tokens", "micro_batch_size", "micro_batch_tokens"):
             if getattr(self, name) is not None:
-                require_count(name, getattr(self, name))
+                object.__setattr__(self, name, require_count(name, getattr(self, name)))
         require_flag("shuffle", self.shuffle)
+        require_count("batch_size_multiple", self.batch_size_multiple)
         check_measure(self.global_batch_size, self.global_batch_tokens)
         budgets = [tokens for tokens in (self.global_batch_tokens, self.micro_batch_tokens) if tokens is not None]
         _check_token_choices(lengths, oversized, has_budget=bool(budgets))
@@ -115,6 +117,7 @@ class Sampling:
         check_only_for_tokens(
             has_budget=self.global_batch_tokens is not None, length_window=self.length_window is not None
         )
+        require_count("curriculum_epochs", self.curriculum_epochs, at_least=0)
         check_curriculum(self.curriculum_epochs, shuffle=self.shuffle)
         measured = None if lengths is None else measure(lengths, self.num_samples)
         fits = None if measured is None else fitting(measured, max_tokens=min(budgets), oversized=oversized)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from evenstep.errors import ArgumentError
+from evenstep.errors import ArgumentError, HookError
 from evenstep.parallel import Group
 from evenstep.renamed import warn
 from evenstep.train.loop import Loop
@@ -111,6 +111,15 @@ class Surface:
                 f"`{what}` was called in the midst of {midst}, by a hook or the task, when nothing of it is complete; "
                 f"{advice}."
             )
+
+    def _check_hooks(self) -> None:
+        """Raise HookError where a hook has been given to another trainer since: it would act on that one."""
+        for hook in self._loop.engine.bus.hooks:
+            if hook.trainer is not self:
+                raise HookError(
+                    f"hook `{hook.name}` has been given to another trainer since, and would act on that one; make one "
+                    f"for each."
+                )
 
     def _refuse(self, name: str) -> None:
         if name in signature(type(self).__init__).parameters or hasattr(self, name):

@@ -23,6 +23,7 @@ from evenstep.options import Checkpointing, Failures, Logging, Training, check_l
 from evenstep.parallel import Strategy
 from evenstep.pipeline import PipelineModel
 from evenstep.precision import Precision
+from evenstep.taken import take
 from evenstep.train import given
 from evenstep.train.agreement import check_agreement
 from evenstep.train.arguments import check_keeping, try_resume
@@ -169,6 +170,7 @@ class Trainer(Surface):
         said["ema"] = train.ema and train.ema.settings
         self._agree = partial(check_agreement, self._loop, optimizer, engine.parts.names, self.evaluations, said)
         self._run = self._group.run_of(self._loop, self._agree)
+        take({**setup.kept, **reporter.bus.kept})
         self._is_built = True
 
     def request_stop(self, reason: str, *, requeue: bool = False) -> None:
@@ -222,6 +224,7 @@ class Trainer(Surface):
 
     def _train(self) -> Result:
         ended = End("")
+        self._check_hooks()
         loop, checkpointer = self._loop, self._loop.checkpointer
         self._group.go_on()
         self._agree()
@@ -288,6 +291,7 @@ class Trainer(Surface):
             ArgumentError: there is no evaluation of this name.
         """
         sets = self.evaluations if name is None else named_set(self.evaluations, name)
+        self._check_hooks()
         self._check_idle("evaluate", "call `request_evaluate`, which does it when the update is complete")
         self._loop.settle_between_updates()
         return self._loop.evaluator(sets)
