@@ -15,7 +15,7 @@ from evenstep.cli.folder import OWN, RECIPE, check_usable, edited_since, find_co
 from evenstep.cli.starting import start_ranks, submit_run
 from evenstep.cli.training import train_in
 from evenstep.config.schema import Config
-from evenstep.config.sources import Setting, read_file, settings_of
+from evenstep.config.sources import Setting, from_arguments, read_file, settings_of
 from evenstep.errors import ConfigError
 
 SAFE = (
@@ -34,6 +34,13 @@ def run(path: str, settings: list[str]) -> int:
     folder = Path(path)
     file = find_config(folder)
     begun = Setting(path=("resume",), text="never", origin=str(file))
+    if any(each.path == ("resume",) for each in from_arguments(settings)):
+        fault = (
+            f"`resume` can't be set for `evenstep resume`, which goes on from the newest checkpoint of {folder}; leave"
+        )
+        raise ConfigError(
+            [f"{fault} it out, or begin another run: `evenstep train {file} --name ANOTHER --resume PATH`."]
+        )
     own = [_with_origin(each, folder) for each in settings_of(settings, without=OWN)]
     with open_run(file, [begun, *own]) as opened:
         before = Config.model_validate(read_file(file) | {"resume": "never"})
