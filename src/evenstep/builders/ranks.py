@@ -11,7 +11,7 @@ import torch
 
 from evenstep.config.schema import Config
 from evenstep.config.translate import keys_in, said_with
-from evenstep.errors import ConfigError
+from evenstep.errors import ConfigError, clause
 from evenstep.extras.elastic import Elastic, ElasticRank, Lighthouse, elastic_rank_of
 from evenstep.parallel import (
     COMPRESSIONS,
@@ -52,7 +52,7 @@ def joined(config: Config) -> Generator[Group]:
     try:
         yield group
     except BaseException as error:
-        group.fail(f"{type(error).__name__}: {error}")
+        group.fail(clause(error))
         raise
     finally:
         group.close()

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from evenstep.errors import CheckpointError
 from evenstep.optim.multi import MultiOptimizer
-from evenstep.parallel.strides import laid_out
+from evenstep.strides import laid_out
 
 Tree = dict[str, Any]
 
