@@ -188,12 +188,6 @@ class RunState:
             {**state["run"], "data": state["data"]["fingerprint"]},
             {"seed": engine.seed, "precision": engine.precision.name, "data": self.data.fingerprint()},
         )
-        done, asked = state["progress"]["update"], engine.core.learning_rates.updates
-        if asked is not None and done > asked:
-            raise CheckpointError(
-                f"the checkpoint is of update {done}, but this run is to have {asked}, so it could not go on; ask "
-                f"for {done} `updates` or more (or as many `epochs`), or go on from an earlier checkpoint by its path."
-            )
         return self._own_data(state["data"])
 
     def _check_settings(self, own: Tree, path: Path, *, new_settings: bool) -> None:

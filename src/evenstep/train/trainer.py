@@ -207,6 +207,11 @@ class Trainer(Surface):
                 "`train` was called while it is training already, by a hook or the task; `updates` says how far a run "
                 "goes, and `request_stop` ends it earlier."
             )
+        if self.updates is not None and self.progress.update > self.updates:
+            raise ArgumentError(
+                f"{self.progress.update} updates are done, but this run is to have {self.updates}, which would have no "
+                f"effect; ask for as many `updates` (or `epochs`) or more, or go on from an earlier checkpoint."
+            )
         if torch.is_inference_mode_enabled():
             raise ArgumentError(
                 "`train` was called inside `torch.inference_mode()`, in which no gradient can be taken; call it "
