@@ -30,6 +30,12 @@ def check_shardable(module: nn.Module, units: Sequence[nn.Module]) -> None:
     Traceback (most recent call last):
     evenstep.errors.ArgumentError: parameters that are gathered at once must be trained in one number format, but ...
     """
+    scripted = next((name for name, part in module.named_modules() if isinstance(part, torch.jit.ScriptModule)), None)
+    if scripted is not None:
+        raise ArgumentError(
+            f"'{scripted}' is compiled by `torch.jit`, which takes none of the hooks that gather shards; give it "
+            f"as it was before that, or {_INSTEAD}."
+        )
     names = {id(one): name for name, one in module.named_parameters()}
     seen: set[int] = set()
     for unit in (*units, module):

@@ -86,6 +86,14 @@ def test_a_hook_on_a_parameter_that_shards_would_not_call_is_refused(hook: Calla
     check_shardable(model, units(model))
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_a_scripted_part_is_refused() -> None:
+    model = model_of(1)
+    model["head"] = torch.jit.script(nn.Linear(2, 1))
+    with pytest.raises(ArgumentError, match=r"'head' is compiled by `torch\.jit`"):
+        check_shardable(model, units(model))
+
+
 def test_the_hooks_of_a_trainer_of_before_are_no_fault() -> None:
     model = model_of(2)
     Ddp(Group()).reducer(model).wrap()
