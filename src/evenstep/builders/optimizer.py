@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.config.arguments import Call
-from evenstep.errors import ConfigError, TaskError
+from evenstep.errors import ConfigError, TaskError, clause
 from evenstep.optim.sharing import TORCH
 from evenstep.train.arguments import check_model
 
@@ -52,11 +52,11 @@ def _refused(call: Call, model: nn.Module, lr: float, error: Exception) -> str:
     """What to do about a class of torch that refuses its arguments, or some of the parameters."""
     name, unfit = call.function.__name__, _unfit(call, model, lr)
     if not unfit:
-        return f"`optimizer.args` can't be for `{name}`, which raised {_told(error)}; change them."
+        return f"`optimizer.args` can't be for `{name}`, which raised {clause(error)}; change them."
     first, shape = next(iter(unfit.items()))
     others = f" and {len(unfit) - 1} more" if len(unfit) > 1 else ""
     return (
-        f"`{name}` can't train `{first}` of shape {shape}{others}: it raised {_told(error)}. Let `optimizer.target` "
+        f"`{name}` can't train `{first}` of shape {shape}{others}: it raised {clause(error)}. Let `optimizer.target` "
         f"name a function of yours instead, which takes `model` and `lr` and gives a `MultiOptimizer` of "
         f"`evenstep.optim`: `{name}` for the parameters that it can train, and another, such as `AdamW`, for the rest."
     )
@@ -75,10 +75,6 @@ def _unfit(call: Call, model: nn.Module, lr: float) -> dict[str, list[int]]:
     if raises(nn.Parameter(torch.zeros(2, 2))):
         return {}
     return {name: list(one.shape) for name, one in model.named_parameters() if one.requires_grad and raises(one)}
-
-
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).rstrip('.')}"
 
 
 def _fused(call: Call, model: nn.Module, shards: bool) -> dict[str, bool]:

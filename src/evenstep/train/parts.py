@@ -12,16 +12,12 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from evenstep.events import Bus, Incident, Storage
+from evenstep.events import Bus, Incident
 from evenstep.names import named_parameters
 from evenstep.optim.apply import HostApply, build_apply
 from evenstep.optim.ema import Ema
 from evenstep.optim.learning_rate import LearningRates
 from evenstep.optim.modes import Modes
-from evenstep.optim.schedules import LrSchedule
-from evenstep.options import Training
-from evenstep.parallel import Strategy
-from evenstep.precision import Precision
 from evenstep.train.channels_last import as_it_is
 from evenstep.train.channels_last import channels_last as in_channels_last
 from evenstep.train.context import TrainContext
@@ -30,10 +26,11 @@ from evenstep.train.failures import Retry
 from evenstep.train.guard import Guard
 from evenstep.train.layer_keys import in_order, key_layers
 from evenstep.train.pipeline_state import PipelineStateSharding, build_pipeline_state_sharding
-from evenstep.train.policies import Policies
+from evenstep.train.settings import settings_of
+from evenstep.train.setup import Setup
 from evenstep.train.split_limit import SplitLimit
 from evenstep.train.state import TrainState, parameter_names, unwrapped
-from evenstep.train.tasks import Tasks, poison_of
+from evenstep.train.tasks import poison_of
 from evenstep.train.trained import TrainedParameters
 from evenstep.train.transfer import build_transfer
 from evenstep.train.update import Update
@@ -55,6 +52,7 @@ class Parts(NamedTuple):
         saved: the tensors of the state.
         portion: which part of the whole model this rank holds.
         reads_at_once: whether the host knows of each update at once whether it was applied.
+        settings: what updates are made with, as plain values.
     """
 
     model: nn.Module
@@ -70,42 +68,23 @@ class Parts(NamedTuple):
     saved: TrainState
     portion: PipelineStateSharding
     reads_at_once: bool
+    settings: dict[str, Any]
 
 
-def build_parts(
-    *,
-    model: nn.Module,
-    tasks: Tasks,
-    optimizer: Optimizer,
-    strategy: Strategy,
-    precision: Precision,
-    lr_schedule: LrSchedule | None,
-    updates: int | None,
-    seed: int,
-    device: torch.device,
-    train: Training,
-    policies: Policies,
-    storage: Storage,
-    bus: Bus,
-    report: Callable[[Incident], None],
-) -> Parts:
+def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> Parts:
     """The parts of an engine. The model is moved to the device, and gets what is learned about its tasks.
 
     Args:
-        model: what is trained; this and the next are an engine's arguments.
-        tasks: by name, and what is said about them.
-        optimizer: of the model's parameters.
-        strategy: how gradients are shared.
         updates: how many there will be; None if that is not known.
-        seed: the key of all randomness.
-        train: how an update is made.
-        policies: what is done about what goes wrong.
         bus: of the hooks that are told of updates.
         report: told of what went wrong and was mended.
 
     Raises:
         ArgumentError: parts that do not go together.
     """
+    model, optimizer, train, tasks = setup.model, setup.optimizer, setup.train, setup.tasks
+    device, precision, strategy = setup.device, setup.precision, setup.strategy
+    settings = settings_of(train, tasks.coefficients, tasks.combine, precision, setup.lr_schedule)
     norms = tasks.attach(model, optimizer)
     model.to(device)
     if train.channels_last:
@@ -116,16 +95,16 @@ def build_parts(
         precision=precision,
         device=device,
         transfer=build_transfer(device),
-        storage=storage,
+        storage=setup.storage,
         bus=bus,
-        seed=seed,
+        seed=setup.seed,
         reorder=in_channels_last if train.channels_last else as_it_is,
         coefficients=tasks.coefficients,
         norms=norms,
-        poison=poison_of(optimizer, policies.non_finite, strategy),
+        poison=poison_of(optimizer, setup.policies.non_finite, strategy),
     )
     context.coefficients.check(updates)
-    learning_rates = LearningRates(optimizer, lr_schedule, updates)
+    learning_rates = LearningRates(optimizer, setup.lr_schedule, updates)
     settle = train.settle_every_updates
     apply = build_apply(
         optimizer, clip_norm=train.clip_norm, device=device, defer=None if settle is None else settle > 1
@@ -143,7 +122,7 @@ def build_parts(
         ema=train.ema,
         learning_rates=learning_rates,
         cuts=cuts,
-        on_out_of_memory=policies.out_of_memory or Retry(),
+        on_out_of_memory=setup.policies.out_of_memory or Retry(),
         report=report,
         trained=trained,
         combine=tasks.combine,
@@ -178,6 +157,7 @@ def build_parts(
         ),
         portion=build_pipeline_state_sharding(model, execution.trainer.peers.wire),
         reads_at_once=isinstance(apply, HostApply),
+        settings=settings,
     )
 
 
