@@ -40,6 +40,7 @@ class _Walk:
         places: the batch that each task's data gives next.
         number: of the next global batch in the whole run.
         ended: the tasks whose data have come to an end in this epoch of the mixture.
+        sizes: of the epoch that a task's data is in: which, and its batches.
     """
 
     data: Mapping[str, Data]
@@ -51,6 +52,7 @@ class _Walk:
     number: int = 0
     position: Position = field(default_factory=Position)
     ended: set[str] = field(default_factory=set[str])
+    sizes: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
 
     def step(self) -> Sequence[str]:
         """Move behind the next global batch; gives the tasks whose batches it takes."""
@@ -74,7 +76,12 @@ class _Walk:
         return [name for name in self.data if _within(self.windows.get(name, (1, None)), number + 1)]
 
     def _size(self, name: str) -> int:
-        return cast("int", self.data[name].num_batches(self.places[name].epoch, seed=task_seed(self.seed, name)))
+        epoch = self.places[name].epoch
+        known, size = self.sizes.get(name, (-1, 0))
+        if known != epoch:
+            size = cast("int", self.data[name].num_batches(epoch, seed=task_seed(self.seed, name)))
+            self.sizes[name] = epoch, size
+        return size
 
     def _take(self, name: str) -> bool:
         """Move behind the next batch of a task; False where it is to wait for the others."""
@@ -176,6 +183,10 @@ class Mixture(Data):
         walk = self._walk(seed)
         return [walk.step() for _ in range(count)]
 
+    @property
+    def knows_length(self) -> bool:
+        return True
+
     def num_batches(self, epoch: int, *, seed: int) -> int:
         require_count("epoch", epoch, at_least=0)
         walk, counts = self._epochs.setdefault(seed, (self._walk(seed), []))
@@ -195,6 +206,12 @@ class Mixture(Data):
             "end": self._end,
             "windows": {name: list[JSON](window) for name, window in self._windows.items()},
         }
+
+    def follow(self, fingerprint: Mapping[str, JSON]) -> None:
+        for name, one in cast("list[tuple[str, dict[str, JSON]]]", fingerprint.get("tasks", [])):
+            if name in self._data:
+                self._data[name].follow(one)
+        self._epochs.clear()
 
     def to_cut_finer(self, samples: int) -> str:
         return "lower the `micro_batch_size` of its parts"
@@ -283,7 +300,7 @@ def _check_task(name: str, data: Data) -> None:
         raise ArgumentError(f"a task's name must be of letters, digits, `_` and `-`, but one is {name!r}; rename it.")
     if data.tasks != ("",):
         raise ArgumentError(f"the data of task `{name}` are of several tasks themselves; put them side by side.")
-    if data.num_batches(0, seed=0) is None:
+    if not data.knows_length:
         raise ArgumentError(
             f"a mixture must know how many batches each task has, but the data of task `{name}` are a stream, which "
             f"does not say; mix in the stream itself and give it to `UpdateData`, or give the task a dataset with a "

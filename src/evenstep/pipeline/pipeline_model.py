@@ -16,7 +16,7 @@ from torch import nn
 
 from evenstep.arguments import require_flag, require_names, require_object, require_seed, require_whole
 from evenstep.errors import ArgumentError, TaskError
-from evenstep.internals import unwrapped
+from evenstep.internals import has_gradient_hooks, unwrapped
 from evenstep.keys import key
 from evenstep.names import named_parameters
 from evenstep.parallel.mesh import Mesh
@@ -242,6 +242,12 @@ def _separate(modules: Iterable[nn.Module]) -> None:
         for part in unwrapped(module).modules():
             for name, parameter in part.named_parameters(recurse=False):
                 if seen.setdefault(id(parameter), module) is not module:
+                    if has_gradient_hooks(parameter):
+                        raise ArgumentError(
+                            f"`{name}` of {part}, which other layers have as well, has a hook (`register_hook`), which "
+                            f"the copies that stages have of it would not call; take it away and change the gradient "
+                            f"in the forward (`torch.autograd.Function`), or train without stages."
+                        )
                     copy = copies.setdefault(id(parameter), _copied(parameter))
                     setattr(part, name, copy)
                     seen[id(copy)] = module

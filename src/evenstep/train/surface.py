@@ -25,7 +25,6 @@ class Surface:
 
     _is_built = False
     _is_training = False
-    _updates: int | None
     _loop: Loop
     _group: Group
 
@@ -50,7 +49,7 @@ class Surface:
         It can be set between two calls of `train`, to go on for longer or to end earlier; an LR schedule then stretches
         over that many. On several ranks all set the same.
         """
-        return self._updates
+        return self._loop.engine.core.learning_rates.updates
 
     @updates.setter
     def updates(self, updates: int) -> None:
@@ -72,7 +71,7 @@ class Surface:
             )
         loop.engine.parts.context.coefficients.check(updates)
         loop.engine.core.learning_rates.updates = updates
-        self._updates = loop.updates = updates
+        loop.updates = updates
 
     @property
     def is_first_rank(self) -> bool:
