@@ -157,6 +157,7 @@ class RunState:
     @contextmanager
     def _following(self, state: Tree) -> Generator[None]:
         """Have the data in the order of the run that was saved; in their own again if that turns out to be another."""
+        require_state(state, "a trainer's `state_dict`")
         before = self.data.fingerprint()
         try:
             self._follow(state.get("data", {}).get("fingerprint", {}))
@@ -178,7 +179,6 @@ class RunState:
             CheckpointError: it is not.
         """
         engine = self.engine
-        require_state(state, "a trainer's `state_dict`")
         lacking = [part for part in _PARTS if part not in state]
         if lacking:
             raise CheckpointError(
