@@ -1,5 +1,6 @@
 """What may change when a run goes on: from the library, and from the command line."""
 
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import fields
@@ -368,3 +369,17 @@ def test_a_checkpoint_without_its_manifest_is_passed_over_and_it_is_said(tmp_pat
     (newest / "manifest.json").unlink()
     with pytest.raises(CheckpointError, match=r"no checkpoint in .* can be read, of 2"):
         trainer_of(tmp_path, Heard(), updates=6).resume()
+
+
+@pytest.mark.parametrize("name", ["", "checkpoints", "metrics.jsonl"])
+def test_what_may_not_be_written_is_refused_before_training(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used(tmp_path)
+    trainer = trainer_of(tmp_path, Heard(), updates=6)
+    trainer.resume()  # which only reads
+    allowed = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path / name and allowed(path, mode))
+    with pytest.raises(ArgumentError, match="nothing may be written to"):
+        trainer.train()
+    assert trainer.progress.update == 4
