@@ -379,7 +379,11 @@ def test_what_may_not_be_written_is_refused_before_training(
     trainer = trainer_of(tmp_path, Heard(), updates=6)
     trainer.resume()  # which only reads
     allowed = os.access
-    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path / name and allowed(path, mode))
+
+    def access(path: Path, mode: int) -> bool:
+        return path != tmp_path / name and allowed(path, mode)
+
+    monkeypatch.setattr(os, "access", access)
     with pytest.raises(ArgumentError, match="nothing may be written to"):
         trainer.train()
     assert trainer.progress.update == 4
