@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,7 @@ def test_an_average_may_be_dropped_and_it_is_said(tmp_path: Path) -> None:
 
 def built(folder: Path, heard: Heard, updates: int = 2, optimizer: Any = None, **more: Any) -> Trainer:
     """A trainer of two tasks, which has something to combine, with SGD unless another is asked for."""
+    more = deepcopy(more)  # each trainer has its own
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
     rows = torch.randn(16, 2, generator=torch.Generator().manual_seed(0))
@@ -387,3 +389,57 @@ def test_what_may_not_be_written_is_refused_before_training(
     with pytest.raises(ArgumentError, match="nothing may be written to"):
         trainer.train()
     assert trainer.progress.update == 4
+
+
+def in_epochs(folder: Path | None, *hooks: Hook, earlier: bool) -> Trainer:
+    """Two epochs of batches by tokens, over which the learning rate falls."""
+    torch.manual_seed(0)
+    model = nn.Linear(2, 1)
+    pairs = [(row, row.sum(dim=0, keepdim=True)) for row in torch.randn(60, 2)]
+    lengths = [1 + 7 * number % 10 for number in range(60)]
+    data = MapData(pairs, global_batch_tokens=30, lengths=lengths, length_window=8)
+    if earlier:
+        data.follow({})
+    return Trainer(
+        model=model,
+        task=Square(),
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
+        lr_schedule="linear",
+        data=data,
+        epochs=2,
+        folder=folder,
+        device="cpu",
+        hooks=hooks,
+    )
+
+
+def test_a_run_begun_in_the_order_of_earlier_versions_goes_on_in_it_to_its_end(tmp_path: Path) -> None:
+    class StopAt(Hook):
+        def after_update(self, event: UpdateEnd) -> None:
+            if event.update == 7:
+                first.request_stop("to go on later")
+
+    whole, fresh = in_epochs(None, earlier=True), in_epochs(None, earlier=False)
+    assert whole.updates != fresh.updates  # in another order there is another number of batches
+    whole.train()
+    first = in_epochs(tmp_path, StopAt(), earlier=True)
+    first.train()
+    resumed = in_epochs(tmp_path, earlier=False)
+    resumed.resume()
+    assert resumed.updates == whole.updates
+    resumed.train()
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(value, resumed.model.state_dict()[name])
+
+
+def test_data_stay_in_their_own_order_where_a_checkpoint_is_of_another_run(tmp_path: Path) -> None:
+    run = in_epochs(None, earlier=True)
+    run.train()
+    state = run.state_dict()
+    state["run"]["seed"] = 99
+    other = in_epochs(None, earlier=False)
+    before = other.state_dict()["data"]["fingerprint"]
+    with pytest.raises(CheckpointError, match="`seed` was 99"):
+        other.load_state_dict(state)
+    assert other.state_dict()["data"]["fingerprint"] == before
+    assert before["order"] == "enciphered"
