@@ -1,5 +1,6 @@
 """What may change when a run goes on: from the library, and from the command line."""
 
+import os
 import shutil
 from collections.abc import Callable
 from copy import deepcopy
@@ -145,6 +146,7 @@ def test_an_average_may_be_dropped_and_it_is_said(tmp_path: Path) -> None:
 
 def built(folder: Path, heard: Heard, updates: int = 2, optimizer: Any = None, **more: Any) -> Trainer:
     """A trainer of two tasks, which has something to combine, with SGD unless another is asked for."""
+    more = deepcopy(more)  # each trainer has its own
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
     rows = torch.randn(16, 2, generator=torch.Generator().manual_seed(0))
@@ -374,6 +376,24 @@ def test_a_checkpoint_without_its_manifest_is_passed_over_and_it_is_said(tmp_pat
     (newest / "manifest.json").unlink()
     with pytest.raises(CheckpointError, match=r"no checkpoint in .* can be read, of 2"):
         trainer_of(tmp_path, Heard(), updates=6).resume()
+
+
+@pytest.mark.parametrize("name", ["", "checkpoints", "metrics.jsonl"])
+def test_what_may_not_be_written_is_refused_before_training(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used(tmp_path)
+    trainer = trainer_of(tmp_path, Heard(), updates=6)
+    trainer.resume()  # which only reads
+    allowed = os.access
+
+    def access(path: Path, mode: int) -> bool:
+        return path != tmp_path / name and allowed(path, mode)
+
+    monkeypatch.setattr(os, "access", access)
+    with pytest.raises(ArgumentError, match="nothing may be written to"):
+        trainer.train()
+    assert trainer.progress.update == 4
 
 
 def in_epochs(folder: Path | None, *hooks: Hook, earlier: bool) -> Trainer:
