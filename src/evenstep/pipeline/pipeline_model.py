@@ -14,6 +14,7 @@ from typing import Any, final
 import torch
 from torch import nn
 
+from evenstep.choice import choose
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.internals import unwrapped
 from evenstep.keys import key
@@ -68,7 +69,7 @@ class PipelineModel(nn.Module):
         super().__init__()
         self.mesh = mesh or Mesh()
         ranks = self.mesh.pipeline.ranks
-        self.schedule = _named(schedule if ranks > 1 else "sequential")
+        self.schedule: Schedule = choose("schedule", schedule if ranks > 1 else "sequential", SCHEDULES)
         self.layers = Layers.of(model)
         check_covered(model, self.layers)
         if stages_per_rank is None:
@@ -189,13 +190,6 @@ class PipelineModel(nn.Module):
         names = tuple(name for name in owner_of if name not in copies)
         self._sizes = {name: size for _, sizes, _ in sorted(held, key=itemgetter(0)) for name, size in sizes.items()}
         return names, tuple(Tie(tie, tuple(owner_of[name] for name in tie)) for tie in ties)
-
-
-def _named(name: str) -> Schedule:
-    if name not in SCHEDULES:
-        close = get_close_matches(name, SCHEDULES) or list(SCHEDULES)
-        raise ArgumentError(f"there is no pipeline schedule '{name}'; did you mean {' or '.join(close)}?")
-    return SCHEDULES[name]
 
 
 def _shared(layers: Layers) -> list[tuple[str, ...]]:
