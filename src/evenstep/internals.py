@@ -7,6 +7,7 @@ optimizers, the autograd engine and process groups, then FSDP2's.
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from importlib import import_module
 from typing import Any, cast
 
 import torch
@@ -22,6 +23,9 @@ __all__ = ["PrefixStore", "ProcessGroup", "ProcessGroupGloo", "Store", "TCPStore
 
 _torch = cast("Any", torch)
 _backward = cast("Any", graph)._engine_run_backward
+_optimizers = cast("Any", import_module("torch.optim.optimizer"))
+_WRAPPED_STEP = cast("Any", Optimizer).profile_hook_step(Optimizer.step).__code__
+_profiler = cast("Callable[[], bool]", cast("Any", torch.autograd)._profiler_enabled)
 
 
 def foreach_norms(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> list[Tensor]:
@@ -65,7 +69,7 @@ def run_backward(loss: Tensor, gradient: Tensor) -> None:
 
 def profiler_runs() -> bool:
     """Whether torch's profiler records now: names for what is done cost time, and nobody else sees them."""
-    return bool(cast("Any", torch.autograd)._profiler_enabled())
+    return _profiler()
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
@@ -108,6 +112,24 @@ TAKES_SCALE = "_step_supports_amp_scaling"
 def takes_scale(optimizer: Optimizer) -> bool:
     """Whether the optimizer's kernel takes `grad_scale` and `found_inf`, as torch's fused ones do."""
     return bool(getattr(optimizer, TAKES_SCALE, False))
+
+
+def take_step(optimizer: Any) -> None:
+    """Take the optimizer's step, without what torch wraps around it where nobody would see that.
+
+    The range that it records for a profiler and the search for hooks cost as much as ten small kernels.
+    """
+    step = type(optimizer).step
+    if (
+        getattr(step, "__code__", None) is _WRAPPED_STEP
+        and "step" not in vars(optimizer)  # where torch's LR schedulers put theirs
+        and not (optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+        and not (_optimizers._global_optimizer_pre_hooks or _optimizers._global_optimizer_post_hooks)
+        and not profiler_runs()
+    ):
+        step.__wrapped__(optimizer)
+    else:
+        optimizer.step()
 
 
 def has_state_hooks(optimizer: Optimizer) -> bool:

@@ -1,6 +1,7 @@
 """What is used of torch beside its public names is still as it was found, and stands in one file."""
 
 import ast
+import functools
 import inspect
 from datetime import timedelta
 from pathlib import Path
@@ -41,8 +42,12 @@ OF_TORCH = {
     "_foreach_norm",
     "_forward_hooks",
     "_forward_pre_hooks",
+    "_global_optimizer_post_hooks",
+    "_global_optimizer_pre_hooks",
     "_modules",
     "_optimizer_state_dict_post_hooks",
+    "_optimizer_step_post_hooks",
+    "_optimizer_step_pre_hooks",
     "_orig_mod",
     "_parameters",
     "_profiler_enabled",
@@ -219,3 +224,33 @@ def test_trees_of_tensors_and_stores_have_their_names() -> None:
     leaves, form = internals.pytree.tree_flatten({"a": [torch.ones(1), 2]})
     assert internals.pytree.tree_unflatten(leaves, form)["a"][1] == 2
     assert issubclass(internals.TCPStore, internals.Store) and issubclass(internals.PrefixStore, internals.Store)
+
+
+def test_a_step_is_the_optimizers_own_whoever_watches_or_has_changed_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+    from torch.profiler import ProfilerActivity, profile
+
+    def made() -> tuple[torch.Tensor, torch.optim.Optimizer]:
+        weight = torch.zeros(1, requires_grad=True)
+        weight.grad = torch.ones(1)
+        return weight, torch.optim.SGD([weight], lr=1.0)
+
+    weight, plain = made()
+    internals.take_step(plain)
+    assert weight.tolist() == [-1.0]
+    told: list[str] = []
+    plain.register_step_pre_hook(lambda *_: told.append("own"))
+    internals.take_step(plain)
+    everywhere = register_optimizer_step_pre_hook(lambda *_: told.append("all"))
+    internals.take_step(made()[1])
+    everywhere.remove()
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        internals.take_step(made()[1])
+    assert told == ["own", "all"] and "Optimizer.step#SGD.step" in {event.key for event in seen.key_averages()}
+    weight, scheduled = made()
+    scheduled.step = lambda: told.append("an LR scheduler's")  # type: ignore[method-assign,assignment]
+    internals.take_step(scheduled)
+    weight, changed = made()
+    monkeypatch.setattr(torch.optim.SGD, "step", functools.wraps(torch.optim.SGD.step)(lambda _: told.append("mine")))
+    internals.take_step(changed)
+    assert told[2:] == ["an LR scheduler's", "mine"] and weight.tolist() == [0.0]

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import cast, final
 
-from evenstep.errors import CheckpointError
+from evenstep.errors import CheckpointError, clause
 
 
 @final
@@ -45,6 +45,6 @@ def named_errors(path: Path) -> Generator[None]:
     try:
         yield
     except BadFileError as error:
-        raise UnreadableError(f"`{path}` {error}; it is damaged.") from error
+        raise UnreadableError(f"`{path}` {clause(str(error))}; it is damaged.") from error
     except OSError as error:
         raise UnreadableError(f"`{error.filename or path}` cannot be read: {error.strerror}.") from error

@@ -59,6 +59,7 @@ class Fp16Mixed(Precision):
             raise ArgumentError(f"`growth_updates` must be at least 1, but is {growth_updates}; 2000 is usual.")
         if not 0 <= tolerance < 1:
             raise ArgumentError(f"`tolerance` must be in [0, 1), but is {tolerance}; 0 tolerates no overflow.")
+        self._initial = float(initial)
         self._growth_updates = growth_updates
         self._tolerance = tolerance
         self.lowest_scale = self._floor = floor
@@ -100,6 +101,15 @@ class Fp16Mixed(Precision):
     def _change(self, scale: float) -> None:
         self.scale, self._scale_after = scale, None
         self._clean_updates = self._tries = self._overflows = 0
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {
+            "initial": self._initial,
+            "growth_updates": self._growth_updates,
+            "tolerance": self._tolerance,
+            "floor": self._floor,
+        }
 
     @property
     def state(self) -> dict[str, float | int | None]:

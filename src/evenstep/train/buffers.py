@@ -127,6 +127,8 @@ class Buffers:
 
     def restore(self, aborted: Tensor | float) -> None:
         """Take back the changes if `aborted` is 1, else keep them; a tensor decides on its device."""
+        if not self._places:
+            return
         self.settle()
         for i in self._changed():
             buffer, kept = self._buffers[i].detach(), self._kept[i]

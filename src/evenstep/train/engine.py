@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from evenstep.checkpoint import ALONE, RankGroup, on_all_ranks
 from evenstep.data import Data, GlobalBatch, Position
-from evenstep.errors import ArgumentError, CheckpointError, EvenstepError, LostRankError
+from evenstep.errors import ArgumentError, CheckpointError, EvenstepError, LostRankError, clause
 from evenstep.events import Bus, Incident, Storage
 from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Training, check_length
@@ -38,6 +38,7 @@ from evenstep.train.outcome import Aborted, Committed, PendingUpdate, SummedLoss
 from evenstep.train.parts import build_parts
 from evenstep.train.policies import Policies
 from evenstep.train.progress import Progress
+from evenstep.train.settings import changed_settings
 from evenstep.train.setup import Setup, set_up
 from evenstep.train.split_limit import SplitLimit
 from evenstep.train.state import Tree, check_same_run, with_plain_names
@@ -166,6 +167,7 @@ class Engine:
                 says so.
         """
         context = self.parts.context
+        self.group.at(self.progress.update + 1)
         batch = global_batch(microbatches, self.progress.position, self.reducers.group)
         self.storage.discard_from(0)  # what nobody has read of the update before
         if not self.core.is_whole:
@@ -218,10 +220,27 @@ class Engine:
         All ranks call it together. Of a model in stages the first rank gets the whole, the others what they hold.
         """
         own = {"progress": self.progress.state_dict(), "tasks": self.task_states()}
-        return {**self.tensors(whole=True), **own, "run": {"seed": self.seed, "precision": self.precision.name}}
+        return {**self.tensors(whole=True), **own, "run": self.described()}
+
+    def described(self) -> Tree:
+        """What the run is, as a state has it: its seed, its precision, and the settings of its updates."""
+        return {"seed": self.seed, "precision": self.precision.name, "settings": self.parts.settings}
+
+    def changed_settings(self, state: Tree) -> dict[str, str]:
+        """What is said of each setting of updates that is another than when `state` was saved, by its name.
+
+        Args:
+            state: as `own_part` gave it.
+        """
+        saved, now = state["run"].get("settings", {}), self.parts.settings
+        told = changed_settings(saved, now)
+        if saved.get("train.ema") is None or now["train.ema"] is None:
+            told.pop("train.ema", None)  # that it is new or given up is said where it is
+        options = self.parts.saved.changed_options(state)
+        return {**({"optimizer": "; ".join(options)} if options else {}), **told}
 
     def load_state_dict(self, state: Tree) -> list[str]:
-        """Restore what `state_dict` gave; says in half sentences what begins afresh, such as a new average.
+        """Restore what `state_dict` gave; says in half sentences what begins afresh or is another, such as a rate.
 
         Raises:
             CheckpointError: it is of another model, optimizer, seed or precision. Nothing has been changed.
@@ -382,9 +401,10 @@ class Engine:
 
     def load_own(self, state: Tree) -> list[str]:
         """Restore what `own_part` gave; says what begins afresh or is given up."""
+        settings = [*self.changed_settings(state).values()]
         for name, theirs in state.get("tasks", {}).items():
             self.parts.context.tasks[name].load_state_dict(theirs)
-        changed = self.parts.saved.load_state_dict(state)
+        changed = settings + self.parts.saved.load_state_dict(state)
         self.core.trained.load_state_dict(state.get("trained", {}))
         self.core.is_whole = True
         self.core.learning_rates.reloaded()
@@ -400,7 +420,7 @@ class Engine:
         except BaseException as raised:
             error = self.group.explained(raised)
             if not isinstance(error, LostRankError):
-                self.group.fail(f"{type(error).__name__}: {error}")
+                self.group.fail(clause(error))
             self.abandon()
             if error is raised:
                 raise

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.data import GlobalBatch, Microbatch
-from evenstep.errors import TaskError
+from evenstep.errors import TaskError, clause
 from evenstep.memory import give_back, is_out_of_memory
 from evenstep.train.additive import FAST, NARROW, WIDE, Again, Given, Precise, adds_up, kind_of, means_among
 from evenstep.train.context import TrainContext
@@ -38,7 +38,7 @@ TRIES = 8  # global batches in which a task's micro-batches are looked at, where
 REPEATS = 6  # of a suspect whole, to see how far random numbers move it: with 2 they seem not to, once in 40 times
 WHILE_LOOKING = (
     "It was raised while the loss of a micro-batch was compared with those of its halves, as `Task.split` cuts it; "
-    "`Trainer(train=Training(check_loss=False))`, in a run file `train.check_loss = false`, leaves that out."
+    "`train=Training(check_loss=False)`, in a run file `train.check_loss = false`, leaves that out."
 )
 _16_BITS = frozenset({torch.float16, torch.bfloat16})
 
@@ -277,7 +277,7 @@ class Guard:
                     error.add_note(WHILE_LOOKING)
                 raise
             # what else is raised the update will raise as well, and say it
-            heard = Heard(no_memory=no_memory, error="" if no_memory else f"{type(error).__name__}: {error}")
+            heard = Heard(no_memory=no_memory, error="" if no_memory else clause(error))
         if heard.no_memory:
             give_back()
         return heard

@@ -24,6 +24,7 @@ from evenstep.train.failures import Retry
 from evenstep.train.guard import Guard
 from evenstep.train.layer_keys import in_order, key_layers
 from evenstep.train.pipeline_state import PipelineStateSharding, build_pipeline_state_sharding
+from evenstep.train.settings import settings_of
 from evenstep.train.setup import Setup
 from evenstep.train.split_limit import SplitLimit
 from evenstep.train.state import TrainState, parameter_names, unwrapped
@@ -46,6 +47,7 @@ class Parts(NamedTuple):
         saved: the tensors of the state.
         portion: which part of the whole model this rank holds.
         reads_at_once: whether the host knows of each update at once whether it was applied.
+        settings: what updates are made with, as plain values.
     """
 
     context: TrainContext
@@ -57,6 +59,7 @@ class Parts(NamedTuple):
     saved: TrainState
     portion: PipelineStateSharding
     reads_at_once: bool
+    settings: dict[str, Any]
 
 
 def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> Parts:
@@ -72,6 +75,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     """
     model, optimizer, train, tasks = setup.model, setup.optimizer, setup.train, setup.tasks
     device, precision, strategy = setup.device, setup.precision, setup.strategy
+    settings = settings_of(train, tasks.coefficients, tasks.combine, precision, setup.lr_schedule)
     norms = tasks.attach(model, optimizer)
     model.to(device)
     if train.channels_last:
@@ -140,6 +144,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
         ),
         portion=build_pipeline_state_sharding(model, execution.trainer.peers.wire),
         reads_at_once=isinstance(apply, HostApply),
+        settings=settings,
     )
 
 

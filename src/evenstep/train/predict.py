@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, cast, final
 from torch import Tensor, nn
 
 from evenstep.data import Data, GlobalBatch, Microbatch, Position
-from evenstep.errors import LostRankError, OutOfMemoryError
+from evenstep.errors import LostRankError, OutOfMemoryError, clause
 from evenstep.internals import pytree
 from evenstep.parallel import Group
 from evenstep.pipeline.wire import Address, Wire
@@ -97,7 +97,7 @@ def predict(
                     break
     except Exception as error:
         if not isinstance(error, LostRankError):
-            group.fail(f"{type(error).__name__}: {error}")
+            group.fail(clause(error))
         raise
     return found
 

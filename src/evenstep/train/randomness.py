@@ -19,6 +19,7 @@ import torch
 from evenstep.keys import branch_below, key_below
 
 LOSS = crc32(b"loss") | 1 << 40  # as `keys` takes the name "loss", without encoding it each time
+_seed_cpu = torch.default_generator.manual_seed
 LOOKS = 256  # passages between two looks, once it has looked at the 1st, 2nd, 4th, … of them
 
 
@@ -33,11 +34,17 @@ def seed_generators(device: torch.device, number: int) -> None:
     (True, False)
     """
     # torch.manual_seed would also walk over every other backend: 0.3 ms on an idle machine, in each micro-batch.
-    torch.default_generator.manual_seed(number)
+    _seed_cpu(number)
+    if device.type != "cpu":
+        seed_device(device, number)
+
+
+def seed_device(device: torch.device, number: int) -> None:
+    """Seed the generator of an accelerator."""
     if device.type == "cuda":
         with torch.cuda.device(device):
             torch.cuda.manual_seed(number)
-    elif device.type != "cpu":
+    else:
         torch.get_device_module(device).manual_seed(number)
 
 
@@ -114,7 +121,9 @@ class Randomness:
         self._seed(key_below(self._state, place))
 
     def _seed(self, number: int) -> None:
-        seed_generators(self._device, number)
+        _seed_cpu(number)
+        if self._device.type != "cpu":
+            seed_device(self._device, number)
         if self._seeds_all:
             self._seed_others(number)
 

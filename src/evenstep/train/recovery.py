@@ -39,6 +39,8 @@ class Attempt:
         fault: then the traceback.
     """
 
+    __slots__ = ("_interrupted", "fault", "is_done", "reason")
+
     def __init__(self, interrupted: Callable[[BaseException], str]) -> None:
         self._interrupted = interrupted
         self.is_done = False

@@ -20,8 +20,15 @@ from evenstep.optim.aside import Aside
 from evenstep.optim.ema import Ema
 from evenstep.parallel import ParameterLayout, ShardedTensorRef, States, mapped
 from evenstep.precision import Precision
-from evenstep.train.optimizer_state import check_optimizer, load_optimizer, optimizer_state, options_of
+from evenstep.train.optimizer_state import (
+    changed_options,
+    check_optimizer,
+    load_optimizer,
+    optimizer_state,
+    options_of,
+)
 from evenstep.train.optimizers import is_shared
+from evenstep.train.settings import differences
 
 Tree = dict[str, Any]
 
@@ -119,6 +126,10 @@ class TrainState:
         if self.ema is not None and state["ema"]:
             check_fits(state["ema"], self.ema.state_dict(), "average")
 
+    def changed_options(self, state: Tree) -> list[str]:
+        """What is said of each of the optimizer's options that is another than `state`, which fits, was built with."""
+        return changed_options(state["optimizer"], self._built)
+
     def own_part(self, state: Tree, take: Callable[[Tensor, Tensor], Tensor]) -> Tree:
         """What of a whole state this rank holds.
 
@@ -182,12 +193,16 @@ def with_plain_names(state: Tree) -> Tree:
 
 def check_same_run(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     """Raise CheckpointError unless the saved run has the same seed, precision and data as this one."""
-    different = [f"{name} was {saved[name]} and is now {own[name]}" for name in own if saved[name] != own[name]]
+    different = [said for name in own for said in differences(name, saved[name], own[name])]
     if different:
         raise CheckpointError(
             f"the checkpoint is of another run, so going on from it would not be exact: {'; '.join(different)}. Build "
             f"the run as it was saved, or start a new one."
         )
+
+
+def _format(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def check_fits(saved: Mapping[str, Tensor], live: Mapping[str, Tensor], what: str) -> None:
@@ -198,6 +213,11 @@ def check_fits(saved: Mapping[str, Tensor], live: Mapping[str, Tensor], what: st
         f"{name} has shape {list(saved[name].shape)} instead of {list(tensor.shape)}"
         for name, tensor in live.items()
         if name in saved and saved[name].shape != tensor.shape
+    ]
+    faults += [
+        f"{name} is of {_format(saved[name])} instead of {_format(tensor)}"
+        for name, tensor in live.items()
+        if name in saved and saved[name].dtype != tensor.dtype
     ]
     if faults:
         more = f"; and {len(faults) - 5} more" if len(faults) > 5 else ""

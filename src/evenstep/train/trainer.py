@@ -314,21 +314,27 @@ class Trainer(Surface):
         self._loop.settle_between_updates()
         return self._loop.checkpointer.save()
 
-    def resume(self, source: Path | str = "auto") -> Path | None:
+    def resume(self, source: Path | str = "auto", *, new_settings: bool = False) -> Path | None:
         """Go on from a checkpoint.
 
         Args:
             source: a checkpoint, or a run folder, whose newest is taken; "auto" takes the newest valid one of this
                 trainer's folder, and starts afresh if there is none.
+            new_settings: whether this trainer's learning rates, their schedule, clipping and whatever else updates are
+                made with may be other ones than those that were saved. They then count, and that is said.
 
         Returns:
             The checkpoint's folder, or None after "auto" found none.
 
         Raises:
-            CheckpointError: it is not there, damaged, or of another run. Nothing has been changed then.
+            CheckpointError: it is not there, damaged, of another run, or made with other settings. Nothing has been
+                changed then.
         """
         checkpointer = self._loop.checkpointer
-        path = checkpointer.resume_newest() if source == "auto" else checkpointer.resume(Path(source))
+        if source == "auto":
+            path = checkpointer.resume_newest(new_settings=new_settings)
+        else:
+            path = checkpointer.resume(Path(source), new_settings=new_settings)
         self._resumed |= path is not None
         return path
 
@@ -340,7 +346,7 @@ class Trainer(Surface):
         return self._loop.checkpointer.state.state_dict(whole=True)
 
     def load_state_dict(self, state: Tree) -> None:
-        """Restore what `state_dict` gave. Hooks and an average that are new begin afresh, which is said.
+        """Restore what `state_dict` gave. What begins afresh, or is another than it was, such as a rate, is said.
 
         Raises:
             CheckpointError: it is of another model, optimizer, data, seed or precision. Nothing has been changed.
