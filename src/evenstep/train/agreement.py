@@ -4,7 +4,7 @@ Each rank describes what it was given, and all compare it with the first rank's.
 that ranks stay together while they train is the strategy's.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from evenstep.version import __version__
 def check_agreement(
     loop: Loop,
     optimizer: Optimizer,
-    groups: list[list[str]],
+    groups: Sequence[Sequence[str]],
     evaluations: Mapping[str, Data],
     given: Mapping[str, object],
 ) -> None:

@@ -147,10 +147,10 @@ class Engine:
 
     def _build(self, setup: Setup, *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> None:
         self.parts = parts = build_parts(setup, updates=updates, bus=bus, report=report)
-        self.model, self.optimizer, self.core = parts.model, parts.optimizer, parts.core
+        self.model, self.optimizer, self.core = setup.model, setup.optimizer, parts.core
         self.storage, self.precision = setup.storage, setup.precision
         self.group, self.reducers = parts.execution.group, parts.execution.reducers
-        self.bus, self.seed = bus, setup.seed
+        self.bus, self.seed, self._ema = bus, setup.seed, setup.train.ema
         self.progress = Progress()
         self.is_computing = False
         self._report = report
@@ -159,7 +159,7 @@ class Engine:
         self._last_loss: SummedLoss | None = None
         self._causes = AbortCauses(
             core=parts.core,
-            model=parts.model,
+            model=self.model,
             execution=parts.execution,
             precision=self.precision,
             storage=self.storage,
@@ -355,8 +355,7 @@ class Engine:
     @contextmanager
     def evaluating(self) -> Generator[None]:
         """Inside, the parameters are those to evaluate: the average's, or the optimizer's own."""
-        ema = self.parts.ema
-        with self.parts.modes.evaluating(), ema.swapped() if ema is not None else nullcontext():
+        with self.parts.modes.evaluating(), self._ema.swapped() if self._ema is not None else nullcontext():
             yield
 
     def evaluation(self, name: str, data: Data, *, context: TrainContext | None = None) -> Evaluation:

@@ -169,7 +169,7 @@ class Trainer(Surface):
             watch_first_step(optimizer, engine.parts.saved.aside)
         said = {"tasks": [*setup.tasks.by_name], "config": config, "clip_norm": train.clip_norm}
         said["ema"] = train.ema and train.ema.settings
-        self._agree = partial(check_agreement, self._loop, optimizer, engine.parts.names, self.evaluations, said)
+        self._agree = partial(check_agreement, self._loop, optimizer, engine.core.trained.names, self.evaluations, said)
         self._run = self._group.run_of(self._loop, self._agree)
         take({**setup.kept, **reporter.bus.kept})
         self._is_built = True
