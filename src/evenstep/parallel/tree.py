@@ -111,7 +111,9 @@ class Tree:
 
     def _room(self, present: list[bool]) -> Gradients:
         return [
-            torch.empty_like(parameter, memory_format=torch.contiguous_format) if has else None
+            torch.empty_like(parameter, dtype=parameter.grad_dtype, memory_format=torch.contiguous_format)
+            if has
+            else None
             for parameter, has in zip(self._parameters, present, strict=True)
         ]
 

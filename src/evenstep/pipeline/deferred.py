@@ -67,9 +67,9 @@ def _weight_gradients(
 ) -> list[tuple[nn.Parameter, Tensor]]:
     found: list[tuple[nn.Parameter, Tensor]] = []
     if weight.requires_grad:
-        found.append((weight, gradient.t().mm(x).to(weight.dtype)))
+        found.append((weight, gradient.t().mm(x).to(weight.grad_dtype)))
     if bias is not None and bias.requires_grad:
-        found.append((bias, gradient.sum(0).to(bias.dtype)))
+        found.append((bias, gradient.sum(0).to(bias.grad_dtype)))
     return found
 
 

@@ -36,6 +36,7 @@ from evenstep.train.evaluate import Evaluation
 from evenstep.train.failures import Stop
 from evenstep.train.global_batch import OneBatch, global_batch
 from evenstep.train.metrics import build_meters
+from evenstep.train.number_formats import check_formats
 from evenstep.train.optimizers import check_optimizer
 from evenstep.train.outcome import Aborted, Committed, PendingUpdate, SummedLoss, first_aborted
 from evenstep.train.parameter_checks import check_parameters
@@ -117,6 +118,7 @@ class Engine:
             raise ArgumentError("ranks that come and go are dealt their data by a `Trainer`; use that.")
         check_parameters(model, optimizer, formats)
         on = choose_device(device, formats)
+        check_formats(formats, model=model, optimizer=optimizer, strategy=sharing)
         check_optimizer(optimizer, model=model, strategy=sharing, device=on, keeps=False)
         tasks = Tasks.of(task, train.coefficients, given.combine_named(train.combine), train.norm_statistics)
         policies = Policies(non_finite=Stop())

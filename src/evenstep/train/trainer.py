@@ -49,6 +49,7 @@ from evenstep.train.emergency import emergency_save
 from evenstep.train.engine import Engine
 from evenstep.train.evaluations import named_set
 from evenstep.train.metrics import build_meters
+from evenstep.train.number_formats import check_formats
 from evenstep.train.optimizers import check_optimizer, watch_first_step
 from evenstep.train.parameter_checks import check_parameters
 from evenstep.train.parts import build_parts
@@ -148,6 +149,7 @@ class Trainer(Surface):
         check_parameters(model, optimizer, formats)
         keeps = folder is not None and checkpoint.keep_last != 0
         self.device = choose_device(device, formats)
+        check_formats(formats, model=model, optimizer=optimizer, strategy=sharing)
         check_optimizer(optimizer, model=model, strategy=sharing, device=self.device, keeps=keeps)
         check_keeping(batches, keeps=keeps, rewinds=policies.may_rewind)
         given.check_rewinding(policies, failures, checkpoint)
