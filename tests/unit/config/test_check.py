@@ -73,7 +73,7 @@ VALID = '\n[data.evaluations.valid]\ntarget = "parts.py:samples"\n'
         (
             ["--loss_scale.floor", "1"],
             "",
-            "`loss_scale` is for `train.precision` 16-mixed, 16-true or 16-true-no-master, but that is",
+            '`loss_scale` is for `train.precision` "16-mixed", "16-true" or "16-true-no-master", but that is',
         ),
         (
             ["--loss_scale", "{floor = 9, initial = 8}", "--train.precision", "16-mixed"],
