@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from evenstep.parallel.group import Group
-from evenstep.parallel.strides import laid_out
+from evenstep.parallel.strides import gradient_format, laid_out
 
 Gradients: TypeAlias = "list[Tensor | None]"
 
@@ -111,7 +111,7 @@ class Tree:
 
     def _room(self, present: list[bool]) -> Gradients:
         return [
-            torch.empty_like(parameter, dtype=parameter.grad_dtype, memory_format=torch.contiguous_format)
+            torch.empty_like(parameter, dtype=gradient_format(parameter), memory_format=torch.contiguous_format)
             if has
             else None
             for parameter, has in zip(self._parameters, present, strict=True)

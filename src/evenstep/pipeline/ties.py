@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from evenstep.errors import ArgumentError
 from evenstep.internals import local_tensor
 from evenstep.parallel.group import Group
+from evenstep.parallel.strides import gradient_format
 
 
 @final
@@ -90,7 +91,7 @@ def _sum_one(tie: Tie, present: set[str], parameters: Mapping[str, nn.Parameter]
         if name in parameters and total is not None:
             parameter = parameters[name]
             if parameter.grad is None:
-                parameter.grad = torch.empty_like(parameter, dtype=_format(parameter))
+                parameter.grad = torch.empty_like(parameter, dtype=gradient_format(parameter))
             _held(parameter.grad).copy_(total)
 
 
@@ -102,12 +103,7 @@ def _held(tensor: Any) -> Tensor:
 def _like(parameter: Tensor) -> Tensor:
     """A stand-in for what this rank holds of a gradient, which takes no memory."""
     held = _held(parameter)
-    return torch.empty((), dtype=_format(parameter), device=held.device).expand(held.shape)
-
-
-def _format(parameter: Tensor) -> torch.dtype:
-    """The number format of a gradient that was summed over ranks."""
-    return parameter.grad_dtype or torch.float32
+    return torch.empty((), dtype=gradient_format(parameter), device=held.device).expand(held.shape)
 
 
 def _received(like: Tensor, rank: int, group: Group) -> Tensor:

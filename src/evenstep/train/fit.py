@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from evenstep.optim.aside import Aside
 from evenstep.optim.stepping import Steps
+from evenstep.parallel.strides import gradient_format
 from evenstep.train.optimizer_state import options_of
 from evenstep.train.split import num_elements
 from evenstep.train.split_limit import SubBatch, parts_of
@@ -75,7 +76,7 @@ def state_allocated(optimizer: Optimizer, steps: Steps | None = None) -> Generat
     masters = {name: master.to("cpu", copy=True) for name, master in steps.masters.items()}
     options = options_of(optimizer)
     for parameter in trained:
-        parameter.grad = torch.zeros_like(parameter, dtype=parameter.grad_dtype)
+        parameter.grad = torch.zeros_like(parameter, dtype=gradient_format(parameter))
     steps(optimizer, 0)
     for parameter, value in zip(trained, kept, strict=True):
         parameter.grad = None

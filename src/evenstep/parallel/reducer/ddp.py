@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import final
 
-import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -20,7 +19,7 @@ from evenstep.parallel.group import Group
 from evenstep.parallel.reducer.reducer import ChoosesTrained, Compresses, Reducer
 from evenstep.parallel.replicas import compare_replicas, synchronise
 from evenstep.parallel.strategy import Strategy
-from evenstep.parallel.strides import laid_out
+from evenstep.parallel.strides import gradient_format, laid_out
 
 BUCKET_BYTES = 25 * 2**20  # as torch's DDP has it
 
@@ -156,17 +155,8 @@ class DdpReducer(Reducer, ChoosesTrained, Compresses):
 def _flat_gradient(parameter: nn.Parameter) -> Tensor:
     gradient = parameter.grad
     if gradient is None:
-        return parameter.new_zeros(parameter.numel(), dtype=parameter.grad_dtype)
+        return parameter.new_zeros(parameter.numel(), dtype=gradient_format(parameter))
     return gradient.reshape(-1)
-
-
-def gradient_format(parameter: Tensor) -> torch.dtype:
-    """The number format of a parameter's gradient: mostly its own.
-
-    >>> gradient_format(torch.zeros(1))
-    torch.float32
-    """
-    return parameter.grad_dtype or parameter.dtype
 
 
 def _in_buckets(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[_Bucket]:

@@ -20,6 +20,7 @@ from evenstep.parallel.reducer.padded import PaddedReducer
 from evenstep.parallel.reducer.per_plan import PlanReducer, unreduced
 from evenstep.parallel.reducer.reducer import Reducer
 from evenstep.parallel.reducer.sharded import Sharded
+from evenstep.parallel.strides import gradient_format
 from evenstep.parallel.tree import Tree
 
 
@@ -88,7 +89,7 @@ class OrderedFsdpPlanReducer(PlanReducer):
 
     def collect(self, microbatch: int) -> None:
         present = [*map(unreduced, self._shards), *(number.grad for number in self._numbers)]
-        dtypes = [*map(_summed_in, self._shards), *(number.grad_dtype for number in self._numbers)]
+        dtypes = [*map(_summed_in, self._shards), *map(gradient_format, self._numbers)]
         self._forget_gradients()
         self._tree.add(microbatch, [g if g is None else g.to(d) for g, d in zip(present, dtypes, strict=True)])
 

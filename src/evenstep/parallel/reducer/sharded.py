@@ -23,6 +23,7 @@ from evenstep.parallel.reducer.reducer import ChoosesTrained, Reducer
 from evenstep.parallel.replicas import compare_replicas, synchronise
 from evenstep.parallel.shardable import check_shardable, check_steppable, cuttable
 from evenstep.parallel.strategy import Strategy
+from evenstep.parallel.strides import gradient_format
 
 
 class Sharded(Strategy):
@@ -239,16 +240,16 @@ class ShardedReducer(Reducer, ChoosesTrained):
             number.grad = number.grad if any(number is one for one in having) else None
         for number in having:
             if not number.numel():
-                number.grad = torch.zeros_like(number, dtype=number.grad_dtype)
+                number.grad = torch.zeros_like(number, dtype=gradient_format(number))
         having = [number for number in having if number.numel()]
         if not having:
             return
         total = torch.stack(
-            [torch.zeros_like(one, dtype=one.grad_dtype) if one.grad is None else one.grad for one in having]
+            [torch.zeros_like(one, dtype=gradient_format(one)) if one.grad is None else one.grad for one in having]
         )
         self.group.sum(total)()
         for number, gradient in zip(having, total, strict=True):
-            number.grad = gradient.to(number.grad_dtype)
+            number.grad = gradient.to(gradient_format(number))
 
 
 def _called(item: nn.Module) -> Iterator[nn.Module]:
