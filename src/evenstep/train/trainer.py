@@ -48,6 +48,7 @@ from evenstep.train.conduct import conducted, where
 from evenstep.train.emergency import emergency_save
 from evenstep.train.engine import Engine
 from evenstep.train.evaluations import named_set
+from evenstep.train.footprint import Footprint
 from evenstep.train.metrics import build_meters
 from evenstep.train.number_formats import check_formats
 from evenstep.train.optimizers import check_optimizer, watch_first_step
@@ -202,6 +203,10 @@ class Trainer(Surface):
         self._agree = partial(check_agreement, self._loop, optimizer, parts.names, self.evaluations, said)
         self._run = self._group.run_of(self._loop, self._agree)
         self._is_built = True
+
+    def footprint(self) -> Footprint:
+        """What this rank keeps in memory for the parameters; the optimizer's state is known after the first update."""
+        return self._loop.engine.footprint()
 
     def request_stop(self, reason: str, *, requeue: bool = False) -> None:
         """Stop at the end of this update.
