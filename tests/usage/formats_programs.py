@@ -119,7 +119,9 @@ def train(
     result = trainer.train()
     state = trainer.state_dict()
     formats = {str(one.dtype) for one in model.parameters()}
+    values = [value.double().flatten() for value in state["model"].values()]
     return {
+        "values": torch.cat(values).tolist(),
         "model": digest(state["model"]),
         "optimizer": digest(state["optimizer"]["state"]),
         "ema": digest(state["ema"]),

@@ -7,7 +7,7 @@ float32, since moves below 1/256 of a statistic would be lost. It is not autocas
 """
 
 from collections.abc import Collection, Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -35,8 +35,6 @@ class SixteenBits(Precision):
         ArgumentError: there is no such place to cast at.
     """
 
-    format: ClassVar[torch.dtype]
-
     def __init__(self, *, cast_inputs: Where = "after-transfer", float32_outputs: bool = True) -> None:
         if cast_inputs not in ("after-transfer", "before-transfer"):
             raise ArgumentError(f'`cast_inputs` must be "after-transfer" or "before-transfer", but is {cast_inputs!r}.')
@@ -55,6 +53,8 @@ class SixteenBits(Precision):
     def convert(self, model: nn.Module, held: Collection[int]) -> frozenset[int]:
         """Give the model this format, but for the parameters that get masters: those become float32 here."""
         rounded: set[int] = set()
+        format = self.format
+        assert format is not None
         for module in model.modules():
             if stays_float32(module):
                 continue
@@ -62,14 +62,14 @@ class SixteenBits(Precision):
                 if parameter is None or parameter.dtype not in _REAL:
                     continue
                 is_held = id(parameter) in held
-                parameter.data = parameter.data.to(torch.float32 if is_held and self.keeps_masters else self.format)
+                parameter.data = parameter.data.to(torch.float32 if is_held and self.keeps_masters else format)
                 if is_held:
                     parameter.grad_dtype = torch.float32
                     rounded.add(id(parameter))
             own = buffers_of(module)
             for name, buffer in own.items():
                 if buffer is not None and buffer.dtype in _REAL:
-                    own[name] = buffer.to(self.format)
+                    own[name] = buffer.to(format)
         return frozenset(rounded)
 
 
