@@ -98,3 +98,15 @@ class MissingExtraError(EvenstepError, ImportError):
         super().__init__(
             f"`{package}` is needed for this but is not installed; install it with `pip install 'evenstep[{extra}]'`."
         )
+
+
+def clause(error: BaseException | str) -> str:
+    """What an error says, as a part of a sentence of ours: its type and its text, without a full stop at the end.
+
+    >>> clause(ValueError("no such file.")), clause(TimeoutError()), clause("the disk is full.")
+    ('ValueError: no such file', 'TimeoutError', 'the disk is full')
+    """
+    text = str(error).rstrip().rstrip(".")
+    if isinstance(error, str):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -70,6 +70,9 @@ def _root(seed: int) -> int:
 
 def _extended(state: int, path: tuple[int | str, ...]) -> int:
     for step in path:
-        number = crc32(step.encode()) | 1 << 40 if isinstance(step, str) else step & _MASK
-        state = mix(state ^ number)
+        value = state ^ (crc32(step.encode()) | 1 << 40 if isinstance(step, str) else step & _MASK)
+        value = (value + 0x9E3779B97F4A7C15) & _MASK  # `mix`, written out: keys are made in every micro-batch
+        value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+        state = value ^ (value >> 31)
     return state

@@ -13,11 +13,13 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from inspect import signature
-from typing import TYPE_CHECKING, Any, Literal, final, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, final, get_args
 
 from evenstep.choice import choose
 from evenstep.errors import ArgumentError
+from evenstep.renamed import warn
 
 if TYPE_CHECKING:
     from evenstep.events import Best, Writer
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from evenstep.train.combine import Combine
     from evenstep.train.failures import FailurePolicy
     from evenstep.train.spikes import LossSpikes
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 NonFinite = Literal["stop", "skip", "retry", "rewind", "rewind_past", "drop_task"]
 OutOfMemory = Literal["retry", "stop"]
@@ -291,7 +295,43 @@ OLD_ARGUMENTS = {
 }
 """Arguments that a trainer had before there were option objects, and the field that each is now."""
 
-OLD_NONES = {"on_non_finite": "stop", "on_out_of_memory": "retry", "loss_spikes": "ignore"}
+_OLD_NONES = {"on_non_finite": "stop", "on_out_of_memory": "retry", "loss_spikes": "ignore"}
+
+
+def takes_old_arguments(constructor: _Function) -> _Function:
+    """A decorator: the old arguments are still taken, and put into their option objects, each with a warning.
+
+    Raises:
+        ArgumentError: when called with an old argument and with the option object that it is in now.
+
+    >>> import warnings
+    >>> @takes_old_arguments
+    ... def train(*, log=Logging()): return log
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always")
+    ...     print(train(log_every_updates=3))
+    Logging(every_updates=3, writers=None)
+    >>> str(caught[0].message)
+    '`log_every_updates=…` is called `log=Logging(every_updates=…)` now; the old name goes with the next version.'
+    """
+
+    @wraps(constructor)
+    def called(*args: Any, **given: Any) -> Any:
+        if not OLD_ARGUMENTS.keys() & given.keys():
+            return constructor(*args, **given)
+        kept = {name: value for name, value in given.items() if name not in OLD_ARGUMENTS}
+        fields: dict[str, dict[str, Any]] = {}
+        for old in [name for name in given if name in OLD_ARGUMENTS]:
+            argument, _, field = OLD_ARGUMENTS[old].partition(".")
+            new = f"{argument}={OPTIONS[argument].__name__}({field}=…)"
+            if argument in given:
+                raise ArgumentError(f"`{old}` and `{argument}` are both given; write `{new}` only.")
+            warn(f"{old}=…", new)
+            fields.setdefault(argument, {})[field] = _OLD_NONES.get(old) if given[old] is None else given[old]
+        made = {argument: OPTIONS[argument](**values) for argument, values in fields.items()}
+        return constructor(*args, **kept, **made)
+
+    return cast("_Function", called)
 
 
 def default_of(constructor: Callable[..., object], name: str) -> Any:

@@ -121,7 +121,7 @@ def test_all_its_methods_are_called_by_some_event_and_it_listens_to_at_least_one
 ) -> None:
     trainer = FakeTrainer(tmp_path, updates=None)
     bus = Bus([built(kind)], trainer)
-    assert any(bus.listens(name) for name in vars(Hook) if name.startswith(("before_", "after_", "on_")))
+    assert bus.heard
 
 
 @every_hook

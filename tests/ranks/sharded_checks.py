@@ -131,6 +131,31 @@ def a_rank_without_work_changes_nothing(group: Group) -> object:
     ) < 1e-6, bool(mean.isfinite().all())
 
 
+class Counted(Plain):
+    """Whose first half of each global batch has no weight."""
+
+    def weight(self, batch: Any) -> float:
+        return float((batch[0][:, 0] > 0.2).sum())
+
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        return ((output.squeeze(-1) - batch[1]) ** 2 * (batch[0][:, 0] > 0.2)).sum()
+
+
+def a_rank_without_work_beside_one_with_several_passes(group: Group) -> object:
+    """On copies that each rank holds whole nothing is gathered, so nothing but the order tells passes apart."""
+    found: list[float] = []
+    for shard_ranks, kind in ((1, Fsdp), (2, Fsdp), (1, OrderedFsdp), (2, OrderedFsdp)):
+        ones: list[Trainer] = []
+        for strategy in (Single(), kind(group, shard_ranks=shard_ranks)):
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1))
+            data = MapData(DATA[:4] + DATA[:4], global_batch_size=4, micro_batch_size=1, shuffle=False)
+            ones.append(trainer(strategy, Counted(), model=model, data=data))
+            ones[-1].train()
+        found.append(near(*map(values, ones)))
+    return max(found) < 1e-6
+
+
 def non_finite_numbers_of_an_unseen_pass_reach_nobody(group: Group) -> object:
     """Update 1 is skipped because its batch is not finite; rank 1, without work after it, runs that batch unseen."""
     bad = [(torch.full((3,), torch.inf), torch.tensor(0.0))] * 4 + DATA[:2]

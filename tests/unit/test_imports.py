@@ -24,6 +24,7 @@ ROOT = {
     "plugins",
     "renamed",
     "signals",
+    "strides",
     "version",
 }
 CORE = {"train", "pipeline", "parallel", *LEAVES}

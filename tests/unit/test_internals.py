@@ -1,6 +1,7 @@
 """What is used of torch beside its public names is still as it was found, and stands in one file."""
 
 import ast
+import functools
 import inspect
 from datetime import timedelta
 from pathlib import Path
@@ -41,20 +42,20 @@ OF_TORCH = {
     "_foreach_norm",
     "_forward_hooks",
     "_forward_pre_hooks",
+    "_global_optimizer_post_hooks",
+    "_global_optimizer_pre_hooks",
     "_modules",
-    "_non_persistent_buffers_set",
-    "_opt_called",
     "_optimizer_state_dict_post_hooks",
+    "_optimizer_step_post_hooks",
+    "_optimizer_step_pre_hooks",
     "_orig_mod",
     "_parameters",
-    "_plugins",
     "_profiler_enabled",
     "_register_backend",
     "_set_default_backend",
     "_set_default_timeout",
     "_shutdown_workers",
     "_step_supports_amp_scaling",
-    "_timeout",
     "_version",
     "_workers",
     "_world",
@@ -170,7 +171,6 @@ def test_what_modules_hold_is_found() -> None:
     assert list(internals.children_of(model)) == ["0", "1", "2"]
     assert list(internals.parameters_of(model[1])) == ["weight", "bias"]
     assert list(internals.buffers_of(model)) == ["lasting", "passing"]
-    assert [internals.is_temporary(model, name) for name in ("lasting", "passing")] == [False, True]
     assert not internals.has_hooks(model)
     model.register_forward_pre_hook(lambda *_: None)
     act.register_forward_hook(lambda *_: None)
@@ -217,7 +217,6 @@ def test_groups_can_be_made_around_a_backend() -> None:
     tensor = torch.ones(2)
     group.allreduce([tensor]).wait()
     assert tensor.tolist() == [1.0, 1.0] and group.size() == 1
-    assert not internals.has_backend("nobody's") and not internals.has_backend("gloo")
     assert dist.distributed_c10d._world.pg_names.get(group) is None  # which only init_process_group and new_group enter
 
 
@@ -225,3 +224,33 @@ def test_trees_of_tensors_and_stores_have_their_names() -> None:
     leaves, form = internals.pytree.tree_flatten({"a": [torch.ones(1), 2]})
     assert internals.pytree.tree_unflatten(leaves, form)["a"][1] == 2
     assert issubclass(internals.TCPStore, internals.Store) and issubclass(internals.PrefixStore, internals.Store)
+
+
+def test_a_step_is_the_optimizers_own_whoever_watches_or_has_changed_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+    from torch.profiler import ProfilerActivity, profile
+
+    def made() -> tuple[torch.Tensor, torch.optim.Optimizer]:
+        weight = torch.zeros(1, requires_grad=True)
+        weight.grad = torch.ones(1)
+        return weight, torch.optim.SGD([weight], lr=1.0)
+
+    weight, plain = made()
+    internals.take_step(plain)
+    assert weight.tolist() == [-1.0]
+    told: list[str] = []
+    plain.register_step_pre_hook(lambda *_: told.append("own"))
+    internals.take_step(plain)
+    everywhere = register_optimizer_step_pre_hook(lambda *_: told.append("all"))
+    internals.take_step(made()[1])
+    everywhere.remove()
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        internals.take_step(made()[1])
+    assert told == ["own", "all"] and "Optimizer.step#SGD.step" in {event.key for event in seen.key_averages()}
+    weight, scheduled = made()
+    scheduled.step = lambda: told.append("an LR scheduler's")  # type: ignore[method-assign,assignment]
+    internals.take_step(scheduled)
+    weight, changed = made()
+    monkeypatch.setattr(torch.optim.SGD, "step", functools.wraps(torch.optim.SGD.step)(lambda _: told.append("mine")))
+    internals.take_step(changed)
+    assert told[2:] == ["an LR scheduler's", "mine"] and weight.tolist() == [0.0]

@@ -89,14 +89,36 @@ def test_a_folder_that_is_used_is_refused_alike(run: Command) -> None:
     assert checked[2] == trained[2]
 
 
-@pytest.mark.parametrize("name", ["check", "train"])
-def test_a_folder_that_is_used_is_refused_before_any_rank_is_started(name: str, run: Command, recipe: Path) -> None:
+def test_a_folder_that_is_used_is_refused_before_any_rank_is_started(run: Command, recipe: Path) -> None:
     (recipe / "runs" / "tiny").mkdir(parents=True)
     (recipe / "runs" / "tiny" / "config.toml").write_text("")
-    code, out, err = run(name, "run.toml", "--launch.ranks", "2")
+    code, out, err = run("train", "run.toml", "--launch.ranks", "2")
     assert code == 1
     assert "exists already, and nothing in it was touched" in err
     assert "ranks " not in out
+
+
+@pytest.mark.parametrize(
+    ("settings", "others"),
+    [
+        (["--train.updates", "0", "--seed", "x"], ["`train.updates`", "`seed`"]),
+        (["--data.train.target", "wrong.py:wide"], ["shapes cannot be multiplied"]),
+        (["--task.target", "wrong.py:NotFinite"], ["its gradient is not finite"]),
+        (["--parallel.pipeline", "13"], ["can't be cut into stages"]),
+    ],
+)
+def test_a_folder_that_is_used_is_said_beside_all_else(
+    settings: list[str], others: list[str], run: Command, recipe: Path
+) -> None:
+    (recipe / "runs" / "tiny").mkdir(parents=True)
+    (recipe / "runs" / "tiny" / "config.toml").write_text("")
+    code, _, err = run("check", "run.toml", *settings)
+    assert code in (1, 2)
+    for words in (*others, "the run folder runs/tiny exists already"):
+        assert words in err
+    code, out, err = run("check", "run.toml")
+    assert code == 1
+    assert "checked     1 update" in out and err.startswith("evenstep: the run folder runs/tiny exists already")
 
 
 def test_a_checkpoint_that_does_not_fit_is_refused_alike(run: Command) -> None:
@@ -104,7 +126,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_alike(run: Command) -> None:
     again = ["run.toml", "--resume", "auto", "--seed", "7"]
     checked, trained = (run(command, *again) for command in ("check", "train"))
     assert checked[0] == trained[0] == 1
-    assert "seed was 42 and is now 7" in checked[2]
+    assert "`seed` was 42 and is now 7" in checked[2]
     assert trained[2].startswith(checked[2].rstrip())
 
 

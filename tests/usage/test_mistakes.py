@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Ema, Hook, Logging, Loss, MapData, Mixture, Task, Trainer, Training
+from evenstep import Ema, Engine, Group, Hook, Logging, Loss, MapData, Mixture, Task, Trainer, Training
 from evenstep.errors import ArgumentError, CheckpointError, TaskError
 
 
@@ -158,3 +158,51 @@ def test_an_average_is_of_one_trainer() -> None:
     trainer(train=Training(ema=ema))
     with pytest.raises(ArgumentError, match="an average of its own"):
         trainer(train=Training(ema=ema))
+
+
+def test_ranks_say_the_number_of_the_update_that_a_hook_or_sample_fails_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted, seen = list[int](), list[tuple[int, int]]()
+    monkeypatch.setattr(Group, "at", lambda group, update: noted.append(update))
+
+    class Looks(Hook):
+        def before_update(self, event: Any) -> None:
+            seen.append((event.update, noted[-1]))
+
+    class Samples(list[tuple[Tensor, Tensor]]):
+        def __getitem__(self, number: Any) -> Any:
+            seen.append((progress() + 1, noted[-1]))
+            return super().__getitem__(number)
+
+    def progress() -> int:
+        return one.progress.update
+
+    one = trainer(hooks=[Looks()], data=MapData(Samples(points()), global_batch_size=8))
+    one.train()
+    assert len(seen) == 3 + 3 * 8 and all(wanted == said for wanted, said in seen)
+
+
+def test_an_engine_notes_the_update_before_it_looks_at_its_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted = list[int]()
+    monkeypatch.setattr(Group, "at", lambda group, update: noted.append(update))
+
+    class Looks(Square):
+        def loss(self, output: Any, batch: Any) -> Any:
+            assert noted == [1]
+            return super().loss(output, batch)
+
+    model = nn.Linear(4, 1)
+    engine = Engine(model, Looks(), torch.optim.SGD(model.parameters(), lr=0.1), device="cpu")
+    engine.update((torch.ones(4, 4), torch.ones(4)))
+
+
+def test_what_a_wrong_loss_is_answered_with_is_for_an_engine_too() -> None:
+    class Mean(Task):
+        def loss(self, output: Any, batch: Any) -> Any:
+            return ((output.squeeze(-1) - batch[1]) ** 2).mean()
+
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batch = (torch.ones(4, 4), torch.ones(4))
+    with pytest.raises(TaskError, match=r"If it is meant as it is: `train=Training\(check_loss=False\)`"):
+        Engine(model, Mean(), optimizer, device="cpu").update(batch)
+    Engine(model, Mean(), optimizer, device="cpu", train=Training(check_loss=False)).update(batch)

@@ -1,6 +1,8 @@
 """What may change when a run goes on: from the library, and from the command line."""
 
+import shutil
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Ema, Hook, MapData, Task, Trainer, Training
+from evenstep import Ema, Hook, Logging, MapData, Mixture, Task, Trainer, Training
+from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.events import Best, EarlyStop, Evaluate, EvaluateEnd, Incident, UpdateEnd
+from evenstep.precision import Fp16Mixed
+from evenstep.train import GradNorm, Uncertainty
+from evenstep.train.run_folder import FILES, FOLDERS
+from evenstep.train.settings import LEAVE_NO_TRACE, MAY_CHANGE
 
 EVALUATED = ["--evaluate.every_updates", "1"]
 
@@ -51,7 +58,7 @@ class Counts(Hook):
         self.count = state["count"]
 
 
-def trainer_of(folder: Path, heard: Heard, *hooks: Hook, updates: int = 4, **more: Any) -> Trainer:
+def trainer_of(folder: Path, heard: Heard, *hooks: Hook, updates: int | None = 4, **more: Any) -> Trainer:
     torch.manual_seed(0)
     model = nn.Linear(2, 1)
     pairs = [(row, row.sum(dim=0, keepdim=True)) for row in torch.randn(16, 2)]
@@ -135,6 +142,153 @@ def test_an_average_may_be_dropped_and_it_is_said(tmp_path: Path) -> None:
     ]
 
 
+def built(folder: Path, heard: Heard, updates: int = 2, optimizer: Any = None, **more: Any) -> Trainer:
+    """A trainer of two tasks, which has something to combine, with SGD unless another is asked for."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    rows = torch.randn(16, 2, generator=torch.Generator().manual_seed(0))
+    data = {name: MapData([(row, row.sum(dim=0, keepdim=True)) for row in rows], global_batch_size=4) for name in "ab"}
+    return Trainer(
+        model=model,
+        task={name: Square() for name in data},
+        optimizer=(optimizer or sgd())(model.parameters()),
+        data=Mixture(data),
+        updates=updates,
+        folder=folder,
+        device="cpu",
+        hooks=heard,
+        **more,
+    )
+
+
+def sgd(**options: Any) -> Callable[[Any], torch.optim.Optimizer]:
+    return of(torch.optim.SGD, **options)
+
+
+def of(kind: Any, **options: Any) -> Callable[[Any], torch.optim.Optimizer]:
+    def make(parameters: Any) -> torch.optim.Optimizer:
+        return kind(parameters, **{"lr": 0.01, **options})
+
+    return make
+
+
+SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "a rate": ({}, {"optimizer": sgd(lr=0.5)}, "the optimizer's `lr` was 0.01 and is now 0.5"),
+    "a tensor rate": (
+        {"optimizer": sgd(lr=torch.tensor(0.25), foreach=True)},
+        {"optimizer": sgd(lr=torch.tensor(0.5), foreach=True)},
+        "the optimizer's `lr` was 0.25 and is now 0.5",
+    ),
+    "weight decay": (
+        {},
+        {"optimizer": sgd(weight_decay=0.5)},
+        "the optimizer's `weight_decay` was 0 and is now 0.5",
+    ),
+    "a schedule is new": ({}, {"lr_schedule": "linear"}, "`lr_schedule` was None and is now Linear("),
+    "a schedule is gone": ({"lr_schedule": "linear"}, {"lr_schedule": None}, "Linear(warmup_updates=0"),
+    "a schedule's end": (
+        {"lr_schedule": "linear"},
+        {"lr_schedule": {"kind": "linear", "end_factor": 0.5}},
+        "`lr_schedule.end_factor` was 0.1 and is now 0.5",
+    ),
+    "train.clip_norm": ({}, {"train": Training(clip_norm=1.0)}, "`train.clip_norm` was None and is now 1.0"),
+    "train.norm_statistics": (
+        {},
+        {"train": Training(norm_statistics="frozen")},
+        "`train.norm_statistics` was shared and is now frozen",
+    ),
+    "train.channels_last": ({}, {"train": Training(channels_last=True)}, "`train.channels_last` was False"),
+    "train.coefficients": (
+        {"train": Training(coefficients={"a": 0.5})},
+        {"train": Training(coefficients={"a": 0.25})},
+        "`train.coefficients.values.a` was 0.5 and is now 0.25",
+    ),
+    "learned coefficients": (
+        {"train": Training(coefficients=Uncertainty())},
+        {"train": Training(coefficients=Uncertainty(regression=["a"]))},
+        "`train.coefficients.regression` was [] and is now ['a']",
+    ),
+    "train.combine": (
+        {"train": Training(combine=GradNorm())},
+        {"train": Training(combine=GradNorm(alpha=1.0))},
+        "`train.combine.alpha` was 1.5 and is now 1.0",
+    ),
+    "precision": (
+        {"precision": Fp16Mixed()},
+        {"precision": Fp16Mixed(growth_updates=7)},
+        "`precision.growth_updates` was 2000 and is now 7",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_other_settings_of_updates_are_refused_unless_they_are_meant_and_then_they_count_and_are_said(
+    name: str, tmp_path: Path
+) -> None:
+    before, after, words = SETTINGS[name]
+    built(tmp_path, Heard(), **before).train()
+    trainer = built(tmp_path, Heard(), updates=3, **(before | after))
+    with pytest.raises(CheckpointError, match="made with other settings") as refused:
+        trainer.resume()
+    assert words in str(refused.value)
+    assert trainer.progress.update == 0
+    heard = Heard()
+    again = built(tmp_path, heard, updates=3, **(before | after))
+    again.resume(new_settings=True)
+    assert again.train().update == 3
+    assert any(words in said for said in heard.said)
+    later = built(tmp_path, Heard(), updates=4, **(before | after))
+    later.resume()  # what was meant once is the run's from there on
+    assert later.train().update == 4
+
+
+def test_every_option_of_an_update_is_compared_or_leaves_no_trace() -> None:
+    options = {f"train.{one.name}" for one in fields(Training)}
+    silent = {f"train.{name}" for name in LEAVE_NO_TRACE}
+    assert options - silent - set(MAY_CHANGE) == {name for name in SETTINGS if name.startswith("train.")}
+
+
+def test_an_average_that_moves_otherwise_is_said(tmp_path: Path) -> None:
+    first = {"train": Training(ema=Ema(decay=0.9))}
+    _, said = gone_on(tmp_path, [], [], first=first, train=Training(ema=Ema(decay=0.5)))
+    words = "`train.ema.decay` was 0.9 and is now 0.5"
+    assert said == [f"the run goes on with other parts than it was saved with: {words}."]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "begins"),
+    [
+        (torch.optim.AdamW, {"amsgrad": True}, "AdamW can't begin with `amsgrad` in mid-run"),
+        (torch.optim.RMSprop, {"centered": True}, "RMSprop can't begin with `centered` in mid-run"),
+        (torch.optim.RMSprop, {"momentum": 0.9}, "RMSprop can't begin with `momentum` in mid-run"),
+    ],
+)
+def test_options_that_need_what_was_not_kept_are_refused_although_they_are_meant(
+    before: Any, after: dict[str, Any], begins: str, tmp_path: Path
+) -> None:
+    built(tmp_path, Heard(), optimizer=of(before)).train()
+    trainer = built(tmp_path, Heard(), updates=3, optimizer=of(before, **after))
+    with pytest.raises(CheckpointError, match=begins):
+        trainer.resume(new_settings=True)
+
+
+def test_a_model_in_another_format_is_refused(tmp_path: Path) -> None:
+    trainer_of(tmp_path, Heard()).train()
+    other = trainer_of(tmp_path, Heard(), updates=6)
+    other.model.double()
+    with pytest.raises(CheckpointError, match="weight is of float32 instead of float64"):
+        other.resume()
+
+
+@pytest.mark.parametrize("length", [{"updates": 3}, {"updates": None, "epochs": 1}])
+def test_a_run_that_is_to_be_shorter_than_it_is_is_refused(length: dict[str, Any], tmp_path: Path) -> None:
+    trainer_of(tmp_path, Heard(), updates=6).train()
+    shorter = trainer_of(tmp_path, Heard(), **length)
+    with pytest.raises(CheckpointError, match="the checkpoint is of update 6, but this run is to have"):
+        shorter.resume()
+    assert shorter.progress.update == 0
+
+
 def stopped_early(folder: Path) -> None:
     trainer = trainer_of(folder, Heard(), EarlyStop("valid/loss", "max", patience_evaluations=2), updates=20)
     result = trainer.train()
@@ -165,3 +319,52 @@ def test_an_early_stopped_run_goes_on_when_it_is_resumed(
     assert trainer.train().update == until
     assert len(heard.said) == len(said)
     assert all(words in message for words, message in zip(said, heard.said, strict=True))
+
+
+def used(folder: Path) -> None:
+    trainer_of(folder, Heard(), log=Logging(writers=("jsonl", "csv", "console"))).train()
+
+
+def test_every_name_in_a_run_folder_is_known(tmp_path: Path) -> None:
+    used(tmp_path)
+    for path in tmp_path.iterdir():
+        assert path.name in (FOLDERS if path.is_dir() else FILES)
+
+
+@pytest.mark.parametrize(
+    "name", [*FOLDERS, *FILES, *(f"checkpoints/{begin}step-00000099" for begin in ("", ".saving-", ".removing-"))]
+)
+def test_something_else_under_the_name_of_what_a_run_keeps_is_refused_when_it_is_built(
+    name: str, tmp_path: Path
+) -> None:
+    used(tmp_path)
+    path = tmp_path / name
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    if name in FILES:
+        path.mkdir()
+    else:
+        path.write_text("")
+    kind = "file" if name in FILES else "folder"
+    with pytest.raises(ArgumentError, match=f"`{path}` must be a {kind}, but it isn't"):
+        trainer_of(tmp_path, Heard(), updates=6)
+
+
+def test_a_folder_below_a_file_is_refused_when_it_is_built(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ArgumentError, match=r"because .*/file is no folder"):
+        trainer_of(tmp_path / "file" / "run", Heard())
+
+
+def test_a_checkpoint_without_its_manifest_is_passed_over_and_it_is_said(tmp_path: Path) -> None:
+    used(tmp_path)
+    newest = tmp_path / "checkpoints" / "step-00000004"
+    shutil.copytree(newest, tmp_path / "checkpoints" / "step-00000005")
+    (tmp_path / "checkpoints" / "step-00000005" / "manifest.json").unlink()
+    heard = Heard()
+    assert trainer_of(tmp_path, heard, updates=6).resume() == newest
+    assert heard.said[0].startswith("step-00000005 was passed over: it has no `manifest.json`")
+    (newest / "manifest.json").unlink()
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* can be read, of 2"):
+        trainer_of(tmp_path, Heard(), updates=6).resume()

@@ -8,7 +8,7 @@ import torch
 from launched import Failed, on_ranks
 
 from evenstep.errors import ArgumentError
-from evenstep.parallel.strides import laid_out
+from evenstep.strides import laid_out
 
 each_model = pytest.mark.parametrize("model", ["images", "transposed"])
 each_kernel = pytest.mark.parametrize("fused", [False, True], ids=["by steps", "fused"])

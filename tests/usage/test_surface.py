@@ -521,7 +521,7 @@ def test_a_global_batch_larger_than_the_data_is_said_at_the_start() -> None:
 
     data = MapData(SAMPLES, global_batch_size=100)
     trainer_of(three_layers(), "single", data=data, hooks=[Listen()]).train()
-    assert len(said) == 1 and said[0].startswith("`global_batch_size` is 100, but the data hold 8 samples")
+    assert len(said) == 1 and said[0].startswith("a global batch is 100 samples, but the data hold 8, so")
 
 
 def test_a_retry_of_what_does_not_change_ends_and_says_after_how_many_tries() -> None:

@@ -9,10 +9,10 @@ from functools import partial
 
 from evenstep.builders.options import build_checkpointing, build_failures, build_logging, build_precision
 from evenstep.builders.pipeline import build_layout
-from evenstep.builders.ranks import rank_device, ranks_of
+from evenstep.builders.ranks import is_launched, rank_device, ranks_of
 from evenstep.builders.schedule import build_schedule
 from evenstep.builders.tasks import build_coefficients, build_combine, build_mixing, windows_of
-from evenstep.config.faults import Fault
+from evenstep.config.faults import Fault, told
 from evenstep.config.schema import Config
 from evenstep.config.tasks import data_tables, evaluations_of
 from evenstep.config.translate import faults_of, keys_in
@@ -124,6 +124,9 @@ def _ranks(config: Config) -> Iterator[Fault]:
     counts = ("parallel.pipeline", "launch.ranks", "launch.slurm")
     keys = keys_in("parallel", parallel) | {"ranks": "launch.ranks"}
     yield from faults_of(partial(check_single, parallel.strategy, ranks), keys, *counts)
+    if config.failures.lost_rank == "continue" and ranks == 1 and not is_launched():
+        said = '`failures.lost_rank` is "continue", but the run has one rank, after which nobody would go on; set'
+        yield told(f"{said} `launch.ranks` to 2 or more, or leave it out.", *counts)
     yield from faults_of(partial(check_pipelines, ranks, parallel.pipeline), keys)
     yield from faults_of(partial(build_layout, config), keys)
     if parallel.strategy == "fsdp" and ranks > 1:

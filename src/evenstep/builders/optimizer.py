@@ -4,10 +4,10 @@ It decides only what the run file leaves open.
 """
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from evenstep.config.arguments import Call
-from evenstep.errors import ConfigError, TaskError
+from evenstep.errors import ConfigError, TaskError, clause
 from evenstep.optim.sharing import TORCH
 from evenstep.train.arguments import check_model
 
@@ -40,9 +40,7 @@ def build_optimizer(
         except (TypeError, ValueError, RuntimeError) as error:
             if call.function.__module__.partition(".")[0] != "torch":
                 raise
-            raise ConfigError(
-                [f"`optimizer.args` can't be for `{call.function.__name__}`, which raised {_told(error)}; change them."]
-            ) from error
+            raise ConfigError([_refused(call, model, lr, error)]) from error
     else:
         made = call(model, lr=lr)
     if not isinstance(made, torch.optim.Optimizer):
@@ -50,8 +48,33 @@ def build_optimizer(
     return made
 
 
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).rstrip('.')}"
+def _refused(call: Call, model: nn.Module, lr: float, error: Exception) -> str:
+    """What to do about a class of torch that refuses its arguments, or some of the parameters."""
+    name, unfit = call.function.__name__, _unfit(call, model, lr)
+    if not unfit:
+        return f"`optimizer.args` can't be for `{name}`, which raised {clause(error)}; change them."
+    first, shape = next(iter(unfit.items()))
+    others = f" and {len(unfit) - 1} more" if len(unfit) > 1 else ""
+    return (
+        f"`{name}` can't train `{first}` of shape {shape}{others}: it raised {clause(error)}. Let `optimizer.target` "
+        f"name a function of yours instead, which takes `model` and `lr` and gives a `MultiOptimizer` of "
+        f"`evenstep.optim`: `{name}` for the parameters that it can train, and another, such as `AdamW`, for the rest."
+    )
+
+
+def _unfit(call: Call, model: nn.Module, lr: float) -> dict[str, list[int]]:
+    """The shapes of those parameters that alone make it raise, by name; none where any parameter does."""
+
+    def raises(parameter: Tensor) -> bool:
+        try:
+            call([parameter], lr=lr)
+        except (TypeError, ValueError, RuntimeError):
+            return True
+        return False
+
+    if raises(nn.Parameter(torch.zeros(2, 2))):
+        return {}
+    return {name: list(one.shape) for name, one in model.named_parameters() if one.requires_grad and raises(one)}
 
 
 def _fused(call: Call, model: nn.Module, shards: bool) -> dict[str, bool]:
@@ -61,7 +84,7 @@ def _fused(call: Call, model: nn.Module, shards: bool) -> dict[str, bool]:
         if not (shards and "fused" in TORCH[kind].unless)
     ]
     decided = {"fused", "foreach", "capturable", "differentiable"} & call.arguments.keys()
-    dense = all(parameter.is_floating_point() for parameter in model.parameters()) and not any(
-        getattr(module, "sparse", False) for module in model.modules()
-    )
+    dense = all(
+        one.is_floating_point() and torch.empty_like(one).stride() == one.stride() for one in model.parameters()
+    ) and not any(getattr(module, "sparse", False) for module in model.modules())
     return {"fused": True} if call.function in fusible and not decided and dense else {}

@@ -25,6 +25,7 @@ from evenstep.config.named import OpenRun
 from evenstep.config.schema import Config, OneTaskTable
 from evenstep.config.tasks import data_tables, evaluations_of
 from evenstep.data import Data, Mixture
+from evenstep.data.seeding import undisturbed
 from evenstep.errors import TaskError
 from evenstep.events import Hook, Writer
 from evenstep.optim.schedules import Constant
@@ -199,13 +200,8 @@ def _checked(key: str, made: object, kind: type[_Made]) -> _Made:
 @contextmanager
 def seeded(seed: int) -> Generator[None]:
     """Seed torch's, numpy's and Python's generators inside the `with`, and give them back as they were."""
-    states = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
+    with undisturbed():
         random.seed(seed)
         np.random.seed(seed % 2**32)
         torch.default_generator.manual_seed(seed)
-        try:
-            yield
-        finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])
+        yield

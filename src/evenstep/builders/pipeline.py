@@ -16,7 +16,7 @@ from evenstep.errors import ArgumentError, ConfigError, PlanError
 from evenstep.parallel import Group, Mesh
 from evenstep.pipeline import SCHEDULES, Layers, Layout, PipelineModel
 from evenstep.pipeline.layers import check_covered
-from evenstep.pipeline.split import cut, flows
+from evenstep.pipeline.split import cut, flows, stages_per_rank_for
 
 
 def build_mesh(config: Config, group: Group) -> Mesh:
@@ -37,9 +37,7 @@ def build_layout(config: Config) -> Layout:
     """
     parallel = config.parallel
     schedule = choose("pipeline_schedule", parallel.pipeline_schedule, SCHEDULES)
-    count = parallel.stages_per_rank
-    if count is None and parallel.split_at:
-        count = -(-(len(parallel.split_at) + 1) // parallel.pipeline)
+    count = parallel.stages_per_rank or stages_per_rank_for(parallel.split_at or None, ranks=parallel.pipeline)
     with _about_pipeline(config):
         return schedule.layout(parallel.pipeline, count if parallel.pipeline > 1 else None)
 

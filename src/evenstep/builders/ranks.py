@@ -11,7 +11,7 @@ import torch
 
 from evenstep.config.schema import Config
 from evenstep.config.translate import keys_in, said_with
-from evenstep.errors import ConfigError
+from evenstep.errors import ConfigError, clause
 from evenstep.extras.elastic import Elastic, ElasticRank, Lighthouse, elastic_rank_of
 from evenstep.parallel import (
     COMPRESSIONS,
@@ -45,7 +45,7 @@ def joined(config: Config) -> Generator[Group]:
     try:
         yield group
     except BaseException as error:
-        group.fail(f"{type(error).__name__}: {error}")
+        group.fail(clause(error))
         raise
     finally:
         group.close()
@@ -74,6 +74,11 @@ def ranks_of(config: Config) -> int:
     slurm = config.launch.slurm
     job = 1 if slurm is None else slurm.nodes * slurm.ranks_per_node
     return max(config.launch.ranks, config.parallel.pipeline, job)
+
+
+def is_launched() -> bool:
+    """Whether this process is a rank already, started by evenstep, torchrun, srun, or by itself."""
+    return rank_info_of(os.environ) is not None or elastic_rank_of(os.environ) is not None
 
 
 def rank_device(config: Config) -> torch.device:

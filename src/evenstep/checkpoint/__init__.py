@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from evenstep.checkpoint.reader import CheckpointReader, newest_checkpoint, read_checkpoint, verify
     from evenstep.checkpoint.retention import clean_leftovers, remove_checkpoint, retain
     from evenstep.checkpoint.sharding import Shard, outline
-    from evenstep.checkpoint.state import is_sharded, pack
+    from evenstep.checkpoint.state import is_sharded, pack, unpack
     from evenstep.checkpoint.storage import Disk
     from evenstep.checkpoint.writer import write_checkpoint
 
@@ -49,6 +49,7 @@ __all__ = [
     "retain",
     "step_name",
     "step_update",
+    "unpack",
     "verify",
     "write_checkpoint",
     "write_emergency",
@@ -70,7 +71,7 @@ __getattr__, __dir__ = lazy_names(
         ".reader": "CheckpointReader newest_checkpoint read_checkpoint verify",
         ".retention": "clean_leftovers remove_checkpoint retain",
         ".sharding": "Shard outline",
-        ".state": "is_sharded pack",
+        ".state": "is_sharded pack unpack",
         ".storage": "Disk",
         ".writer": "write_checkpoint",
     },

@@ -202,9 +202,14 @@ class AsyncWriter:
     def _publish(self, pending: _PendingSave, results: list[WriteResult]) -> SaveResult:
         path, error = pending.write.publish(results), None
         if self._group.rank == 0:
-            keep = {"keep_last": self._keep_last, "keep_every_updates": self._keep_every}
             try:
-                retain(self.folder, **keep, protect=pending.protect, disk=self._disk)
+                retain(
+                    self.folder,
+                    keep_last=self._keep_last,
+                    keep_every_updates=self._keep_every,
+                    protect=pending.protect,
+                    disk=self._disk,
+                )
             except CheckpointError as raised:
                 error = raised
         return pending.result(path, error)

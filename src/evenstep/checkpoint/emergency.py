@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 
 from evenstep.checkpoint.layout import CHECKPOINTS, CLAIM, is_complete, step_name, step_update
-from evenstep.checkpoint.storage import LOCAL_DISK, Disk
 from evenstep.checkpoint.writer import CheckpointWrite, write_checkpoint
 from evenstep.errors import CheckpointError
 
@@ -22,13 +21,12 @@ def write_emergency(
     update: int,
     state: Mapping[str, object],
     *,
-    disk: Disk = LOCAL_DISK,
     resumed_from: str | None = None,
 ) -> Path | None:
     """Save `state` as the checkpoint of `update`, unless that is there or another rank is at it; needs no other rank.
 
     Args:
-        folder, update, state, disk, resumed_from: as for `write_checkpoint`.
+        folder, update, state, resumed_from: as for `write_checkpoint`.
 
     Returns:
         The checkpoint, or None if it is not this rank's to write.
@@ -36,7 +34,7 @@ def write_emergency(
     Raises:
         CheckpointError: it cannot be written, or the state is cut over ranks.
     """
-    write = partial(write_checkpoint, folder, update, state, disk=disk, resumed_from=resumed_from)
+    write = partial(write_checkpoint, folder, update, state, resumed_from=resumed_from)
     return write_once(folder, step_name(update), write)
 
 
@@ -62,19 +60,18 @@ def write_once(folder: Path, name: str, write: Callable[[], Path]) -> Path | Non
         claim.rmdir()
 
 
-def write_failure(run: Path, update: int, rank: int, failure: Mapping[str, object], *, disk: Disk = LOCAL_DISK) -> Path:
+def write_failure(run: Path, update: int, rank: int, failure: Mapping[str, object]) -> Path:
     """Save what a rank failed at.
 
     Args:
         update: the number of the update that failed.
         failure: what is known of it, a state as for `write_checkpoint`.
-        disk: through which all is written.
 
     Raises:
         CheckpointError: it cannot be written.
     """
     name = f"update-{update:08d}-rank-{rank:05d}"
-    return CheckpointWrite(run / FAILURES, update, {"failure": dict(failure)}, disk=disk, name=name).run()
+    return CheckpointWrite(run / FAILURES, update, {"failure": dict(failure)}, name=name).run()
 
 
 def find_failure(path: Path) -> Path:

@@ -3,13 +3,12 @@
 It looks at names and sizes, and at the content of the small JSON files. What the others hold is verified by the reader.
 """
 
-import json
 from pathlib import Path
 from stat import S_ISREG
 from typing import cast
 from zlib import crc32
 
-from evenstep.checkpoint.damage import BadFileError, UnreadableError, named_errors
+from evenstep.checkpoint.damage import BadFileError, UnreadableError, json_object, named_errors
 from evenstep.checkpoint.layout import STATE, TENSORS_SUFFIX, step_update
 from evenstep.checkpoint.manifest import MANIFEST, FileEntry, Manifest, read_manifest
 from evenstep.checkpoint.state import JSON
@@ -73,10 +72,4 @@ def read_json(path: Path, entry: FileEntry) -> dict[str, JSON]:
     with named_errors(path):
         data = path.read_bytes()
         check_checksum(path, f"{crc32(data):08x}", entry)
-        try:
-            content: object = json.loads(data)
-        except (ValueError, RecursionError) as error:
-            raise BadFileError(f"is not JSON ({error})") from error
-        if not isinstance(content, dict):
-            raise BadFileError("is not a JSON object")
-        return cast("dict[str, JSON]", content)
+        return cast("dict[str, JSON]", json_object(data))

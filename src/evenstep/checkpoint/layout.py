@@ -54,6 +54,16 @@ def step_update(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def is_step(name: str) -> bool:
+    """Whether a folder of this name is a checkpoint, or was or will be one.
+
+    >>> is_step("step-00001000"), is_step(".saving-step-00001000"), is_step("notes")
+    (True, True, False)
+    """
+    hidden = (SAVING, REPLACED, REMOVING, CLAIM)
+    return step_update(name) is not None or any(name.startswith(f"{each}step-") for each in hidden)
+
+
 def checkpoints_folder(path: Path) -> Path:
     """The folder of checkpoints that `path` means: itself, or the one in the run folder `path`."""
     inner = path / CHECKPOINTS
@@ -83,6 +93,12 @@ def complete_checkpoints(folder: Path) -> list[Path]:
     except OSError as error:
         raise CheckpointError(f"the checkpoints in `{folder}` cannot be listed: {error.strerror}.") from error
     return [found[update] for update in sorted(found)]
+
+
+def without_manifest(folder: Path) -> list[Path]:
+    """The folders named as checkpoints that have lost what makes them complete; no process leaves one so."""
+    found = sorted(folder.iterdir()) if folder.is_dir() else []
+    return [path for path in found if _STEP.fullmatch(path.name) and path.is_dir() and not is_complete(path)]
 
 
 def locate(path: Path) -> Path:

@@ -16,7 +16,7 @@ from zlib import crc32
 
 import torch
 
-from evenstep.checkpoint.damage import UnreadableError
+from evenstep.checkpoint.damage import UnreadableError, json_object, named_errors
 from evenstep.version import __version__
 
 MANIFEST = "manifest.json"
@@ -93,23 +93,15 @@ def read_manifest(folder: Path) -> Manifest:
         UnreadableError: none there, a damaged one, or one of a newer evenstep; the message names the file.
     """
     path = folder / MANIFEST
-    try:
+    with named_errors(path):
         if path.is_symlink() or not path.is_file():
             raise UnreadableError(f"`{path}` is not there (or no plain file), so `{folder}` is no complete checkpoint.")
         if path.stat().st_size > _MAX_MANIFEST_BYTES:
             raise UnreadableError(f"`{path}` has {path.stat().st_size} bytes, which no manifest has.")
-        content: object = json.loads(path.read_bytes())
-    except OSError as error:
-        raise UnreadableError(f"`{path}` cannot be read: {error.strerror}.") from error
-    except (ValueError, RecursionError) as error:
-        raise UnreadableError(f"`{path}` is damaged: it is not JSON ({error}).") from error
-    return _parse(content, path)
+        return _parse(json_object(path.read_bytes()), path)
 
 
-def _parse(content: object, path: Path) -> Manifest:
-    if not isinstance(content, dict):
-        raise UnreadableError(f"`{path}` is damaged: it is not a JSON object.")
-    fields = cast("dict[str, object]", content)
+def _parse(fields: dict[str, object], path: Path) -> Manifest:
     written = fields.get("format")
     if type(written) is int and written > FORMAT:
         raise UnreadableError(

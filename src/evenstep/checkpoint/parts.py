@@ -21,7 +21,7 @@ from evenstep.checkpoint.layout import CHECKPOINTS, complete_checkpoints, is_com
 from evenstep.checkpoint.reader import read_checkpoint
 from evenstep.checkpoint.retention import discard
 from evenstep.checkpoint.state import is_sharded
-from evenstep.checkpoint.storage import LOCAL_DISK, Disk
+from evenstep.checkpoint.storage import LOCAL_DISK
 from evenstep.checkpoint.table import TensorEntry, TensorPiece, check_cover
 from evenstep.checkpoint.writer import CheckpointWrite, write_checkpoint
 from evenstep.errors import CheckpointError
@@ -42,7 +42,6 @@ def write_part(
     *,
     place: int,
     places: int,
-    disk: Disk = LOCAL_DISK,
     resumed_from: str | None = None,
 ) -> Path | None:
     """Save what this rank holds of the state after `update`; needs no other rank.
@@ -51,7 +50,7 @@ def write_part(
         update: number of committed updates in the state.
         state: a state as for `write_checkpoint`, of which tensors may be cut over ranks and names be missing.
         place, places: which of how many different parts it is; ranks that hold the same one give the same place.
-        disk, resumed_from: as for `write_checkpoint`.
+        resumed_from: as for `write_checkpoint`.
 
     Returns:
         The part's folder, or None if another rank with the same one has saved it, or is at it.
@@ -66,12 +65,12 @@ def write_part(
         cuts: dict[str, object] = {}
         held: dict[str, object] = {key: _uncut(tree, key, cuts) for key, tree in state.items()}
         held["part"] = {"cuts": cuts, "resumed_from": resumed_from}
-        return CheckpointWrite(folder, update, held, disk=disk, name=name).run()
+        return CheckpointWrite(folder, update, held, name=name).run()
 
     return write_once(folder, name, write)
 
 
-def join_parts(run: Path, *, disk: Disk = LOCAL_DISK) -> tuple[Path | None, str]:
+def join_parts(run: Path) -> tuple[Path | None, str]:
     """Make a checkpoint of the parts of the newest update that a failed run has left in the run folder `run`.
 
     Returns:
@@ -100,11 +99,11 @@ def join_parts(run: Path, *, disk: Disk = LOCAL_DISK) -> tuple[Path | None, str]
     except (CheckpointError, ValueError) as error:
         return None, f"{what} can't be used: {error} The newest checkpoint stands."
     resumed_from = states[0]["part"]["resumed_from"]
-    path = write_checkpoint(run / CHECKPOINTS, update, joined, disk=disk, resumed_from=resumed_from)
+    path = write_checkpoint(run / CHECKPOINTS, update, joined, resumed_from=resumed_from)
     return path, f"{what} was put together from {places} parts: {path}."
 
 
-def discard_parts(run: Path, *, disk: Disk = LOCAL_DISK) -> list[str]:
+def discard_parts(run: Path) -> list[str]:
     """Delete what failed runs have left of parts: they are in a checkpoint now, or of no use.
 
     Raises:
@@ -114,7 +113,7 @@ def discard_parts(run: Path, *, disk: Disk = LOCAL_DISK) -> list[str]:
     if not folder.is_dir():
         return []
     try:
-        discard(folder, disk)
+        discard(folder, LOCAL_DISK)
     except OSError as error:
         raise CheckpointError(
             f"`{error.filename or folder}`, left by a run that failed, cannot be deleted: {error.strerror}; delete it "

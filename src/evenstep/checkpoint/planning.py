@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 from evenstep.checkpoint.damage import BadFileError
 from evenstep.checkpoint.sharding import Shard
 from evenstep.checkpoint.table import TensorEntry, TensorPiece, check_cover, piece_key
-from evenstep.errors import CheckpointError
+from evenstep.errors import CheckpointError, clause
 
 
 @final
@@ -56,7 +56,7 @@ class SavePlanner(DefaultSavePlanner):
         try:
             everybody, metadata = self.create_global_plan(list(plans))
         except (ValueError, AssertionError) as error:
-            raise CheckpointError(f"the ranks' pieces do not make up one state: {error}.") from error
+            raise CheckpointError(f"the ranks' pieces do not make up one state: {clause(str(error))}.") from error
         mine: dict[str, Tensor] = {}
         for item in self.finish_plan(everybody[rank]).items:
             piece = self.resolve_data(item)
@@ -71,7 +71,7 @@ class SavePlanner(DefaultSavePlanner):
                 check_cover(name, entries[name])
             except BadFileError as error:
                 raise CheckpointError(
-                    f"what the ranks hold together {error}; each element must be held once."
+                    f"what the ranks hold together {clause(str(error))}; each element must be held once."
                 ) from error
         return mine, entries
 

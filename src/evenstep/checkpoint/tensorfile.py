@@ -17,7 +17,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from evenstep.checkpoint.damage import BadFileError
+from evenstep.checkpoint.damage import BadFileError, json_object
 from evenstep.checkpoint.state import DTYPE_NAMES
 from evenstep.checkpoint.table import DTYPES, MAX_NUMEL, TensorEntry, TensorPiece
 
@@ -124,14 +124,8 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
         if header_bytes > min(_MAX_HEADER_BYTES, size - 8):
             raise BadFileError(f"has a header of {header_bytes} bytes in a file of {size}")
         encoded = file.read(header_bytes)
-    try:
-        header: object = json.loads(encoded)
-    except (ValueError, RecursionError) as error:
-        raise BadFileError(f"has a header that is not JSON ({error})") from error
-    if not isinstance(header, dict):
-        raise BadFileError("has a header that is not a JSON object")
     begin = 8 + header_bytes
-    described = cast("dict[str, object]", header).items()
+    described = json_object(encoded, "has a header that ").items()
     entries = [(name, _parse_entry(name, entry, path.name, begin)) for name, entry in described if name != _METADATA]
     # an empty tensor begins where the next one does, so the end counts as well
     table = dict(sorted(entries, key=lambda one: (one[1].pieces[0].begin, one[1].pieces[0].end)))

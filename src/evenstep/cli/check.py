@@ -6,8 +6,8 @@ that hooks follow, and packs the state as a checkpoint would. Nothing is written
 no byte code. It says nothing about how well the run trains, and does not call the methods of the recipe's own hooks.
 """
 
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,22 +20,26 @@ from evenstep.builders import (
     build_parts,
     build_strategy,
     check_stages,
+    is_launched,
     joined,
     make_model,
     open_run,
     rank_device,
     ranks_of,
 )
-from evenstep.checkpoint import complete_checkpoints, pack
-from evenstep.cli.folder import where_to_begin
-from evenstep.cli.launch import is_rank
+from evenstep.checkpoint import UnreadableError, complete_checkpoints, pack
+from evenstep.checkpoint.layout import without_manifest
+from evenstep.cli.folder import OWN, where_to_begin
 from evenstep.cli.starting import start_ranks
 from evenstep.cli.summary import describe, parameters_of
 from evenstep.cli.trial import FirstBatch, OneUpdate, followers
+from evenstep.config.load import read
 from evenstep.config.named import OpenRun
 from evenstep.config.schema import Config
-from evenstep.config.sources import settings_of
+from evenstep.config.sources import Setting, settings_of
+from evenstep.errors import ArgumentError, CheckpointError, ConfigError
 from evenstep.events import Bus
+from evenstep.events.writers.lines import LinesWriter
 from evenstep.exits import EXIT_DONE
 from evenstep.parallel import Group
 from evenstep.train import Trainer
@@ -46,24 +50,64 @@ _MOST_RANKS = 16  # more are not started only to look at a run
 
 def run(path: str, settings: list[str]) -> int:
     """Check it."""
-    with open_run(Path(path), settings_of(settings)) as opened:
-        config = opened.config
-        folder = Path(config.runs) / config.name
-        ranks = ranks_to_try(config)
-        unmet = "" if is_rank() else _unmet(config, ranks)
-        if not is_rank():  # refused before any rank is started
-            where_to_begin(config.resume, folder)
-            if config.parallel.pipeline > 1:
-                check_stages(config, make_model(opened))
-        if not unmet:
-            code = start_ranks(config, ["check", path, *settings], ranks=ranks, restarts=False)
-            if code is not None:
-                return code
-        with joined(config) as group:
-            source = group.first_rank_does(lambda: where_to_begin(config.resume, folder)) or "never"
-            _check(opened, folder, source, group, unmet)
-            group.gather(EXIT_DONE)  # a rank that left before the others would look like one that has failed
+    given = settings_of(settings)
+    try:
+        with open_run(Path(path), given) as opened:
+            return _check_run(opened, path, settings)
+    except ConfigError as error:
+        error.faults += _of_folder(Path(path), given)
+        raise
+
+
+def _check_run(opened: OpenRun, path: str, settings: list[str]) -> int:
+    config = opened.config
+    folder = Path(config.runs) / config.name
+    ranks = ranks_to_try(config)
+    unmet = "" if is_launched() else _unmet(config, ranks)
+    if not is_launched() and config.parallel.pipeline > 1:  # refused before any rank is started
+        with _beside(_refusal(config.resume, folder)):
+            check_stages(config, make_model(opened))
+    if not unmet:
+        code = start_ranks(config, ["check", path, *settings], ranks=ranks, restarts=False)
+        if code is not None:
+            return code
+    with joined(config) as group:
+        refusal = group.first_rank_does(lambda: _refusal(config.resume, folder))
+        with _beside(refusal):
+            _check(opened, folder, "never" if refusal else config.resume, group, unmet)
+        if refusal is not None:
+            raise refusal
+        group.gather(EXIT_DONE)  # a rank that left before the others would look like one that has failed
     return EXIT_DONE
+
+
+def _refusal(resume: str, folder: Path) -> ArgumentError | None:
+    """What is wrong with the run folder, which does not keep the rest from being tried."""
+    try:
+        where_to_begin(resume, folder)
+    except ArgumentError as error:
+        return error
+    return None
+
+
+@contextmanager
+def _beside(refusal: ArgumentError | None) -> Generator[None]:
+    """Say it with whatever is raised inside."""
+    try:
+        yield
+    except Exception as error:
+        if refusal is not None and not isinstance(error, ConfigError):  # among whose faults it will be
+            error.add_note(f"Beside that, {refusal}")
+        raise
+
+
+def _of_folder(path: Path, settings: Sequence[Setting]) -> list[str]:
+    """The same beside faults of the configuration, where these leave it open which folder is meant."""
+    config, faults = read(path, settings)
+    if any(key in OWN for fault in faults for key in fault.about):
+        return []
+    refusal = _refusal(config.resume, Path(config.runs) / config.name)
+    return [] if refusal is None else [str(refusal)]
 
 
 def ranks_to_try(config: Config) -> int:
@@ -97,7 +141,9 @@ def _check(opened: OpenRun, folder: Path, source: str, group: Group, unmet: str)
         described = describe(parts, trainer)  # by all ranks together
         if says:
             print("\n".join([*([f"ranks       {unmet}"] if unmet else []), *described]), flush=True)
-        writers_of(opened.config.log.writers, folder=None, every_updates=1)  # an extra may be missing
+        for writer in writers_of(opened.config.log.writers, folder=None, every_updates=1):  # an extra may be missing
+            if isinstance(writer, LinesWriter) and source == "auto":
+                writer.check(folder)
         best = build_checkpointing(opened.config).best
         hooks = Bus([*([] if best is None else [best]), *build_hooks(opened.config, parts.hooks)], trainer)
         _begin(trainer, source, folder)
@@ -136,11 +182,24 @@ def _staying(config: Config) -> Config:
 
 
 def _begin(trainer: Trainer, source: str, folder: Path) -> None:
-    if source == "auto":
-        saved = complete_checkpoints(folder / "checkpoints")
-        source = str(saved[-1]) if saved else "never"
-    if source != "never":
-        trainer.resume(source)
+    if source not in ("never", "auto"):
+        trainer.resume(source, new_settings=True)
+    older = complete_checkpoints(folder / "checkpoints") if source == "auto" else []
+    if source == "auto" and not older and (lost := without_manifest(folder / "checkpoints")):
+        raise CheckpointError(f"`{lost[-1]}` has no `manifest.json`, and no other checkpoint can be read; {_PUT_BACK}")
+    while older:
+        path = older.pop()
+        try:
+            trainer.resume(path)
+            return
+        except UnreadableError as error:
+            if not older:
+                raise
+            if trainer.is_first_rank:
+                print(f"resume      {path.name} would be passed over: {error}", flush=True)
+
+
+_PUT_BACK = "put a sound copy there, or delete the folder to start over."
 
 
 def _say(one: OneUpdate, metrics: Mapping[str, float]) -> None:

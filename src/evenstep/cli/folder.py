@@ -9,7 +9,6 @@ The rest of the folder (metrics, checkpoints, status, report) is written by thos
 """
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -21,10 +20,13 @@ from evenstep.config.target import loaded_from
 from evenstep.config.toml import dumps
 from evenstep.errors import ArgumentError
 from evenstep.events.files import replace_text
+from evenstep.train.run_folder import FILES, FOLDERS, check_folder, check_writable
 
 CONFIG = "config.toml"
 RECIPE = "recipe"
+NEW_RECIPE = ".recipe.new"
 ORIGIN = ".copied-from"
+ENVIRONMENT = "environment.json"
 OWN = ("name", "runs", "resume")  # where a run is and that it goes on: said by who names its folder
 
 
@@ -39,16 +41,11 @@ def check_free(folder: Path) -> None:
         )
 
 
-def check_writable(folder: Path) -> None:
-    """Raise ArgumentError if `folder` can't be made or written to."""
-    existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(place))
-    if not existing.is_dir():
-        raise ArgumentError(f"the run folder {folder} can't be made, because {existing} is no folder; set `runs`.")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise ArgumentError(
-            f"the run folder {folder} can't be written, because nothing may be written to {existing}; set `runs` to "
-            f"another folder, or ask for permission."
-        )
+def check_usable(folder: Path) -> None:
+    """Raise ArgumentError if what a run keeps can't be written into `folder`."""
+    folders, files = (*FOLDERS, RECIPE, NEW_RECIPE), (*FILES, CONFIG, ORIGIN, ENVIRONMENT)
+    check_folder(folder, folders=folders, files=files)
+    check_writable(folder, folders=folders, files=files)
 
 
 def where_to_begin(resume: str, folder: Path) -> str:
@@ -64,7 +61,7 @@ def where_to_begin(resume: str, folder: Path) -> str:
         return "auto" if resume == "never" or complete_checkpoints(folder / "checkpoints") else resume
     if resume != "auto":
         check_free(folder)
-    check_writable(folder)
+    check_usable(folder)
     return resume
 
 
@@ -94,7 +91,7 @@ def publish(run: OpenRun, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if run.recipe != (folder / RECIPE).resolve():
         _copy_recipe(run.recipe, folder)
-    replace_text(folder / "environment.json", json.dumps(describe_environment(), indent=2) + "\n")
+    replace_text(folder / ENVIRONMENT, json.dumps(describe_environment(), indent=2) + "\n")
     replace_text(folder / CONFIG, dumps(run.resolved()))
 
 
@@ -115,7 +112,7 @@ def edited_since(folder: Path) -> list[Path]:
 
 
 def _copy_recipe(recipe: Path, folder: Path) -> None:
-    beside = folder / f".{RECIPE}.new"
+    beside = folder / NEW_RECIPE
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir()
     for parent in {file.parent for file in loaded_from(recipe).values() if file.is_file()}:

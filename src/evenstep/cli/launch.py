@@ -15,17 +15,11 @@ from signal import SIGINT
 from time import sleep
 
 from evenstep.exits import EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
-from evenstep.extras.elastic.lighthouse import elastic_rank_of
-from evenstep.parallel.rank_info import ATTEMPT, rank_info_of
+from evenstep.parallel.rank_info import ATTEMPT
 from evenstep.signals import REQUEUE
 
 _LONGEST_PAUSE_S = 30.0
 _GRACE_S = 300  # for the update and the save between a signal and the end
-
-
-def is_rank() -> bool:
-    """Whether this process is a rank already, started here, by torchrun or by srun."""
-    return rank_info_of(os.environ) is not None or elastic_rank_of(os.environ) is not None
 
 
 def is_restarted() -> bool:

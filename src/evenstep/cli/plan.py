@@ -15,7 +15,7 @@ from evenstep.choice import advice
 from evenstep.cli.plan_costs import GIB, MIB, Layered, costs_of, read_costs
 from evenstep.cli.plan_options import FIELDS, SHARE_KEYS, Options, checked
 from evenstep.config.sources import Setting, from_arguments, from_environment
-from evenstep.errors import ArgumentError, ConfigError, PlanError
+from evenstep.errors import ArgumentError, ConfigError, PlanError, clause
 from evenstep.exits import EXIT_DONE
 from evenstep.extras.planning.draw import draw_svg, draw_text, draw_trace
 from evenstep.extras.planning.simulate import Simulation, simulate
@@ -151,7 +151,9 @@ def _chosen(asked: str) -> Schedule | None:
         try:
             return written_schedule(asked, file.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError([f"`--schedule` names the file {asked}, which can't be read: {error}."]) from error
+            raise ConfigError(
+                [f"`--schedule` names the file {asked}, which can't be read: {clause(str(error))}."]
+            ) from error
         except PlanError as error:
             raise ConfigError([f"`--schedule` names the file {asked}, but {error}"]) from error
     neither = f"`--schedule` is {asked}, which is neither a pipeline schedule nor a file"

@@ -10,9 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from evenstep.builders import joined, open_run
-from evenstep.cli.folder import OWN, RECIPE, edited_since, find_config, origin_of_recipe
-from evenstep.cli.launch import is_rank
+from evenstep.builders import is_launched, joined, open_run
+from evenstep.cli.folder import OWN, RECIPE, check_usable, edited_since, find_config, origin_of_recipe
 from evenstep.cli.starting import start_ranks, submit_run
 from evenstep.cli.training import train_in
 from evenstep.config.schema import Config
@@ -20,11 +19,12 @@ from evenstep.config.sources import Setting, read_file, settings_of
 from evenstep.errors import ConfigError
 
 SAFE = (
-    *("train.updates", "train.epochs", "evaluate", "checkpoint", "early_stop", "log", "device", "threads"),
-    *("hooks", "ema", "recipe"),
-    *("parallel", "launch", "data.micro_batch_size", "data.micro_batch_tokens"),
-    *("data.num_workers", "data.prefetch_batches", "data.timeout_s", "failures", "train.max_minutes"),
+    *("train.updates", "train.epochs", "train.max_minutes", "train.check_loss", "train.settle_every_updates"),
+    *("evaluate", "checkpoint", "early_stop", "log", "device", "threads", "hooks", "ema", "recipe"),
+    *("parallel", "launch", "failures", "data.evaluations", "data.micro_batch_size", "data.micro_batch_tokens"),
+    *("data.num_workers", "data.prefetch_batches", "data.timeout_s"),
 )
+"""What may be changed; of `data` also what each of several tasks has."""
 
 CURRENT = "current"
 
@@ -38,13 +38,15 @@ def run(path: str, settings: list[str]) -> int:
     with open_run(file, [begun, *own]) as opened:
         before = Config.model_validate(read_file(file) | {"resume": "never"})
         changed = changed_keys(before.model_dump(), opened.config.model_dump())
-        unsafe = [key for key in changed if not any(key == safe or key.startswith(f"{safe}.") for safe in SAFE)]
+        unsafe = [key for key in changed if not _is_safe(key)]
         if unsafe:
             raise ConfigError([_refusal(unsafe, file)])
         slurm = opened.config.launch.slurm
-        if slurm is not None and not is_rank():
+        if slurm is not None and not is_launched():
             again = ["resume", path, *settings, "--launch.slurm", "none"]
             return submit_run(slurm, again, name=opened.config.name, folder=folder.parent / f"{folder.name}-slurm")
+        if not is_launched():
+            check_usable(folder)  # refused before any rank is started
         code = start_ranks(opened.config, ["resume", path, *settings])
         if code is not None:
             return code
@@ -69,6 +71,17 @@ def changed_keys(before: dict[str, Any], after: dict[str, Any], outer: str = "")
         elif old != new:
             changed.append(outer + key)
     return changed
+
+
+def _is_safe(key: str) -> bool:
+    """Whether the updates already made do not depend on `key`.
+
+    >>> _is_safe("train.updates"), _is_safe("tasks.box.data.num_workers"), _is_safe("tasks.box.coefficient")
+    (True, True, False)
+    """
+    table, _, inner = key.partition(".data.")
+    key = f"data.{inner}" if table.startswith("tasks.") and inner else key
+    return any(key == safe or key.startswith(f"{safe}.") for safe in SAFE)
 
 
 def _with_origin(setting: Setting, folder: Path) -> Setting:
@@ -107,6 +120,7 @@ def _refusal(keys: list[str], file: Path) -> str:
     settings = " ".join(f"--{key} VALUE" for key in keys)
     return (
         f"{' and '.join(f'`{key}`' for key in keys)} can't be changed when a run goes on, since the updates already "
-        f"made would be another run's. Leave it out, or train a new run: "
-        f"`evenstep train {file} --name ANOTHER {settings}`. What can be changed: {', '.join(SAFE)}."
+        f"made would be another run's. Leave it out, or train another run, anew or (with `--resume {file.parent}`) "
+        f"from where this one is: `evenstep train {file} --name ANOTHER {settings}`. What can be changed: "
+        f"{', '.join(SAFE)}."
     )

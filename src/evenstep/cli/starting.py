@@ -6,7 +6,8 @@ How they are started and watched is in `launch` and `extras.elastic`; it decides
 from functools import partial
 from pathlib import Path
 
-from evenstep.cli.launch import is_rank, launch
+from evenstep.builders import is_launched
+from evenstep.cli.launch import launch
 from evenstep.cli.orphans import end_with_parent
 from evenstep.config.schema import Config, SlurmTable
 from evenstep.exits import EXIT_DONE
@@ -21,11 +22,11 @@ def start_ranks(config: Config, arguments: list[str], *, ranks: int = 0, restart
         ranks: how many; those of the run by default.
         restarts: whether they are started again after a failure, as the run says.
     """
-    if is_rank():
+    if is_launched():
         end_with_parent()
         return None
     ranks = ranks or max(config.launch.ranks, config.parallel.pipeline)
-    if ranks == 1:
+    if ranks == 1 and not (restarts and config.launch.max_restarts):
         return None
     start = launch
     if config.failures.lost_rank == "continue":

@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from evenstep.builders import joined, open_run
+from evenstep.builders import is_launched, joined, open_run
 from evenstep.cli.folder import check_free, where_to_begin
-from evenstep.cli.launch import is_rank
 from evenstep.cli.starting import start_ranks, submit_run
 from evenstep.cli.training import train_in
 from evenstep.config.sources import settings_of
@@ -15,14 +14,14 @@ def run(path: str, settings: list[str]) -> int:
     with open_run(Path(path), settings_of(settings)) as opened:
         config = opened.config
         folder = Path(config.runs) / config.name
-        if config.launch.slurm is not None and not is_rank():
+        if config.launch.slurm is not None and not is_launched():
             if config.resume != "auto":
                 check_free(folder)
             # a job that was stopped is queued again, and then goes on
             again = ["--launch.slurm", "none", *(["--resume", "auto"] if config.resume == "never" else [])]
             logs = Path(config.runs) / f"{config.name}-slurm"
             return submit_run(config.launch.slurm, ["train", path, *settings, *again], name=config.name, folder=logs)
-        if not is_rank():
+        if not is_launched():
             where_to_begin(config.resume, folder)  # refused before any rank is started
         code = start_ranks(config, ["train", path, *settings])
         if code is not None:

@@ -88,7 +88,7 @@ def _train(trainer: Trainer, group: Group, *, shows_end: bool) -> int:
 def _begin(trainer: Trainer, source: str) -> None:
     if source == "never":
         return
-    path = trainer.resume(source)
+    path = trainer.resume(source, new_settings=source != "auto")  # a path is where another run begins
     if trainer.is_first_rank:
         print(f"resume      {path or 'nothing saved yet: from the beginning'}", flush=True)
 

@@ -143,6 +143,7 @@ def _excluded(config: Config) -> Iterator[str]:
         (lasts, "failures.loss_spike", failures.loss_spike.startswith("rewind"), back),
         (lasts, "data.micro_batch_size", auto, "the micro-batches would depend on the number of ranks"),
         (job, "resume", config.resume not in ("never", "auto"), "the job, put back into the queue, would begin anew"),
+        (job, "launch.max_restarts", launch.max_restarts > 0, "a job whose time is over is queued again by SLURM"),
         (job, "launch.ranks", launch.ranks > 1, "the ranks of a job are its `ranks_per_node` on each of its `nodes`"),
     ):
         if is_so and is_other_so:
@@ -150,7 +151,7 @@ def _excluded(config: Config) -> Iterator[str]:
 
 
 def _resume(config: Config) -> Iterator[str]:
-    if config.resume in ("never", "auto") or Path(config.resume).is_dir():
+    if config.resume in ("never", "auto") or (config.resume and Path(config.resume).is_dir()):
         return
     close = get_close_matches(config.resume, ("never", "auto"), n=1)
     advice = f'did you mean "{close[0]}"?' if close else "there is no such folder."

@@ -15,7 +15,8 @@ from pydantic import ValidationError
 from evenstep.config.keys import advice_for, kind_of, locate, meant_by
 from evenstep.config.schema import Config
 
-RankInfo = tuple[str | int, ...]
+Location = tuple[str | int, ...]
+"""Where in the configuration pydantic found a fault: keys, numbers of list elements, and the tags of unions."""
 
 
 @final
@@ -143,17 +144,17 @@ _PATTERNS = {
 }
 
 
-def from_validation(error: ValidationError, origin: Callable[[Sequence[str]], str]) -> list[tuple[RankInfo, Fault]]:
-    """The faults that pydantic found, each with pydantic's place of it.
+def from_validation(error: ValidationError, origin: Callable[[Sequence[str]], str]) -> list[tuple[Location, Fault]]:
+    """The faults that pydantic found, each with pydantic's location of it.
 
     Args:
         error: of the validation of `Config`.
         origin: what to add about where the value of a key came from.
     """
-    found: list[tuple[RankInfo, Fault]] = []
+    found: list[tuple[Location, Fault]] = []
     for detail in error.errors(include_url=False):
-        place = detail["loc"]
-        path, inside = locate(place)
+        location = detail["loc"]
+        path, inside = locate(location)
         key = ".".join(path)
         kind, given, meant = detail["type"], cast("object", detail["input"]), None
         if kind == "extra_forbidden":
@@ -171,5 +172,5 @@ def from_validation(error: ValidationError, origin: Callable[[Sequence[str]], st
             text = allowed(kind, detail.get("ctx", {}), detail["msg"], given)
         text = f"`{key}`{'' if kind == 'missing' else origin(path)} {text}"
         fault = Fault(about=(key,), text=text, meant=meant, missing=kind == "missing")
-        found.append((place, fault))
+        found.append((location, fault))
     return found

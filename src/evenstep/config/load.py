@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from evenstep.config.faults import Fault, RankInfo, from_validation
+from evenstep.config.faults import Fault, Location, from_validation
 from evenstep.config.keys import locate, tables
 from evenstep.config.schema import Config
 from evenstep.config.sources import Setting, Tree, at, merge, read_file
@@ -43,7 +43,7 @@ def _validate(tree: Tree, settings: Sequence[Setting]) -> tuple[Config, list[Fau
     found = from_validation(errors, origin)
     meant = [fault.meant for _, fault in found]
     faults = [fault for _, fault in found if not (fault.missing and fault.about[0] in meant)]
-    rest = _left_out(tree, [place for place, fault in found if not fault.missing])
+    rest = _left_out(tree, [location for location, fault in found if not fault.missing])
     while (errors := _errors(rest)) is not None:
         _fill_in(rest, errors)
     return Config.model_validate(rest), faults
@@ -66,10 +66,10 @@ def _retype(tree: Tree, errors: ValidationError, settings: Sequence[Setting]) ->
     return bool(set(wanted) & texts.keys())
 
 
-def _left_out(tree: Tree, places: Sequence[RankInfo]) -> Tree:
-    """A copy of `tree` without what is at `places`."""
+def _left_out(tree: Tree, locations: Sequence[Location]) -> Tree:
+    """A copy of `tree` without what is at `locations`."""
     rest = deepcopy(tree)
-    paths = [locate(place)[0] for place in places]
+    paths = [locate(location)[0] for location in locations]
     # the longer number is the larger: so lists lose their last elements first
     for path in sorted(paths, key=lambda path: [(len(key), key) for key in path], reverse=True):
         table = at(rest, path[:-1])

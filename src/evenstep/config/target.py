@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from evenstep.choice import advice
 from evenstep.config.faults import quoted
-from evenstep.errors import ArgumentError, MissingExtraError
+from evenstep.errors import ArgumentError, MissingExtraError, clause
 
 
 @contextmanager
@@ -108,9 +108,7 @@ def _load(place: str, name: str) -> ModuleType:
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] == "torchmetrics":
             raise ArgumentError(f"can't be imported: {MissingExtraError('torchmetrics', 'torchmetrics')}") from error
-        raise ArgumentError(
-            f"can't be imported: {place} raises {type(error).__name__}: {error}{_line_of(error)}."
-        ) from error
+        raise ArgumentError(f"can't be imported: {place} raises {clause(error)}{_line_of(error)}.") from error
 
 
 def _line_of(error: BaseException) -> str:

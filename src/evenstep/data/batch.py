@@ -7,7 +7,7 @@ here reads a dataset; `MapData` and `StreamData` do.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from evenstep.errors import DataError
 
@@ -16,8 +16,7 @@ __all__ = ["JSON", "Data", "DataFault", "GlobalBatch", "Microbatch", "Part", "Po
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Position:
+class Position(NamedTuple):
     """The global batch that is taken next: number `batch` of epoch `epoch`, both from 0. Earlier ones are smaller.
 
     >>> Position(epoch=2, batch=7)
@@ -29,9 +28,7 @@ class Position:
 
     def after(self, *, ends_epoch: bool) -> "Position":
         """The position of the next global batch, given whether this one is the last of its epoch."""
-        if ends_epoch:
-            return Position(epoch=self.epoch + 1)
-        return Position(epoch=self.epoch, batch=self.batch + 1)
+        return Position(self.epoch + 1, 0) if ends_epoch else Position(self.epoch, self.batch + 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +183,10 @@ class Data(ABC):
     def state_is_of_rank(self) -> bool:
         """Whether `state_dict` is of this rank alone, and each rank must go on with its own."""
         return False
+
+    def to_cut_finer(self, samples: int) -> str:
+        """What to write so that its micro-batches are of at most so many samples, for messages."""
+        return f"make micro-batches of at most {samples} samples each"
 
     def try_resume(self) -> str:
         """Try, before anything is read, whether a resume would be exact; only streams must.

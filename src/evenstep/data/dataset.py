@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, TensorDataset
 
 from evenstep.data.batch import JSON
-from evenstep.errors import ArgumentError, DataError
+from evenstep.errors import ArgumentError, DataError, clause
 
 __all__ = ["MapDataset", "count_samples", "draws_nothing", "epoch_setters", "fetches_many", "fingerprint_of", "rows_of"]
 
@@ -69,8 +69,8 @@ def count_samples(dataset: object) -> int:
         num_samples = len(cast(MapDataset, dataset))
     except (TypeError, ValueError, NotImplementedError) as error:
         raise ArgumentError(
-            f"`dataset` must say how many samples it has, but `len` of this {name} raises {type(error).__name__}: "
-            f"{error}; write its `__len__`, or feed it as a stream with `StreamData`."
+            f"`dataset` must say how many samples it has, but `len` of this {name} raises {clause(error)}; "
+            f"write its `__len__`, or feed it as a stream with `StreamData`."
         ) from error
     if num_samples == 0:
         raise ArgumentError(

@@ -19,7 +19,7 @@ from evenstep.data.batch import DataFault
 from evenstep.data.dataset import MapDataset, draws_nothing, epoch_setters, fetches_many, rows_of
 from evenstep.data.pin import pin
 from evenstep.data.seeding import seed_generators
-from evenstep.errors import DataError
+from evenstep.errors import DataError, clause
 from evenstep.keys import key, mix
 
 __all__ = ["DEFAULT_COLLATE", "Collate", "Failure", "Fetcher", "Reply", "Request", "Seeding"]
@@ -172,23 +172,23 @@ class Fetcher(Dataset[Reply]):
 
 
 def _failure(request: Request, doing: int | str, error: Exception) -> Failure:
-    raised = f"raised {type(error).__name__}: {error}" if str(error) else f"raised {type(error).__name__}"
+    it_raised = f"raised {clause(error)}"
     some = ", ".join(map(str, request.samples[:8])) + (", …" if len(request.samples) > 8 else "")
     if doing == "set_epoch":
-        message = f"set_epoch({request.epoch}) of the dataset {raised}; correct the dataset's `set_epoch`."
+        message = f"set_epoch({request.epoch}) of the dataset {it_raised}; correct the dataset's `set_epoch`."
     elif doing == "samples":
         message = (
-            f"reading the samples {some} of the dataset at once {raised} ({request}); "
+            f"reading the samples {some} of the dataset at once {it_raised} ({request}); "
             "correct its `__getitems__` or its numbers, or remove the sample it fails on."
         )
     elif doing == "collate":
         message = (
-            f"collating the samples {some} {raised} ({request}); make the samples alike, "
-            "or pass a `collate` function that makes one batch of a list of them."
+            f"collating the samples {some} {it_raised} ({request}); make the samples alike, "
+            "or pass a `collate` function (`collate_fn` of a DataLoader) that makes one batch of a list of them."
         )
     else:
         message = (
-            f"sample {doing} of the dataset {raised} ({request}); `dataset[{doing}]` shows it alone: "
+            f"sample {doing} of the dataset {it_raised} ({request}); `dataset[{doing}]` shows it alone: "
             "correct or remove that sample."
         )
     details = "".join(traceback.format_exception(error)).rstrip()

@@ -17,7 +17,7 @@ from evenstep.data.probe import probe
 from evenstep.data.stream import Stateful, stream_epoch_setters
 from evenstep.data.stream_ranks import StreamRanks, Total
 from evenstep.data.stream_reader import END, Reader
-from evenstep.errors import DataError
+from evenstep.errors import DataError, clause
 
 __all__ = ["Cut", "IteratedData", "Reading"]
 
@@ -259,16 +259,17 @@ class IteratedData(Data):
         cursor.waiting = cursor.waiting and bool(cursor.position.batch)
         if self._stateful is None:
             return
-        self._states.setdefault(before, {})
-        self._states[cursor.position] = {
-            "epoch": cursor.position.epoch,
-            "batch": cursor.position.batch,
+        states, after = self._states, cursor.position
+        states.setdefault(before, {})
+        states[after] = {
+            "epoch": after.epoch,
+            "batch": after.batch,
             "stream_epoch": before.epoch,
             "stream": cursor.state,
             "waiting": cursor.waiting,
         }
-        while len(self._states) > _STATES_KEPT:
-            del self._states[next(iter(self._states))]
+        while len(states) > _STATES_KEPT:
+            del states[next(iter(states))]
 
     def _ran_out(self, cursor: _Cursor) -> tuple[DataFault, ...]:
         """Wait for the others, whose streams are longer; said once."""
@@ -363,7 +364,7 @@ class IteratedData(Data):
     def _failed(self, error: Exception, position: Position) -> DataError:
         self._cursor = None
         return DataError(
-            f"the stream raised {type(error).__name__}: {error} (reading batch {position.batch} of epoch "
+            f"the stream raised {clause(error)} (reading batch {position.batch} of epoch "
             f"{position.epoch}); correct the stream, or let it leave out what it cannot read."
         )
 

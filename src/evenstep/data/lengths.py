@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from evenstep.errors import ArgumentError, DataError
+from evenstep.errors import ArgumentError, DataError, clause
 
 __all__ = ["Lengths", "fitting", "measure"]
 
@@ -56,7 +56,8 @@ def _as_array(lengths: Lengths, num_samples: int) -> NDArray[Any]:
             return np.asarray(lengths)
         except ValueError as error:
             raise ArgumentError(
-                f"`lengths` must hold one whole number for each sample, but is no plain list of numbers ({error}); "
+                f"`lengths` must hold one whole number for each sample, but is no plain list of numbers "
+                f"({clause(str(error))}); "
                 "count the tokens of each sample."
             ) from error
     counted: list[int] = []
@@ -65,7 +66,7 @@ def _as_array(lengths: Lengths, num_samples: int) -> NDArray[Any]:
             counted.append(lengths(index))
         except Exception as error:
             raise DataError(
-                f"measuring sample {index} with `lengths` raised {type(error).__name__}: {error}; "
+                f"measuring sample {index} with `lengths` raised {clause(error)}; "
                 "correct the function, or correct or remove that sample."
             ) from error
     return _as_array(counted, num_samples)

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from evenstep.data.batch import DataFault
 from evenstep.data.fetch import Fetcher, Reply, Request, Seeding
 from evenstep.data.seeding import undisturbed
-from evenstep.errors import DataError
+from evenstep.errors import DataError, clause
 from evenstep.internals import end_workers, workers_of
 
 __all__ = ["Here", "Workers"]
@@ -148,9 +148,9 @@ class Workers:
         except (TypeError, AttributeError, PicklingError) as error:
             self.lost = True
             raise DataError(
-                f"the data workers could not be started: {error}. They get the dataset and the collate function by "
-                "pickling: define both at the top of a module, without lambdas or open files, or set "
-                "`num_workers` to 0."
+                f"the data workers could not be started: {clause(str(error))}. They get the "
+                "dataset and the collate function by pickling: define both at the top of a module, without lambdas or "
+                "open files, or set `num_workers` to 0."
             ) from error
         except (RuntimeError, OSError, EOFError) as error:
             raise self._loss(error, "what they had begun") from error
@@ -217,10 +217,11 @@ class Workers:
     def _loss(self, error: Exception, waiting_for: str) -> DataError:
         self.lost = True
         return DataError(
-            f"the {self._num_workers} data workers did not deliver {waiting_for}: {error}. A worker that is killed "
-            "has mostly run out of memory: use fewer workers or smaller micro-batches. One that hangs waits for a "
-            "file, a lock or the network, or made a batch that cannot be pickled: look at the dataset with "
-            f"`num_workers=0`. If fetching may take longer than {self._timeout_s:g} s, raise `timeout_s`."
+            f"the {self._num_workers} data workers did not deliver {waiting_for}: {clause(str(error))}. A worker "
+            "that is killed has mostly run out of memory: use fewer workers or smaller micro-batches. One that hangs "
+            "waits for a file, a lock or the network, or made a batch that cannot be pickled: look at the dataset with "
+            f"`num_workers=0`. If fetching may take longer than {self._timeout_s:g} s, raise `timeout_s` "
+            "(of a DataLoader its `timeout`)."
         )
 
 

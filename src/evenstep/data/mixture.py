@@ -192,6 +192,9 @@ class Mixture(Data):
             "windows": {name: list[JSON](window) for name, window in self._windows.items()},
         }
 
+    def to_cut_finer(self, samples: int) -> str:
+        return "lower the `micro_batch_size` of its parts"
+
     def batches(
         self, start: Position, *, seed: int, rank: int = 0, ranks: int = 1, pin_memory: bool = False
     ) -> Iterator[GlobalBatch]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from evenstep.data.stream import Stateful
 from evenstep.data.stream_reader import END, Reader
-from evenstep.errors import DataError
+from evenstep.errors import DataError, clause
 
 __all__ = ["alike", "probe"]
 
@@ -44,7 +44,7 @@ def probe(stream: Iterable[Any], set_epoch: Sequence[Callable[[int], object]]) -
         except Exception:  # noqa: BLE001 - said
             return (
                 f"whether the stream, a {name}, resumes exactly could not be tried: before it is read, its "
-                f"`state_dict()` raises {type(error).__name__}: {error}, and it can't be copied."
+                f"`state_dict()` raises {clause(error)}, and it can't be copied."
             )
         _compare(Reader(copied, [], seed=0, rank=0), name)
         return ""
@@ -106,7 +106,7 @@ def _inexact(name: str, what: str) -> DataError:
 
 def _fails(name: str, error: Exception) -> DataError:
     return DataError(
-        f"trying whether the stream, a {name}, resumes exactly raised {type(error).__name__}: {error}; correct the "
+        f"trying whether the stream, a {name}, resumes exactly raised {clause(error)}; correct the "
         "stream, or pass `exact_resume=False` to read it without trying."
     )
 

@@ -30,14 +30,17 @@ def seed_generators(number: int) -> None:
 
 
 @contextmanager
-def undisturbed() -> Generator[None]:
-    """Put all three generators back, at the end of the block, to where they were at its beginning."""
-    torch_state = torch.default_generator.get_state()
-    numpy_state = np.random.get_state()
-    python_state = random.getstate()
+def undisturbed(device: torch.device | None = None) -> Generator[None]:
+    """Give the caller's generators back as they were when the `with` ends: Python's, numpy's, torch's.
+
+    Args:
+        device: whose generator is given back as well, if it is a CUDA device.
+    """
+    devices = [device] if device is not None and device.type == "cuda" else []
+    numpy_state, python_state = np.random.get_state(), random.getstate()
     try:
-        yield
+        with torch.random.fork_rng(devices):
+            yield
     finally:
-        torch.default_generator.set_state(torch_state)
         np.random.set_state(numpy_state)
         random.setstate(python_state)

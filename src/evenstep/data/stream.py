@@ -115,9 +115,9 @@ def samples_in(batch: object) -> int:
 
 def _first_part(batch: object) -> object:
     if isinstance(batch, (tuple, list)) and batch:
-        first = cast(list[object], batch)[0]
+        first: Any = batch[0]
         if isinstance(first, Tensor) or hasattr(first, "shape") or isinstance(first, (tuple, list, Mapping)):
-            return cast(object, first)
+            return first
     elif not isinstance(batch, Tensor) and isinstance(batch, Mapping):
         mapping = cast(Mapping[object, object], batch)
         return next(iter(mapping.values()), mapping)

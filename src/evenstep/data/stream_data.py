@@ -15,7 +15,7 @@ from evenstep.data.fetch import DEFAULT_COLLATE, Collate
 from evenstep.data.iterated_data import Cut, IteratedData, Reading
 from evenstep.data.stream import check_stream, samples_in
 from evenstep.data.stream_ranks import StreamRanks, Together, Total, of_one_stream
-from evenstep.errors import ArgumentError, DataError
+from evenstep.errors import ArgumentError, DataError, clause
 
 __all__ = ["StreamData"]
 
@@ -119,24 +119,32 @@ class StreamData(IteratedData):
         }
         return {**fingerprint, "shared": True} if self._shared else fingerprint
 
+    def to_cut_finer(self, samples: int) -> str:
+        return "raise `num_microbatches`" if self._batched else f"make `micro_batch_size` at most {samples}"
+
     def _cut(self, items: list[object], reading: Reading, position: Position) -> Cut:
-        size = 1 if self._batched else self._micro_batch_size or max(1, len(items))
-        edges = cut_by_count(len(items), size)
-        mine = share(len(edges) - 1, rank=reading.rank, ranks=reading.ranks)
+        if self._batched:
+            return self._as_they_come(items, reading)
+        edges = cut_by_count(len(items), self._micro_batch_size or max(1, len(items)))
         microbatches: list[Microbatch] = []
-        for number in mine:
+        for number in share(len(edges) - 1, rank=reading.rank, ranks=reading.ranks):
             some = items[edges[number] : edges[number + 1]]
-            data = some[0] if self._batched else self._collated(some, position)
-            count = self._samples_in(data) if self._batched else len(some)
-            microbatches.append(
-                Microbatch(index=reading.first + number, data=data, num_samples=count, counted=self._counts)
-            )
-        if self._batched and self._shared:
-            num_samples = sum(map(self._samples_in, items))
-        else:
-            num_samples = len(items) if not self._batched else sum([one.num_samples for one in microbatches])
+            data = self._collated(some, position)
+            microbatches.append(Microbatch(index=reading.first + number, data=data, num_samples=len(some)))
         num_microbatches = len(edges) - 1 if reading.num_microbatches is None else reading.num_microbatches
-        return Cut(tuple(microbatches), num_samples, num_microbatches)
+        return Cut(tuple(microbatches), len(items), num_microbatches)
+
+    def _as_they_come(self, items: list[object], reading: Reading) -> Cut:
+        """Micro-batches of ready-made batches."""
+        counts = list(map(self._samples_in, items))
+        microbatches = [
+            Microbatch(
+                index=reading.first + number, data=items[number], num_samples=counts[number], counted=self._counts
+            )
+            for number in share(len(items), rank=reading.rank, ranks=reading.ranks)
+        ]
+        num_microbatches = len(items) if reading.num_microbatches is None else reading.num_microbatches
+        return Cut(tuple(microbatches), sum(counts), num_microbatches)
 
     def _collated(self, samples: list[object], position: Position) -> object:
         try:
@@ -144,7 +152,7 @@ class StreamData(IteratedData):
         except Exception as error:
             raise DataError(
                 f"collating batch {position.batch} of epoch {position.epoch} of the stream raised "
-                f"{type(error).__name__}: {error}; make its samples alike, or pass a `collate` function that makes "
+                f"{clause(error)}; make its samples alike, or pass a `collate` function that makes "
                 "one batch of a list of them."
             ) from error
 

@@ -5,8 +5,8 @@ items are made into, and how ranks agree on them, is not known here. An error of
 """
 
 import random
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from copy import deepcopy
 from typing import Any, cast, final
 
@@ -22,6 +22,7 @@ __all__ = ["END", "Reader"]
 END = object()
 _UNCHANGING = frozenset({int, float, str, bool, bytes, type(None)})
 _WATCHED = 4  # first items of a reader, after which a stream that has drawn nothing is taken to draw nothing
+_AS_THEY_ARE = nullcontext()
 
 
 @final
@@ -48,10 +49,10 @@ class Reader:
         self._stateful = stream if isinstance(stream, Stateful) else None
         self._set_epoch = set_epoch
         self._seed, self._rank = seed, rank
-        self._iterator: Iterator[object] | None = None
+        self._iterator: Any = None  # once begun, of the stream's items
         self._epoch_key = 0
         self._number = 0  # of the item ahead, in its epoch
-        self._draws = False
+        self._draws = self._draws_nothing = False
         self._watched = 0
         self.ahead: object = END
         self.failure: Exception | None = None
@@ -62,8 +63,7 @@ class Reader:
         with undisturbed():
             self._enter(epoch, number=0)
             self._iterator = iter(self._stream)
-            with self._keyed():
-                self.ahead = self._next()
+            self.ahead = self._next()
         return self.ahead is not END or before is None or self._iterator is not before
 
     def take(self, count: int) -> tuple[list[object], dict[str, Any] | None]:
@@ -71,7 +71,7 @@ class Reader:
         if self.failure is not None:
             raise self.failure
         items = [self.ahead]
-        with self._keyed():
+        with _AS_THEY_ARE if self._draws_nothing else undisturbed():
             item: object = None
             # Not with islice: it calls iter() again, at which some iterators begin anew.
             while len(items) < count and (item := self._next()) is not END:
@@ -96,8 +96,7 @@ class Reader:
             self._enter(epoch, number=number)
             stateful.load_state_dict(deepcopy(state))
             self._iterator = iter(self._stream)
-            with self._keyed():
-                self.ahead = self._next()
+            self.ahead = self._next()
 
     def _enter(self, epoch: int, *, number: int) -> None:
         self._epoch_key = key(self._seed, "stream", epoch, self._rank)
@@ -108,9 +107,9 @@ class Reader:
             set_epoch(epoch)
 
     def _next(self) -> object:
-        iterator = cast("Iterator[object]", self._iterator)
+        iterator = self._iterator
         self._number += 1
-        if self._watched >= _WATCHED and not self._draws:
+        if self._draws_nothing:
             return next(iterator, END)
         seed_generators(mix(self._epoch_key ^ self._number))
         if self._draws:
@@ -119,15 +118,8 @@ class Reader:
         before = _generators()
         item = next(iterator, END)
         self._draws = _generators() != before
+        self._draws_nothing = self._watched >= _WATCHED and not self._draws
         return item
-
-    @contextmanager
-    def _keyed(self) -> Generator[None]:
-        if self._watched >= _WATCHED and not self._draws:
-            yield
-            return
-        with undisturbed():
-            yield
 
 
 def _generators() -> tuple[object, ...]:

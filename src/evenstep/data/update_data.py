@@ -118,6 +118,9 @@ class UpdateData(IteratedData):
         batches: dict[str, JSON] = {"kind": "stream", "global_batch_size": None, "batched": True, "num_microbatches": 1}
         return {"kind": "updates", "stream": {**batches, "stream": fingerprint_of(self._stream)}}
 
+    def to_cut_finer(self, samples: int) -> str:
+        return "give each update as a tuple of more batches"
+
     def _reading(self, rank: int, ranks: int, total: Total | None) -> Reading:
         require_rank(rank, ranks)
         return Reading(0, rank, ranks, 1, of_one_stream(total, ranks))

@@ -12,16 +12,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from difflib import get_close_matches
 from types import TracebackType
-from typing import Any, Literal, TypeAlias, final
+from typing import Any, Literal, NamedTuple, TypeAlias, final
 
-from evenstep.errors import HookError
+from evenstep.errors import HookError, clause
 from evenstep.events.event import Event, Incident
 from evenstep.events.hook import Hook, HookTrainer
 
 SpanName = Literal["train", "epoch", "update", "microbatch", "forward", "backward", "step", "evaluate", "save"]
 Receiver: TypeAlias = tuple[str, Callable[..., Any]]
 Heard: TypeAlias = "Receiver | None"
-Pair: TypeAlias = tuple[Heard, Heard]
+
+
+class SpanHooks(NamedTuple):
+    """Who is told of a span: the two methods of each hook that listens to it, and the second ones by themselves."""
+
+    pairs: tuple[tuple[Heard, Heard], ...]
+    afters: tuple[Receiver, ...]
+
 
 _PREFIXES = ("before_", "after_", "on_")
 _METHODS = tuple(name for name in vars(Hook) if name.startswith(_PREFIXES))
@@ -38,6 +45,9 @@ class Bus:
             an incident of it.
         report: takes those incidents.
 
+    Attributes:
+        heard: the names of the methods that some hook overrides.
+
     Raises:
         HookError: for something that is not a hook, a hook given twice, or a method that no event calls.
 
@@ -46,8 +56,8 @@ class Bus:
     ...     def on_incident(self, event):
     ...         print(event.message)
     >>> bus, incident = Bus([Say(), None], trainer=Mock()), Mock(message="disk full")
-    >>> bus.listens("on_incident"), bus.listens("before_update")
-    (True, False)
+    >>> sorted(bus.heard)
+    ['on_incident']
     >>> bus.emit("on_incident", incident)
     disk full
     """
@@ -79,16 +89,13 @@ class Bus:
                 ]
         self._listeners = {name: tuple(one for one in column if one is not None) for name, column in heard.items()}
         self._spans = {
-            name.removeprefix("before_"): _pairs(column, heard[name.replace("before_", "after_")])
+            name.removeprefix("before_"): _span_hooks(column, heard[name.replace("before_", "after_")])
             for name, column in heard.items()
             if name.startswith("before_")
         }
+        self.heard = frozenset(name for name, listeners in self._listeners.items() if listeners)
         for hook in self.hooks:
             hook.attach(trainer)
-
-    def listens(self, method: str) -> bool:
-        """Whether any hook overrides `method`."""
-        return bool(self._listeners[method])
 
     def emit(self, method: Literal["on_incident"], event: Event) -> None:
         """Tell every listener; the first error is raised after all have heard."""
@@ -113,8 +120,8 @@ class Bus:
         ...     print("nobody listens, so no event is built")
         nobody listens, so no event is built
         """
-        pairs = self._spans[name]
-        return _HookSpan(pairs, begin, end) if pairs else _UNHEARD
+        hooks = self._spans[name]
+        return _HookSpan(hooks, begin, end) if hooks.pairs else _UNHEARD
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """The state of every hook that has some, by its name (`Best`, `Best#2`, …)."""
@@ -159,18 +166,18 @@ class Bus:
 
 @final
 class _HookSpan(AbstractContextManager[None]):
-    __slots__ = ("_begin", "_end", "_pairs", "_reached")
+    __slots__ = ("_begin", "_end", "_hooks", "_reached")
 
     def __init__(
-        self, pairs: Sequence[Pair], begin: Callable[[], Event], end: Callable[[BaseException | None], Event]
+        self, hooks: SpanHooks, begin: Callable[[], Event], end: Callable[[BaseException | None], Event]
     ) -> None:
-        self._pairs, self._begin, self._end = pairs, begin, end
+        self._hooks, self._begin, self._end = hooks, begin, end
         self._reached = 0
 
     def __enter__(self) -> None:
         event = self._begin()
         try:
-            for before, _ in self._pairs:
+            for before, _ in self._hooks.pairs:
                 if before is not None:
                     before[1](event)
                 self._reached += 1
@@ -181,10 +188,17 @@ class _HookSpan(AbstractContextManager[None]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _raise(self._finish(error), unless=error)
+        raised = self._finish(error)
+        try:
+            if raised is not error:
+                _raise(raised)
+        finally:
+            del raised, error  # whose traceback holds this frame: keeping it here would be a cycle
 
     def _finish(self, error: BaseException | None) -> BaseException | None:
-        afters = [after for _, after in self._pairs[: self._reached] if after is not None]
+        afters = self._hooks.afters
+        if self._reached < len(self._hooks.pairs):
+            afters = [after for _, after in self._hooks.pairs[: self._reached] if after is not None]
         return deliver(afters, self._end(error), error=error) if afters else error
 
 
@@ -202,7 +216,7 @@ def _survived(one: Receiver, report: Callable[[Incident], None] | None) -> Recei
         except Exception as error:  # noqa: BLE001 - not lost: it is an incident
             first, failing = not failing, True
             if first and report is not None:
-                message = f"{name} raised {type(error).__name__}: {error}; the run goes on, as it was told to."
+                message = f"{name} raised {clause(error)}; the run goes on, as it was told to."
                 report(Incident(kind="hook", update=event.update, message=message, traceback=traceback.format_exc()))
         else:
             failing = False
@@ -244,13 +258,13 @@ def deliver(
         del error  # the error's traceback holds this frame: keeping it here would be a cycle
 
 
-def _raise(error: BaseException | None, unless: BaseException | None = None) -> None:
-    """Raise `error`, if there is one and it is not in flight already."""
+def _raise(error: BaseException | None) -> None:
+    """Raise `error`, if there is one."""
     try:
-        if error is not None and error is not unless:
+        if error is not None:
             raise error
     finally:
-        del error, unless  # the error's traceback holds this frame: keeping it here would be a cycle
+        del error  # the error's traceback holds this frame: keeping it here would be a cycle
 
 
 def _checked(hook: object) -> Hook:
@@ -272,10 +286,15 @@ def _heard(hook: Hook, name: str) -> Heard:
     try:
         inspect.signature(method).bind(None)
     except TypeError as error:
-        raise HookError(f"`{name}` of hook `{hook.name}` must take one argument, the event: {error}.") from error
+        raise HookError(
+            f"`{name}` of hook `{hook.name}` must take one argument, the event: {clause(str(error))}."
+        ) from error
     return f"`{name}` of hook `{hook.name}`", method
 
 
-def _pairs(befores: Sequence[Heard], afters: Sequence[Heard]) -> tuple[Pair, ...]:
+def _span_hooks(befores: Sequence[Heard], afters: Sequence[Heard]) -> SpanHooks:
     pairs = zip(befores, afters, strict=True)
-    return tuple((before, after) for before, after in pairs if before is not None or after is not None)
+    return SpanHooks(
+        pairs=tuple((before, after) for before, after in pairs if before is not None or after is not None),
+        afters=tuple(after for after in afters if after is not None),
+    )

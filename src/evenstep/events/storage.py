@@ -19,7 +19,7 @@ from evenstep.events.meters import Meters, Seen
 from evenstep.events.series import Record, Series
 
 Number: TypeAlias = "float | Tensor"
-Pairs: TypeAlias = dict[tuple[int, str], Any]  # [sum, weight] under (update, name), or what a meter has seen
+Pairs: TypeAlias = dict[tuple[int, str], Any]  # (sum, weight) under (update, name), or what a meter has seen
 Entry: TypeAlias = tuple[int, str, Number, Number]
 
 
@@ -125,16 +125,12 @@ class Storage:
         pending = self._pending.copy()
         self._pending.clear()
         pairs: Pairs = {}
-        for (update, name, _, _), (total, weight) in zip(pending, _read(pending), strict=True):
-            pair = pairs.get((update, name))
-            if pair is None:
-                pairs[update, name] = [total, weight]
-            else:
-                pair[0] += total
-                pair[1] += weight
+        for (update, name, _, _), pair in zip(pending, _read(pending), strict=True):
+            known = pairs.get((update, name))
+            pairs[update, name] = pair if known is None else (known[0] + pair[0], known[1] + pair[1])
         everybody = gather(pairs | self._meters.take())
-        summed: Pairs = {}
-        for theirs in everybody:
+        summed = {key: one for key, one in everybody[0].items() if type(one) is not Seen}
+        for theirs in everybody[1:]:
             for key, one in theirs.items():
                 if type(one) is not Seen:
                     total, weight = summed.get(key, (0.0, 0.0))
@@ -142,7 +138,8 @@ class Storage:
         records = [
             Record(update, name, total / weight, weight) for (update, name), (total, weight) in summed.items() if weight
         ]
-        records = sorted([*records, *self._meters.records(everybody)], key=itemgetter(0))  # by update
+        records += self._meters.records(everybody)
+        records.sort(key=itemgetter(0))  # by update
         self._remember(records)
         return records
 

@@ -17,12 +17,13 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
-from evenstep.internals import OPTIMIZER_MARKS, has_state_hooks, times_written
+from evenstep.internals import has_state_hooks, times_written
 from evenstep.optim.multi import inner
 from evenstep.optim.sharing import TORCH
 
-_SET_BY_OTHERS = {"grad_scale", "found_inf", "step", *OPTIMIZER_MARKS}
+_SET_BY_SCALERS = {"grad_scale", "found_inf"}
 _DEPTH = 6
 _OTHER = object()
 
@@ -170,8 +171,11 @@ def _is_state(optimizer: Optimizer, name: str) -> bool:
 
 @cache
 def _ordinary() -> frozenset[str]:
-    """The attributes of every optimizer, which `state_dict` gives or which are no state."""
-    return frozenset(vars(torch.optim.SGD([torch.zeros(1, requires_grad=True)]))) | _SET_BY_OTHERS
+    """The attributes of every optimizer, which `state_dict` gives or which are no state, as those of one of torch's."""
+    scheduled = torch.optim.SGD([torch.zeros(1, requires_grad=True, device="cpu")], fused=True)
+    LambdaLR(scheduled, lambda update: 1.0)
+    scheduled.step()  # in which it marks what the scheduler has wrapped
+    return frozenset(vars(scheduled)) | _SET_BY_SCALERS
 
 
 def _own(optimizer: Optimizer) -> dict[str, object]:

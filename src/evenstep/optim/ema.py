@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError
-from evenstep.internals import foreach_move, local_tensor, shares_memory
+from evenstep.internals import foreach_move, local_tensor
 from evenstep.names import named_buffers, named_parameters
+from evenstep.strides import shares_memory
 
 
 @final

@@ -89,8 +89,9 @@ class LearningRates:
         """
         groups = self._optimizer.param_groups
         if self._schedule is None:
-            rates = [group["lr"] for group in groups] if self.names else []
-            return [rate.detach().clone() if isinstance(rate, Tensor) else rate for rate in rates]
+            if not self.names:
+                return []
+            return [rate.detach().clone() if isinstance(rate := group["lr"], Tensor) else rate for group in groups]
         factor = self._schedule(update, self._updates)
         rates: list[float | Tensor] = [base * factor for base in self._bases]
         for number, (group, rate) in enumerate(zip(groups, rates, strict=True)):

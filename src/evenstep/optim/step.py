@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from evenstep.errors import OutOfMemoryError
-from evenstep.internals import takes_scale, times_written
+from evenstep.internals import take_step, takes_scale, times_written
 from evenstep.memory import give_back, is_out_of_memory
 
 
@@ -25,7 +25,7 @@ def step(optimizer: Any) -> None:
         OutOfMemoryError: there is no room for the step, or it broke off half-way; the message says which.
     """
     if optimizer.state and takes_scale(optimizer):
-        optimizer.step()  # one kernel, which allocates nothing: no need to look at every tensor before
+        take_step(optimizer)  # one kernel, which allocates nothing: no need to look at every tensor before
         return
     before = _versions(optimizer)
     fault = _tried(optimizer)
@@ -49,7 +49,7 @@ def step(optimizer: Any) -> None:
 def _tried(optimizer: Any) -> str:
     """Step; gives why there was no memory, or "". The error stays here: its traceback holds the step's tensors."""
     try:
-        optimizer.step()
+        take_step(optimizer)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise

@@ -135,10 +135,14 @@ class CollectiveOrder:
         self._expected = not self._sequence.open
         self._enter_backward()
 
-    def arm(self, *, armed: bool) -> None:
-        """Gradients are reduced in the backward that comes, or not."""
+    def arm(self, *, armed: bool, of_next: bool = False) -> None:
+        """Gradients are reduced in the backward that comes, or not.
+
+        Args:
+            of_next: whether that is the backward of a pass that has not begun.
+        """
         self.armed = armed
-        if self._phase == "backward" and not self._place:
+        if self._phase == "backward" and not self._place and not of_next:
             self._enter_backward()
 
     def _enter_backward(self) -> None:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from evenstep.errors import ArgumentError, EvenstepError, LostRankError
+from evenstep.errors import ArgumentError, EvenstepError, LostRankError, clause
 from evenstep.internals import PrefixStore, Store
 from evenstep.parallel.flight import Entry, Flight
 from evenstep.parallel.group import Group, Interrupted
@@ -225,7 +225,7 @@ class Processes(Group):
         """Why the ranks do not meet."""
         failure = self._notices.failure()
         if failure:
-            cause = f"{failure}."
+            cause = f"{clause(failure)}."
         elif gone is None:
             cause = f"{self._meeting_place}, through which ranks find each other, is gone or frozen."
         else:
@@ -339,13 +339,13 @@ class Processes(Group):
         """Who is missing, as far as it can be found out within seconds; or that another rank breaks this off."""
         _, reason = self._notices.broken_off(self._connections.attempt)
         if reason:  # also where that rank is in another work than this one: then they have come apart
-            return Interrupted(f"rank {self.rank} of {self.ranks} could not {what}{self.where()}: {reason}.")
+            return Interrupted(f"rank {self.rank} of {self.ranks} could not {what}{self.where()}: {clause(reason)}.")
         timed_out = any(word in str(error).lower() for word in ("timed out", "timeout"))
         failure = self._notices.failure()
         missing = None if failure else self._notices.missing(late=timed_out)
         failure = failure or self._notices.failure()
         if failure:
-            cause = f"{failure}."
+            cause = f"{clause(failure)}."
         elif missing is None:
             cause = f"{self._meeting_place}, through which ranks find each other, is gone or frozen."
         elif missing:

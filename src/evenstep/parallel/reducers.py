@@ -7,7 +7,7 @@ other parameters, or tied ones (`pipeline.ties`).
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TypeVar, final
+from typing import TypeVar, cast, final
 
 import torch
 from torch import nn
@@ -124,8 +124,8 @@ class Reducers:
 
     def after_step(self) -> None:
         """The optimizer has made its step on this rank: get the parameters that others stepped."""
-        if isinstance(self.layout, StepsByOwner):
-            self.layout.fetch_parameters()
+        if self.layout.divides == "parameters":
+            cast("StepsByOwner", self.layout).fetch_parameters()
 
     def after_update(self, update: int) -> None:
         """Called after `update` was committed."""

@@ -24,9 +24,7 @@ from evenstep.internals import (
     ProcessGroupGloo,
     Store,
     group_around,
-    has_backend,
     name_of_group,
-    nccl_options,
     set_timeout,
 )
 
@@ -154,7 +152,7 @@ class RenewableNccl(Renewable):
         self._begun.record()  # pyright: ignore[reportUnknownMemberType]
 
     def _connected(self, store: Store, timeout: timedelta) -> Any:
-        return dist.ProcessGroupNCCL(store, self._rank, self._ranks, nccl_options(self._timeout))
+        return cast("Any", dist).ProcessGroupNCCL(store, self._rank, self._ranks, timeout=self._timeout)
 
     def _kind(self) -> Any:
         return ProcessGroup.BackendType.NCCL
@@ -256,6 +254,6 @@ class Connections:
 
 def register() -> None:
     """Make torch know the backends; `init_process_group` and `new_group` take their names then."""
-    if not has_backend(GLOO):
+    if not hasattr(dist.Backend, GLOO.upper()):
         dist.Backend.register_backend(GLOO, Renewable, devices=["cpu"])
         dist.Backend.register_backend(NCCL, RenewableNccl, devices=["cuda"])

@@ -20,10 +20,14 @@ def synchronise(module: nn.Module, group: Group) -> None:
     Raises:
         ArgumentError: several ranks, and a module whose gradients are sparse.
     """
-    sparse = [name for name, part in module.named_modules() if getattr(part, "sparse", False) is True]
+    sparse = [
+        f"`{name}`" if name else "the model itself"
+        for name, part in module.named_modules()
+        if getattr(part, "sparse", False) is True
+    ]
     if sparse and group.ranks > 1:
         raise ArgumentError(
-            f"on several ranks all gradients must be dense, but those of `{sparse[0]}` are sparse; build it without "
+            f"on several ranks all gradients must be dense, but those of {sparse[0]} are sparse; build it without "
             f"`sparse=True`, or train in one process."
         )
     with torch.no_grad():

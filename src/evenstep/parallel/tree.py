@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from evenstep.parallel.group import Group
-from evenstep.parallel.strides import gradient_format, laid_out
+from evenstep.strides import gradient_format, laid_out
 
 Gradients: TypeAlias = "list[Tensor | None]"
 

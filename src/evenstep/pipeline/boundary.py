@@ -6,7 +6,6 @@ sent, and the shape of the gradient that comes back is still checked. What enter
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
@@ -19,18 +18,20 @@ Gradients = list[Tensor | None]
 
 
 @final
-@dataclass(slots=True)
 class Crossing:
     """One micro-batch in one stage, between its forward and its backward.
 
-    Args:
+    Attributes:
         entered: for each source stage the leaves that want a gradient, in the order of the tree they came in.
         left: for each destination stage the graph edges of the outputs that went there, likewise.
     """
 
-    entered: dict[int, list[Tensor]] = field(default_factory=dict)
-    left: dict[int, list[GradientEdge]] = field(default_factory=dict)
-    loss: Tensor | None = None
+    __slots__ = ("entered", "left", "loss")
+
+    def __init__(self) -> None:
+        self.entered: dict[int, list[Tensor]] = {}
+        self.left: dict[int, list[GradientEdge]] = {}
+        self.loss: Tensor | None = None
 
     def enter(self, source: int, tree: Mapping[int, Any]) -> None:
         """Note what came from `source`: leaves that are this stage's alone."""

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from evenstep.internals import compiled_in_place, unwrapped
-from evenstep.parallel.strides import gradient_format
+from evenstep.strides import gradient_format
 
 Work = Callable[[], None]
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from inspect import ismethod, signature
 from typing import Any, Self, TypeAlias, cast, final
 
-from torch import nn
+from torch import Tensor, nn
 
-from evenstep.errors import ArgumentError
+from evenstep.errors import ArgumentError, clause
 from evenstep.internals import children_of, compiled_in_place, has_hooks
 from evenstep.names import named_parameters
 
@@ -183,6 +183,8 @@ def arguments(outputs: Sequence[Any], inputs: Any, wanted: bool | tuple[str, ...
     """
     if not wanted:
         return tuple(outputs), {}
+    if wanted is True and isinstance(inputs, Tensor):  # asked first: it is the commonest
+        return (*outputs, inputs), {}
     if isinstance(wanted, tuple):
         if not isinstance(inputs, dict | UserDict):
             raise ArgumentError(
@@ -218,7 +220,8 @@ def unfit(model: nn.Module, inputs: Any) -> str:
             item = repr(next((name for name in forward.parameters if name in inputs), next(iter(inputs), "x")))
         return (
             f"the model can't be called with what the task's `inputs` gives: `{type(model).__name__}.forward"
-            f"({', '.join(forward.parameters)})` {error}. A dict is its keyword arguments, a tuple its positional "
-            f"ones; say what it takes of a batch, `def inputs(self, batch): return batch[{item}]`."
+            f"({', '.join(forward.parameters)})` {clause(str(error))}. A dict is its keyword arguments, "
+            f"a tuple its positional ones; say what it takes of a batch, "
+            f"`def inputs(self, batch): return batch[{item}]`."
         )
     return ""

@@ -6,6 +6,7 @@ sent has left. A rank that fails says why and closes its connections, unless it 
 
 from typing import final
 
+from evenstep.errors import clause
 from evenstep.memory import is_out_of_memory
 from evenstep.names import named_parameters
 from evenstep.pipeline.action import Action, Op, Plan
@@ -79,7 +80,7 @@ class PipelinePeers(Peers):
         where = f"pipeline rank {mesh.pipeline.rank} of {mesh.pipeline.ranks} stopped {place}"
         error.add_note(f"({where})")
         if not is_out_of_memory(error) and not mesh.world.interrupted():
-            mesh.world.abort(f"{where}: {type(error).__name__}: {error}")
+            mesh.world.abort(f"{where}: {clause(error)}")
 
 
 def described(action: Action) -> str:

@@ -22,7 +22,7 @@ from evenstep.parallel.mesh import Mesh
 from evenstep.pipeline.layers import Build, Layer, Layers, check_covered
 from evenstep.pipeline.layout import Layout
 from evenstep.pipeline.schedules import SCHEDULES, Schedule
-from evenstep.pipeline.split import cut, flows
+from evenstep.pipeline.split import cut, flows, stages_per_rank_for
 from evenstep.pipeline.stage_module import StageModule, register
 from evenstep.pipeline.ties import Tie, equalise
 
@@ -71,8 +71,8 @@ class PipelineModel(nn.Module):
         self.schedule = _named(schedule if ranks > 1 else "sequential")
         self.layers = Layers.of(model)
         check_covered(model, self.layers)
-        if stages_per_rank is None and split_at is not None:
-            stages_per_rank = -(-(len(split_at) + 1) // ranks)
+        if stages_per_rank is None:
+            stages_per_rank = stages_per_rank_for(split_at, ranks=ranks)
         chain = self.schedule.layout(ranks, stages_per_rank)
         self._places = cut(self.layers, stages=chain.stages, split_at=split_at)
         self.carried = flows(self.layers, self._places, relayed=relay_skips)

@@ -43,6 +43,15 @@ def cut(layers: Layers, *, stages: int, split_at: Sequence[str] | None = None) -
     return tuple(range(begin, end) for begin, end in pairwise(edges))
 
 
+def stages_per_rank_for(split_at: Sequence[str] | None, *, ranks: int) -> int | None:
+    """How many stages each of the ranks of a pipeline holds of a model that is cut at these layers; None: not said.
+
+    >>> stages_per_rank_for(["block3", "block6", "block9"], ranks=2)
+    2
+    """
+    return None if split_at is None else -(-(len(split_at) + 1) // ranks)
+
+
 def _begin(names: list[str], wanted: str) -> int:
     """The first layer that is called `wanted`, or that lies in a module of this path."""
     found = [place for place, name in enumerate(names) if name == wanted or name.startswith(f"{wanted}.")]

@@ -9,7 +9,7 @@ edges.
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Protocol, cast, final
+from typing import Any, ClassVar, Protocol, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -95,10 +95,11 @@ class Stage:
     ) -> None:
         self.module, self.reducer, self.index = module, reducer, index
         self.sources, self.carried = tuple(sources), dict(carried or {})
-        self.gives_loss, self.is_whole = gives_loss, not isinstance(module, StageModule)
-        self.apply = module if isinstance(module, StageModule) else partial(_apply_whole, module)
-        self.takes_inputs = not isinstance(module, StageModule) or module.takes_inputs
-        self.takes_batch = gives_loss or self.takes_inputs
+        if isinstance(module, StageModule):
+            self.is_whole, self.apply, self.takes_inputs = False, module, module.takes_inputs
+        else:
+            self.is_whole, self.apply, self.takes_inputs = True, partial(_apply_whole, module), True
+        self.gives_loss, self.takes_batch = gives_loss, gives_loss or self.takes_inputs
         self._edges = cast("Edges", edges)
         self._is_first_here, self._is_last_here = is_first_here, is_last_here
         self._deferral = deferral or Deferral()
@@ -111,40 +112,18 @@ class Stage:
         Raises:
             PlanError: there is no such action.
         """
-        match action.op:
-            case Op.FORWARD:
-                self._forward(action.microbatch, step)
-            case Op.BACKWARD:
-                self._go_back(action.microbatch, step)
-                self._end_backward(action.microbatch, step)
-            case Op.ARM:
-                self.reducer.arm()
-            case Op.REDUCE:
-                self.reducer.reduce(step.num_microbatches)
-            case Op.SEND_OUTPUT | Op.SEND_GRADIENT:
-                self._edges.send(action)
-            case Op.RECEIVE_INPUT | Op.RECEIVE_GRADIENT:
-                self._edges.receive(action)
-            case Op.INPUT_BACKWARD:
-                self._deferral.begin()
-                self._go_back(action.microbatch, step)
-                self._waiting[action.microbatch] = self._deferral.end(), self._set_aside()
-            case Op.WEIGHT_BACKWARD:
-                self._weight_backward(action.microbatch, step)
-            case Op.UNSHARD:
-                cast("GathersPerPlan", self.reducer).unshard()
-            case Op.RESHARD:
-                cast("GathersPerPlan", self.reducer).reshard()
-            case _:
-                raise PlanError(f"a stage can do {', '.join(op.name for op in Op)}, but the plan says {action}.")
+        do = self._ACTS.get(action.op)
+        if do is None:
+            raise PlanError(f"a stage can do {', '.join(op.name for op in Op)}, but the plan says {action}.")
+        do(self, action, step)
 
     def forget(self) -> None:
         """Let go of all activations, after a plan that has failed."""
         self._live.clear()
         self._waiting.clear()
 
-    def _forward(self, microbatch: int, step: Step) -> None:
-        crossing = Crossing()
+    def _forward(self, action: Action, step: Step) -> None:
+        microbatch, crossing = action.microbatch, Crossing()
         received: dict[int, Any] = {}
         for source in self.sources:
             tree = self._edges.take(Address("output", source, self.index, microbatch))
@@ -163,13 +142,40 @@ class Stage:
         elif self._is_last_here:
             step.done(microbatch)
 
-    def _weight_backward(self, microbatch: int, step: Step) -> None:
-        waiting, gradients = self._waiting.pop(microbatch)
+    def _backward(self, action: Action, step: Step) -> None:
+        self._go_back(action.microbatch, step)
+        self._end_backward(action.microbatch, step)
+
+    def _input_backward(self, action: Action, step: Step) -> None:
+        self._deferral.begin()
+        self._go_back(action.microbatch, step)
+        self._waiting[action.microbatch] = self._deferral.end(), self._set_aside()
+
+    def _weight_backward(self, action: Action, step: Step) -> None:
+        waiting, gradients = self._waiting.pop(action.microbatch)
         for parameter, gradient in zip(self.module.parameters(), gradients, strict=False):
             if gradient is not None:  # beside that of an earlier sub-batch of the same micro-batch
                 parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
         accumulate(waiting)
-        self._end_backward(microbatch, step)
+        self._end_backward(action.microbatch, step)
+
+    def _arm(self, action: Action, step: Step) -> None:
+        self.reducer.arm()
+
+    def _reduce(self, action: Action, step: Step) -> None:
+        self.reducer.reduce(step.num_microbatches)
+
+    def _send(self, action: Action, step: Step) -> None:
+        self._edges.send(action)
+
+    def _receive(self, action: Action, step: Step) -> None:
+        self._edges.receive(action)
+
+    def _unshard(self, action: Action, step: Step) -> None:
+        cast("GathersPerPlan", self.reducer).unshard()
+
+    def _reshard(self, action: Action, step: Step) -> None:
+        cast("GathersPerPlan", self.reducer).reshard()
 
     def _go_back(self, microbatch: int, step: Step) -> None:
         crossing = self._live.pop(microbatch)
@@ -202,6 +208,21 @@ class Stage:
         complete = step.completed(microbatch)
         if complete is not None:
             self.reducer.collect(complete)
+
+    _ACTS: ClassVar[Mapping[Op, Callable[[Any, Action, Step], None]]] = {
+        Op.FORWARD: _forward,
+        Op.BACKWARD: _backward,
+        Op.INPUT_BACKWARD: _input_backward,
+        Op.WEIGHT_BACKWARD: _weight_backward,
+        Op.SEND_OUTPUT: _send,
+        Op.SEND_GRADIENT: _send,
+        Op.RECEIVE_INPUT: _receive,
+        Op.RECEIVE_GRADIENT: _receive,
+        Op.ARM: _arm,
+        Op.REDUCE: _reduce,
+        Op.UNSHARD: _unshard,
+        Op.RESHARD: _reshard,
+    }
 
 
 def _apply_whole(

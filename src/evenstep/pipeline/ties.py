@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from evenstep.errors import ArgumentError
 from evenstep.internals import local_tensor
 from evenstep.parallel.group import Group
-from evenstep.parallel.strides import gradient_format
+from evenstep.strides import gradient_format
 
 
 @final

@@ -4,7 +4,7 @@ For float32 and float64 models alike. It is not a conversion: nothing is cast.
 """
 
 from collections.abc import Mapping
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -28,6 +28,10 @@ class FullPrecision(Precision):
 
     def __init__(self, *, bfloat16_parameters: bool = False) -> None:
         self._bfloat16_parameters = bfloat16_parameters
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"bfloat16_parameters": self._bfloat16_parameters}
 
     def check_trained(self, trained: Mapping[str, Tensor]) -> None:
         meant = torch.bfloat16 if self._bfloat16_parameters else None

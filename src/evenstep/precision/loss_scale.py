@@ -8,7 +8,7 @@ scale, such as that of a bad batch, is no overflow, and leaves the scale as it i
 `evenstep.train`'s.
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from evenstep.errors import ArgumentError, NonFiniteError
 from evenstep.precision.precision import Precision
@@ -52,6 +52,7 @@ class LossScaled(Precision):
             raise ArgumentError(f"`growth_updates` must be at least 1, but is {growth_updates}; 2000 is usual.")
         if not 0 <= tolerance < 1:
             raise ArgumentError(f"`tolerance` must be in [0, 1), but is {tolerance}; 0 tolerates no overflow.")
+        self._initial = float(initial)
         self._growth_updates = growth_updates
         self._tolerance = tolerance
         self.lowest_scale = self._floor = floor
@@ -90,6 +91,16 @@ class LossScaled(Precision):
     def _change(self, scale: float) -> None:
         self.scale, self._scale_after = scale, None
         self._clean_updates = self._tries = self._overflows = 0
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {
+            **super().settings,
+            "initial": self._initial,
+            "growth_updates": self._growth_updates,
+            "tolerance": self._tolerance,
+            "floor": self._floor,
+        }
 
     @property
     def state(self) -> dict[str, float | int | None]:

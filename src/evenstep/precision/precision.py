@@ -86,6 +86,11 @@ class Precision(ABC):
         """
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """What it was built with, as plain values by name."""
+        return {}
+
+    @property
     def state(self) -> dict[str, float | int | None]:
         """What must be saved for the mode to go on exactly. A new dict each time."""
         return {}

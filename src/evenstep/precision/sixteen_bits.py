@@ -7,7 +7,7 @@ float32, since moves below 1/256 of a statistic would be lost. It is not autocas
 """
 
 from collections.abc import Collection, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,11 @@ class SixteenBits(Precision):
             raise ArgumentError(f'`cast_inputs` must be "after-transfer" or "before-transfer", but is {cast_inputs!r}.')
         self.casts_before_transfer = cast_inputs == "before-transfer"
         self.float32_outputs = float32_outputs
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        cast_inputs = "before-transfer" if self.casts_before_transfer else "after-transfer"
+        return {**super().settings, "cast_inputs": cast_inputs, "float32_outputs": self.float32_outputs}
 
     def check_trained(self, trained: Mapping[str, Tensor]) -> None:
         for name, parameter in trained.items():

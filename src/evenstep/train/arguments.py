@@ -15,10 +15,10 @@ from torch.optim import Optimizer
 from evenstep.data import Data
 from evenstep.errors import ArgumentError, DataError, ReplicaError, TaskError
 from evenstep.events import Incident
-from evenstep.internals import shares_memory
 from evenstep.parallel import Group, Single, Strategy, device_of_rank, rank_info_of
 from evenstep.pipeline import PipelineModel
 from evenstep.precision import Precision
+from evenstep.strides import shares_memory
 
 
 def choose_device(device: str | torch.device, precision: Precision) -> torch.device:

@@ -13,7 +13,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor, nn
 
-from evenstep.internals import buffers_of, is_temporary, times_written
+from evenstep.internals import buffers_of, times_written
 from evenstep.names import plain
 from evenstep.parallel.buffers import running_statistics
 
@@ -47,6 +47,7 @@ class Buffers:
         self._numbers: dict[int, int] = {}
         self._buffers: list[Tensor] = []
         self._silent: list[bool] = []
+        self._lasting = set(model.state_dict(keep_vars=True))
         for prefix, module in model.named_modules():
             for name, buffer in buffers_of(module).items():
                 if buffer is not None:
@@ -59,7 +60,7 @@ class Buffers:
             self._numbers[id(buffer)] = len(self._buffers)
             self._buffers.append(buffer)
             self._silent.append(silent)
-        number, temporary = self._numbers[id(buffer)], is_temporary(module, name)
+        number, temporary = self._numbers[id(buffer)], full not in self._lasting
         self._places.append(_Place(buffers_of(module), name, plain(full), number, temporary))
 
     def _changed(self) -> list[int]:
@@ -126,6 +127,8 @@ class Buffers:
 
     def restore(self, aborted: Tensor | float) -> None:
         """Take back the changes if `aborted` is 1, else keep them; a tensor decides on its device."""
+        if not self._places:
+            return
         self.settle()
         for i in self._changed():
             buffer, kept = self._buffers[i].detach(), self._kept[i]

@@ -131,21 +131,28 @@ class Checkpointer:
         """Go on from what `RunState.state_dict` gave; says in what the run differs from the one that was saved."""
         self.reporter.changed(self.state.load_state_dict(state), self._update)
 
-    def resume(self, path: Path) -> Path:
+    def resume(self, path: Path, *, new_settings: bool) -> Path:
         """Go on from the checkpoint in `path`; gives its folder.
+
+        Args:
+            path: as for a `CheckpointReader`.
+            new_settings: whether updates may be made with other settings than those that were saved.
 
         Raises:
             CheckpointError: it can't be read (an UnreadableError), or is of another run. Nothing has been changed.
         """
-        step, changed = self.state.load_checkpoint(path)
+        step, changed = self.state.load_checkpoint(path, new_settings=new_settings)
         self.reporter.changed(changed, self._update)
         self.saved_at, self.resumed_from = self._update, str(step)
         if self.folder.path is not None:
             self.folder.is_claimed |= step.resolve().is_relative_to(self.folder.path.resolve())
         return step
 
-    def resume_newest(self) -> Path | None:
+    def resume_newest(self, *, new_settings: bool) -> Path | None:
         """Go on from the newest sound checkpoint of the run folder; gives its folder, or None if there is none.
+
+        Args:
+            new_settings: as for `resume`.
 
         Raises:
             ArgumentError: there is no folder.
@@ -155,13 +162,20 @@ class Checkpointer:
             raise ArgumentError("`resume` must be a path, since this trainer has no `folder` to look into.")
         self.folder.join_parts()
         paths = self.folder.newest_first()
-        step = self._resume_first(paths, update=0)
-        if step is None and paths:
+        lost = self.folder.lost()
+        step = self._resume_first(paths, update=0, new_settings=new_settings)
+        if step is None and (paths or lost):
+            newest = max([*(path.name for path in paths), *lost])
             raise CheckpointError(
-                f"no checkpoint in `{self.folder.checkpoints}` can be read, of {len(paths)}, so the run would begin "
-                f"anew and write over what is left of it: `evenstep inspect {paths[0]} --verify` says what is wrong "
-                f"with the newest. Put a sound copy there, or delete the folder to start over."
+                f"no checkpoint in `{self.folder.checkpoints}` can be read, of {len(paths) + len(lost)}, so the run "
+                f"would begin anew and write over what is left of it: `evenstep inspect "
+                f"{self.folder.checkpoints / newest} --verify` says what is wrong with the newest. Put a sound copy "
+                f"there, or delete the folder to start over."
             )
+        for name in lost:
+            if step is not None and name > step.name and self.folder.group.rank == 0:
+                message = f"{name} was passed over: it has no `manifest.json`, without which nothing in it is trusted."
+                self.reporter.report(Incident(kind="checkpoint", update=0, message=message, details={}))
         self.folder.is_claimed = True
         return step
 
@@ -179,7 +193,7 @@ class Checkpointer:
         helped = self._last is None or update > self._last[0]
         before = update if self._last is None or helped else self._last[1]
         self.settle()
-        path = self._resume_first(self.folder.newest_first(before=before), update=before)
+        path = self._resume_first(self.folder.newest_first(before=before), update=before, new_settings=True)
         if path is None:
             raise CheckpointError(
                 f"the run must go back to before update {before}, but `{self.folder.path}` holds no sound checkpoint "
@@ -193,11 +207,11 @@ class Checkpointer:
         message = f"the run went back to {path.name}, since update {update} must not have happened."
         self.reporter.report(Incident(kind="rewind", update=now, message=message))
 
-    def _resume_first(self, paths: Sequence[Path], *, update: int) -> Path | None:
+    def _resume_first(self, paths: Sequence[Path], *, update: int, new_settings: bool) -> Path | None:
         """Go on from the first of `paths` that can be read; the others are incidents. Ranks agree on each."""
         for path in paths:
             try:
-                return self.resume(path)
+                return self.resume(path, new_settings=new_settings)
             except UnreadableError as error:
                 if self.folder.group.rank == 0:
                     message = f"{path.name} was passed over: {error}"

@@ -59,16 +59,6 @@ def check_tasks(given: Mapping[str, object], tasks: Sequence[str]) -> None:
             raise ArgumentError(f"{said}; {advice(name, tasks, 'leave it out.')}")
 
 
-def check_positive(values: Mapping[str, float]) -> None:
-    """Raise ArgumentError where a coefficient is not a finite number above 0."""
-    for name, value in values.items():
-        if not 0 < value < math.inf:
-            raise ArgumentError(
-                f"`coefficients` of task `{name}` must be finite and above 0, but is {value}; leave a task out of the "
-                f"mixture to give it no weight."
-            )
-
-
 @final
 class Fixed(Coefficients):
     """One number for each task; 1 where none is given.
@@ -87,7 +77,12 @@ class Fixed(Coefficients):
 
     def __init__(self, values: Mapping[str, float] | None = None) -> None:
         self._values = {name: float(value) for name, value in (values or {}).items()}
-        check_positive(self._values)
+        for name, value in self._values.items():
+            if not 0 < value < math.inf:
+                raise ArgumentError(
+                    f"`coefficients` of task `{name}` must be finite and above 0, but is {value}; leave a task out of "
+                    f"the mixture to give it no weight."
+                )
 
     def build(self, tasks: Sequence[str]) -> nn.Module | None:
         check_tasks(self._values, tasks)

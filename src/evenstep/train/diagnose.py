@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from evenstep.internals import local_tensor
 from evenstep.names import named_parameters
+from evenstep.optim.apply import norms
 from evenstep.parallel import Group
 from evenstep.train.backwards import Backwards, is_finite, tensors_in
 
@@ -73,13 +74,14 @@ def gradient_norms(model: nn.Module, group: Group) -> dict[str, float | str]:
             grad: Any = parameter.grad
             place = grad.device_mesh.get_local_rank() if hasattr(grad, "device_mesh") else 0
             values = local_tensor(grad.coalesce().values() if grad.is_sparse else grad)
-            mine[name, place] = float(values.norm(dtype=None if values.dtype == torch.float64 else torch.float32))
+            wide = values.dtype in (torch.float64, torch.complex128)
+            mine[name, place] = float(norms([values], torch.float64 if wide else torch.float32))
     squares: dict[str, float] = {}
     # copies of one shard are equal, so each place counts once
     for (name, _), norm in {place: norm for theirs in group.gather(mine) for place, norm in theirs.items()}.items():
         squares[name] = squares.get(name, 0.0) + norm * norm
-    norms = {name: math.sqrt(square) for name, square in squares.items()}
-    return {name: norm if math.isfinite(norm) else str(norm) for name, norm in norms.items()}
+    whole = {name: math.sqrt(square) for name, square in squares.items()}
+    return {name: norm if math.isfinite(norm) else str(norm) for name, norm in whole.items()}
 
 
 def _finite(tensor: Tensor) -> bool:

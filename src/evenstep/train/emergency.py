@@ -9,7 +9,7 @@ from typing import Any
 
 from evenstep.checkpoint import write_emergency, write_failure, write_part
 from evenstep.data import GlobalBatch
-from evenstep.errors import CheckpointError, LostRankError
+from evenstep.errors import CheckpointError, LostRankError, clause
 from evenstep.events import Incident
 from evenstep.parallel import Reducers
 from evenstep.parallel.group import Interrupted
@@ -29,7 +29,7 @@ def emergency_save(error: BaseException, loop: Loop, *, end: Callable[[BaseExcep
     engine = loop.engine
     try:
         if not isinstance(error, LostRankError) or isinstance(error, Interrupted):  # which another rank waits for
-            engine.group.fail(f"{type(error).__name__}: {error}")
+            engine.group.fail(clause(error))
         is_whole = engine.core.is_whole
         loop.abandon()
         loop.reporter.report(failed(error, engine.group, engine.progress.update))

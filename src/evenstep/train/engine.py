@@ -9,7 +9,6 @@ decide what to do about an abort: whoever calls it does.
 """
 
 import logging
-import os
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -22,7 +21,7 @@ from torch.optim import Optimizer
 
 from evenstep.checkpoint import ALONE, RankGroup, on_all_ranks
 from evenstep.data import Data, GlobalBatch, Position
-from evenstep.errors import ArgumentError, CheckpointError, EvenstepError, LostRankError
+from evenstep.errors import ArgumentError, CheckpointError, EvenstepError, LostRankError, clause
 from evenstep.events import Bus, Incident, Storage
 from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Training, check_length
@@ -30,24 +29,22 @@ from evenstep.parallel import Strategy
 from evenstep.precision import Precision
 from evenstep.train import given
 from evenstep.train.aborts import AbortCauses
-from evenstep.train.arguments import check_launched, check_model, check_trains, choose_device
 from evenstep.train.context import TrainContext
 from evenstep.train.evaluate import Evaluation
 from evenstep.train.failures import Stop
 from evenstep.train.footprint import Footprint, footprint
 from evenstep.train.global_batch import OneBatch, global_batch
 from evenstep.train.metrics import build_meters
-from evenstep.train.number_formats import check_formats
-from evenstep.train.optimizers import check_optimizer
 from evenstep.train.outcome import Aborted, Committed, PendingUpdate, SummedLoss, first_aborted
-from evenstep.train.parameter_checks import check_parameters
-from evenstep.train.parts import Parts, build_parts
+from evenstep.train.parts import build_parts
 from evenstep.train.policies import Policies
 from evenstep.train.progress import Progress
+from evenstep.train.settings import changed_settings
+from evenstep.train.setup import Setup, set_up
 from evenstep.train.split_limit import SplitLimit
 from evenstep.train.state import Tree, check_same_run, with_plain_names
 from evenstep.train.task import Task
-from evenstep.train.tasks import Tasks, check_task_states, check_tasks
+from evenstep.train.tasks import check_task_states
 
 _LOSS = "train/loss"
 
@@ -110,57 +107,36 @@ class Engine:
         given.check_update(model=model, task=task, optimizer=optimizer, seed=seed, device=device, train=train)
         if updates is not None:
             check_length(updates, None)
-        check_launched(strategy, model, os.environ)
-        check_model(model)
-        check_trains(optimizer, model)
-        formats, schedule = given.precision_of(precision), given.lr_schedule_of(lr_schedule)
-        sharing = given.strategy_of(strategy, device)
-        if sharing.group.can_change:
-            raise ArgumentError("ranks that come and go are dealt their data by a `Trainer`; use that.")
-        check_parameters(model, optimizer, formats)
-        on = choose_device(device, formats)
-        check_formats(formats, model=model, optimizer=optimizer, strategy=sharing)
-        check_optimizer(optimizer, model=model, strategy=sharing, device=on, keeps=False)
-        tasks = Tasks.of(task, train.coefficients, given.combine_named(train.combine), train.norm_statistics)
-        policies = Policies(non_finite=Stop())
-        check_tasks(tasks, None, {}, model=model, policy=policies.non_finite)
-        parts = build_parts(
+        setup = set_up(
             model=model,
-            tasks=tasks,
+            task=task,
             optimizer=optimizer,
-            strategy=sharing,
-            precision=formats,
-            lr_schedule=schedule,
-            updates=updates,
+            strategy=strategy,
+            precision=precision,
+            lr_schedule=lr_schedule,
             seed=seed,
-            device=on,
+            device=device,
             train=train,
-            policies=policies,
-            storage=Storage(meters=build_meters(tasks.by_name, on)),
-            bus=Bus((), cast("Any", None)),
-            report=_warn,
+            policies=Policies(non_finite=Stop()),
         )
-        self._hold(parts, report=_warn)
+        if setup.strategy.group.can_change:
+            raise ArgumentError("ranks that come and go are dealt their data by a `Trainer`; use that.")
+        self._build(setup, updates=updates, bus=Bus((), cast("Any", None)), report=_warn)
         self.prepare()
 
     @classmethod
-    def of(cls, parts: Parts, *, report: Callable[[Incident], None]) -> Self:
-        """The engine of a trainer, whose hooks, metrics and incidents go with it.
-
-        Args:
-            report: told of what went wrong and was mended.
-        """
+    def of(cls, setup: Setup, *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> Self:
+        """The engine of a trainer, whose hooks, metrics and incidents go with it; arguments as of `build_parts`."""
         engine = cls.__new__(cls)
-        engine._hold(parts, report=report)
+        engine._build(setup, updates=updates, bus=bus, report=report)
         return engine
 
-    def _hold(self, parts: Parts, *, report: Callable[[Incident], None]) -> None:
-        self.parts = parts
+    def _build(self, setup: Setup, *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> None:
+        self.parts = parts = build_parts(setup, updates=updates, bus=bus, report=report)
         self.model, self.optimizer, self.core = parts.model, parts.optimizer, parts.core
-        self.storage: Storage = parts.context.storage
-        self.precision: Precision = parts.context.precision
+        self.storage, self.precision = setup.storage, setup.precision
         self.group, self.reducers = parts.execution.group, parts.execution.reducers
-        self.bus, self.seed = parts.context.bus, parts.context.seed
+        self.bus, self.seed = bus, setup.seed
         self.progress = Progress()
         self.is_computing = False
         self._report = report
@@ -192,6 +168,7 @@ class Engine:
                 says so.
         """
         context = self.parts.context
+        self.group.at(self.progress.update + 1)
         batch = global_batch(microbatches, self.progress.position, self.reducers.group)
         self.storage.discard_from(0)  # what nobody has read of the update before
         if not self.core.is_whole:
@@ -244,10 +221,27 @@ class Engine:
         All ranks call it together. Of a model in stages the first rank gets the whole, the others what they hold.
         """
         own = {"progress": self.progress.state_dict(), "tasks": self.task_states()}
-        return {**self.tensors(whole=True), **own, "run": {"seed": self.seed, "precision": self.precision.name}}
+        return {**self.tensors(whole=True), **own, "run": self.described()}
+
+    def described(self) -> Tree:
+        """What the run is, as a state has it: its seed, its precision, and the settings of its updates."""
+        return {"seed": self.seed, "precision": self.precision.name, "settings": self.parts.settings}
+
+    def changed_settings(self, state: Tree) -> dict[str, str]:
+        """What is said of each setting of updates that is another than when `state` was saved, by its name.
+
+        Args:
+            state: as `own_part` gave it.
+        """
+        saved, now = state["run"].get("settings", {}), self.parts.settings
+        told = changed_settings(saved, now)
+        if saved.get("train.ema") is None or now["train.ema"] is None:
+            told.pop("train.ema", None)  # that it is new or given up is said where it is
+        options = self.parts.saved.changed_options(state)
+        return {**({"optimizer": "; ".join(options)} if options else {}), **told}
 
     def load_state_dict(self, state: Tree) -> list[str]:
-        """Restore what `state_dict` gave; says in half sentences what begins afresh, such as a new average.
+        """Restore what `state_dict` gave; says in half sentences what begins afresh or is another, such as a rate.
 
         Raises:
             CheckpointError: it is of another model, optimizer, seed or precision. Nothing has been changed.
@@ -413,9 +407,10 @@ class Engine:
 
     def load_own(self, state: Tree) -> list[str]:
         """Restore what `own_part` gave; says what begins afresh or is given up."""
+        settings = [*self.changed_settings(state).values()]
         for name, theirs in state.get("tasks", {}).items():
             self.parts.context.tasks[name].load_state_dict(theirs)
-        changed = self.parts.saved.load_state_dict(state)
+        changed = settings + self.parts.saved.load_state_dict(state)
         self.core.trained.load_state_dict(state.get("trained", {}))
         self.core.is_whole = True
         self.core.learning_rates.reloaded()
@@ -431,7 +426,7 @@ class Engine:
         except BaseException as raised:
             error = self.group.explained(raised)
             if not isinstance(error, LostRankError):
-                self.group.fail(f"{type(error).__name__}: {error}")
+                self.group.fail(clause(error))
             self.abandon()
             if error is raised:
                 raise

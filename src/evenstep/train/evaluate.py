@@ -10,7 +10,6 @@ from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any, cast, final
 
-import torch
 from torch import nn
 
 from evenstep.data import Data, GlobalBatch, Microbatch, Position
@@ -19,23 +18,11 @@ from evenstep.events import Incident, Record
 from evenstep.train.context import TrainContext
 from evenstep.train.execution import Execution
 from evenstep.train.microbatch import MicrobatchStep
-from evenstep.train.randomness import undisturbed
 from evenstep.train.recovery import Recovery
-from evenstep.train.split_limit import SplitLimit, part_of
+from evenstep.train.split_limit import SplitLimit
+from evenstep.train.sub_batch import part_of
+from evenstep.train.untouched import evaluating
 from evenstep.train.weigh import Weights, weigh
-
-
-@contextmanager
-def evaluating(model: nn.Module, device: torch.device) -> Generator[None]:
-    """Inside, `model` is in evaluation mode, without gradients; its modes and the generators come back as they were."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad(), undisturbed(device):
-            yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
 
 
 @final

@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import final
 
+from evenstep.errors import clause
 from evenstep.parallel import Group
 from evenstep.train.context import MicrobatchResults
 
@@ -43,7 +44,7 @@ def blame(gathered: MicrobatchResults, group: Group) -> list[FailureCause]:
     task `box`, micro-batch 1: its loss is nan
     """
     mine = [
-        FailureCause(microbatch=index, task=task, why=f"it raised {type(error).__name__}: {error}", raised=True)
+        FailureCause(microbatch=index, task=task, why=f"it raised {clause(error)}", raised=True)
         for index, (task, error) in gathered.failures.items()
     ]
     for index, (task, loss) in gathered.losses.items():

@@ -15,10 +15,10 @@ from torch.optim import Optimizer
 
 from evenstep.optim.aside import Aside
 from evenstep.optim.stepping import Steps
-from evenstep.parallel.strides import gradient_format
+from evenstep.strides import gradient_format
 from evenstep.train.optimizer_state import options_of
 from evenstep.train.split import num_elements
-from evenstep.train.split_limit import SubBatch, parts_of
+from evenstep.train.sub_batch import SubBatch, parts_of
 from evenstep.train.task import Task
 
 HEADROOM = 0.9  # of an accelerator's memory that a part may take: sizes vary, and caches fragment

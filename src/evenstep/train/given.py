@@ -27,6 +27,7 @@ from evenstep.train.coefficients import Coefficients
 from evenstep.train.combine import Combine
 from evenstep.train.failures import FAILURE_POLICIES, FailurePolicy, Rewind
 from evenstep.train.policies import Policies
+from evenstep.train.run_folder import check_folder
 from evenstep.train.spikes import LossSpikes
 from evenstep.train.task import Task
 
@@ -69,6 +70,8 @@ def check_run(*, folder: object, checkpoint: object, failures: object, log: obje
         raise ArgumentError(f"`folder` must be a path, but is {folder!r}; write `folder='runs/first'`.")
     if folder is not None and Path(folder).is_file():
         raise ArgumentError(f"`folder` must be a folder, but `{folder}` is a file; give another path.")
+    if folder is not None:
+        check_folder(Path(folder))
     for name, option in (("checkpoint", checkpoint), ("failures", failures), ("log", log)):
         _check_option(name, option)
     best = cast("Any", checkpoint).best

@@ -18,27 +18,27 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.data import GlobalBatch, Microbatch
-from evenstep.errors import TaskError
+from evenstep.errors import TaskError, clause
 from evenstep.memory import give_back, is_out_of_memory
 from evenstep.train.additive import FAST, NARROW, WIDE, Again, Given, Precise, adds_up, kind_of, means_among
 from evenstep.train.context import TrainContext
-from evenstep.train.evaluate import evaluating
 from evenstep.train.execution import Execution
 from evenstep.train.loss_faults import batch_norms, loss_fault, metric_note, norm_note, uncut_note, weight_fault
 from evenstep.train.microbatch import MicrobatchStep
 from evenstep.train.onlooker import Onlooker
 from evenstep.train.recovery import Recovery
 from evenstep.train.split import copied, num_samples, tensors_in
-from evenstep.train.split_limit import SplitLimit, SubBatch, part_of, parts_of, reason_not_cut
+from evenstep.train.split_limit import SplitLimit
+from evenstep.train.sub_batch import SubBatch, part_of, parts_of, reason_not_cut
 from evenstep.train.task import Loss, Task
-from evenstep.train.untouched import untouched
+from evenstep.train.untouched import evaluating, untouched
 from evenstep.train.weigh import Weights, weight_of
 
 TRIES = 8  # global batches in which a task's micro-batches are looked at, where none of them can be halved
 REPEATS = 6  # of a suspect whole, to see how far random numbers move it: with 2 they seem not to, once in 40 times
 WHILE_LOOKING = (
     "It was raised while the loss of a micro-batch was compared with those of its halves, as `Task.split` cuts it; "
-    "`Trainer(train=Training(check_loss=False))`, in a run file `train.check_loss = false`, leaves that out."
+    "`train=Training(check_loss=False)`, in a run file `train.check_loss = false`, leaves that out."
 )
 _16_BITS = frozenset({torch.float16, torch.bfloat16})
 
@@ -277,7 +277,7 @@ class Guard:
                     error.add_note(WHILE_LOOKING)
                 raise
             # what else is raised the update will raise as well, and say it
-            heard = Heard(no_memory=no_memory, error="" if no_memory else f"{type(error).__name__}: {error}")
+            heard = Heard(no_memory=no_memory, error="" if no_memory else clause(error))
         if heard.no_memory:
             give_back()
         return heard

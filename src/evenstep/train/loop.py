@@ -13,8 +13,10 @@ batch is taken again or left out, with those that were taken since; or the run g
 begins from there with a new pass over the data. Each step returns why the loop must leave it: `End`, `GoBack`, or None.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
+from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, cast, final
 
 from evenstep.data import GlobalBatch
@@ -31,6 +33,7 @@ from evenstep.train.remarks import Remarks
 from evenstep.train.reporter import Reporter
 from evenstep.train.requests import End, GoBack, Requests
 
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 Leave: TypeAlias = "End | GoBack | None"
 
 
@@ -172,6 +175,7 @@ class Loop:
                 leave = self._ended()
                 if leave is not None:
                     break
+                engine.group.at(engine.progress.update + 1)
                 began, batch = perf_counter(), self.feed.take()
                 if batch is None:
                     self._end_of_data()
@@ -206,7 +210,8 @@ class Loop:
         engine, leave, skipped = self.engine, None, 0
         number, data_s = engine.progress.update + 1, perf_counter() - began
         self.in_progress = batch, number
-        began += engine.parts.guard(batch)
+        if engine.parts.guard.pending:
+            began += engine.parts.guard(batch)
         waited_s = engine.reducers.group.waited_s
         if not self._remarks.said:
             self._remark(batch)
@@ -218,19 +223,20 @@ class Loop:
                 update=number,
                 num_microbatches=batch.num_microbatches,
                 data_s=data_s,
-                task_data_s=_by_task(batch, "data_s"),
+                task_data_s=_by_task(batch, "data_s") if batch.parts else _NOTHING,
             ),
             lambda error: UpdateEnd(
                 update=number,
                 committed=error is None and engine.progress.update >= number,
                 num_samples=batch.num_samples - skipped,
-                task_samples=_by_task(batch, "num_samples"),
+                task_samples=_by_task(batch, "num_samples") if batch.parts else _NOTHING,
             ),
         ):
             pending = engine.dispatch(batch)
             skipped = pending.skipped_samples
             self.feed.used(number, batch)
-            self.feed.count_skipped(skipped)
+            if skipped:
+                self.feed.count_skipped(skipped)
             if pending.is_known_aborted or engine.num_pending >= self.settle_every_updates:
                 leave = self.settle()
         self.in_progress = None

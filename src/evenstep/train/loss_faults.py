@@ -12,7 +12,7 @@ from torch import nn
 from evenstep.train.additive import Given, Kind, equal
 from evenstep.train.task import Task
 
-AS_IT_IS = "`Trainer(train=Training(check_loss=False))`, in a run file `train.check_loss = false`"
+AS_IT_IS = "`train=Training(check_loss=False)`, in a run file `train.check_loss = false`"
 
 
 def loss_fault(kind: Kind, size: float, task: Task, where: str, whole: Given, parts: Sequence[Given]) -> str:

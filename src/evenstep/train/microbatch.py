@@ -35,10 +35,13 @@ from evenstep.train.backward import descend
 from evenstep.train.context import MicrobatchResults, TrainContext
 from evenstep.train.randomness import LOSS, branch_of
 from evenstep.train.recording import Recording
-from evenstep.train.split_limit import SplitLimit, SubBatch
+from evenstep.train.split_limit import SplitLimit
+from evenstep.train.sub_batch import SubBatch
 from evenstep.train.weigh import Weights
 
 Outputs = Mapping[int, Any]  # by the places of the layers that give them
+_OF_MICROBATCHES = ("before_microbatch", "after_microbatch")
+_OF_PASSES = ("before_forward", "after_forward", "before_backward", "after_backward")
 
 
 @final
@@ -81,10 +84,10 @@ class MicrobatchStep:
         self._parts: dict[int, tuple[Microbatch, SubBatch]] = {}
         self._completes: dict[int, int] = {}
         self.doing: tuple[str, int, SubBatch] | None = None
-        self._heard = context.bus.listens("before_microbatch") or context.bus.listens("after_microbatch")
+        heard = context.bus.heard
+        self._heard = not heard.isdisjoint(_OF_MICROBATCHES)
         self._profiled = profiler_runs()
-        heard = context.bus.listens("before_forward") or context.bus.listens("after_forward")
-        self._observed = heard or self._profiled or context.norms.by_task
+        self._observed = self._profiled or context.norms.by_task or not heard.isdisjoint(_OF_PASSES)
         self._open: dict[int, AbstractContextManager[None]] = {}
         self._seen: dict[int, tuple[Any, Tensor | None]] = {}  # output and loss of the open ones, for the end event
 
@@ -193,14 +196,14 @@ class MicrobatchStep:
         """Go back from the loss of a micro-batch, by its number in the plan."""
         one, piece = self._parts[microbatch]
         self.doing = "backward", one.index, piece
-        with self._told_backward(one), self._range("backward", one.task) if self._profiled else _NOTHING:
+        with self._around_backward(one) if self._observed else _NOTHING:
             descend(loss, self._seed_of(loss, one))
 
     def going_back(self, microbatch: int) -> AbstractContextManager[None]:
         """Around the backward of a stage that gives no loss."""
         one, piece = self._parts[microbatch]
         self.doing = "backward", one.index, piece
-        return self._told_backward(one)
+        return self._around_backward(one) if self._observed else _NOTHING
 
     def done(self, microbatch: int) -> None:
         """This rank has nothing more to compute of the micro-batch."""
@@ -227,14 +230,16 @@ class MicrobatchStep:
         with told, self._context.norms.of(one.task), self._range("forward", one.task):
             yield seen
 
-    def _told_backward(self, one: Microbatch) -> AbstractContextManager[None]:
-        """Tell hooks of a backward."""
+    @contextmanager
+    def _around_backward(self, one: Microbatch) -> Generator[None]:
+        """What hooks and a profiler need around a backward."""
         update, microbatch, task = self._update, one.index, one.task
-        return self._context.bus.span(
-            "backward",
-            lambda: BackwardBegin(update=update, microbatch=microbatch, task=task),
-            lambda error: BackwardEnd(update=update, microbatch=microbatch, task=task),
+        begin = partial(BackwardBegin, update=update, microbatch=microbatch, task=task)
+        told = self._context.bus.span(
+            "backward", begin, lambda error: BackwardEnd(update=update, microbatch=microbatch, task=task)
         )
+        with told, self._range("backward", task):
+            yield
 
     def _range(self, phase: str, task: str) -> AbstractContextManager[Any]:
         """A range of the profiler's, if one is watching."""

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from evenstep.errors import CheckpointError
 from evenstep.optim.multi import MultiOptimizer
-from evenstep.parallel.strides import laid_out
+from evenstep.strides import laid_out
 
 Tree = dict[str, Any]
 
@@ -102,6 +102,44 @@ def check_optimizer(saved: Tree, optimizer: Optimizer, names: list[list[str]]) -
             f"parameters, but this run's has {len(names)} of {[len(group) for group in names]}, or other parameters in "
             f"them; group the parameters as in the run that saved it."
         )
+
+
+def changed_options(saved: Tree, built: list[Tree]) -> list[str]:
+    """What is said of each option, such as a rate, that is another than the saved optimizer was built with.
+
+    Options that only say by which kernel a step is made are not looked at.
+
+    Raises:
+        CheckpointError: it is another, and would have no effect, or none that the saved state allows.
+    """
+    said: list[str] = []
+    for number, (group, then) in enumerate(zip(saved["groups"], built, strict=True)):
+        where = f" of group {number}" if len(built) > 1 else ""
+        said += [
+            f"the optimizer's `{name}`{where} was {_told(group['built'][name])} and is now {_told(then[name])}"
+            for name in then.keys() & group["built"].keys() - _KERNELS
+            if not _equal(then[name], group["built"][name])
+        ]
+    begun = [
+        name
+        for group, then in zip(saved["groups"], built, strict=True)
+        for name in ("amsgrad", "centered", *(("momentum",) if "RMSprop" in saved["class"] else ()))
+        if then.get(name) and not group["built"].get(name, True)
+    ]
+    if begun:
+        raise CheckpointError(
+            f"{'; '.join(sorted(said))}: {saved['class']} can't begin with `{begun[0]}` in mid-run, as what that needs "
+            f"was not kept from the first update on. Keep what was, or start a new run from the checkpoint's model."
+        )
+    if said and "whole" in saved.get("beside", {}):
+        raise CheckpointError(
+            f"{'; '.join(sorted(said))}: that would have no effect, since {saved['class']} has a `state_dict` of its "
+            f"own, which brings back the saved ones. Keep them, or set new ones after `resume`."
+        )
+    return sorted(said)
+
+
+_KERNELS = {"foreach", "fused", "capturable", "differentiable", "param_names"}
 
 
 def load_optimizer(saved: Tree, optimizer: Optimizer, names: list[list[str]], built: list[Tree]) -> None:
@@ -199,6 +237,10 @@ def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, Tensor) or isinstance(other, Tensor):
         return torch.equal(torch.as_tensor(one).cpu(), torch.as_tensor(other).cpu())
     return bool(one == other)
+
+
+def _told(value: Any) -> str:
+    return f"{float(value):g}" if isinstance(value, Tensor) and value.numel() == 1 else str(value)
 
 
 def _copied(value: Any) -> Any:

@@ -15,6 +15,7 @@ from evenstep.errors import ArgumentError
 from evenstep.optim.aside import Aside, holds_parameters, tells_itself
 from evenstep.optim.multi import inner
 from evenstep.optim.sharing import Granularity, why_not_by
+from evenstep.optim.trial import refusals
 from evenstep.parallel import ParameterLayout, Strategy
 from evenstep.pipeline import PipelineModel
 
@@ -30,6 +31,7 @@ def check_optimizer(
     """
     for one in inner(optimizer):
         _check_step(one, device)
+        _check_kinds(one, model)
     if is_shared(model, strategy.layout):
         _check_shared(optimizer, strategy.layout, stages=in_stages(model))
     fault = Aside(optimizer).fault() if keeps or strategy.group.can_change else ""
@@ -72,6 +74,21 @@ def _check_step(optimizer: Optimizer, device: torch.device) -> None:
             f"{name} was built with `differentiable=True`, for a step that gradients flow through, but an update "
             f"changes the parameters themselves; leave it out."
         )
+
+
+def _check_kinds(optimizer: Optimizer, model: nn.Module) -> None:
+    """Raise ArgumentError for parameters whose numbers or gradients the optimizer's step refuses."""
+    refused = refusals(optimizer, model)
+    if not refused:
+        return
+    first, name = refused[0], type(optimizer).__name__
+    others = f" and {len(refused) - 1} more" if len(refused) > 1 else ""
+    dense = "build that layer without `sparse=True`, or " if first.sparse else ""
+    raise ArgumentError(
+        f"{name} can't step `{first.name}`{others}: {first.why}. Take another optimizer, {dense}give {name} the others "
+        f"only and these to one that can: `MultiOptimizer(…, …)` of `evenstep.optim`, in a run file from a function "
+        f"(model, lr) that `optimizer.target` names."
+    )
 
 
 def _check_shared(optimizer: Optimizer, layout: ParameterLayout, *, stages: bool) -> None:

@@ -61,11 +61,16 @@ def first_aborted(updates: Sequence[PendingUpdate]) -> int | None:
 
     >>> first_aborted([])
     """
-    verdicts = [one.aborted for one in updates]
-    on_device = [verdict for verdict in verdicts if isinstance(verdict, Tensor)]
-    if on_device:
-        read = iter(torch.stack(on_device).tolist())
-        verdicts = [next(read) if isinstance(verdict, Tensor) else verdict for verdict in verdicts]
+    for index, one in enumerate(updates):
+        if isinstance(one.aborted, Tensor):
+            break
+        if one.aborted:
+            return index
+    else:
+        return None
+    on_device = [one.aborted for one in updates if isinstance(one.aborted, Tensor)]
+    read = iter(torch.stack(on_device).tolist())
+    verdicts = [next(read) if isinstance(one.aborted, Tensor) else one.aborted for one in updates]
     return next((index for index, verdict in enumerate(verdicts) if verdict), None)
 
 

@@ -12,15 +12,12 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from evenstep.events import Bus, Incident, Storage
+from evenstep.events import Bus, Incident
 from evenstep.names import named_parameters
 from evenstep.optim.apply import HostApply, build_apply
 from evenstep.optim.ema import Ema
 from evenstep.optim.learning_rate import LearningRates
 from evenstep.optim.modes import Modes
-from evenstep.optim.schedules import LrSchedule
-from evenstep.options import Training
-from evenstep.parallel import Strategy
 from evenstep.precision import Precision
 from evenstep.train.channels_last import as_it_is
 from evenstep.train.channels_last import channels_last as in_channels_last
@@ -31,10 +28,11 @@ from evenstep.train.guard import Guard
 from evenstep.train.layer_keys import in_order, key_layers
 from evenstep.train.number_formats import averaged_as, build_steps
 from evenstep.train.pipeline_state import PipelineStateSharding, build_pipeline_state_sharding
-from evenstep.train.policies import Policies
+from evenstep.train.settings import settings_of
+from evenstep.train.setup import Setup
 from evenstep.train.split_limit import SplitLimit
 from evenstep.train.state import TrainState, parameter_names, unwrapped
-from evenstep.train.tasks import Tasks, poison_of
+from evenstep.train.tasks import poison_of
 from evenstep.train.trained import TrainedParameters
 from evenstep.train.transfer import build_cast, build_transfer
 from evenstep.train.update import Update
@@ -56,6 +54,7 @@ class Parts(NamedTuple):
         saved: the tensors of the state.
         portion: which part of the whole model this rank holds.
         reads_at_once: whether the host knows of each update at once whether it was applied.
+        settings: what updates are made with, as plain values.
     """
 
     model: nn.Module
@@ -71,42 +70,23 @@ class Parts(NamedTuple):
     saved: TrainState
     portion: PipelineStateSharding
     reads_at_once: bool
+    settings: dict[str, Any]
 
 
-def build_parts(
-    *,
-    model: nn.Module,
-    tasks: Tasks,
-    optimizer: Optimizer,
-    strategy: Strategy,
-    precision: Precision,
-    lr_schedule: LrSchedule | None,
-    updates: int | None,
-    seed: int,
-    device: torch.device,
-    train: Training,
-    policies: Policies,
-    storage: Storage,
-    bus: Bus,
-    report: Callable[[Incident], None],
-) -> Parts:
+def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> Parts:
     """The parts of an engine. The model is moved to the device, and gets what is learned about its tasks.
 
     Args:
-        model: what is trained; this and the next are an engine's arguments.
-        tasks: by name, and what is said about them.
-        optimizer: of the model's parameters.
-        strategy: how gradients are shared.
         updates: how many there will be; None if that is not known.
-        seed: the key of all randomness.
-        train: how an update is made.
-        policies: what is done about what goes wrong.
         bus: of the hooks that are told of updates.
         report: told of what went wrong and was mended.
 
     Raises:
         ArgumentError: parts that do not go together.
     """
+    model, optimizer, train, tasks = setup.model, setup.optimizer, setup.train, setup.tasks
+    device, precision, strategy = setup.device, setup.precision, setup.strategy
+    settings = settings_of(train, tasks.coefficients, tasks.combine, precision, setup.lr_schedule)
     norms = tasks.attach(model, optimizer)
     if precision.format is not None:
         strategy = strategy.gathering(precision.format)
@@ -120,22 +100,22 @@ def build_parts(
         precision=precision,
         device=device,
         transfer=build_transfer(device, precision.format if precision.casts_before_transfer else None),
-        storage=storage,
+        storage=setup.storage,
         bus=bus,
-        seed=seed,
+        seed=setup.seed,
         reorder=in_channels_last if train.channels_last else as_it_is,
         cast_inputs=build_cast(precision.format),
         cast_outputs=build_cast(torch.float32 if precision.float32_outputs else None),
         coefficients=tasks.coefficients,
         norms=norms,
-        poison=poison_of(optimizer, policies.non_finite, strategy),
+        poison=poison_of(optimizer, setup.policies.non_finite, strategy),
     )
     context.coefficients.check(updates)
-    learning_rates = LearningRates(optimizer, lr_schedule, updates)
+    learning_rates = LearningRates(optimizer, setup.lr_schedule, updates)
     unkeyed = key_layers(model, context.randomness)
     execution, cuts = build_execution(model, strategy, optimizer, device), SplitLimit()
     layout = execution.reducers.layout
-    steps = build_steps(precision, model=model, optimizer=optimizer, rounded=rounded, layout=layout, seed=seed)
+    steps = build_steps(precision, model=model, optimizer=optimizer, rounded=rounded, layout=layout, seed=setup.seed)
     settle = train.settle_every_updates
     apply = build_apply(
         optimizer,
@@ -156,7 +136,7 @@ def build_parts(
         ema=train.ema,
         learning_rates=learning_rates,
         cuts=cuts,
-        on_out_of_memory=policies.out_of_memory or Retry(),
+        on_out_of_memory=setup.policies.out_of_memory or Retry(),
         report=report,
         trained=trained,
         combine=tasks.combine,
@@ -193,6 +173,7 @@ def build_parts(
         ),
         portion=build_pipeline_state_sharding(model, execution.trainer.peers.wire),
         reads_at_once=isinstance(apply, HostApply),
+        settings=settings,
     )
 
 

@@ -14,18 +14,18 @@ from typing import Any, TypeAlias, cast, final
 from torch import Tensor, nn
 
 from evenstep.data import Data, GlobalBatch, Microbatch, Position
-from evenstep.errors import LostRankError, OutOfMemoryError
+from evenstep.errors import LostRankError, OutOfMemoryError, clause
 from evenstep.internals import pytree
 from evenstep.parallel import Group
 from evenstep.pipeline.wire import Address, Wire
 from evenstep.train.context import TrainContext
-from evenstep.train.evaluate import evaluating
 from evenstep.train.execution import Execution
 from evenstep.train.microbatch import MicrobatchStep
 from evenstep.train.onlooker import Onlooker
 from evenstep.train.recovery import Recovery
 from evenstep.train.split_limit import SplitLimit
 from evenstep.train.task import Task
+from evenstep.train.untouched import evaluating
 from evenstep.train.weigh import Weights, task_of
 
 Kept: TypeAlias = tuple[int, str, list[int], Any]  # number of the micro-batch, its task, samples, and what is kept
@@ -97,7 +97,7 @@ def predict(
                     break
     except Exception as error:
         if not isinstance(error, LostRankError):
-            group.fail(f"{type(error).__name__}: {error}")
+            group.fail(clause(error))
         raise
     return found
 

@@ -4,15 +4,12 @@
 is next. They differ by the global batches that were skipped. It holds no clock: a resumed run goes on exactly.
 """
 
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Self, final
+from typing import Any, NamedTuple
 
 from evenstep.data import GlobalBatch, Position
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class Progress(NamedTuple):
     """Counters of committed work.
 
     Args:
@@ -25,29 +22,25 @@ class Progress:
     """
 
     update: int = 0
-    position: Position = field(default_factory=Position)
+    position: Position = Position()
     samples: int = 0
     skipped: int = 0
 
-    def committed(self, batch: GlobalBatch, *, skipped_samples: int = 0) -> Self:
+    def committed(self, batch: GlobalBatch, *, skipped_samples: int = 0) -> "Progress":
         """The progress after an update of `batch`, without samples that could not be read."""
-        return type(self)(
-            update=self.update + 1,
-            position=batch.following,
-            samples=self.samples + batch.num_samples - skipped_samples,
-            skipped=self.skipped,
-        )
+        samples = self.samples + batch.num_samples - skipped_samples
+        return Progress(self.update + 1, batch.following, samples, self.skipped)
 
-    def without(self, batch: GlobalBatch) -> Self:
+    def without(self, batch: GlobalBatch) -> "Progress":
         """The progress after `batch` was given up."""
-        return replace(self, position=batch.following, skipped=self.skipped + 1)
+        return self._replace(position=batch.following, skipped=self.skipped + 1)
 
     def state_dict(self) -> dict[str, Any]:
         """The counters as plain numbers."""
-        return asdict(self)
+        return {**self._asdict(), "position": self.position._asdict()}
 
     @classmethod
-    def from_state_dict(cls, state: dict[str, Any]) -> Self:
+    def from_state_dict(cls, state: dict[str, Any]) -> "Progress":
         """The inverse of `state_dict`."""
         return cls(
             update=state["update"],

@@ -19,6 +19,7 @@ import torch
 from evenstep.keys import branch_below, key_below
 
 LOSS = crc32(b"loss") | 1 << 40  # as `keys` takes the name "loss", without encoding it each time
+_seed_cpu = torch.default_generator.manual_seed
 LOOKS = 256  # passages between two looks, once it has looked at the 1st, 2nd, 4th, … of them
 
 
@@ -33,25 +34,18 @@ def seed_generators(device: torch.device, number: int) -> None:
     (True, False)
     """
     # torch.manual_seed would also walk over every other backend: 0.3 ms on an idle machine, in each micro-batch.
-    torch.default_generator.manual_seed(number)
+    _seed_cpu(number)
+    if device.type != "cpu":
+        seed_device(device, number)
+
+
+def seed_device(device: torch.device, number: int) -> None:
+    """Seed the generator of an accelerator."""
     if device.type == "cuda":
         with torch.cuda.device(device):
             torch.cuda.manual_seed(number)
-    elif device.type != "cpu":
+    else:
         torch.get_device_module(device).manual_seed(number)
-
-
-@contextmanager
-def undisturbed(device: torch.device) -> Generator[None]:
-    """Give the caller's generators back as they were when the `with` ends: torch's, numpy's and Python's."""
-    devices = [device] if device.type == "cuda" else []
-    numpy_state, python_state = np.random.get_state(), random.getstate()
-    try:
-        with torch.random.fork_rng(devices):
-            yield
-    finally:
-        np.random.set_state(numpy_state)
-        random.setstate(python_state)
 
 
 @final
@@ -85,7 +79,7 @@ class Randomness:
 
     @contextmanager
     def undisturbed(self, device: torch.device) -> Generator[None]:
-        """What the function `undisturbed` does, for single updates: numpy's and Python's are kept only if seeded."""
+        """As the function of `data.seeding`, for single updates: numpy's and Python's are kept only if seeded."""
         self._keeps, self._callers = True, None
         try:
             with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -127,7 +121,9 @@ class Randomness:
         self._seed(key_below(self._state, place))
 
     def _seed(self, number: int) -> None:
-        seed_generators(self._device, number)
+        _seed_cpu(number)
+        if self._device.type != "cpu":
+            seed_device(self._device, number)
         if self._seeds_all:
             self._seed_others(number)
 

@@ -14,7 +14,7 @@ from evenstep.data import Microbatch
 from evenstep.errors import TaskError
 from evenstep.train.context import MicrobatchResults, TrainContext
 from evenstep.train.metrics import check_names, is_number, no_pair, observations
-from evenstep.train.split_limit import SubBatch
+from evenstep.train.sub_batch import SubBatch
 from evenstep.train.task import Loss, Task
 from evenstep.train.weigh import Weights, weight_of
 
@@ -32,6 +32,8 @@ class Recording:
         late_weights: what losses gave as weights, by the micro-batches' numbers.
         gathered: the losses, and what tasks have raised.
     """
+
+    __slots__ = ("_context", "_prefix", "_update", "_weights", "gathered", "late_weights")
 
     def __init__(self, context: TrainContext, weights: Weights, update: int, prefix: str) -> None:
         self._context, self._weights = context, weights
@@ -55,26 +57,15 @@ class Recording:
             loss = Loss(loss)
         elif task.late_weight and loss.weight is None and loss.count is not None:
             loss = replace(loss, weight=loss.count)
-        return self._record(one, piece, loss, _checked(task, loss, one.index))
+        return self._record(task, one, piece, loss, _checked(task, loss, one.index))
 
-    def _record(self, one: Microbatch, piece: SubBatch, loss: Loss, total: Tensor | None) -> Tensor | None:
+    def _record(self, task: Task, one: Microbatch, piece: SubBatch, loss: Loss, total: Tensor | None) -> Tensor | None:
         """Record loss and metrics; gives the loss that is trained on, which has its learned coefficient."""
         put, update = self._context.storage.put, self._update
         prefix = f"{self._prefix}{one.task}/" if one.task else self._prefix
         weight = self._weight_of(one, piece, loss)
-        task = self._context.tasks[one.task]
         if loss.metrics:
-            check_names(task, loss)
-        for name, pair in loss.metrics.items():
-            try:
-                metric_sum, metric_weight = pair
-            except (TypeError, ValueError) as error:
-                raise no_pair(task, name, pair) from error
-            if not (is_number(metric_sum) and is_number(metric_weight)):
-                raise no_pair(task, name, pair)
-            if isinstance(metric_sum, Tensor):
-                metric_sum = metric_sum.detach()
-            put(prefix + name, metric_sum, metric_weight, update=update)
+            self._record_metrics(task, loss, prefix)
         if task.metrics:
             for name, seen in observations(task, loss, one.index):
                 key = f"{one.task}/{name}" if one.task else name
@@ -88,6 +79,20 @@ class Recording:
         earlier = self.gathered.losses.get(one.index)  # of another piece
         self.gathered.losses[one.index] = one.task, detached if earlier is None else earlier[1] + detached
         return self._trained(one, total, weight) if one.task and torch.is_grad_enabled() else total
+
+    def _record_metrics(self, task: Task, loss: Loss, prefix: str) -> None:
+        """Record the pairs that came with a loss."""
+        check_names(task, loss)
+        for name, pair in loss.metrics.items():
+            try:
+                metric_sum, metric_weight = pair
+            except (TypeError, ValueError) as error:
+                raise no_pair(task, name, pair) from error
+            if not (is_number(metric_sum) and is_number(metric_weight)):
+                raise no_pair(task, name, pair)
+            if isinstance(metric_sum, Tensor):
+                metric_sum = metric_sum.detach()
+            self._context.storage.put(prefix + name, metric_sum, metric_weight, update=self._update)
 
     def _weight_of(self, one: Microbatch, piece: SubBatch, loss: Loss) -> float | Tensor:
         """What a micro-batch, or a piece of it, weighs."""
@@ -116,8 +121,8 @@ class Recording:
 
 def _checked(task: Task, loss: Loss, microbatch: int) -> Tensor | None:
     """The loss to be trained on, in float32 at least; None where the micro-batch has none."""
-    total = cast("Any", loss.sum)
-    if total is None or (isinstance(total, Tensor) and total.numel() == 0):
+    total: Any = loss.sum
+    if total is None or (isinstance(total, Tensor) and total.ndim and total.numel() == 0):
         if loss.weight is not None or not task.late_weight:
             return None
     elif (

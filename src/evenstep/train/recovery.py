@@ -19,7 +19,8 @@ from evenstep.parallel.group import Interrupted
 from evenstep.train.execution import Execution
 from evenstep.train.failures import Answer, FailurePolicy
 from evenstep.train.microbatch import MicrobatchStep
-from evenstep.train.split_limit import SplitLimit, described
+from evenstep.train.split_limit import SplitLimit
+from evenstep.train.sub_batch import described
 from evenstep.train.task import Task
 
 T = TypeVar("T")
@@ -37,6 +38,8 @@ class Attempt:
         reason: why another rank has broken it off; "" if this one has run out of memory.
         fault: then the traceback.
     """
+
+    __slots__ = ("_interrupted", "fault", "is_done", "reason")
 
     def __init__(self, interrupted: Callable[[BaseException], str]) -> None:
         self._interrupted = interrupted

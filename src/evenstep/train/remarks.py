@@ -51,14 +51,14 @@ class Remarks:
             )
         if batch.num_microbatches < ranks:
             each = batch.num_samples // ranks
+            advice = data.to_cut_finer(each) if each else f"make a global batch at least {ranks} samples"
             yield Incident(
                 kind="idle_ranks",
                 update=update,
                 message=(
                     f"{ranks - batch.num_microbatches} of {ranks} ranks have nothing to do: a global batch of "
-                    f"{batch.num_samples} samples is {batch.num_microbatches} micro-batches; make "
-                    f"{f'`micro_batch_size` at most {each}' if each else f'a global batch at least {ranks} samples'}, "
-                    f"or use fewer ranks."
+                    f"{batch.num_samples} samples is {batch.num_microbatches} micro-batches; {advice}, or use fewer "
+                    f"ranks."
                 ),
             )
         size = data.fingerprint().get("global_batch_size")
@@ -67,7 +67,7 @@ class Remarks:
                 kind="small_data",
                 update=update,
                 message=(
-                    f"`global_batch_size` is {size}, but the data hold {batch.num_samples} samples, so each update is "
-                    f"an epoch of those; make it at most {batch.num_samples}."
+                    f"a global batch is {size} samples, but the data hold {batch.num_samples}, so each update is an "
+                    f"epoch of those; make it at most {batch.num_samples}."
                 ),
             )

@@ -10,11 +10,11 @@ from typing import Any
 from torch import nn
 
 from evenstep.data import Data, GlobalBatch, Microbatch, Part, Position
+from evenstep.data.seeding import undisturbed
 from evenstep.errors import DataError
 from evenstep.names import by_plain_name, load_state, state_of
 from evenstep.train.diagnose import diagnose
 from evenstep.train.engine import Engine
-from evenstep.train.randomness import undisturbed
 from evenstep.train.state import Tree, check_fits, unwrapped
 
 _FINITE = "all is finite"

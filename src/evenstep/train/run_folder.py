@@ -1,6 +1,7 @@
 """The folder of a run: which run may write into it, and what lies there already."""
 
-from collections.abc import Callable, Generator
+import os
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +18,56 @@ from evenstep.checkpoint import (
     step_name,
     step_update,
 )
+from evenstep.checkpoint.emergency import FAILURES
+from evenstep.checkpoint.layout import CHECKPOINTS, LATEST, LATEST_SAVING, is_step, without_manifest
+from evenstep.checkpoint.lock import LOCK
 from evenstep.errors import ArgumentError
 from evenstep.events import Incident
 from evenstep.parallel import Group
 
 _METRICS = ("metrics.jsonl", "metrics.csv")
+FOLDERS = (CHECKPOINTS, EMERGENCY, FAILURES, "incidents")
+FILES = (*_METRICS, "incidents.jsonl", "status.json", "report.html", "stop", "best", LATEST, LATEST_SAVING, LOCK)
+"""What stands in a run folder under these names, if anything does, is the run's."""
+
+
+def check_folder(folder: Path, *, folders: Sequence[str] = FOLDERS, files: Sequence[str] = FILES) -> None:
+    """Raise ArgumentError where a run can't be in `folder`, or something else has the name of what a run writes there.
+
+    >>> check_folder(Path("runs/none"))
+    """
+    existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(place))
+    if not existing.is_dir():
+        raise ArgumentError(
+            f"the run folder {folder} can't be made, because {existing} is no folder; put the run elsewhere."
+        )
+    wrong = [path for path in (*(folder / name for name in folders), *_steps_in(folder)) if not _is_folder(path)]
+    said = [f"`{path}` must be a folder" for path in wrong]
+    said += [f"`{folder / name}` must be a file" for name in files if (folder / name).is_dir()]
+    if said:
+        what = "it isn't, so nothing could be kept there; move it" if len(said) == 1 else "they aren't; move them"
+        raise ArgumentError(f"{', '.join(said)}, but {what} away, or put the run elsewhere. Nothing was touched.")
+
+
+def check_writable(folder: Path, *, folders: Sequence[str] = FOLDERS, files: Sequence[str] = FILES) -> None:
+    """Raise ArgumentError if a run may not write what it must into `folder`, or make it."""
+    existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(place))
+    for path in (existing, *(folder / name for name in (*folders, *files))):
+        if path.exists() and not os.access(path, os.W_OK | os.X_OK if path.is_dir() else os.W_OK):
+            raise ArgumentError(
+                f"the run folder {folder} can't be written, because nothing may be written to {path}; put the run "
+                f"elsewhere, or ask for permission."
+            )
+
+
+def _steps_in(folder: Path) -> list[Path]:
+    """Whatever is named as a checkpoint, or as one that is being written or deleted."""
+    inner = folder / CHECKPOINTS
+    return [path for path in (sorted(inner.iterdir()) if inner.is_dir() else ()) if is_step(path.name)]
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() or not os.path.lexists(path)
 
 
 @final
@@ -58,6 +104,11 @@ class RunFolder:
         # where processes have not met yet, only the first knows of any
         found = self.group.first_rank_does(lambda: complete_checkpoints(self.checkpoints)) or ()
         return [path for path in reversed(found) if before is None or (step_update(path.name) or 0) < before]
+
+    def lost(self) -> list[str]:
+        """The names of checkpoints without a manifest, the newest first; all ranks call it together."""
+        found = self.group.first_rank_does(lambda: without_manifest(self.checkpoints)) or ()
+        return [path.name for path in reversed(found)]
 
     def join_parts(self) -> None:
         """Make a checkpoint of the parts of a state that failing ranks have left; all ranks call it together."""
@@ -108,10 +159,14 @@ class RunFolder:
 
         Raises:
             CheckpointError: another run is in it.
+            ArgumentError: it can't be one's folder.
         """
         self._depth += 1
         try:
             mine = self._depth == 1 and self.group.rank == 0
+            if mine and self.path is not None:
+                check_folder(self.path)
+                check_writable(self.path)
             with locked(self.path) if mine and self.path is not None else nullcontext("") as taken:
                 self._taken_over = taken or self._taken_over
                 yield

@@ -17,6 +17,7 @@ from evenstep.errors import CheckpointError
 from evenstep.train.engine import Engine
 from evenstep.train.evaluations import Evaluations
 from evenstep.train.reporter import Reporter
+from evenstep.train.settings import MAY_CHANGE
 from evenstep.train.state import Tree, check_same_run
 
 _PARTS = ("model", "optimizer", "progress", "data", "hooks", "storage", "run")
@@ -88,8 +89,7 @@ class RunState:
             "tasks": engine.task_states(),
             "storage": engine.storage.state_dict(),
             "run": {
-                "seed": engine.seed,
-                "precision": engine.precision.name,
+                **engine.described(),
                 "evaluated_at": self.evaluations.all_at,
                 "cuts": self.reporter.limits,
                 "config": self.config,
@@ -105,10 +105,14 @@ class RunState:
         data = self._data_of_same_run(state)
         return self._restored(self.engine.own_part(state), data)
 
-    def load_checkpoint(self, path: Path) -> tuple[Path, list[str]]:
+    def load_checkpoint(self, path: Path, *, new_settings: bool) -> tuple[Path, list[str]]:
         """Restore what is in the checkpoint at `path`; gives its folder, and what `load_state_dict` says.
 
         Each rank reads what it holds, once; where that is a part, they verify every byte together.
+
+        Args:
+            path: as for a `CheckpointReader`.
+            new_settings: whether updates may be made with other settings than those that were saved.
 
         Raises:
             CheckpointError: it can't be read (an UnreadableError), or is of another run; nothing has been changed then,
@@ -135,6 +139,7 @@ class RunState:
         try:
             data = on_all_ranks(group, lambda: self._data_of_same_run(reader.state))
             own = self.engine.own_part(reader.state, take=take, ranks=group)
+            on_all_ranks(group, lambda: self._check_settings(own, reader.path, new_settings=new_settings))
         except Exception:
             verify()  # if a file is damaged, that is why it does not fit
             raise
@@ -159,7 +164,23 @@ class RunState:
             {**state["run"], "data": state["data"]["fingerprint"]},
             {"seed": engine.seed, "precision": engine.precision.name, "data": self.data.fingerprint()},
         )
+        done, asked = state["progress"]["update"], engine.core.learning_rates.updates
+        if asked is not None and done > asked:
+            raise CheckpointError(
+                f"the checkpoint is of update {done}, but this run is to have {asked}, so it could not go on; ask "
+                f"for {done} `updates` or more (or as many `epochs`), or go on from an earlier checkpoint by its path."
+            )
         return self._own_data(state["data"])
+
+    def _check_settings(self, own: Tree, path: Path, *, new_settings: bool) -> None:
+        changed = self.engine.changed_settings(own)
+        refused = [said for name, said in changed.items() if name not in MAY_CHANGE]
+        if refused and not new_settings:
+            raise CheckpointError(
+                f"the checkpoint was made with other settings, so going on from it would be another run: "
+                f"{'; '.join(refused)}. Keep what was; or, if the new ones are meant from here on, say so: "
+                f'`trainer.resume(…, new_settings=True)`, in a run file another `name` and `resume = "{path}"`.'
+            )
 
     def _restored(self, own: Tree, data: Tree) -> list[str]:
         """Take over this rank's part of a state, and the state of its data."""

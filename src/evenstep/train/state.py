@@ -7,6 +7,7 @@ state is kept by parameter name instead of position, so that it survives a reord
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any, final
 
 import torch
@@ -22,8 +23,15 @@ from evenstep.optim.ema import Ema
 from evenstep.optim.stepping import Steps
 from evenstep.parallel import ParameterLayout, ShardedTensorRef, States, mapped
 from evenstep.precision import Precision
-from evenstep.train.optimizer_state import check_optimizer, load_optimizer, optimizer_state, options_of
+from evenstep.train.optimizer_state import (
+    changed_options,
+    check_optimizer,
+    load_optimizer,
+    optimizer_state,
+    options_of,
+)
 from evenstep.train.optimizers import is_shared
+from evenstep.train.settings import differences
 
 Tree = dict[str, Any]
 
@@ -122,10 +130,15 @@ class TrainState:
 
     def check(self, state: Tree) -> None:
         """Raise CheckpointError unless `state` fits."""
-        check_fits(state["model"], state_of(self.model), "model")
+        masters = _under_all_names(self.model, dict.fromkeys(self.steps.rounded, torch.float32))
+        check_fits(state["model"], state_of(self.model), "model", formats=masters)
         check_optimizer(state["optimizer"], self.optimizer, self.names)
         if self.ema is not None and state["ema"]:
             check_fits(state["ema"], self.ema.state_dict(), "average")
+
+    def changed_options(self, state: Tree) -> list[str]:
+        """What is said of each of the optimizer's options that is another than `state`, which fits, was built with."""
+        return changed_options(state["optimizer"], self._built)
 
     def own_part(self, state: Tree, take: Callable[[Tensor, Tensor], Tensor]) -> Tree:
         """What of a whole state this rank holds.
@@ -207,7 +220,7 @@ def with_plain_names(state: Tree) -> Tree:
 
 def check_same_run(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     """Raise CheckpointError unless the saved run has the same seed, precision and data as this one."""
-    different = [f"{name} was {saved[name]} and is now {own[name]}" for name in own if saved[name] != own[name]]
+    different = [said for name in own for said in differences(name, saved[name], own[name])]
     if different:
         raise CheckpointError(
             f"the checkpoint is of another run, so going on from it would not be exact: {'; '.join(different)}. Build "
@@ -215,14 +228,33 @@ def check_same_run(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         )
 
 
-def check_fits(saved: Mapping[str, Tensor], live: Mapping[str, Tensor], what: str) -> None:
-    """Raise CheckpointError unless both have the same names and shapes."""
+def _said(format: torch.dtype) -> str:
+    return str(format).removeprefix("torch.")
+
+
+def check_fits(
+    saved: Mapping[str, Tensor],
+    live: Mapping[str, Tensor],
+    what: str,
+    *,
+    formats: Mapping[str, torch.dtype] = MappingProxyType({}),
+) -> None:
+    """Raise CheckpointError unless both have the same names, shapes and number formats.
+
+    Args:
+        formats: in which tensors of these names are saved, where that is not the format that they have.
+    """
     faults = [f"{name} is missing" for name in live if name not in saved]
     faults += [f"{name} is not known here" for name in saved if name not in live]
     faults += [
         f"{name} has shape {list(saved[name].shape)} instead of {list(tensor.shape)}"
         for name, tensor in live.items()
         if name in saved and saved[name].shape != tensor.shape
+    ]
+    faults += [
+        f"{name} is of {_said(saved[name].dtype)} instead of {_said(formats.get(name, tensor.dtype))}"
+        for name, tensor in live.items()
+        if name in saved and saved[name].dtype != formats.get(name, tensor.dtype)
     ]
     if faults:
         more = f"; and {len(faults) - 5} more" if len(faults) > 5 else ""

@@ -197,9 +197,13 @@ def _check_names(what: str, names: Sequence[str] | None, tasks: Mapping[str, Tas
 
 
 def _check_separable(model: nn.Module) -> None:
-    sparse = [name for name, part in model.named_modules() if getattr(part, "sparse", False) is True]
+    sparse = [
+        f"`{name}`" if name else "the model itself"
+        for name, part in model.named_modules()
+        if getattr(part, "sparse", False) is True
+    ]
     if sparse:
-        raise ArgumentError(f"`combine` needs dense gradients, but those of `{sparse[0]}` are sparse.")
+        raise ArgumentError(f"`combine` needs dense gradients, but those of {sparse[0]} are sparse.")
 
 
 def _attach(model: nn.Module, optimizer: Optimizer, name: str, module: nn.Module | None) -> None:

@@ -7,10 +7,10 @@ trainer was built with, another parameter group, a parameter unfrozen that the o
 objects only, at no values.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
-from operator import is_
-from typing import Any, final
+from operator import attrgetter, itemgetter
+from typing import final
 from zlib import crc32
 
 from torch import nn
@@ -19,6 +19,9 @@ from torch.optim import Optimizer
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.internals import children_of, parameters_of
 from evenstep.names import named_parameters
+
+_requires_grad = attrgetter("requires_grad")
+_params = itemgetter("params")
 
 
 @final
@@ -62,9 +65,10 @@ class TrainedParameters:
         self.names = names
         self._held = frozenset(chain.from_iterable(names))
         self._share, self._check = share, check
-        self._groups = [list(group["params"]) for group in optimizer.param_groups]
+        self._groups = _contents([group["params"] for group in optimizer.param_groups])
         self._places = _places(model)
-        self._built = self._flags = [one.requires_grad for one in self._parameters]
+        self._standing = _contents(self._places)
+        self._built = self._flags = list(map(_requires_grad, self._parameters))
         self.outside = [one for name, one in self._by_name.items() if one.requires_grad and name not in self._held]
         self._begin()
 
@@ -81,13 +85,11 @@ class TrainedParameters:
             ArgumentError: model or optimizer have become others than the trainer was built with.
             TaskError: nothing is left to train.
         """
-        for held, kept in self._places:
-            if len(held) != len(kept) or not all(map(is_, held.values(), kept)):
-                self._check_places()
-                break
-        if self._groups_changed():
+        if _contents(self._places) != self._standing:
+            self._check_places()
+        if _contents(list(map(_params, self._optimizer.param_groups))) != self._groups:
             self._refuse_groups()
-        flags = [one.requires_grad for one in self._parameters]
+        flags = list(map(_requires_grad, self._parameters))
         if flags != self._flags:
             self._flags = flags
             self._changed()
@@ -157,17 +159,11 @@ class TrainedParameters:
                 f"`requires_grad_(False)`, or build a new trainer of the changed model."
             )
         self._places = _places(self._model)
-
-    def _groups_changed(self) -> bool:
-        groups = self._optimizer.param_groups
-        return len(groups) != len(self._groups) or not all(
-            len(group["params"]) == len(kept) and all(map(is_, group["params"], kept))
-            for group, kept in zip(groups, self._groups, strict=True)
-        )
+        self._standing = _contents(self._places)
 
     def _refuse_groups(self) -> None:
-        now, before = [len(group["params"]) for group in self._optimizer.param_groups], self._groups
-        counts = f"{[len(group) for group in before]} parameters and now has {now}"
+        now, before = [len(group["params"]) for group in self._optimizer.param_groups], self._groups[0]
+        counts = f"{before} parameters and now has {now}"
         raise ArgumentError(
             f"the optimizer's groups have been changed since the trainer was built: it had {len(before)} of {counts}. "
             f"A checkpoint of it could not be resumed. Give the optimizer all groups before the trainer is built: "
@@ -175,7 +171,11 @@ class TrainedParameters:
         )
 
 
-def _places(model: nn.Module) -> list[tuple[dict[str, Any], list[Any]]]:
-    """Where the model's modules and parameters stand, each with what stands there now."""
-    held: Iterator[dict[str, Any]] = chain.from_iterable((children_of(m), parameters_of(m)) for m in model.modules())
-    return [(some, list(some.values())) for some in held]
+def _places(model: nn.Module) -> list[Collection[object]]:
+    """Where the model's modules and parameters stand: views that show what stands there at any time."""
+    return [held.values() for module in model.modules() for held in (children_of(module), parameters_of(module))]
+
+
+def _contents(collections: Sequence[Collection[object]]) -> tuple[list[int], list[int]]:
+    """How much each of some collections holds, and what: compared before every update, so without Python's bytecode."""
+    return list(map(len, collections)), list(map(id, chain.from_iterable(collections)))

@@ -4,7 +4,6 @@ It puts the parts together, holds what a checkpoint holds, opens and closes what
 How an update goes is told in `update`, how updates follow each other in `loop`.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from functools import partial
@@ -16,55 +15,34 @@ from torch import nn
 from torch.optim import Optimizer
 
 from evenstep.data import Data, data_of
+from evenstep.data.seeding import undisturbed
 from evenstep.errors import ArgumentError
-from evenstep.events import Hook, Storage, TrainBegin, TrainEnd
+from evenstep.events import Hook, TrainBegin, TrainEnd
 from evenstep.optim.schedules import LrSchedule
-from evenstep.options import (
-    OLD_ARGUMENTS,
-    OLD_NONES,
-    OPTIONS,
-    Checkpointing,
-    Failures,
-    Logging,
-    Training,
-    check_length,
-)
+from evenstep.options import Checkpointing, Failures, Logging, Training, check_length, takes_old_arguments
 from evenstep.parallel import Strategy
 from evenstep.pipeline import PipelineModel
 from evenstep.precision import Precision
-from evenstep.renamed import old_arguments
 from evenstep.train import given
 from evenstep.train.agreement import check_agreement
-from evenstep.train.arguments import (
-    check_keeping,
-    check_launched,
-    check_model,
-    check_trains,
-    choose_device,
-    try_resume,
-)
+from evenstep.train.arguments import check_keeping, try_resume
 from evenstep.train.assembly import build_loop, updates_of
 from evenstep.train.conduct import conducted, where
 from evenstep.train.emergency import emergency_save
 from evenstep.train.engine import Engine
 from evenstep.train.evaluations import named_set
 from evenstep.train.footprint import Footprint
-from evenstep.train.metrics import build_meters
-from evenstep.train.number_formats import check_formats
-from evenstep.train.optimizers import check_optimizer, watch_first_step
-from evenstep.train.parameter_checks import check_parameters
-from evenstep.train.parts import build_parts
+from evenstep.train.optimizers import watch_first_step
 from evenstep.train.predict import Prediction
-from evenstep.train.randomness import undisturbed
 from evenstep.train.rehearsal import compare_cuts
 from evenstep.train.replay import replay_failure
 from evenstep.train.requests import End
 from evenstep.train.result import Result
+from evenstep.train.setup import set_up
 from evenstep.train.standard import build_reporter
 from evenstep.train.state import Tree
 from evenstep.train.surface import Surface
 from evenstep.train.task import Task
-from evenstep.train.tasks import Tasks, check_tasks
 from evenstep.train.tracebacks import shorten
 
 if TYPE_CHECKING:
@@ -114,7 +92,7 @@ class Trainer(Surface):
     ('all 200 updates are done', 2.0)
     """
 
-    @old_arguments(OPTIONS, OLD_ARGUMENTS, OLD_NONES)
+    @takes_old_arguments
     def __init__(
         self,
         *,
@@ -140,49 +118,38 @@ class Trainer(Surface):
         check_length(updates, epochs)
         given.check_update(model=model, task=task, optimizer=optimizer, seed=seed, device=device, train=train)
         given.check_run(folder=folder, checkpoint=checkpoint, failures=failures, log=log)
-        check_launched(strategy, model, os.environ)
-        check_model(model)
-        check_trains(optimizer, model)
         batches, sets = data_of(data, "data"), given.evaluations_of(evaluations)
-        formats, schedule = given.precision_of(precision), given.lr_schedule_of(lr_schedule)
         policies = given.policies_of(failures)
-        sharing = given.strategy_of(strategy, device)
-        check_parameters(model, optimizer, formats)
         keeps = folder is not None and checkpoint.keep_last != 0
-        self.device = choose_device(device, formats)
-        check_formats(formats, model=model, optimizer=optimizer, strategy=sharing)
-        check_optimizer(optimizer, model=model, strategy=sharing, device=self.device, keeps=keeps)
-        check_keeping(batches, keeps=keeps, rewinds=policies.may_rewind)
-        given.check_rewinding(policies, failures, checkpoint)
-        self._said_of_data = try_resume(batches, sharing.group) if keeps else []
-        tasks = Tasks.of(task, train.coefficients, given.combine_named(train.combine), train.norm_statistics)
-        check_tasks(tasks, batches, sets, model=model, policy=policies.non_finite)
-        self.model, self.optimizer, self.evaluations = model, optimizer, sets
-        self.folder = None if folder is None else Path(folder)
-        self.storage = Storage(meters=build_meters(tasks.by_name, self.device))
-        self._updates = updates if updates is not None else updates_of(batches, cast("int", epochs), seed)
-        self._resumed = False
-        self._group = model.mesh.world if isinstance(model, PipelineModel) else sharing.group
-        reporter = build_reporter(self, self._group, hooks, log=log, checkpoint=checkpoint, on_hook_error=failures.hook)
-        parts = build_parts(
+        setup = set_up(
             model=model,
-            tasks=tasks,
+            task=task,
             optimizer=optimizer,
-            strategy=sharing,
-            precision=formats,
-            lr_schedule=schedule,
-            updates=self.updates,
+            strategy=strategy,
+            precision=precision,
+            lr_schedule=lr_schedule,
             seed=seed,
-            device=self.device,
+            device=device,
             train=train,
             policies=policies,
-            storage=self.storage,
-            bus=reporter.bus,
-            report=reporter.report,
+            data=batches,
+            evaluations=sets,
+            keeps=keeps,
         )
+        check_keeping(batches, keeps=keeps, rewinds=policies.may_rewind)
+        given.check_rewinding(policies, failures, checkpoint)
+        self._group = model.mesh.world if isinstance(model, PipelineModel) else setup.strategy.group
+        self._said_of_data = try_resume(batches, setup.strategy.group) if keeps else []
+        self.model, self.optimizer, self.evaluations = model, optimizer, sets
+        self.device, self.storage = setup.device, setup.storage
+        self.folder = None if folder is None else Path(folder)
+        self._updates = updates if updates is not None else updates_of(batches, cast("int", epochs), seed)
+        self._resumed = False
+        reporter = build_reporter(self, self._group, hooks, log=log, checkpoint=checkpoint, on_hook_error=failures.hook)
+        engine = Engine.of(setup, updates=self.updates, bus=reporter.bus, report=reporter.report)
         config = dict(checkpoint.config or {})
         self._loop = build_loop(
-            Engine.of(parts, report=reporter.report),
+            engine,
             data=batches,
             sets=sets,
             policies=policies,
@@ -197,10 +164,10 @@ class Trainer(Surface):
             log=log,
         )
         if keeps:
-            watch_first_step(optimizer, parts.saved.aside)
-        said = {"tasks": [*tasks.by_name], "config": config, "clip_norm": train.clip_norm}
+            watch_first_step(optimizer, engine.parts.saved.aside)
+        said = {"tasks": [*setup.tasks.by_name], "config": config, "clip_norm": train.clip_norm}
         said["ema"] = train.ema and train.ema.settings
-        self._agree = partial(check_agreement, self._loop, optimizer, parts.names, self.evaluations, said)
+        self._agree = partial(check_agreement, self._loop, optimizer, engine.parts.names, self.evaluations, said)
         self._run = self._group.run_of(self._loop, self._agree)
         self._is_built = True
 
@@ -352,21 +319,27 @@ class Trainer(Surface):
         self._loop.settle_between_updates()
         return self._loop.checkpointer.save()
 
-    def resume(self, source: Path | str = "auto") -> Path | None:
+    def resume(self, source: Path | str = "auto", *, new_settings: bool = False) -> Path | None:
         """Go on from a checkpoint.
 
         Args:
             source: a checkpoint, or a run folder, whose newest is taken; "auto" takes the newest valid one of this
                 trainer's folder, and starts afresh if there is none.
+            new_settings: whether this trainer's learning rates, their schedule, clipping and whatever else updates are
+                made with may be other ones than those that were saved. They then count, and that is said.
 
         Returns:
             The checkpoint's folder, or None after "auto" found none.
 
         Raises:
-            CheckpointError: it is not there, damaged, or of another run. Nothing has been changed then.
+            CheckpointError: it is not there, damaged, of another run, or made with other settings. Nothing has been
+                changed then.
         """
         checkpointer = self._loop.checkpointer
-        path = checkpointer.resume_newest() if source == "auto" else checkpointer.resume(Path(source))
+        if source == "auto":
+            path = checkpointer.resume_newest(new_settings=new_settings)
+        else:
+            path = checkpointer.resume(Path(source), new_settings=new_settings)
         self._resumed |= path is not None
         return path
 
@@ -378,7 +351,7 @@ class Trainer(Surface):
         return self._loop.checkpointer.state.state_dict(whole=True)
 
     def load_state_dict(self, state: Tree) -> None:
-        """Restore what `state_dict` gave. Hooks and an average that are new begin afresh, which is said.
+        """Restore what `state_dict` gave. What begins afresh, or is another than it was, such as a rate, is said.
 
         Raises:
             CheckpointError: it is of another model, optimizer, data, seed or precision. Nothing has been changed.

@@ -52,6 +52,19 @@ def untouched(owners: Iterable[object]) -> Generator[None]:
                     buffer.detach().copy_(value)
 
 
+@contextmanager
+def evaluating(model: nn.Module, device: torch.device) -> Generator[None]:
+    """Inside, `model` is in evaluation mode, without gradients; its modes and the generators come back as they were."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad(), undisturbed(device):
+            yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
 def _equal(buffer: Tensor, value: Tensor) -> bool:
     return buffer.layout is not torch.strided or torch.equal(buffer, value)
 

@@ -36,7 +36,8 @@ from evenstep.train.microbatch import MicrobatchStep
 from evenstep.train.outcome import PendingUpdate
 from evenstep.train.progress import Progress
 from evenstep.train.recovery import Recovery
-from evenstep.train.split_limit import SplitLimit, part_of
+from evenstep.train.split_limit import SplitLimit
+from evenstep.train.sub_batch import part_of
 from evenstep.train.trained import TrainedParameters
 from evenstep.train.weigh import Weights, weigh
 
@@ -48,7 +49,7 @@ class Computed(NamedTuple):
         weights: what its losses cover.
         gathered: what is known of this rank's micro-batches.
         grads: the gradients, perhaps in shards.
-        squared: ‖g‖₂² over all parameters, stages and shards; None where no task gave a loss.
+        squared: ‖g‖₂² over all parameters, stages and shards; None where nobody has work, or no task gave a loss.
     """
 
     weights: Weights
@@ -102,6 +103,7 @@ class Update:
     ) -> None:
         self._parameters = parameters
         self.trained = trained
+        self._may_be_late = any(task.late_weight for task in context.tasks.values())
         self._sparse = any(getattr(module, "sparse", False) is True for module in model.modules())
         self._model = model
         self._context = context
@@ -132,9 +134,8 @@ class Update:
         S·Σ_t λ_t·Σ∇S_m / Σw_m, or S·Σ∇S_m where the weight is late; what is left of S / Σw_m goes into the divisor of
         `Apply`.
         """
-        update, pending = before.update + 1, self._pending(batch, before)
+        update = before.update + 1
         self.begin()
-        self._execution.group.at(update)
         self.trained.follow()
         if not self._model.training:
             raise TaskError(
@@ -142,19 +143,20 @@ class Update:
                 f"not `train()` afterwards. Freeze single layers by calling `eval()` on those."
             )
         computed: Computed | None = None
-        for attempt in self._recovery.attempts(f"update {update}", update, self._discarding()):
-            with attempt:
-                computed = self._weigh_and_run(batch, update)
+        try:
+            for attempt in self._recovery.attempts(f"update {update}", update, self._discarding()):
+                with attempt:
+                    computed = self._weigh_and_run(batch, update)
+        except RuntimeError:
+            self._refuse_sparse()
+            raise
         assert computed is not None
-        pending.skipped_samples = computed.weights.skipped_samples
-        if computed.weights.total > 0:
-            self._judge_and_apply(computed, pending)
-        return pending
+        return self._judge_and_apply(computed, batch, before)
 
     def _weigh_and_run(self, batch: GlobalBatch, update: int) -> Computed:
         """Compute the update's gradients and their squared norm; nothing is applied."""
         weights = self._weigh(batch)
-        if weights.total == 0:
+        if not weights.totals:  # nobody has work
             return Computed(weights, MicrobatchResults(), [], None)
         gathered = self._gather(weights, update)
         self._buffers.settle()
@@ -163,13 +165,21 @@ class Update:
         grads = gradients(self._parameters, sparse=self._sparse)
         return Computed(weights, gathered, grads, self._execution.norms.squared(grads))
 
-    def _judge_and_apply(self, computed: Computed, pending: PendingUpdate) -> None:
-        """Step the optimizer if the gradient is finite, and note in `pending` how the update ended."""
+    def _judge_and_apply(self, computed: Computed, batch: GlobalBatch, before: Progress) -> PendingUpdate:
+        """Step the optimizer if the gradient is finite; gives how the update ended."""
         weights, gathered, grads, squared = computed
-        update, rates = pending.number, self.learning_rates(pending.number)
-        if squared is None:  # no task gave a loss
+        update = before.update + 1
+        rates = self.learning_rates(update)
+        if squared is None:  # nobody has work, or no task gave a loss
             self._buffers.restore(1.0)
-            return
+            return PendingUpdate(
+                batch=batch,
+                before=before,
+                precision=self._context.precision.state,
+                aborted=1.0,
+                total=0.0,
+                skipped_samples=weights.skipped_samples,
+            )
         late, scale = gathered.late_total, self._context.precision.scale
         self.is_whole = False  # until all that follows has been applied
         divisor = scale if late is None else scale * late
@@ -186,14 +196,26 @@ class Update:
         put("train/grad_norm", applied.norm, update=update)
         for name, rate in zip(self.learning_rates.names, rates, strict=True):
             put(name, rate, update=update)
-        pending.aborted, pending.norm, pending.gathered = applied.aborted, applied.norm, gathered
-        pending.total = weights.total if late is None else late
-
-    def _pending(self, batch: GlobalBatch, before: Progress) -> PendingUpdate:
-        """The update as it ends where nothing has a weight or a loss: aborted."""
         return PendingUpdate(
-            batch=batch, before=before, precision=self._context.precision.state, aborted=1.0, total=0.0
+            batch=batch,
+            before=before,
+            precision=self._context.precision.state,
+            aborted=applied.aborted,
+            total=weights.total if late is None else late,
+            norm=applied.norm,
+            skipped_samples=weights.skipped_samples,
+            gathered=gathered,
         )
+
+    def _refuse_sparse(self) -> None:
+        """Raise TaskError where the backward has left a sparse gradient that no module has announced."""
+        for name, parameter in () if self._sparse else named_parameters(self._model).items():
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                raise TaskError(
+                    f"the gradient of `{name}` is sparse, which a trainer must know when it is built: say "
+                    f"`self.sparse = True` in its module, as `nn.Embedding(…, sparse=True)` does, to train it in one "
+                    f"process, or compute it without `sparse=True`."
+                )
 
     def _again(self, place: str, update: int, compute: Callable[[], object]) -> None:
         """Compute something of an aborted update with all ranks, to look at it; buffers stay as they were."""
@@ -312,7 +334,7 @@ class Update:
     def _accumulate(self, weights: Weights, update: int) -> MicrobatchResults:
         """Run the micro-batches: their gradients are then in `.grad`, summed over all ranks."""
         execution, in_turn = self._execution, self._execution.reducers.in_turn
-        self._discard(self._context.storage.mark())
+        self._forget_gradients()
         parts = [weights.of(task) for task in weights.totals] if in_turn else [weights]
         with self._step(weights, path=(update,), update=update) as step:
             for number, part in enumerate(parts, start=1):
@@ -325,7 +347,7 @@ class Update:
         gathered = step.gathered
         for parameter in self.trained.outside:
             parameter.grad = None
-        if all(self._context.tasks[name].late_weight for name in weights.totals):
+        if self._may_be_late and all(self._context.tasks[name].late_weight for name in weights.totals):
             gathered.late_total = self._late_total(step.late_weights, weights)
         return gathered
 
@@ -338,6 +360,9 @@ class Update:
     def _discard(self, mark: int) -> None:
         """Forget what a failed try has left."""
         self._context.storage.drop_after(mark)
+        self._forget_gradients()
+
+    def _forget_gradients(self) -> None:
         for parameter in self.trained.with_grad:
             parameter.grad = None
         self._execution.begin()

@@ -83,10 +83,10 @@ def weigh(
     mine[-1] = stamp
     for microbatch in batch.microbatches:
         weight, number = 1.0, microbatch.index
-        task = task_of(tasks, microbatch)
+        task = tasks.get(microbatch.task) or task_of(tasks, microbatch)
         if not task.late_weight:
             try:
-                weight = weight_of(task, microbatch.data, f"micro-batch {number}", microbatch.known_samples)
+                weight = weight_of(task, microbatch.data, number, microbatch.known_samples)
             except Exception as error:
                 if not tolerant:
                     raise
@@ -107,12 +107,11 @@ def weigh(
     totals: dict[str, float] = {}
     divisors: dict[int, float] = {}
     for name, theirs in _spans(batch).items():
-        total = math.fsum([everybody[index] for span in theirs for index in span])
+        total = math.fsum([weight for span in theirs for weight in everybody[span.start : span.stop]])
         if total > 0:
             totals[name] = 1.0 if tasks[name].late_weight else total
             for span, divisor in zip(theirs, _divisors(tasks[name], total, theirs, everybody), strict=True):
-                for index in span:
-                    divisors[index] = divisor
+                divisors |= dict.fromkeys(span, divisor)
     return Weights(
         totals=totals,
         num_microbatches=batch.num_microbatches,
@@ -169,11 +168,11 @@ def task_of(tasks: Mapping[str, Task], microbatch: Microbatch) -> Task:
     raise TaskError(f"micro-batch {microbatch.index} is for task `{microbatch.task}`, but the run {has}; {advice}")
 
 
-def weight_of(task: Task, data: object, what: str, num_samples: int | None = None) -> float:
-    """The weight that `task` gives a batch, which messages call `what`.
+def weight_of(task: Task, data: object, what: str | int, num_samples: int | None = None) -> float:
+    """The weight that `task` gives a batch.
 
     Args:
-        what: it is.
+        what: what messages call the batch, or the number of the micro-batch that it is.
         num_samples: how many samples were put into it, where that is known.
 
     Raises:
@@ -186,11 +185,15 @@ def weight_of(task: Task, data: object, what: str, num_samples: int | None = Non
     except (TypeError, ValueError, RuntimeError) as error:
         raise TaskError(
             f"`{type(task).__name__}.weight` must give a number or a 0-dim tensor, but gave {type(given).__name__} for "
-            f"{what}: {error}"
+            f"{_called(what)}: {error}"
         ) from error
     if not 0 <= weight < math.inf:
         raise TaskError(
             f"`{type(task).__name__}.weight` must give a finite number of at least 0, but gave {weight} for "
-            f"{what}; it is the number of units that the summed loss covers."
+            f"{_called(what)}; it is the number of units that the summed loss covers."
         )
     return weight
+
+
+def _called(what: str | int) -> str:
+    return what if isinstance(what, str) else f"micro-batch {what}"

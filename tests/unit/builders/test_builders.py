@@ -34,6 +34,11 @@ def model(width: int = 2):
 def embedding():
     return nn.Embedding(4, 1, sparse=True)
 
+def strided():
+    model = nn.Linear(2, 1)
+    model.weight = nn.Parameter(torch.randn(2, 2)[:, :1].T)
+    return model
+
 def half_frozen():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
     model[0].requires_grad_(False)
@@ -137,7 +142,8 @@ def test_only_what_is_trained_is_optimized(build: Build) -> None:
         (["--optimizer.name", "AdamW"], True),
         (["--optimizer.args.fused", "false"], False),
         (["--optimizer.args.foreach", "true"], None),
-        (["--model.target", "parts.py:embedding"], None),
+        (["--model.target", "parts.py:embedding", "--optimizer.name", "SGD"], None),
+        (["--model.target", "parts.py:strided"], None),
         (["--optimizer.name", "RAdam"], None),
         (["--optimizer.name", "SGD", "--parallel.strategy", "fsdp"], None),  # torch has no such kernel for shards
         (["--optimizer.name", "AdamW", "--parallel.strategy", "fsdp"], True),
@@ -152,6 +158,13 @@ def test_values_that_an_optimizer_of_torch_does_not_take_name_their_key(build: B
     name, value = settings
     with pytest.raises(ConfigError, match=r"`optimizer.args` can't be for `AdamW`, which raised .*; change them\."):
         build("--optimizer.name", "AdamW", f"--optimizer.args.{name}={value}")
+
+
+def test_parameters_that_an_optimizer_of_torch_does_not_take_are_named_with_what_to_do(build: Build) -> None:
+    with pytest.raises(ConfigError, match=r"`Muon` can't train `bias` of shape \[1\]: .*`optimizer\.target`.*AdamW"):
+        build("--optimizer.name", "Muon")
+    with pytest.raises(ConfigError, match=r"`optimizer.args` can't be for `Muon`, which raised .*; change them\."):
+        build("--optimizer.name", "Muon", "--optimizer.args.momentum=-1")
 
 
 def test_a_function_makes_the_optimizer_from_the_model(build: Build) -> None:

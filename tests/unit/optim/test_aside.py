@@ -111,3 +111,14 @@ def test_parameters_held_beside_the_groups_are_found_wherever_they_are() -> None
         assert holds_parameters(optimizer) == "mine"
     vars(optimizer)["mine"] = torch.zeros(2)
     assert holds_parameters(optimizer) == ""
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_what_torchs_schedulers_and_kernels_set_on_an_optimizer_is_none_of_it(fused: bool) -> None:
+    parameter = nn.Parameter(torch.zeros(2))
+    optimizer = Own([parameter], fused=fused)
+    aside = Aside(optimizer)
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: 0.5)
+    parameter.grad = torch.ones(2)
+    optimizer.step()
+    assert aside.values() == [{}] and not aside.fault()

@@ -120,6 +120,14 @@ def test_norms_are_of_each_parameter_and_say_inf_in_words() -> None:
     assert gradient_norms(model, Group()) == {"weight": 5.0, "bias": "inf"}
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128, torch.float64, torch.bfloat16])
+def test_norms_are_of_gradients_in_any_format(dtype: torch.dtype) -> None:
+    model = nn.Module()
+    model.weight = nn.Parameter(torch.zeros(1, 2, dtype=dtype))
+    model.weight.grad = torch.tensor([[3.0, 4.0]], dtype=dtype) * (1j if dtype.is_complex else 1)
+    assert gradient_norms(model, Group()) == {"weight": 5.0}
+
+
 class Summed(Task):
     """The sum of the outputs."""
 

@@ -174,7 +174,7 @@ def test_a_loop_goes_on_from_a_state_with_the_same_bits() -> None:
 
 def test_a_state_of_another_seed_or_of_something_else_is_refused() -> None:
     state = engine_of(net(), seed=1).state_dict()
-    with pytest.raises(CheckpointError, match="seed was 1 and is now 2"):
+    with pytest.raises(CheckpointError, match="`seed` was 1 and is now 2"):
         engine_of(net(), seed=2).load_state_dict(state)
     with pytest.raises(CheckpointError, match="`state_dict` gave, but this one has no 'model'"):
         engine_of(net()).load_state_dict({})

@@ -425,7 +425,7 @@ def test_casting_somewhere_else_is_refused() -> None:
 
 def test_a_state_of_another_format_is_refused() -> None:
     saved = engine_of(net(), "bf16-true").state_dict()
-    with pytest.raises(CheckpointError, match="precision was bf16-true and is now 16-true"):
+    with pytest.raises(CheckpointError, match="`precision` was bf16-true and is now 16-true"):
         engine_of(net(), "16-true").load_state_dict(saved)
 
 

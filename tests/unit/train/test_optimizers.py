@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep import Checkpointing, Hook, MapData, Task, Trainer
-from evenstep.errors import ArgumentError, CheckpointError
+from evenstep.errors import ArgumentError, CheckpointError, TaskError
 from evenstep.optim import MultiOptimizer
 from evenstep.optim.sharing import TORCH, Granularity, known, why_not_by
 from evenstep.parallel import Fsdp, Group, Ordered, Single, Strategy, Zero1
@@ -329,3 +329,28 @@ def test_ranks_that_share_an_optimizer_take_no_notice_of_a_group_of_one() -> Non
     one = trainer(lambda model: torch.optim.Muon(matrices(model)), strategy=Zero1(Ordered(Group())), updates=1)
     one.train()
     assert one.progress.update == 1
+
+
+class Lookup(nn.Module):
+    """An embedding that its own code makes sparse."""
+
+    def __init__(self, *, says: bool) -> None:
+        super().__init__()
+        self.sparse = says
+        self.table = nn.Parameter(torch.ones(4, 1))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return nn.functional.embedding(inputs[:, 0].abs().long() % 4, self.table, sparse=True)
+
+
+def test_a_sparse_gradient_that_no_module_says_is_named_and_the_advice_works() -> None:
+    def train(model: nn.Module) -> None:
+        adam = torch.optim.SparseAdam(model.parameters())
+        data = MapData([(torch.full((4,), float(number)), torch.zeros(1)) for number in range(4)], global_batch_size=4)
+        Trainer(model=model, task=Square(), optimizer=adam, data=data, updates=2, device="cpu").train()
+
+    with pytest.raises(TaskError, match=r"the gradient of `table` is sparse.*say `self\.sparse = True` in its module"):
+        train(Lookup(says=False))
+    model = Lookup(says=True)
+    train(model)
+    assert not torch.equal(model.table, torch.ones(4, 1))

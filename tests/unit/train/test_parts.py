@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
 from evenstep.data import GlobalBatch, Microbatch, Position
+from evenstep.data.seeding import undisturbed
 from evenstep.errors import ReplicaError, TaskError
 from evenstep.keys import key
 from evenstep.parallel import Group
 from evenstep.train.arguments import check_same_on_all_ranks
 from evenstep.train.buffers import Buffers
 from evenstep.train.diagnose import diagnose
-from evenstep.train.randomness import seed_generators, undisturbed
+from evenstep.train.randomness import seed_generators
 from evenstep.train.task import Loss, Task
 from evenstep.train.transfer import build_transfer
 from evenstep.train.weigh import weigh

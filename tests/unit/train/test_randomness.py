@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from evenstep import Hook, MapData, Task, Trainer, Training
+from evenstep.data.seeding import undisturbed
 from evenstep.parallel import Ordered
 from evenstep.pipeline import Layer, Layers, PipelineModel
 from evenstep.train.layer_keys import key_layers, may_draw
-from evenstep.train.randomness import Randomness, undisturbed
+from evenstep.train.randomness import Randomness
 
 CPU = torch.device("cpu")
 

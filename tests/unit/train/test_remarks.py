@@ -1,19 +1,38 @@
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch.utils.data import DataLoader
 
+from evenstep.data import AllTasks, Data, MapData, Mixture, StreamData, UpdateData, data_of
 from evenstep.train.remarks import Remarks
+
+LOADER: Any = DataLoader([1.0] * 8, batch_size=4)
 
 
 @pytest.mark.parametrize(
-    ("samples", "advice"),
-    [(1, "make a global batch at least 2 samples"), (4, "make `micro_batch_size` at most 2")],
+    ("data", "samples", "advice"),
+    [
+        (lambda: MapData([1] * 8, global_batch_size=4), 1, "make a global batch at least 2 samples"),
+        (lambda: MapData([1] * 8, global_batch_size=4), 4, "global_batch_size=4, micro_batch_size=2)`, in a run file"),
+        (lambda: data_of(LOADER, "data"), 4, "write `MapData(dataset, global_batch_size=4, micro_batch_size=2)`"),
+        (lambda: MapData([1] * 8, global_batch_tokens=4, lengths=[1] * 8), 4, "lower `micro_batch_tokens`"),
+        (lambda: StreamData([1] * 8, global_batch_size=4, shared=True), 4, "make `micro_batch_size` at most 2"),
+        (lambda: StreamData(LOADER, batched=True, shared=True), 4, "raise `num_microbatches`"),
+        (lambda: UpdateData([[1, 2]]), 4, "give each update as a tuple of more batches"),
+        (
+            lambda: Mixture({"a": MapData([1] * 8, global_batch_size=4)}, mixing=AllTasks()),
+            4,
+            "lower the `micro_batch_size` of its parts",
+        ),
+    ],
 )
-def test_the_advice_for_ranks_without_work_gives_each_of_them_some(samples: int, advice: str) -> None:
+def test_the_advice_for_ranks_without_work_gives_each_of_them_some(
+    data: Callable[[], Data], samples: int, advice: str
+) -> None:
     batch: Any = SimpleNamespace(
         num_samples=samples, num_microbatches=1, ends_epoch=False, position=SimpleNamespace(batch=0)
     )
-    data: Any = SimpleNamespace(fingerprint=dict)
-    (said,) = Remarks()(batch, data=data, ranks=2, outside=(), rank=0, update=1)
+    (said,) = Remarks()(batch, data=data(), ranks=2, outside=(), rank=0, update=1)
     assert advice in said.message

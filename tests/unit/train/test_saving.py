@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from evenstep import Checkpointing, Hook, MapData, Task, Trainer
 from evenstep.checkpoint import Disk, complete_checkpoints, locked, read_checkpoint
 from evenstep.errors import ArgumentError, CheckpointError
-from evenstep.events import Incident, SaveBegin, SaveEnd, UpdateBegin, UpdateEnd
+from evenstep.events import Incident, SaveBegin, SaveEnd, TrainBegin, UpdateBegin, UpdateEnd
 from evenstep.events.hooks import Save
 from evenstep.extras.elastic.membership import Alone
 from evenstep.parallel import Ordered
@@ -157,10 +157,15 @@ def test_the_last_save_must_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert states(tmp_path)[-1]["progress"]["update"] == 8
 
 
+class PutsFile(Hook):
+    def before_train(self, event: TrainBegin) -> None:
+        assert self.trainer.folder is not None
+        (self.trainer.folder / "checkpoints").write_text("a file where a folder should be")
+
+
 def test_a_place_that_is_no_folder_is_an_incident_at_first_and_an_error_in_the_end(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints").write_text("a file where a folder should be")
     log = Log()
-    trainer = trainer_of(tmp_path, hooks=[Save(every_updates=4), log])
+    trainer = trainer_of(tmp_path, hooks=[PutsFile(), Save(every_updates=4), log])
     with pytest.raises(CheckpointError, match="the checkpoint of update 9 could not be written"):
         trainer.train()
     assert [(i.kind, i.update) for i in log.incidents] == [("save_failed", 4), ("save_failed", 8), ("failed", 9)]

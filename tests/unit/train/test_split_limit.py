@@ -10,7 +10,8 @@ from evenstep import Task
 from evenstep.errors import TaskError
 from evenstep.train.fit import fitting
 from evenstep.train.split import halves, num_elements
-from evenstep.train.split_limit import SplitLimit, SubBatch
+from evenstep.train.split_limit import SplitLimit
+from evenstep.train.sub_batch import SubBatch
 
 Pair = namedtuple("Pair", "x y")
 

@@ -220,7 +220,7 @@ def mismatched(change: str) -> Trainer:
     [
         ("model", r"0.weight has shape \[8, 4\] instead of \[9, 4\]"),
         ("optimizer", "is AdamW, but this run's is SGD"),
-        ("seed", "seed was 42 and is now 1"),
+        ("seed", "`seed` was 42 and is now 1"),
         ("data", "global_batch_size"),
     ],
 )

@@ -75,6 +75,15 @@ class LinesWriter(Writer):
             self._file.write(f"{self._header}\n")
             self._file.flush()
 
+    def check(self, folder: Path) -> None:
+        """Raise EvenstepError if the file that is in `folder` already can't be gone on with."""
+        self._path = path = folder / self._file_name
+        if path.exists():
+            with path.open(encoding="utf-8", errors="replace") as lines:
+                for line in lines:
+                    if line.endswith("\n"):
+                        self._checked_update_of(line)
+
     def write(self, records: Sequence[Record]) -> None:
         assert self._file is not None, "opened before"
         self._file.write(self.lines(records))

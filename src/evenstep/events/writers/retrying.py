@@ -14,7 +14,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, TypeAlias, final
 
-from evenstep.errors import EvenstepError
+from evenstep.errors import EvenstepError, clause
 from evenstep.events.event import Event, Incident
 from evenstep.events.series import Record
 from evenstep.events.writers.writer import Writer
@@ -137,7 +137,7 @@ class RetryingWriter:
         first, self._wait_s = not self._wait_s, min(LONGEST_WAIT_S, max(FIRST_WAIT_S, 2 * self._wait_s))
         self._next_try = monotonic() + self._wait_s
         if first:
-            cause = error.strerror or error if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+            cause = (isinstance(error, OSError) and error.strerror) or clause(error)
             message = f"{self._named} failed: {cause}; training goes on, and it is tried again later."
             trace = "".join(traceback.format_exception(error))
             self._report(Incident(kind="writer", update=self._latest, message=message, rank=0, traceback=trace))

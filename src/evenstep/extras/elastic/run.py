@@ -11,11 +11,12 @@ its micro-batches; so it is the same update. Which processes are there is the gr
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, cast, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import Tensor
 
+from evenstep.checkpoint import pack, unpack
 from evenstep.errors import ArgumentError, EvenstepError, LostRankError
 from evenstep.events import Incident, Json
 from evenstep.parallel import Group
@@ -26,13 +27,6 @@ from evenstep.train.state import unwrapped
 
 if TYPE_CHECKING:
     from evenstep.extras.elastic.membership import Elastic
-
-
-class _Hole(NamedTuple):
-    """The place of a tensor in a tree."""
-
-    shape: torch.Size
-    dtype: torch.dtype
 
 
 @final
@@ -156,36 +150,16 @@ def shared(group: Group, tree: Any, source: int) -> Any:
     >>> shared(Group(), {"a": [torch.ones(2), "b"]}, 0)
     {'a': [tensor([1., 1.]), 'b']}
     """
-    tensors: list[Tensor] = []
-
-    def emptied(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            tensors.append(value.detach())
-            return _Hole(value.shape, value.dtype)
-        return _mapped(value, emptied)
-
-    def filled(value: Any) -> Any:
-        if not isinstance(value, _Hole):
-            return _mapped(value, filled)
-        whole = next(own) if group.rank == source else torch.empty(value.shape, dtype=value.dtype)
+    tensors, skeleton = pack(tree, "state") if group.rank == source else ({}, None)
+    forms = [(name, one.shape, one.dtype) for name, one in tensors.items()]
+    skeleton, forms = group.gather((skeleton, forms))[source]
+    for name, shape, dtype in forms:
+        whole = tensors[name] if group.rank == source else torch.empty(shape, dtype=dtype)
         flat = whole.contiguous().reshape(-1)
         if flat.numel():
             group.broadcast([flat.view(torch.uint8)], source)
-        return flat.view(value.shape)
-
-    skeleton = emptied(tree)
-    own = iter(tensors)
-    return filled(group.gather(skeleton)[source])
-
-
-def _mapped(value: Any, act: Callable[[Any], Any]) -> Any:
-    if isinstance(value, dict):
-        return {key: act(one) for key, one in cast("dict[Any, Any]", value).items()}
-    if isinstance(value, list):
-        return [act(one) for one in cast("list[Any]", value)]
-    if type(value) is tuple:
-        return tuple(act(one) for one in cast("tuple[Any, ...]", value))
-    return value
+        tensors[name] = flat.view(shape)
+    return unpack(skeleton, tensors, "state")
 
 
 def _processes(numbers: list[int]) -> str:

@@ -14,7 +14,7 @@ ICML 2018, algorithm 1.
 import math
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,10 @@ class _Learned(nn.Module):
         super().__init__()
         self.register_buffer("coefficients", torch.ones(count))
         self.register_buffer("first_losses", torch.zeros(count))
+
+    def forward(self, given: Any) -> Any:
+        """Nothing: a model that runs all of its parts, as `nn.Sequential` does, runs this as well."""
+        return given
 
 
 @final
@@ -67,8 +71,8 @@ class GradNorm(Combine):
         if not 0 < coefficient_lr < math.inf:
             raise ArgumentError(f"`coefficient_lr` must be finite and above 0, but is {coefficient_lr}.")
         self._alpha = alpha
-        self._lr = coefficient_lr
-        self._patterns = tuple(parameters)
+        self._coefficient_lr = coefficient_lr
+        self._parameters = tuple(parameters)
         self._tasks: tuple[str, ...] = ()
         self._learned = _Learned(0)
 
@@ -78,7 +82,7 @@ class GradNorm(Combine):
         return self._learned
 
     def looks_at(self, parameter: str) -> bool:
-        return any(fnmatchcase(parameter, pattern) for pattern in self._patterns)
+        return any(fnmatchcase(parameter, pattern) for pattern in self._parameters)
 
     def __call__(
         self, products: Tensor, losses: Sequence[float], *, tasks: Sequence[str], seed: int, update: int
@@ -106,8 +110,9 @@ class GradNorm(Combine):
         paces = [loss / begin if begin > 0 and loss >= 0 else 1.0 for loss, begin in zip(losses, first, strict=True)]
         mean_pace = sum(paces) / count or 1.0
         targets = [mean * (pace / mean_pace) ** self._alpha for pace in paces]
+        lr = self._coefficient_lr
         raw = [
-            max(share - self._lr * (math.copysign(1.0, length - target) if length != target else 0.0) * norm, _SMALLEST)
+            max(share - lr * (math.copysign(1.0, length - target) if length != target else 0.0) * norm, _SMALLEST)
             for share, length, target, norm in zip(now, lengths, targets, norms, strict=True)
         ]
         return [value * sum(now) / sum(raw) for value in raw]

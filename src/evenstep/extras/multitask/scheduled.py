@@ -9,7 +9,7 @@ from typing import final
 from torch import nn
 
 from evenstep.optim.schedules import LrSchedule
-from evenstep.train.coefficients import Coefficients, check_positive, check_tasks
+from evenstep.train.coefficients import Coefficients, Fixed, check_tasks
 
 
 @final
@@ -33,14 +33,12 @@ class Scheduled(Coefficients):
     are_learned = False
 
     def __init__(self, schedules: Mapping[str, LrSchedule], *, values: Mapping[str, float] | None = None) -> None:
-        self._schedules = dict(schedules)
-        self._values = {name: float(value) for name, value in (values or {}).items()}
+        self._schedules, self._numbers = dict(schedules), Fixed(values)
         self._updates: int | None = None
-        check_positive(self._values)
 
     def build(self, tasks: Sequence[str]) -> nn.Module | None:
-        check_tasks({**self._schedules, **self._values}, tasks)
-        return None
+        check_tasks(self._schedules, tasks)
+        return self._numbers.build(tasks)
 
     def check(self, updates: int | None) -> None:
         for schedule in self._schedules.values():
@@ -49,4 +47,4 @@ class Scheduled(Coefficients):
 
     def value(self, task: str, update: int) -> float:
         schedule = self._schedules.get(task)
-        return self._values.get(task, 1.0) * (1.0 if schedule is None else schedule(update, self._updates))
+        return self._numbers.value(task, update) * (1.0 if schedule is None else schedule(update, self._updates))

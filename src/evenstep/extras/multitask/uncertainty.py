@@ -13,7 +13,7 @@ semantics", CVPR 2018, equations 7 to 10.
 """
 
 from collections.abc import Collection, Sequence
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,10 @@ class _LogVariances(nn.Module):
         super().__init__()
         for name in tasks:
             self.register_parameter(f"log_variance_{name}", nn.Parameter(torch.zeros(())))
+
+    def forward(self, given: Any) -> Any:
+        """Nothing: a model that runs all of its parts, as `nn.Sequential` does, runs this as well."""
+        return given
 
     def of(self, task: str) -> Tensor:
         return self.get_parameter(f"log_variance_{task}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
-from evenstep.errors import ArgumentError
+from evenstep.errors import ArgumentError, clause
 
 CONFIG, METRICS, STATUS = "config.toml", "metrics.jsonl", "status.json"
 METRICS_TABLE = "metrics.csv"  # read where there is no other
@@ -191,7 +191,7 @@ def _rows(run: ReportedRun, name: str) -> Iterator[tuple[int, str, float]]:
                 else:
                     yield update, metric, value
     except (OSError, csv.Error) as error:
-        run.problems.append(f"`{name}` cannot be read: {error}.")
+        run.problems.append(f"`{name}` cannot be read: {clause(str(error))}.")
 
 
 def _incident(update: int, content: Mapping[str, object]) -> IncidentLine:

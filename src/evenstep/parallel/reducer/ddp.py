@@ -19,7 +19,7 @@ from evenstep.parallel.group import Group
 from evenstep.parallel.reducer.reducer import ChoosesTrained, Compresses, Reducer
 from evenstep.parallel.replicas import compare_replicas, synchronise
 from evenstep.parallel.strategy import Strategy
-from evenstep.parallel.strides import gradient_format, laid_out
+from evenstep.strides import gradient_format, laid_out
 
 BUCKET_BYTES = 25 * 2**20  # as torch's DDP has it
 

@@ -37,7 +37,7 @@ class FsdpReducer(PaddedReducer):
         self._accumulate_only()
 
     def arm(self) -> None:
-        self._order.arm(armed=True)
+        self._order.arm(armed=True, of_next=self._owed)
         self._complete_sums()
         self._fsdp.set_requires_gradient_sync(True)
         self._fsdp.set_is_last_backward(True)

@@ -20,8 +20,8 @@ from evenstep.parallel.reducer.padded import PaddedReducer
 from evenstep.parallel.reducer.per_plan import PlanReducer, unreduced
 from evenstep.parallel.reducer.reducer import Reducer
 from evenstep.parallel.reducer.sharded import Sharded
-from evenstep.parallel.strides import gradient_format
 from evenstep.parallel.tree import Tree
+from evenstep.strides import gradient_format
 
 
 @final

@@ -23,7 +23,7 @@ from evenstep.parallel.reducer.reducer import ChoosesTrained, Reducer
 from evenstep.parallel.replicas import compare_replicas, synchronise
 from evenstep.parallel.shardable import check_shardable, check_steppable, cuttable
 from evenstep.parallel.strategy import Strategy
-from evenstep.parallel.strides import gradient_format
+from evenstep.strides import gradient_format
 
 
 class Sharded(Strategy):

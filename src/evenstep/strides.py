@@ -30,3 +30,13 @@ def laid_out(tensor: Tensor, like: Tensor) -> Tensor:
     shaped = tensor.view(like.shape)
     as_is = shaped.stride() == like.stride() or 0 in like.stride()
     return shaped if as_is else torch.empty_like(like, dtype=tensor.dtype).copy_(shaped)
+
+
+def shares_memory(tensor: Tensor) -> bool:
+    """Whether elements of `tensor` are one memory, as after `expand`: torch writes into no such tensor.
+
+    >>> shares_memory(torch.ones(1).expand(5)), shares_memory(torch.ones(1, 1).expand(1, 1))
+    (True, False)
+    """
+    pairs = zip(tensor.shape, tensor.stride(), strict=True) if tensor.layout == torch.strided else ()
+    return tensor.numel() > 0 and any(size > 1 and stride == 0 for size, stride in pairs)

@@ -1,0 +1,90 @@
+"""Whether optimizers of torch can step such parameters: tried on tiny ones of their kind, before training.
+
+Some refuse sparse gradients, others dense ones, complex numbers or empty parameters, some only beside certain options;
+all of them say so in their first step. Nothing of the run is touched: neither parameters nor random numbers.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast, final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from evenstep.optim.sharing import TORCH
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A parameter that an optimizer can't step.
+
+    Args:
+        sparse: whether its gradient is, as its layer says.
+        why: what the optimizer has said.
+    """
+
+    name: str
+    sparse: bool
+    why: str
+
+
+def refusals(optimizer: Optimizer, model: nn.Module) -> list[Refusal]:
+    """The parameters of `optimizer` that its step would refuse; none where it is not one of torch's very classes.
+
+    >>> model = nn.Embedding(2, 2, sparse=True)
+    >>> refusals(torch.optim.Adam(model.parameters()), model)[0].why
+    'Adam does not support sparse gradients, please consider SparseAdam instead'
+    """
+    if type(optimizer) not in TORCH:
+        return []
+    gradients = {id(one): (name, layouts) for name, one, layouts in _gradients(model)}
+    tried: dict[tuple[object, ...], str] = {}
+    found: list[Refusal] = []
+    for number, group in enumerate(optimizer.param_groups):
+        for one in group["params"]:
+            if not one.requires_grad or id(one) not in gradients:
+                continue
+            name, layouts = gradients[id(one)]
+            kind = (number, one.dtype, one.device, *_tiny(one), layouts)
+            if kind not in tried:
+                faults = [_fault(optimizer, group, one, sparse=sparse) for sparse in layouts]
+                tried[kind] = faults[0] if all(faults) else ""
+            if tried[kind]:
+                found.append(Refusal(name=name, sparse=layouts == (True,), why=tried[kind]))
+    return found
+
+
+def _gradients(model: nn.Module) -> Iterator[tuple[str, Tensor, tuple[bool, ...]]]:
+    """Each parameter with whether its gradient is sparse; both where only its module's own code can know."""
+    for place, module in model.named_modules():
+        for name, one in module.named_parameters(recurse=False):
+            layouts = (False, True)
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+                layouts = (module.sparse,)
+            elif type(module).__module__.startswith("torch.nn."):
+                layouts = (False,)
+            yield f"{place}.{name}".removeprefix("."), one, layouts
+
+
+def _tiny(parameter: Tensor) -> list[int]:
+    return [min(size, 2) for size in parameter.shape]
+
+
+def _fault(optimizer: Optimizer, group: dict[str, Any], like: Tensor, *, sparse: bool) -> str:
+    """What the optimizer says to a parameter like this one; "" if it steps it."""
+    if sparse and (like.ndim == 0 or like.numel() == 0):
+        return "it can have no sparse gradient"
+    tiny = nn.Parameter(torch.zeros(_tiny(like), dtype=like.dtype, device=like.device))
+    options = {name: value.clone() if isinstance(value, Tensor) else value for name, value in group.items()}
+    try:
+        trial = cast("Any", type(optimizer))([{**options, "params": [tiny]}])
+        tiny.grad = torch.ones_like(tiny)
+        if sparse:
+            tiny.grad = tiny.grad.to_sparse(1).coalesce()
+        trial.step()
+    except (RuntimeError, ValueError, TypeError, ArithmeticError) as error:
+        said = str(error).split("\n")[0].rstrip(".")
+        return said if type(error) in (RuntimeError, ValueError) else f"{type(error).__name__}: {said}"
+    return ""

@@ -1,0 +1,120 @@
+"""What updates are made with beside model, data and seed, as plain values, to be compared when a run goes on.
+
+A run that goes on with other ones is another run from there on: `resume` refuses that unless it is meant, and then it
+is said. Options of the optimizer are kept with its state, everything else is here. It does not know what a checkpoint
+is.
+"""
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import fields
+from inspect import signature
+from typing import Any, cast
+
+from torch import Tensor
+
+from evenstep.optim.schedules import LrSchedule
+from evenstep.options import Training
+from evenstep.precision import Precision
+
+LEAVE_NO_TRACE = ("check_loss", "settle_every_updates", "fit_memory")
+"""Fields of `Training` that the parameters do not depend on."""
+
+MAY_CHANGE = ("train.ema",)
+"""What does not change the parameters, so that a run that goes on with another is the same run; it is said."""
+
+
+def settings_of(
+    train: Training, coefficients: object, combine: object, precision: Precision, lr_schedule: LrSchedule | None
+) -> dict[str, Any]:
+    """The settings of updates as plain values, by their names in a run file or nearly so.
+
+    Args:
+        train: how an update is made; of its coefficients and its method the objects that were made of them are next.
+    """
+    own = {f"train.{one.name}": _plain(getattr(train, one.name)) for one in fields(train)}
+    for name in LEAVE_NO_TRACE:
+        del own[f"train.{name}"]
+    return {
+        **own,
+        "train.ema": train.ema and train.ema.settings,
+        "train.coefficients": _plain(coefficients),
+        "train.combine": _plain(combine),
+        "precision": precision.settings,
+        "lr_schedule": _schedule(lr_schedule),
+    }
+
+
+def changed_settings(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
+    """What is said of each setting that is another than it was saved, by its name.
+
+    >>> changed_settings({"train.clip_norm": 1.0}, {"train.clip_norm": None, "lr_schedule": None})
+    {'train.clip_norm': '`train.clip_norm` was 1.0 and is now None'}
+    """
+    found = {name: differences(name, saved[name], value) for name, value in now.items() if name in saved}
+    return {name: "; ".join(said) for name, said in found.items() if said}
+
+
+def differences(name: str, saved: object, now: object) -> list[str]:
+    """In what two plain values differ; of tables with the same keys only those that do.
+
+    >>> differences("data", {"size": 4, "shuffle": True}, {"size": 8, "shuffle": True})
+    ['`data.size` was 4 and is now 8']
+    """
+    if isinstance(saved, Mapping) and isinstance(now, Mapping):
+        before, after = cast("Mapping[str, object]", saved), cast("Mapping[str, object]", now)
+        if before.keys() == after.keys() and before.get("kind") == after.get("kind"):
+            return [said for key in after for said in differences(f"{name}.{key}", before[key], after[key])]
+    return [] if saved == now else [f"`{name}` was {_said(saved)} and is now {_said(now)}"]
+
+
+def _schedule(schedule: LrSchedule | None) -> object:
+    """A schedule by its settings, and one of the user's by what it gives here and there, as its code may change."""
+    plain = _plain(schedule)
+    if not isinstance(plain, dict) or type(schedule).__module__.startswith("evenstep."):
+        return plain
+    try:
+        factors = [float(cast("LrSchedule", schedule)(update, 1000)) for update in (1, 10, 100, 500, 1000)]
+    except Exception:  # noqa: BLE001 - one that is not for any number of updates
+        factors = []
+    return {**cast("dict[str, Any]", plain), "factors": factors}
+
+
+def _plain(value: object, depth: int = 2) -> Any:
+    """A value as JSON has it; of an object its class and, `depth` levels deep, what it was built with and keeps.
+
+    >>> from evenstep.optim.schedules import Linear
+    >>> _plain({"a": (1, Linear(warmup_updates=2))})
+    {'a': [1, {'kind': 'Linear', 'warmup_updates': 2, 'end_factor': 0.1}]}
+    """
+    if isinstance(value, bool | int | float | str | None):
+        return value
+    if isinstance(value, Tensor):
+        return value.tolist() if value.numel() <= 64 else list(value.shape)
+    if isinstance(value, Mapping):
+        return {str(name): _plain(inner, depth) for name, inner in cast("Mapping[object, object]", value).items()}
+    if isinstance(value, Sequence):
+        return [_plain(inner, depth) for inner in cast("Sequence[object]", value)]
+    if isinstance(value, Set):
+        return sorted(str(inner) for inner in cast("Set[object]", value))
+    kind = getattr(value, "__qualname__", type(value).__qualname__)
+    if depth == 0 or isinstance(value, type):
+        return {"kind": kind}
+    kept = {name: getattr(value, name, getattr(value, f"_{name}", _LOST)) for name in _arguments(type(value))}
+    return {"kind": kind, **{name: _plain(one, depth - 1) for name, one in kept.items() if one is not _LOST}}
+
+
+_LOST = object()
+
+
+def _arguments(kind: type) -> list[str]:
+    try:
+        return [*signature(kind).parameters]
+    except (TypeError, ValueError):  # one of C
+        return []
+
+
+def _said(value: object) -> str:
+    if isinstance(value, dict) and "kind" in value:
+        told = cast("dict[str, Any]", value)
+        return f"{told['kind']}({', '.join(f'{name}={one}' for name, one in told.items() if name != 'kind')})"
+    return str(value)

@@ -1,0 +1,107 @@
+"""From a user's arguments to objects that fit each other, checked before anything is changed or run.
+
+`Engine` and `Trainer` begin with it. Each check stands beside what it is about (`arguments`, `parameter_checks`,
+`optimizers`, `tasks`); here is the order in which they are asked.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, final
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from evenstep.data import Data
+from evenstep.events import Storage
+from evenstep.optim.schedules import LrSchedule
+from evenstep.options import Training
+from evenstep.parallel import Strategy
+from evenstep.precision import Precision
+from evenstep.train import given
+from evenstep.train.arguments import check_launched, check_model, check_trains, choose_device
+from evenstep.train.metrics import build_meters
+from evenstep.train.number_formats import check_formats
+from evenstep.train.optimizers import check_optimizer
+from evenstep.train.parameter_checks import check_parameters
+from evenstep.train.policies import Policies
+from evenstep.train.task import Task
+from evenstep.train.tasks import Tasks, check_tasks
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What an engine is built from: a user's arguments, made objects and checked together.
+
+    Args:
+        policies: what is done about what goes wrong.
+        storage: takes the metrics.
+        train: how an update is made.
+    """
+
+    model: nn.Module
+    tasks: Tasks
+    optimizer: Optimizer
+    strategy: Strategy
+    precision: Precision
+    lr_schedule: LrSchedule | None
+    seed: int
+    device: torch.device
+    train: Training
+    policies: Policies
+    storage: Storage
+
+
+def set_up(
+    *,
+    model: nn.Module,
+    task: Task | Mapping[str, Task],
+    optimizer: Optimizer,
+    strategy: Strategy | str | None,
+    precision: Precision | str | None,
+    lr_schedule: LrSchedule | str | Mapping[str, Any] | None,
+    seed: int,
+    device: str | torch.device,
+    train: Training,
+    policies: Policies,
+    data: Data | None = None,
+    evaluations: Mapping[str, Data] = MappingProxyType({}),
+    keeps: bool = False,
+) -> Setup:
+    """Make objects of an engine's arguments, and check what needs nothing to be changed or run.
+
+    Args:
+        data: for training, and `evaluations` for evaluation by name; none where a loop of one's own brings them.
+        keeps: whether checkpoints are saved.
+
+    Raises:
+        ArgumentError: an argument that cannot be, or that does not go with another.
+        TaskError: a model that cannot be trained.
+    """
+    check_launched(strategy, model, os.environ)
+    check_model(model)
+    check_trains(optimizer, model)
+    formats, schedule = given.precision_of(precision), given.lr_schedule_of(lr_schedule)
+    sharing = given.strategy_of(strategy, device)
+    check_parameters(model, optimizer, formats)
+    on = choose_device(device, formats)
+    check_formats(formats, model=model, optimizer=optimizer, strategy=sharing)
+    check_optimizer(optimizer, model=model, strategy=sharing, device=on, keeps=keeps)
+    tasks = Tasks.of(task, train.coefficients, given.combine_named(train.combine), train.norm_statistics)
+    check_tasks(tasks, data, evaluations, model=model, policy=policies.non_finite)
+    return Setup(
+        model=model,
+        tasks=tasks,
+        optimizer=optimizer,
+        strategy=sharing,
+        precision=formats,
+        lr_schedule=schedule,
+        seed=seed,
+        device=on,
+        train=train,
+        policies=policies,
+        storage=Storage(meters=build_meters(tasks.by_name, on)),
+    )

@@ -1,0 +1,48 @@
+"""What errors say is read by people."""
+
+import ast
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from evenstep.parallel.processes import Processes
+
+SOURCE = Path(__file__).parents[2] / "src" / "evenstep"
+ERRORS = ("error", "raised", "second")
+
+
+def _is_error(node: ast.expr) -> bool:
+    match node:
+        case ast.FormattedValue(value=value):
+            return _is_error(value)
+        case ast.Call(func=ast.Name(id="str"), args=[value]):
+            return _is_error(value)
+        case ast.Name(id=name):
+            return name in ERRORS
+    return False
+
+
+def _doubled(text: ast.JoinedStr) -> bool:
+    """Whether an error is followed by what ends a sentence or a part of one, though its own text may end so."""
+    return any(
+        _is_error(one) and isinstance(then, ast.Constant) and str(then.value)[:1] in tuple(".;,:")
+        for one, then in zip(text.values, text.values[1:], strict=False)
+    )
+
+
+def test_no_message_puts_a_stop_after_the_text_of_another_error() -> None:
+    found = [
+        f"{path.relative_to(SOURCE)}:{node.lineno}"
+        for path in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.JoinedStr) and _doubled(node)
+    ]
+    assert not found, f"`clause(error)` leaves its own full stop out: {found}"
+
+
+@pytest.mark.parametrize("said", ["rank 1 failed: remove that sample.", "rank 1 failed: remove that sample"])
+def test_a_rank_that_hears_of_anothers_error_ends_it_with_one_stop(said: str) -> None:
+    group: Any = SimpleNamespace(rank=0, ranks=2, where=lambda: "", _notices=SimpleNamespace(failure=lambda: said))
+    assert str(Processes._not_met(group, None)).endswith("rank 1 failed: remove that sample.")
