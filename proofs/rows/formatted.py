@@ -1,9 +1,9 @@
 """A run in one number format: `python formatted.py FOLDER PRECISION PIPELINE [UPDATE MICROBATCH]`.
 
-RANK and WORLD_SIZE are as torchrun sets them; ranks beyond PIPELINE are further replicas, and sums are ordered. Dropout,
-unequal numbers of tokens, an average, clipping, tied weights, warm-up, evaluation and saves in between. It goes on from
-the newest checkpoint in FOLDER, kills itself with SIGKILL at (UPDATE, MICROBATCH) if told to, and rank 0 prints the
-sha256 of all that training changes.
+RANK and WORLD_SIZE are as torchrun sets them; ranks beyond PIPELINE are further replicas, and sums are ordered.
+Dropout, unequal numbers of tokens, an average, clipping, tied weights, warm-up, evaluation and saves in between. It
+goes on from the newest checkpoint in FOLDER, kills itself with SIGKILL at (UPDATE, MICROBATCH) if told to, and rank 0
+prints the sha256 of all that training changes.
 """
 
 import os
