@@ -252,8 +252,7 @@ AREAS = (
             ),
             works(
                 "bytes per parameter, as computed",
-                "unit/train/test_formats.py::"
-                "test_a_parameter_costs_what_is_computed_and_that_is_what_is_allocated",
+                "unit/train/test_formats.py::test_a_parameter_costs_what_is_computed_and_that_is_what_is_allocated",
             ),
             refused(
                 "models of 16 bits: optimizers that evaluate other parameters or hold them in attributes, a float64 "

@@ -58,8 +58,12 @@ def sentences(count: int = 20) -> list[tuple[Tensor, Tensor]]:
 
 
 class StopAt(evenstep.Hook):
-    def __init__(self, until: int) -> None:
-        self.until = until
+    def __init__(self, until: int, fail_at: int) -> None:
+        self.until, self.fail_at = until, fail_at
+
+    def before_microbatch(self, event: Any) -> None:
+        if event.update == self.fail_at:
+            raise RuntimeError("as told")
 
     def after_update(self, event: Any) -> None:
         if event.update == self.until:
@@ -75,6 +79,7 @@ def train(
     tied: bool = False,
     folder: str = "",
     until: int = 0,
+    fail_at: int = 0,
     updates: int = 5,
     group: Any = None,
 ) -> dict[str, Any]:
@@ -88,6 +93,7 @@ def train(
         tied: whether scores use the embedding's weights.
         folder: to save in and to go on from; "" keeps nothing.
         until: the update to stop after; 0 trains to the end.
+        fail_at: the update in which all ranks fail; 0 in none.
     """
     torch.manual_seed(0 if group is None else group.rank)
     data = group
@@ -110,17 +116,24 @@ def train(
         data=evenstep.MapData(sentences(), global_batch_size=8, micro_batch_size=2),
         train=evenstep.Training(clip_norm=0.5, check_loss=False, ema=evenstep.Ema(decay=0.9)),
         evaluations={"valid": evenstep.MapData(sentences(6), global_batch_size=4, micro_batch_size=2, shuffle=False)},
-        hooks=[StopAt(until)],
+        hooks=[StopAt(until, fail_at)],
         folder=Path(folder) if folder else None,
         log=evenstep.Logging(writers=()),
     )
     if folder:
         trainer.resume("auto")
-    result = trainer.train()
+    begun = trainer.progress.update
+    try:
+        result = trainer.train()
+    except RuntimeError as error:
+        if not fail_at:
+            raise
+        return {"failed": str(error)}
     state = trainer.state_dict()
     formats = {str(one.dtype) for one in model.parameters()}
     values = [value.double().flatten() for value in state["model"].values()]
     return {
+        "resumed from": begun,
         "values": torch.cat(values).tolist(),
         "model": digest(state["model"]),
         "optimizer": digest(state["optimizer"]["state"]),

@@ -8,6 +8,7 @@ import pytest
 import torch
 from launched import Failed, on_ranks
 
+MASTERS = ("bf16-true", "16-true")
 SAME = ("model", "optimizer", "ema", "precision", "valid", "saved as")
 
 
@@ -47,6 +48,27 @@ def test_each_format_has_the_bits_of_one_process_in_stages_with_tied_weights() -
     for name in programs.FORMATS:
         alone = programs.train(name, tied=True)
         assert all(alike(one, alone) for (way, _), one in zip(ways, found, strict=True) if way == name), name
+
+
+def test_each_format_has_the_bits_of_one_process_in_stages_whose_replicas_share() -> None:
+    shared: list[dict[str, Any]] = [
+        {"pipeline": 2, "tied": True, "strategy": strategy} for strategy in ("ordered-fsdp", "ordered-zero1")
+    ]
+    ways = [(name, more) for name in programs.FORMATS for more in shared]
+    found = on(4, *ways)
+    for name in programs.FORMATS:
+        alone = programs.train(name, tied=True)
+        assert all(alike(one, alone) for (way, _), one in zip(ways, found, strict=True) if way == name), name
+
+
+def test_what_ranks_save_by_themselves_when_one_fails_holds_all_masters(tmp_path: Path) -> None:
+    """With `zero1` each rank has the masters of what it steps only."""
+    ways = [(name, {"strategy": "ordered-zero1", "folder": str(tmp_path / name), "fail_at": 3}) for name in MASTERS]
+    on(2, *ways)
+    for name in MASTERS:
+        resumed = programs.train(name, folder=str(tmp_path / name))
+        assert resumed["resumed from"] == 2
+        assert alike(resumed, programs.train(name)), name
 
 
 def test_each_format_is_stopped_and_resumed_on_other_layouts_with_the_same_bits(tmp_path: Path) -> None:

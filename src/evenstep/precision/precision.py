@@ -71,6 +71,9 @@ class Precision(ABC):
         """
         return frozenset()
 
+    def computes_in(self, module: nn.Module) -> None:
+        """Give a module by itself the formats that it and its gradients have while an update computes with it."""
+
     def forward(self, device: torch.device) -> AbstractContextManager[Any]:
         """The context in which forward and loss run."""
         return _NOTHING

@@ -41,6 +41,11 @@ class SixteenBits(Precision):
         self.casts_before_transfer = cast_inputs == "before-transfer"
         self.float32_outputs = float32_outputs
 
+    def computes_in(self, module: nn.Module) -> None:
+        self.convert(module, ())
+        for parameter in module.parameters():
+            parameter.grad_dtype = torch.float32
+
     @property
     def settings(self) -> dict[str, Any]:
         cast_inputs = "before-transfer" if self.casts_before_transfer else "after-transfer"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Aborted, Ema, Engine, Loss, Task, Training
+from evenstep import Aborted, Ema, Engine, Failures, Logging, Loss, MapData, Task, Trainer, Training
 from evenstep.errors import ArgumentError, CheckpointError, NonFiniteError
 from evenstep.parallel import Fsdp, OrderedFsdp
 from evenstep.parallel.fake import Fake
@@ -480,3 +480,60 @@ def test_a_format_says_itself_what_it_is(kind: type[SixteenBits]) -> None:
     assert PRECISIONS[made.name] is kind
     assert made.keeps_masters == ("no-master" not in made.name)
     assert made.retries_overflow == made.name.startswith("16")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_verdict_that_comes_late_has_changed_nothing_either(name: str) -> None:
+    """As on an accelerator: the kernel skips the steps, and the host learns of it up to 4 updates later."""
+    pairs = [(torch.randn(3), torch.tensor(torch.inf if number // 4 == 2 else 1.0)) for number in range(40)]
+    found: list[dict[str, Any]] = []
+    for settle in (1, 4):
+        model = net()
+        trainer = Trainer(
+            model=model,
+            task=Squares(),
+            optimizer=torch.optim.AdamW(model.parameters(), lr=0.01, fused=True),
+            data=MapData(pairs, global_batch_size=4, shuffle=False),
+            updates=6,
+            device="cpu",
+            precision=name,
+            train=Training(settle_every_updates=settle, check_loss=False, ema=Ema(decay=0.5)),
+            failures=Failures(non_finite="skip"),
+            log=Logging(writers=()),
+        )
+        trainer.train()
+        found.append(trainer.state_dict())
+    assert found[1]["progress"]["skipped"] == 1
+    for part in ("model", "ema"):
+        assert all(torch.equal(found[0][part][key], found[1][part][key]) for key in found[0][part]), part
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_sparse_gradients_train_in_one_process(name: str) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.out = nn.Embedding(9, 4, sparse=True), nn.Linear(4, 1)
+
+        def forward(self, index: Tensor) -> Tensor:
+            return self.out(self.words(index))
+
+    torch.manual_seed(0)
+    model = Net()
+    engine = engine_of(model, name, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    before = model.words.weight.detach().clone()
+    engine.update((torch.arange(4), torch.randn(4)), (torch.arange(2, 6), torch.randn(4)))
+    moved = (model.words.weight.detach() != before.to(model.words.weight.dtype)).any(1)
+    assert moved.tolist() == [True] * 6 + [False] * 3
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_plan_is_measured_in_the_format_that_is_trained(name: str) -> None:
+    from evenstep.extras.planning.measure import measure
+    from evenstep.pipeline import Layers
+
+    layer = nn.Linear(8, 4, bias=False)
+    inputs = torch.ones(2, 8, dtype=DTYPES[name])
+    (cost,) = measure(Layers.of(nn.Sequential(layer)), inputs, convert=PRECISIONS[name]().computes_in, repeats=1)
+    assert layer.weight.dtype == DTYPES[name]
+    assert cost.output_bytes == 2 * 2 * 4 and cost.state_bytes == (2 + 4) * 32
