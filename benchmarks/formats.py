@@ -2,8 +2,8 @@
 
 With master weights a step is torch's fused AdamW on float32 weights and their cast to 16 bits, and `ratio` says how
 much more that is here than by hand. Without them, stand-ins are made and rounded back at random; those figures are for
-information. Times are processor time of one thread. Beside them, bytes per parameter: what is allocated after an update,
-in `ratio` divided by what is computed.
+information. Times are processor time of one thread. Beside them, bytes per parameter: what is allocated after an
+update, in `ratio` divided by what is computed.
 """
 
 import gc
@@ -20,6 +20,7 @@ import torch  # noqa: E402 - the folder of this script must be on the path first
 from torch import Tensor, nn  # noqa: E402
 
 from evenstep import Engine, Task  # noqa: E402
+from evenstep.internals import foreach_copy  # noqa: E402
 from evenstep.optim.stepping import MasterSteps, RoundedSteps  # noqa: E402
 from harness.row import Row, Times, compared, table, write_rows  # noqa: E402
 
@@ -57,7 +58,7 @@ def by_hand(count: int, shape: Sequence[int], format: torch.dtype) -> Step:
     def step() -> None:
         optimizer.step()
         with torch.no_grad():
-            torch._foreach_copy_(images, own)  # noqa: SLF001 - as torch's own optimizers do
+            foreach_copy(images, own)
 
     return step
 

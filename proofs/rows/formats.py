@@ -2,8 +2,9 @@
 
 The reference in float64 shares no code with the engine: plain SGD on whole global batches. A gradient on its way
 through the model is rounded in each of at most 8 products and sums in a row, each by at most the unit roundoff u of the
-format, so the way that the parameters go is off by 8·u of itself. Without master weights each update is rounded once more into
-the weights, at random: √updates · u of the weights on top. In float32, u is that of its sums, over up to 256 terms.
+format, so the way that the parameters go is off by 8·u of itself. Without master weights each update is rounded once
+more into the weights, at random: √updates · u of the weights on top. In float32, u is that of its sums, over up to 256
+terms.
 """
 
 import math

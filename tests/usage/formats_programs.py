@@ -1,7 +1,7 @@
 """Runs in each number format, on whatever ranks there are."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from launched import digest, group_of_ranks, strategy_named
@@ -104,7 +104,7 @@ def train(
         model = PipelineModel(layers(tied=tied), mesh=mesh, schedule=schedule if pipeline > 1 else "sequential")
         data = mesh.data if mesh.data.ranks > 1 else None
     else:
-        model = nn.Sequential(*(layer.build for layer in layers().layers))  # pyright: ignore[reportArgumentType]
+        model = nn.Sequential(*(cast("nn.Module", layer.build) for layer in layers().layers))
     trainer = evenstep.Trainer(
         model=model,
         task=Words(),

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Aborted, Ema, Engine, Failures, Logging, Loss, MapData, Task, Trainer, Training
+from evenstep import Aborted, Committed, Ema, Engine, Failures, Logging, Loss, MapData, Task, Trainer, Training
 from evenstep.errors import ArgumentError, CheckpointError, NonFiniteError
 from evenstep.parallel import Fsdp, OrderedFsdp
 from evenstep.parallel.fake import Fake
@@ -30,7 +30,7 @@ class Squares(Task):
         return ((output.squeeze(-1) - batch[1]) ** 2).sum()
 
 
-def net() -> nn.Module:
+def net() -> Any:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 1))
 
@@ -102,9 +102,9 @@ def test_inputs_are_cast_at_the_model_or_with_all_of_the_batch_before_the_transf
     seen: list[tuple[torch.dtype, torch.dtype, torch.dtype]] = []
 
     class Net(nn.Sequential):
-        def forward(self, x: Tensor) -> Tensor:
-            self.given = x.dtype
-            return super().forward(x)
+        def forward(self, input: Tensor) -> Tensor:
+            self.given = input.dtype
+            return super().forward(input)
 
     class Watching(Squares):
         def loss(self, output: Tensor, batch: Any) -> Tensor:
@@ -125,7 +125,7 @@ def test_inputs_are_cast_at_the_model_or_with_all_of_the_batch_before_the_transf
 
 
 def test_layers_with_running_statistics_stay_float32_and_their_buffers_too() -> None:
-    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    model: Any = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
     model.register_buffer("table", torch.ones(3))
     model.register_buffer("index", torch.arange(3))
     engine = engine_of(model, "bf16-true")
@@ -208,7 +208,8 @@ def test_plain_sgd_goes_the_way_of_float64_but_for_the_mantissa(name: str, clip:
     begin, wanted = reference(updates, optimizer=lambda p: torch.optim.SGD(p, lr=0.05), clip=clip)
     model = net()
     sgd = torch.optim.SGD(model.parameters(), lr=0.05)
-    precision: Any = name if "bf16" in name else PRECISIONS[name](initial=128.0)
+    kind: Any = PRECISIONS[name]
+    precision = name if "bf16" in name else kind(initial=128.0)
     engine = engine_of(model, precision, optimizer=sgd, train=Training(clip_norm=clip))
     train(engine, updates)
     bound = 8 * unit * float((wanted - begin).norm())
@@ -249,7 +250,7 @@ def test_gradients_of_many_micro_batches_are_added_in_float32() -> None:
             model.weight.fill_(0.0)
         engine = engine_of(model, name, task=Straight(), optimizer=torch.optim.SGD(model.parameters(), lr=1.0))
         outcome = engine.update(*[torch.ones(1, 1)] * 512)
-        assert outcome.grad_norm == 1.0
+        assert isinstance(outcome, Committed) and outcome.grad_norm == 1.0
 
 
 # --- overflow
@@ -352,8 +353,9 @@ def test_what_a_user_writes_into_the_model_stays(name: str) -> None:
     engine = engine_of(net(), name, optimizer=None)
     train(engine, 2)
     before = values(engine)
+    model: Any = engine.model
     with torch.no_grad():
-        engine.model[3].weight.zero_()
+        model[3].weight.zero_()
     for group in engine.optimizer.param_groups:
         group["lr"] = 0.0
         group["weight_decay"] = 0.0
