@@ -25,6 +25,7 @@ from evenstep.options import check_evaluation_names, check_length, check_rewinds
 from evenstep.parallel.mesh import check_pipelines
 from evenstep.parallel.named import check_single
 from evenstep.parallel.reducer.sharded import check_sharding
+from evenstep.precision import PRECISIONS, LossScaled
 
 
 def refused(config: Config) -> list[Fault]:
@@ -49,7 +50,7 @@ def _options(config: Config) -> Iterator[Fault]:
 def _updates(config: Config) -> Iterator[Fault]:
     train = config.train
     yield from faults_of(partial(check_length, train.updates, train.epochs), keys_in("train", train))
-    if config.loss_scale is not None and train.precision == "16-mixed":
+    if config.loss_scale is not None and issubclass(PRECISIONS[train.precision], LossScaled):
         yield from faults_of(partial(build_precision, config), keys_in("loss_scale", config.loss_scale))
     if train.updates is None:
         return  # how many updates the epochs are is the data's to say

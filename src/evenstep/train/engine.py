@@ -34,6 +34,7 @@ from evenstep.train.aborts import AbortCauses
 from evenstep.train.context import TrainContext
 from evenstep.train.evaluate import Evaluation
 from evenstep.train.failures import Stop
+from evenstep.train.footprint import Footprint, footprint
 from evenstep.train.global_batch import OneBatch, global_batch
 from evenstep.train.metrics import build_meters
 from evenstep.train.outcome import Aborted, Committed, PendingUpdate, SummedLoss, first_aborted
@@ -388,6 +389,10 @@ class Engine:
         """What this rank holds of them, without asking the others."""
         tensors = {**self.parts.saved.part(), "trained": self.core.trained.state_dict()}
         return self.parts.portion.part(tensors)
+
+    def footprint(self) -> Footprint:
+        """What this rank keeps in memory for the parameters; the optimizer's state is known after the first update."""
+        return footprint(self.parts.saved)
 
     def task_states(self) -> dict[str, Any]:
         """The states of the tasks that have one, by name."""

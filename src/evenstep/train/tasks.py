@@ -210,6 +210,8 @@ def _attach(model: nn.Module, optimizer: Optimizer, name: str, module: nn.Module
         return
     dtype = next(model.parameters()).dtype
     module.to(torch.float64 if dtype == torch.float64 else torch.float32)
+    for part in module.modules():
+        part.__dict__["stays_float32"] = True  # also in a model of 16 bits: it is no part of what that computes
     unwrapped(model).add_module(name, module)
     parameters = list(module.parameters())
     if parameters:

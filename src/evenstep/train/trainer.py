@@ -33,6 +33,7 @@ from evenstep.train.conduct import conducted, where
 from evenstep.train.emergency import emergency_save
 from evenstep.train.engine import Engine
 from evenstep.train.evaluations import named_set
+from evenstep.train.footprint import Footprint
 from evenstep.train.optimizers import watch_first_step
 from evenstep.train.predict import Prediction
 from evenstep.train.rehearsal import compare_cuts
@@ -173,6 +174,10 @@ class Trainer(Surface):
         self._run = self._group.run_of(self._loop, self._agree)
         take({**setup.kept, **reporter.bus.kept})
         self._is_built = True
+
+    def footprint(self) -> Footprint:
+        """What this rank keeps in memory for the parameters; the optimizer's state is known after the first update."""
+        return self._loop.engine.footprint()
 
     def request_stop(self, reason: str, *, requeue: bool = False) -> None:
         """Stop at the end of this update.
