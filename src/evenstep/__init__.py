@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from evenstep.optim.schedules import Constant as Constant
     from evenstep.optim.schedules import Cosine, InverseSqrt, LrSchedule, Polynomial, Wsd
     from evenstep.optim.schedules import Linear as Linear
-    from evenstep.options import Checkpointing, Failures, Logging, Training
+    from evenstep.options import Checkpointing, Failures, Logging, Memory, Training
     from evenstep.parallel import Ddp, Fsdp, Group, Mesh, Ordered, OrderedFsdp, Processes, Single, Strategy, Zero1
     from evenstep.pipeline import Layers, PipelineModel
     from evenstep.precision import (
@@ -127,6 +127,7 @@ __all__ = [
     "LossSpikes",
     "LrSchedule",
     "MapData",
+    "Memory",
     "Mesh",
     "Mixture",
     "Ordered",
@@ -178,7 +179,7 @@ _named, _ = lazy_names(
         ".extras.multitask": "AlignedMtl GradNorm PcGrad Scheduled Uncertainty",
         ".optim.ema": "Ema",
         ".optim.schedules": "Constant Cosine InverseSqrt Linear LrSchedule Polynomial Wsd",
-        ".options": "Checkpointing Failures Logging Training",
+        ".options": "Checkpointing Failures Logging Memory Training",
         ".parallel": "Ddp Fsdp Group Mesh Ordered OrderedFsdp Processes Single Strategy Zero1",
         ".pipeline": "Layers PipelineModel",
         ".precision": "Bf16Mixed Bf16NoMaster Bf16True Fp16Mixed Fp16NoMaster Fp16True FullPrecision Precision",

@@ -57,6 +57,7 @@ def test_the_public_names_are_these_and_sorted() -> None:
         "LossSpikes",
         "LrSchedule",
         "MapData",
+        "Memory",
         "Mesh",
         "Mixture",
         "Ordered",
