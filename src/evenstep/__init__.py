@@ -72,6 +72,7 @@ if TYPE_CHECKING:
         Stop,
         Task,
         Trainer,
+        chunked_cross_entropy,
     )
 
 __all__ = [
@@ -151,6 +152,7 @@ __all__ = [
     "Wsd",
     "Zero1",
     "__version__",
+    "chunked_cross_entropy",
 ]
 
 _PARTS = ("checkpoint", "data", "errors", "events", "optim", "parallel", "pipeline", "precision", "train")
@@ -170,7 +172,7 @@ _named, _ = lazy_names(
         ".pipeline": "Layers PipelineModel",
         ".precision": "Bf16Mixed Fp16Mixed FullPrecision Precision",
         ".train": "Aborted Coefficients Combine Committed DropTask Engine FailurePolicy Fixed Loss "
-        "LossSpikes Prediction Result Retry Rewind Skip Stop Task Trainer",
+        "LossSpikes Prediction Result Retry Rewind Skip Stop Task Trainer chunked_cross_entropy",
     },
     old={"Full": "FullPrecision", "Staged": "PipelineModel"},
 )
