@@ -29,7 +29,7 @@ _profiler = cast("Callable[[], bool]", cast("Any", torch.autograd)._profiler_ena
 
 
 def foreach_norms(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> list[Tensor]:
-    """‖t‖₂ of each tensor, 0-dim, computed in `dtype` (None: in its own); this and the next three in one launch.
+    """‖t‖₂ of each tensor, 0-dim, computed in `dtype` (None: in its own); this and the next four in one launch.
 
     torch's optimizers are made of these kernels, which have no public names.
     """
@@ -48,10 +48,25 @@ def foreach_divide(tensors: Sequence[Tensor], divisor: Tensor) -> None:
         _torch._foreach_div_(tensors, divisor)
 
 
+def foreach_copy(tensors: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """t ← source, cast to the format of t, in place."""
+    if tensors:
+        _torch._foreach_copy_(tensors, sources)
+
+
 def foreach_move(tensors: Sequence[Tensor], ends: Sequence[Tensor], share: float | Sequence[Tensor]) -> None:
     """t ← t + share · (end - t), in place."""
     if tensors:
         _torch._foreach_lerp_(tensors, ends, share)
+
+
+def has_gradient_hooks(parameter: Tensor) -> bool:
+    """Whether something of the user's changes or takes the parameter's gradients; nothing public tells."""
+    hooks: list[Any] = []
+    for held in (parameter._backward_hooks, getattr(parameter, "_post_accumulate_grad_hooks", None)):
+        hooks += (held or {}).values()
+    places = [str(getattr(getattr(hook, "func", hook), "__module__", "")) for hook in hooks]
+    return any(not place.startswith("evenstep.") for place in places)
 
 
 def times_written(tensor: Tensor) -> int:

@@ -17,7 +17,8 @@ from functools import wraps
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, final, get_args
 
-from evenstep.choice import choose
+from evenstep.arguments import require_flag
+from evenstep.choice import check_one_of_two, choose
 from evenstep.errors import ArgumentError
 from evenstep.renamed import warn
 
@@ -91,7 +92,7 @@ class Training:
         _check_positive("clip_norm", self.clip_norm, "; None does not clip.")
         _check_word("norm_statistics", self.norm_statistics, NormStatistics)
         for name in ("channels_last", "check_loss", "fit_memory"):
-            _check_switch(name, getattr(self, name))
+            require_flag(name, getattr(self, name))
         _check_count("settle_every_updates", self.settle_every_updates)
 
 
@@ -133,7 +134,7 @@ class Checkpointing:
             _check_count(name, getattr(self, name))
         _check_positive("every_minutes", self.every_minutes)
         _check_count("keep_last", self.keep_last, at_least=0)
-        _check_switch("asynchronous", self.asynchronous)
+        require_flag("asynchronous", self.asynchronous)
         _check_table("config", self.config)
         asked = [name for name in SAVED_BY if getattr(self, name) is not None]
         if asked and self.keep_last == 0:
@@ -265,16 +266,6 @@ def check_evaluation_names(names: Iterable[str]) -> None:
             )
 
 
-def check_one_of_two(first: str, second: str, one: object, other: object) -> None:
-    """Raise ArgumentError unless one of two arguments is given, the other None."""
-    if (one is None) == (other is None):
-        both = one is not None
-        raise ArgumentError(
-            f"`{first}` and `{second}`: one of the two must be given, but {'both are' if both else 'neither is'}; "
-            f"{'leave one out' if both else 'set one'}."
-        )
-
-
 OPTIONS = {"train": Training, "checkpoint": Checkpointing, "failures": Failures, "log": Logging}
 """The option classes, by the trainer's arguments, which are the tables of a run file."""
 
@@ -360,11 +351,6 @@ def _check_positive(name: str, value: object, advice: str = ".", *, may_be_none:
 def _check_table(name: str, value: object) -> None:
     if value is not None and not isinstance(value, Mapping):
         raise ArgumentError(f"`{name}` must be a dict, but is a {type(value).__name__}; write `{name}={{'lr': 0.1}}`.")
-
-
-def _check_switch(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise ArgumentError(f"`{name}` must be True or False, but is {value!r}.")
 
 
 def _check_word(name: str, value: object, words: Any) -> None:

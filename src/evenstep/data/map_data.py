@@ -9,6 +9,7 @@ from itertools import chain, tee
 from typing import Literal, NamedTuple, final
 from zlib import crc32
 
+from evenstep.arguments import require_flag, require_number
 from evenstep.data.arguments import require_callable, require_count, require_rank
 from evenstep.data.batch import JSON, Data, GlobalBatch, Microbatch, Position
 from evenstep.data.batching import share
@@ -105,6 +106,9 @@ class MapData(Data):
         skip_failing: bool = False,
         seed_samples: bool = True,
     ) -> None:
+        require_number("timeout_s", timeout_s)
+        require_flag("skip_failing", skip_failing)
+        require_flag("seed_samples", seed_samples)
         if not timeout_s > 0:
             raise ArgumentError(f"`timeout_s` must be above 0 seconds, but is {timeout_s}; raise it.")
         require_callable("collate", collate, purpose="makes one batch of a list of samples")

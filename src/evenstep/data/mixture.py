@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, Literal, cast, final
 
+from evenstep.arguments import require_object, require_table
 from evenstep.data.arguments import require_count, require_rank
 from evenstep.data.batch import JSON, Data, GlobalBatch, Microbatch, Part, Position
 from evenstep.data.mixing import AllTasks, Mixing
@@ -148,7 +149,10 @@ class Mixture(Data):
         if not data:
             raise ArgumentError("a mixture needs the data of one task at least, but `data` is empty.")
         for name, one in data.items():
+            require_object(f"data[{name!r}]", one, Data, "`MapData(dataset, global_batch_size=32)`")
             _check_task(name, one)
+        require_object("mixing", mixing, Mixing, "`mixing=AllTasks()`", may_be_none=True)
+        require_table("windows", windows, "`windows={'box': (1, None)}`", may_be_none=True)
         if end not in ("min", "max", "cycle"):
             raise ArgumentError(f'`end` must be "min", "max" or "cycle", but is {end!r}.')
         self._data = dict(data)
@@ -307,11 +311,13 @@ def _check_task(name: str, data: Data) -> None:
 def check_windows(windows: Windows, tasks: Sequence[str]) -> None:
     """Raise ArgumentError for updates between which no task of `tasks` can take part."""
     check_known("windows", windows, tasks)
-    for name, (first, last) in windows.items():
-        if type(first) is not int or first < 1 or not (last is None or type(last) is int):
+    for name, window in windows.items():
+        several = isinstance(cast("object", window), tuple | list) and len(window) == 2
+        first, last = window if several else (window, None)
+        if not several or type(first) is not int or first < 1 or not (last is None or type(last) is int):
             raise ArgumentError(
                 f"`windows` of task `{name}` must be (first update, last update), from 1, with None for no last one, "
-                f"but is {(first, last)}."
+                f"but is {window!r}."
             )
         if last is not None and last < first:
             raise ArgumentError(

@@ -6,10 +6,12 @@ nothing of a run and wraps nothing.
 """
 
 from abc import ABC, abstractmethod
+from typing import Self
 
 import torch
 from torch import nn
 
+from evenstep.arguments import require_object
 from evenstep.parallel.group import Group
 from evenstep.parallel.layout import ParameterLayout
 from evenstep.parallel.reducer.reducer import Reducer
@@ -29,6 +31,8 @@ class Strategy(ABC):
     gather_dtype: torch.dtype | None = None
 
     def __init__(self, group: Group | None = None, layout: ParameterLayout | None = None) -> None:
+        require_object("group", group, Group, "`Ddp(Processes(device))`", may_be_none=True)
+        require_object("layout", layout, ParameterLayout, "no `layout`", may_be_none=True)
         self.group = group or Group()
         self.layout = layout or ParameterLayout(self.group)
 
@@ -41,6 +45,14 @@ class Strategy(ABC):
     def ranks(self) -> int:
         """How many data-parallel ranks there are."""
         return self.group.ranks
+
+    def gathering(self, dtype: torch.dtype) -> Self:
+        """This strategy for a model that computes in `dtype`: how it gathers parameters, where it does.
+
+        Raises:
+            ArgumentError: it was told to gather them in another format.
+        """
+        return self
 
     @abstractmethod
     def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:

@@ -13,6 +13,7 @@ from typing import Any, cast, final
 
 from torch import Tensor
 
+from evenstep.arguments import require_state
 from evenstep.checkpoint import CheckpointReader, on_all_ranks
 from evenstep.data import Data
 from evenstep.errors import CheckpointError
@@ -156,6 +157,7 @@ class RunState:
     @contextmanager
     def _following(self, state: Tree) -> Generator[None]:
         """Have the data in the order of the run that was saved; in their own again if that turns out to be another."""
+        require_state(state, "a trainer's `state_dict`")
         before = self.data.fingerprint()
         try:
             self._follow(state.get("data", {}).get("fingerprint", {}))
@@ -188,12 +190,6 @@ class RunState:
             {**state["run"], "data": state["data"]["fingerprint"]},
             {"seed": engine.seed, "precision": engine.precision.name, "data": self.data.fingerprint()},
         )
-        done, asked = state["progress"]["update"], engine.core.learning_rates.updates
-        if asked is not None and done > asked:
-            raise CheckpointError(
-                f"the checkpoint is of update {done}, but this run is to have {asked}, so it could not go on; ask "
-                f"for {done} `updates` or more (or as many `epochs`), or go on from an earlier checkpoint by its path."
-            )
         return self._own_data(state["data"])
 
     def _check_settings(self, own: Tree, path: Path, *, new_settings: bool) -> None:
