@@ -17,6 +17,13 @@ AREAS = (
                 "unit/train/test_guard.py::test_the_guard_leaves_no_trace",
                 "usage/test_guard_on_ranks.py::test_a_run_that_passes_has_the_bits_of_one_without_the_guard",
             ),
+            works(
+                "a cross-entropy whose scores are never in memory at once: 16 bits, autocast, tied matrices, stages",
+                "unit/train/test_cross_entropy.py::test_the_scores_of_all_tokens_are_never_in_memory",
+                "unit/train/test_cross_entropy.py::"
+                "test_as_the_last_stage_of_a_pipeline_with_a_tied_matrix_it_has_the_bits_of_one_process",
+                "usage/test_cross_entropy.py::test_with_shards_it_is_called_in_the_forward_and_refused_outside_of_it",
+            ),
             limit(
                 "BatchNorm in training mode is said once; other layers that look at the whole batch are not found",
                 "unit/train/test_guard.py::test_batch_norm_is_said_once_and_only_where_batches_are_cut",

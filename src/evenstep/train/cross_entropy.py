@@ -83,7 +83,7 @@ def chunked_cross_entropy(
 
 
 def _check(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, weights: Tensor | None) -> None:
-    if any(hasattr(one, "placements") for one in (hidden, weight)):
+    if any(map(_is_cut, (hidden, weight))):
         raise ArgumentError(
             "`weight` is cut over ranks, so its scores can't be made here; call `chunked_cross_entropy` in the forward "
             "of the module that holds it, where it is whole, and let the model give the loss."
@@ -103,6 +103,13 @@ def _check(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None,
     if weights is not None and (weights.shape != targets.shape or weights.requires_grad):
         what = "asks for a gradient" if weights.requires_grad else f"is of the shape {list(weights.shape)}"
         raise ArgumentError(f"`weights` must be constants of the shape {list(targets.shape)} of `targets`, but {what}.")
+
+
+def _is_cut(one: Tensor) -> bool:
+    """Whether ranks hold parts of a tensor, or it has been given up for such parts when its module's forward ended."""
+    if hasattr(one, "placements"):
+        return True
+    return not torch.compiler.is_compiling() and one.numel() > 0 and one.untyped_storage().nbytes() == 0
 
 
 class _Chunked(torch.autograd.Function):
