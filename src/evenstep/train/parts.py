@@ -10,12 +10,10 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
 from evenstep.events import Bus, Incident
 from evenstep.names import named_parameters
 from evenstep.optim.apply import HostApply, build_apply
-from evenstep.optim.ema import Ema
 from evenstep.optim.learning_rate import LearningRates
 from evenstep.optim.modes import Modes
 from evenstep.precision import Precision
@@ -42,14 +40,11 @@ class Parts(NamedTuple):
     """The parts of an engine.
 
     Args:
-        optimizer: of its parameters, or of those that this rank steps.
-        names: of the optimizer's groups' parameters, over all ranks.
         context: tasks, precision, device and recording.
         execution: how forwards and backwards are run, and on which ranks.
         core: computes and applies one update.
         guard: compares losses with those of halves, before the first update.
         cuts: how finely micro-batches are cut to fit into this rank's memory.
-        ema: the average that follows the parameters, or None.
         modes: of the optimizer, which may have other parameters to evaluate than it trains.
         saved: the tensors of the state.
         portion: which part of the whole model this rank holds.
@@ -57,15 +52,11 @@ class Parts(NamedTuple):
         settings: what updates are made with, as plain values.
     """
 
-    model: nn.Module
-    optimizer: Optimizer
-    names: list[list[str]]
     context: TrainContext
     execution: Execution
     core: Update
     guard: Guard
     cuts: SplitLimit
-    ema: Ema | None
     modes: Modes
     saved: TrainState
     portion: PipelineStateSharding
@@ -143,9 +134,6 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
         unkeyed=unkeyed,
     )
     return Parts(
-        model=model,
-        optimizer=optimizer,
-        names=names,
         context=context,
         execution=execution,
         core=core,
@@ -158,7 +146,6 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
             pending=set(context.tasks) if train.check_loss else set[str](),
         ),
         cuts=cuts,
-        ema=train.ema,
         modes=Modes(optimizer, model.parameters(), execution.reducers.after_step),
         # After the strategy has made replicas equal: the average begins as a copy of the parameters.
         saved=TrainState(
