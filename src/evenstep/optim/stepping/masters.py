@@ -43,7 +43,7 @@ class MasterSteps(Steps):
     def __init__(self, optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], format: torch.dtype) -> None:
         names = {id(parameter): name for name, parameter in parameters.items()}
         own = of_optimizer(optimizer, lambda one: id(one) in names)
-        widen_state(optimizer, own)
+        widen_state(optimizer)
         self._parameters: Sequence[nn.Parameter] = own
         self._masters = [nn.Parameter(one.detach().clone(), requires_grad=False) for one in own]
         self._pairs = list(zip(self._parameters, self._masters, strict=True))

@@ -56,7 +56,7 @@ class RoundedSteps(Steps):
         piece_bytes: int = PIECE_BYTES,
     ) -> None:
         own = of_optimizer(optimizer, is_narrow)
-        widen_state(optimizer, own)
+        widen_state(optimizer)
         self._names = {id(one): names[id(one)] for one in own}
         self._branch = branch(seed, "rounding")
         self._first_element = first_element

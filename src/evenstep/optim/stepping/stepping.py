@@ -5,7 +5,7 @@ for the time of the step, with its gradient and its state. Outside of steps the 
 so names, groups, checkpoints and ranks need not know of stand-ins.
 """
 
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -64,15 +64,13 @@ def standing_in(
             group["params"] = parameters
 
 
-def widen_state(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> None:
-    """Make float32 what an optimizer has made of 16-bit parameters when it was built."""
-    known = {id(one) for one in parameters}
+def widen_state(optimizer: Optimizer) -> None:
+    """Make float32 what an optimizer has made of 16-bit parameters when it was built: it steps in float32."""
     for one in inner(optimizer):
-        for parameter, state in one.state.items():
-            if id(parameter) in known:
-                for name, value in state.items():
-                    if isinstance(value, Tensor) and value.is_floating_point() and value.itemsize == 2:
-                        state[name] = value.float()
+        for state in one.state.values():
+            for name, value in state.items():
+                if isinstance(value, Tensor) and value.is_floating_point() and value.itemsize == 2:
+                    state[name] = value.float()
 
 
 def of_optimizer(optimizer: Optimizer, is_one: Callable[[Tensor], bool]) -> list[nn.Parameter]:
