@@ -13,6 +13,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "evenstep"
 LEAVES = {"precision", "optim", "data", "events", "checkpoint"}
 ROOT = {
     "choice",
+    "devices",
     "errors",
     "exits",
     "frames",

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from evenstep.devices import make_current
 from evenstep.events import Bus, Incident
 from evenstep.names import named_parameters
 from evenstep.optim.apply import HostApply, build_apply
@@ -86,6 +87,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     device, precision, strategy = setup.device, setup.precision, setup.strategy
     settings = settings_of(train, tasks.coefficients, tasks.combine, precision, setup.lr_schedule)
     norms = tasks.attach(model, optimizer)
+    make_current(device)
     model.to(device)
     if train.channels_last:
         cast("Any", model).to(memory_format=torch.channels_last)
