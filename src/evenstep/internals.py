@@ -54,6 +54,15 @@ def foreach_move(tensors: Sequence[Tensor], ends: Sequence[Tensor], share: float
         _torch._foreach_lerp_(tensors, ends, share)
 
 
+def has_gradient_hooks(parameter: Tensor) -> bool:
+    """Whether something of the user's changes or takes the parameter's gradients; nothing public tells."""
+    hooks: list[Any] = []
+    for held in (parameter._backward_hooks, getattr(parameter, "_post_accumulate_grad_hooks", None)):
+        hooks += (held or {}).values()
+    places = [str(getattr(getattr(hook, "func", hook), "__module__", "")) for hook in hooks]
+    return any(not place.startswith("evenstep.") for place in places)
+
+
 def times_written(tensor: Tensor) -> int:
     """How often the tensor was written to in place: nothing public tells without reading its values."""
     return tensor._version

@@ -17,6 +17,7 @@ from functools import wraps
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, final, get_args
 
+from evenstep.arguments import require_flag
 from evenstep.choice import choose
 from evenstep.errors import ArgumentError
 from evenstep.renamed import warn
@@ -91,7 +92,7 @@ class Training:
         _check_positive("clip_norm", self.clip_norm, "; None does not clip.")
         _check_word("norm_statistics", self.norm_statistics, NormStatistics)
         for name in ("channels_last", "check_loss", "fit_memory"):
-            _check_switch(name, getattr(self, name))
+            require_flag(name, getattr(self, name))
         _check_count("settle_every_updates", self.settle_every_updates)
 
 
@@ -133,7 +134,7 @@ class Checkpointing:
             _check_count(name, getattr(self, name))
         _check_positive("every_minutes", self.every_minutes)
         _check_count("keep_last", self.keep_last, at_least=0)
-        _check_switch("asynchronous", self.asynchronous)
+        require_flag("asynchronous", self.asynchronous)
         _check_table("config", self.config)
         asked = [name for name in SAVED_BY if getattr(self, name) is not None]
         if asked and self.keep_last == 0:
@@ -360,11 +361,6 @@ def _check_positive(name: str, value: object, advice: str = ".", *, may_be_none:
 def _check_table(name: str, value: object) -> None:
     if value is not None and not isinstance(value, Mapping):
         raise ArgumentError(f"`{name}` must be a dict, but is a {type(value).__name__}; write `{name}={{'lr': 0.1}}`.")
-
-
-def _check_switch(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise ArgumentError(f"`{name}` must be True or False, but is {value!r}.")
 
 
 def _check_word(name: str, value: object, words: Any) -> None:

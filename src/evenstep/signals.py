@@ -24,25 +24,26 @@ COPIES_S = 2.0
 
 @final
 class Terminated(KeyboardInterrupt):
-    """SIGTERM came while nothing was being trained, or twice."""
+    """SIGTERM, SIGUSR1 or SIGUSR2 came while nothing was being trained, or a second one."""
 
 
 @contextmanager
 def ending() -> Generator[None]:
-    """Let SIGTERM end the `with` as Ctrl-C does, so that what it has begun is tidied up.
+    """Let SIGTERM, SIGUSR1 and SIGUSR2 end the `with` as Ctrl-C does, so that what it has begun is tidied up.
 
     Raises:
-        Terminated: at SIGTERM.
+        Terminated: at one of them.
     """
 
     def handle(_number: int, _frame: FrameType | None) -> None:
         raise Terminated
 
-    before = signal.signal(signal.SIGTERM, handle)
+    before = {number: signal.signal(number, handle) for number in REQUEUE}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def interrupted(said: str) -> KeyboardInterrupt:

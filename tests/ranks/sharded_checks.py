@@ -156,6 +156,35 @@ def a_rank_without_work_beside_one_with_several_passes(group: Group) -> object:
     return max(found) < 1e-6
 
 
+class Experts(nn.Module):
+    """Of which a batch of one sample uses one, and never the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.begin, self.end = nn.Linear(3, 3), nn.Linear(3, 1)
+        self.experts = nn.ModuleList([nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)) for _ in range(4)])
+
+    def forward(self, points: Tensor) -> Tensor:
+        hidden = torch.tanh(self.begin(points))
+        number = round(float(points[0, 0]) * 9)
+        for place in (0, 1, 2) if number % 5 == 4 else (number % 3,):
+            hidden = hidden + self.experts[place](hidden)
+        return self.end(hidden)
+
+
+def experts_chosen_by_the_batch_on_copies_that_each_rank_holds_whole(group: Group) -> object:
+    found: list[float] = []
+    for shard_ranks in (1, 2):
+        ones: list[Trainer] = []
+        for strategy in (Single(), Fsdp(group, shard_ranks=shard_ranks)):
+            data = MapData(DATA, global_batch_size=6, micro_batch_size=1, shuffle=False)
+            ones.append(trainer(strategy, Plain(), model=Experts(), data=data, updates=6))
+            ones[-1].train()
+        found.append(near(*map(values, ones)))
+    return max(found) < 1e-5
+
+
 def non_finite_numbers_of_an_unseen_pass_reach_nobody(group: Group) -> object:
     """Update 1 is skipped because its batch is not finite; rank 1, without work after it, runs that batch unseen."""
     bad = [(torch.full((3,), torch.inf), torch.tensor(0.0))] * 4 + DATA[:2]

@@ -12,6 +12,7 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src" / "evenstep"
 LEAVES = {"precision", "optim", "data", "events", "checkpoint"}
 ROOT = {
+    "arguments",
     "choice",
     "devices",
     "errors",
@@ -25,6 +26,7 @@ ROOT = {
     "plugins",
     "renamed",
     "signals",
+    "taken",
     "strides",
     "version",
 }

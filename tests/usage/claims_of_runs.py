@@ -252,8 +252,12 @@ AREAS = (
         "Data",
         (
             works(
-                "10⁸ samples and more by count: the order is computed a stretch at a time",
-                "unit/data/test_map_data.py::test_starting_on_100_million_samples_computes_no_order_of_100_million",
+                "10¹² samples by count: a start takes milliseconds and less than 1 MB",
+                "unit/data/test_map_data.py::test_a_start_takes_neither_time_nor_memory_that_grow_with_the_dataset",
+            ),
+            works(
+                "runs begun in the order of earlier versions: they go on in it, to their end",
+                "usage/test_resume.py::test_a_run_begun_in_the_order_of_earlier_versions_goes_on_in_it_to_its_end",
             ),
             works(
                 "map-style datasets, by count or by token budget",

@@ -461,7 +461,7 @@ MISTAKES = [
     ("task", Line, "`task` must be an object of a subclass of `evenstep.Task`.*but is the class Line itself"),
     ("task", nn.MSELoss(), "but is an? MSELoss"),
     ("task", nn.functional.mse_loss, "but is the function mse_loss"),
-    ("task", None, "`task` must be a Task"),
+    ("task", None, "`task` must be an object of a subclass"),
     ("optimizer", torch.optim.AdamW, r"write `optimizer=torch\.optim\.AdamW\(model\.parameters\(\), lr=…\)`"),
     ("optimizer", "adamw", "`optimizer` must be an object of Optimizer, but is 'adamw'"),
     ("optimizer", "scheduler", "is the torch scheduler StepLR; give the optimizer"),
@@ -508,7 +508,7 @@ MISTAKES = [
     ("evaluations", {1: MapData(PAIRS, global_batch_size=4)}, "the names of `evaluations` must be words, but one is 1"),
     ("hooks", Hook, "`hooks` must be a list, but is the class Hook"),
     ("hooks", [Hook], "`hooks` must hold instances of subclasses of `Hook`, but holds the class `Hook`"),
-    ("hooks", print, "`hooks` must be a list, but is <built-in function print>"),
+    ("hooks", print, "`hooks` must be a list, but is the function print"),
     (
         "log.writers",
         ["json"],

@@ -36,6 +36,13 @@ def joined(config: Config) -> Generator[Group]:
     place, elastic = rank_info_of(os.environ), elastic_rank_of(os.environ)
     ranks = 1 if place is None else place.ranks
     changes = config.failures.lost_rank == "continue" and (elastic is not None or ranks > 1)
+    if elastic is not None and not changes and elastic.count > 1:
+        fault = (
+            f"this process was started as {elastic.number} of {elastic.count} that may come and go (REPLICA_GROUP_ID), "
+            f'for which `failures.lost_rank` must be "continue", but it is "{config.failures.lost_rank}"; set it, or '
+            f"take those variables out of the environment."
+        )
+        raise ConfigError([fault])
     with said_with(keys_in("parallel", config.parallel)):
         check_single(config.parallel.strategy, ranks)
     if changes:

@@ -72,7 +72,7 @@ def find_config(folder: Path) -> Path:
         ArgumentError: there is no run.
     """
     if not (folder / CONFIG).is_file():
-        what = f"has no {CONFIG}" if folder.is_dir() else "is not there"
+        what = f"has no {CONFIG}" if folder.is_dir() else "is a file" if folder.exists() else "is not there"
         raise ArgumentError(
             f"{folder} must be the folder of a run, but {what}; give the folder that `evenstep train` has printed, "
             f"such as runs/gpt_bytes."

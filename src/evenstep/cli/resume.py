@@ -14,8 +14,8 @@ from evenstep.builders import is_launched, joined, open_run
 from evenstep.cli.folder import OWN, RECIPE, check_usable, edited_since, find_config, origin_of_recipe
 from evenstep.cli.starting import start_ranks, submit_run
 from evenstep.cli.training import train_in
-from evenstep.config.schema import Config
-from evenstep.config.sources import Setting, read_file, settings_of
+from evenstep.config.schema import CoefficientsTable, Config, MixtureTable
+from evenstep.config.sources import Setting, from_arguments, read_file, settings_of
 from evenstep.errors import ConfigError
 
 SAFE = (
@@ -34,10 +34,16 @@ def run(path: str, settings: list[str]) -> int:
     folder = Path(path)
     file = find_config(folder)
     begun = Setting(path=("resume",), text="never", origin=str(file))
+    if any(each.path == ("resume",) for each in from_arguments(settings)):
+        fault = (
+            f"`resume` can't be set for `evenstep resume`, which goes on from the newest checkpoint of {folder}; leave "
+            f"it out, or begin another run: `evenstep train {file} --name ANOTHER --resume PATH`."
+        )
+        raise ConfigError([fault])
     own = [_with_origin(each, folder) for each in settings_of(settings, without=OWN)]
     with open_run(file, [begun, *own]) as opened:
         before = Config.model_validate(read_file(file) | {"resume": "never"})
-        changed = changed_keys(before.model_dump(), opened.config.model_dump())
+        changed = changed_keys(_values(before), _values(opened.config))
         unsafe = [key for key in changed if not _is_safe(key)]
         if unsafe:
             raise ConfigError([_refusal(unsafe, file)])
@@ -71,6 +77,13 @@ def changed_keys(before: dict[str, Any], after: dict[str, Any], outer: str = "")
         elif old != new:
             changed.append(outer + key)
     return changed
+
+
+def _values(config: Config) -> dict[str, Any]:
+    """All values; a table that is left out has its defaults."""
+    left_out = {"mixture": MixtureTable(), "coefficients": CoefficientsTable()}
+    values = config.model_dump()
+    return values | {key: table.model_dump() for key, table in left_out.items() if values[key] is None}
 
 
 def _is_safe(key: str) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast, final
 
 from evenstep.errors import ConfigError
+from evenstep.train.tracebacks import FULL
 
 PREFIX = "EVENSTEP_"
 Tree = dict[str, Any]
@@ -76,13 +77,15 @@ def read_file(path: Path) -> Tree:
 def from_environment(environ: Mapping[str, str]) -> list[Setting]:
     """The settings among environment variables: those that begin with `EVENSTEP_`, the rest in lower case.
 
+    What says how errors look is none (`train.tracebacks`).
+
     >>> from_environment({"EVENSTEP_TRAIN__UPDATES": "10", "HOME": "/"})[0].path
     ('train', 'updates')
     """
     return [
         Setting(path=tuple(name.removeprefix(PREFIX).lower().split("__")), text=text, origin=name)
         for name, text in environ.items()
-        if name.startswith(PREFIX)
+        if name.startswith(PREFIX) and name != FULL
     ]
 
 

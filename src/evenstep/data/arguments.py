@@ -6,18 +6,10 @@ They are not for what only one class asks; that stands with the class.
 from operator import index
 from typing import SupportsIndex, cast
 
+from evenstep.arguments import said
 from evenstep.errors import ArgumentError
 
 __all__ = ["require_callable", "require_count", "require_rank"]
-
-
-def require_flag(name: str, value: object) -> None:
-    """Raise ArgumentError unless `value` is True or False: anything else would be taken for one of them.
-
-    >>> require_flag("shuffle", False)
-    """
-    if not isinstance(value, bool):
-        raise ArgumentError(f"`{name}` must be True or False, but is {value!r}.")
 
 
 def require_count(name: str, value: object, *, at_least: int = 1) -> int:
@@ -34,7 +26,12 @@ def require_count(name: str, value: object, *, at_least: int = 1) -> int:
             f"`{name}` must be a whole number, but is {value!r} ({type(value).__name__}); "
             f"give an int of at least {at_least}."
         )
-    number = index(cast(SupportsIndex, value))
+    try:
+        number = index(cast(SupportsIndex, value))
+    except TypeError:
+        raise ArgumentError(
+            f"`{name}` must be a whole number, but is {said(value)}; give an int of at least {at_least}."
+        ) from None
     if number < at_least:
         raise ArgumentError(f"`{name}` must be at least {at_least}, but is {number}; raise it.")
     return number

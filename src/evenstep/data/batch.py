@@ -165,9 +165,20 @@ class Data(ABC):
     def num_batches(self, epoch: int, *, seed: int) -> int | None:
         """How many global batches `epoch` has; None where only reading tells."""
 
+    @property
+    def knows_length(self) -> bool:
+        """Whether `num_batches` gives a number; asked where counting a whole epoch would be too much."""
+        return self.num_batches(0, seed=0) is not None
+
     @abstractmethod
     def fingerprint(self) -> dict[str, JSON]:
         """What must be equal for a resumed run to be exact."""
+
+    def follow(self, fingerprint: Mapping[str, JSON]) -> None:
+        """Visit the samples, from the next call of `batches` on, in the order of the run that had this fingerprint.
+
+        A run goes on in the order that it was begun with, to its end, also where later versions shuffle in another.
+        """
 
     @property
     def tasks(self) -> tuple[str, ...] | None:

@@ -15,6 +15,8 @@ from evenstep.errors import ArgumentError
 
 __all__ = ["cut_by_count", "cut_by_tokens", "group_by_length", "share", "shuffle_batches"]
 
+_FIRST_LOOK = 64
+
 
 def cut_by_count(num_samples: int, size: int) -> list[int]:
     """Cut into batches of `size`; the last one is short if need be.
@@ -51,28 +53,35 @@ def cut_by_tokens(
     >>> cut_by_tokens([1] * 11, max_tokens=7, multiple=4)
     [0, 4, 8, 11]
     """
-    values: list[int] = lengths.tolist() if isinstance(lengths, np.ndarray) else list(lengths)
+    values = np.asarray(lengths, dtype=np.int64)
     num_samples = len(values)
     edges = [0]
     start = 0
+    expected = _FIRST_LOOK
     while start < num_samples:
-        limit = num_samples if max_samples is None else min(num_samples, start + max_samples)
-        longest = 0
-        end = start
-        while end < limit:
-            longest = max(longest, values[end])
-            if longest * (end + 1 - start) > max_tokens:
-                break
-            end += 1
-        if end == start:
+        most = num_samples - start if max_samples is None else min(num_samples - start, max_samples)
+        count = _fitting(values[start : start + most], max_tokens, expected)
+        if count == 0:
             raise ArgumentError(
                 f"the sample at place {start} has {values[start]} tokens, more than the {max_tokens} of a batch; "
                 "leave it out first, or raise the budget."
             )
-        count = end - start
+        expected = 2 * count  # the next batch is about as large
         start += count - count % multiple if count >= multiple else count
         edges.append(start)
     return edges
+
+
+def _fitting(values: NDArray[np.int64], max_tokens: int, look: int) -> int:
+    """The most of the first values for which longest × count ≤ `max_tokens`; looks at `look` of them before at more."""
+    while True:
+        seen = values[:look]
+        padded = np.maximum.accumulate(seen)
+        padded *= np.arange(1, len(seen) + 1)
+        count = int(padded.searchsorted(max_tokens, side="right"))
+        if count < len(seen) or len(seen) == len(values):
+            return count
+        look *= 4
 
 
 def group_by_length(samples: NDArray[np.int64], lengths: NDArray[np.int64], *, window: int) -> NDArray[np.int64]:
@@ -86,7 +95,11 @@ def group_by_length(samples: NDArray[np.int64], lengths: NDArray[np.int64], *, w
     >>> group_by_length(np.array([0, 1, 2, 3]), np.array([9, 4, 7, 1]), window=2).tolist()
     [1, 0, 3, 2]
     """
-    return samples[np.lexsort((lengths[samples], np.arange(len(samples)) // window))]
+    grouped = samples.copy()
+    for begin in range(0, len(samples), window):
+        stretch = grouped[begin : begin + window]
+        stretch[:] = stretch[np.argsort(lengths[stretch], kind="stable")]
+    return grouped
 
 
 def shuffle_batches(

@@ -11,6 +11,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
+from evenstep.arguments import require_flag
 from evenstep.data.batch import Data, DataFault, GlobalBatch, Microbatch, Part, Position
 from evenstep.data.pin import can_pin, pin
 from evenstep.data.probe import probe
@@ -93,6 +94,7 @@ class IteratedData(Data):
         self._stream = stream
         self._stateful = stream if isinstance(stream, Stateful) else None
         self._set_epoch = stream_epoch_setters(stream)
+        require_flag("exact_resume", exact_resume)
         self._exact_resume = exact_resume
         self._cursor: _Cursor | None = None
         self._states: dict[Position, dict[str, object]] = {}  # of the last positions, the newest last

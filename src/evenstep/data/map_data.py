@@ -4,18 +4,19 @@ Which samples make which micro-batch is computed, never remembered, so any posit
 are read by a `Fetcher`, in this process or in workers; streams without length are for `StreamData`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain, tee
 from typing import Literal, NamedTuple, final
 from zlib import crc32
 
+from evenstep.arguments import require_flag, require_number
 from evenstep.data.arguments import require_callable, require_count, require_rank
 from evenstep.data.batch import JSON, Data, GlobalBatch, Microbatch, Position
 from evenstep.data.batching import share
 from evenstep.data.dataset import MapDataset, count_samples, fingerprint_of
 from evenstep.data.fetch import DEFAULT_COLLATE, Collate, Fetcher, Reply, Request
 from evenstep.data.lengths import Lengths
-from evenstep.data.order import MOST_SORTED
+from evenstep.data.order import Kind
 from evenstep.data.pin import can_pin
 from evenstep.data.pool import Pool
 from evenstep.data.sampling import EpochBatches, Sampling
@@ -105,6 +106,9 @@ class MapData(Data):
         skip_failing: bool = False,
         seed_samples: bool = True,
     ) -> None:
+        require_number("timeout_s", timeout_s)
+        require_flag("skip_failing", skip_failing)
+        require_flag("seed_samples", seed_samples)
         if not timeout_s > 0:
             raise ArgumentError(f"`timeout_s` must be above 0 seconds, but is {timeout_s}; raise it.")
         require_callable("collate", collate, purpose="makes one batch of a list of samples")
@@ -123,6 +127,8 @@ class MapData(Data):
         )
         self._dataset = dataset
         self._num_epochs = None if num_epochs is None else require_count("num_epochs", num_epochs)
+        self._order: Kind = "enciphered"
+        self._fingerprint: dict[str, JSON] | None = None
         self._epochs: dict[tuple[int, int], EpochBatches] = {}
         require_count("retries", retries, at_least=0)
         self._pool = Pool(
@@ -143,6 +149,10 @@ class MapData(Data):
         """How many samples are left out of every epoch because they are longer than a token budget."""
         return self._sampling.num_skipped
 
+    @property
+    def knows_length(self) -> bool:
+        return True
+
     def num_batches(self, epoch: int, *, seed: int) -> int:
         """How many global batches `epoch` has.
 
@@ -157,8 +167,15 @@ class MapData(Data):
         How a global batch is cut into micro-batches is not among them: with another cut the same samples make the
         same updates, up to the rounding of sums and the micro-batches' own randomness.
         """
+        if self._fingerprint is None:  # made once: every checkpoint holds it
+            self._fingerprint = self._new_fingerprint()
+        if self._sampling.shuffle and self._order != "sorted":  # which had no name when it was the only one
+            return {**self._fingerprint, "order": self._order}
+        return dict(self._fingerprint)
+
+    def _new_fingerprint(self) -> dict[str, JSON]:
         sampling = self._sampling
-        fingerprint: dict[str, JSON] = {
+        return {
             "kind": "map",
             "num_samples": sampling.num_samples,
             "global_batch_size": sampling.global_batch_size,
@@ -168,12 +185,13 @@ class MapData(Data):
             "length_window": sampling.length_window if sampling.global_batch_tokens else None,
             "shuffle": sampling.shuffle,
             "curriculum_epochs": sampling.curriculum_epochs,
-            "lengths": None if sampling.measured is None else crc32(sampling.measured.tobytes()),
+            "lengths": None if sampling.measured is None else crc32(sampling.measured.data),
             "dataset": fingerprint_of(self._dataset),
         }
-        if sampling.shuffle and sampling.num_samples > MOST_SORTED:
-            fingerprint["order"] = "enciphered"  # it was another one in earlier versions
-        return fingerprint
+
+    def follow(self, fingerprint: Mapping[str, JSON]) -> None:
+        self._order = "enciphered" if fingerprint.get("order") == "enciphered" else "sorted"
+        self._epochs.clear()
 
     def to_cut_finer(self, samples: int) -> str:
         sampling = self._sampling
@@ -252,7 +270,7 @@ class MapData(Data):
     def _epoch(self, epoch: int, seed: int) -> EpochBatches:
         batches = self._epochs.get((epoch, seed))
         if batches is None:
-            batches = self._sampling.epoch(require_count("epoch", epoch, at_least=0), seed=seed)
+            batches = self._sampling.epoch(require_count("epoch", epoch, at_least=0), seed=seed, order=self._order)
             while len(self._epochs) >= _EPOCHS_KEPT:
                 del self._epochs[next(iter(self._epochs))]
             self._epochs[epoch, seed] = batches

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, Literal, cast, final
 
+from evenstep.arguments import require_object, require_table
 from evenstep.data.arguments import require_count, require_rank
 from evenstep.data.batch import JSON, Data, GlobalBatch, Microbatch, Part, Position
 from evenstep.data.mixing import AllTasks, Mixing
@@ -39,6 +40,7 @@ class _Walk:
         places: the batch that each task's data gives next.
         number: of the next global batch in the whole run.
         ended: the tasks whose data have come to an end in this epoch of the mixture.
+        sizes: of the epoch that a task's data is in: which, and its batches.
     """
 
     data: Mapping[str, Data]
@@ -50,6 +52,7 @@ class _Walk:
     number: int = 0
     position: Position = field(default_factory=Position)
     ended: set[str] = field(default_factory=set[str])
+    sizes: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
 
     def step(self) -> Sequence[str]:
         """Move behind the next global batch; gives the tasks whose batches it takes."""
@@ -73,7 +76,12 @@ class _Walk:
         return [name for name in self.data if _within(self.windows.get(name, (1, None)), number + 1)]
 
     def _size(self, name: str) -> int:
-        return cast("int", self.data[name].num_batches(self.places[name].epoch, seed=task_seed(self.seed, name)))
+        epoch = self.places[name].epoch
+        known, size = self.sizes.get(name, (-1, 0))
+        if known != epoch:
+            size = cast("int", self.data[name].num_batches(epoch, seed=task_seed(self.seed, name)))
+            self.sizes[name] = epoch, size
+        return size
 
     def _take(self, name: str) -> bool:
         """Move behind the next batch of a task; False where it is to wait for the others."""
@@ -141,7 +149,10 @@ class Mixture(Data):
         if not data:
             raise ArgumentError("a mixture needs the data of one task at least, but `data` is empty.")
         for name, one in data.items():
+            require_object(f"data[{name!r}]", one, Data, "`MapData(dataset, global_batch_size=32)`")
             _check_task(name, one)
+        require_object("mixing", mixing, Mixing, "`mixing=AllTasks()`", may_be_none=True)
+        require_table("windows", windows, "`windows={'box': (1, None)}`", may_be_none=True)
         if end not in ("min", "max", "cycle"):
             raise ArgumentError(f'`end` must be "min", "max" or "cycle", but is {end!r}.')
         self._data = dict(data)
@@ -172,6 +183,10 @@ class Mixture(Data):
         walk = self._walk(seed)
         return [walk.step() for _ in range(count)]
 
+    @property
+    def knows_length(self) -> bool:
+        return True
+
     def num_batches(self, epoch: int, *, seed: int) -> int:
         require_count("epoch", epoch, at_least=0)
         walk, counts = self._epochs.setdefault(seed, (self._walk(seed), []))
@@ -191,6 +206,12 @@ class Mixture(Data):
             "end": self._end,
             "windows": {name: list[JSON](window) for name, window in self._windows.items()},
         }
+
+    def follow(self, fingerprint: Mapping[str, JSON]) -> None:
+        for name, one in cast("list[tuple[str, dict[str, JSON]]]", fingerprint.get("tasks", [])):
+            if name in self._data:
+                self._data[name].follow(one)
+        self._epochs.clear()
 
     def to_cut_finer(self, samples: int) -> str:
         return "lower the `micro_batch_size` of its parts"
@@ -279,7 +300,7 @@ def _check_task(name: str, data: Data) -> None:
         raise ArgumentError(f"a task's name must be of letters, digits, `_` and `-`, but one is {name!r}; rename it.")
     if data.tasks != ("",):
         raise ArgumentError(f"the data of task `{name}` are of several tasks themselves; put them side by side.")
-    if data.num_batches(0, seed=0) is None:
+    if not data.knows_length:
         raise ArgumentError(
             f"a mixture must know how many batches each task has, but the data of task `{name}` are a stream, which "
             f"does not say; mix in the stream itself and give it to `UpdateData`, or give the task a dataset with a "
@@ -290,11 +311,13 @@ def _check_task(name: str, data: Data) -> None:
 def check_windows(windows: Windows, tasks: Sequence[str]) -> None:
     """Raise ArgumentError for updates between which no task of `tasks` can take part."""
     check_known("windows", windows, tasks)
-    for name, (first, last) in windows.items():
-        if type(first) is not int or first < 1 or not (last is None or type(last) is int):
+    for name, window in windows.items():
+        several = isinstance(cast("object", window), tuple | list) and len(window) == 2
+        first, last = window if several else (window, None)
+        if not several or type(first) is not int or first < 1 or not (last is None or type(last) is int):
             raise ArgumentError(
                 f"`windows` of task `{name}` must be (first update, last update), from 1, with None for no last one, "
-                f"but is {(first, last)}."
+                f"but is {window!r}."
             )
         if last is not None and last < first:
             raise ArgumentError(

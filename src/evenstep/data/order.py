@@ -1,13 +1,14 @@
-"""Which samples, in which order: a pure function of (seed, epoch).
+"""Which samples, in which order: a keyed bijection of (seed, epoch) that gives the sample of each place.
 
-The order depends on no library's random stream, on nothing drawn before, and on no layout. Up to 2²⁰ samples it is
-their hashes' order; of more it is a bijection that is computed a stretch at a time, so that nobody waits for, or holds,
-an order of 10⁸ samples. It does not cut the order into batches.
+It is computed for the places that are asked for, so no start waits for an order, and none is held, however many
+samples there are. It depends on no library's random stream, on nothing drawn before, and on no layout. It does not cut
+the order into batches.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import isqrt
-from typing import TypeAlias, final
+from typing import Literal, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +16,10 @@ from numpy.typing import NDArray
 from evenstep.data.arguments import require_count
 from evenstep.keys import key, mix
 
-__all__ = ["MOST_SORTED", "Enciphered", "Order", "Sorted", "in_order", "order", "order_of", "scatter"]
+__all__ = ["Enciphered", "Kind", "Order", "Sorted", "in_order", "order", "order_of", "scatter"]
 
-MOST_SORTED = 2**20  # samples whose order is made as a whole
-_ROUNDS = 8
-_BLOCK = 2**15  # places whose samples are computed together, in a few ms
+_BLOCK = 2**13  # places whose samples are computed together, in a fraction of a ms
+_TABLE = 2**11  # numbers that a half can have for which hashing all of them once is worth it
 
 
 def scatter(scatter_key: int, numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
@@ -56,12 +56,108 @@ def in_order(start: int, stop: int) -> NDArray[np.int64]:
     return np.arange(start, stop, dtype=np.int64)
 
 
+Kind: TypeAlias = Literal["enciphered", "sorted"]
+"""Which bijection shuffles an epoch: that of `Enciphered`, or that of runs from before it, `Sorted`."""
+
+
+@final
+class Enciphered:
+    """A keyed bijection of 0..n-1, computed for just those places that are asked for, a block at a time.
+
+    A Feistel network over pairs of digits (l, r) with l < a, r < b and a·b a little above n: each round hashes one
+    digit and adds that to the other one, (l, r) ← (r, (l + F(r)) mod a), the next with b. What falls outside of 0..n-1
+    is enciphered again until it falls inside, which is seldom. Eight rounds are enough for large n; digits of a small n
+    take few values, so up to three times as many are made.
+
+    Args:
+        num_samples: n, how many there are.
+        order_key: in [0, 2⁶⁴).
+
+    Reference: Black, Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002: the generalised Feistel cipher
+    with cycle walking.
+
+    >>> sorted(Enciphered(10, 7)(0, 10).tolist())
+    [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+    """
+
+    def __init__(self, num_samples: int, order_key: int) -> None:
+        self._num_samples = num_samples
+        self._low = isqrt(max(num_samples - 1, 0)) + 1
+        high = -(-num_samples // self._low)
+        rounds = 0 if num_samples < 2 else 8 + 2 * min(8, 128 // num_samples)
+        keys = [mix(order_key + number) for number in range(rounds)]
+        self._rounds = [_Round(round_key, (self._low, high)[place % 2]) for place, round_key in enumerate(keys)]
+        if self._low <= _TABLE:
+            digits = np.arange(self._low, dtype=np.int64)
+            for one in self._rounds:
+                one.table = one.hashed(digits)
+        self._begin = 0
+        self._samples = np.empty(0, dtype=np.int64)
+
+    def __call__(self, start: int, stop: int) -> NDArray[np.int64]:
+        begin = self._begin
+        if not begin <= start <= stop <= begin + len(self._samples):
+            # whole batches, if they go on as this one, so that none crosses the end of a block
+            size = max(stop - start, 1)
+            end = min(start + size * max(_BLOCK // size, 1), self._num_samples)
+            self._samples = self._at(np.arange(start, end, dtype=np.int64))
+            self._begin = begin = start
+        return self._samples[start - begin : stop - begin]
+
+    def _at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        for begin in range(0, len(places), _BLOCK):
+            samples = self._enciphered(places[begin : begin + _BLOCK])
+            while (outside := np.flatnonzero(samples >= self._num_samples)).size:
+                samples[outside] = self._enciphered(samples[outside])
+            places[begin : begin + _BLOCK] = samples
+        return places
+
+    def _enciphered(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        right = numbers // self._low
+        left = numbers - right * self._low
+        for one in self._rounds:
+            moved = one.hashed(right) if one.table is None else one.table[right]
+            moved += left
+            # less the size where that is not below 0: as numbers without a sign those below 0 are the largest
+            less = moved - one.size
+            left, right = right, np.minimum(moved.view(np.uint64), less.view(np.uint64)).view(np.int64)
+        right *= self._low
+        right += left
+        return right
+
+
+@final
+@dataclass(slots=True)
+class _Round:
+    """F of one round.
+
+    Args:
+        key: of its hash.
+        size: of the digit that is changed; below 2³² for any dataset.
+        table: F of all digits, where they are few.
+    """
+
+    key: int
+    size: int
+    table: NDArray[np.int64] | None = None
+
+    def hashed(self, digits: NDArray[np.int64]) -> NDArray[np.int64]:
+        """32 bits of the digits' hashes, taken to 0..size-1 by multiplying."""
+        value = scatter(self.key, digits)
+        value >>= np.uint64(32)
+        value *= np.uint64(self.size)
+        value >>= np.uint64(32)
+        return value.view(np.int64)
+
+
 @final
 class Sorted:
     """argsortᵢ mix(k xor i): every sample is hashed and the hashes are sorted, when the first stretch is asked for.
 
+    Runs that were begun with it go on with it. It holds 8 bytes per sample and takes some 0.1 s per million.
+
     Args:
-        num_samples: how many there are; 2²⁰ take a quarter of a second and 8 MB.
+        num_samples: how many there are.
         order_key: in [0, 2⁶⁴).
     """
 
@@ -77,64 +173,13 @@ class Sorted:
         return self._whole[start:stop]
 
 
-@final
-class Enciphered:
-    """A keyed bijection of 0..n-1, computed for just those places that are asked for, a block at a time.
-
-    A Feistel network over pairs of digits (l, r) with l < a, r < b and a·b a little above n; what falls outside of
-    0..n-1 is enciphered again until it falls inside, which is seldom.
-
-    Args:
-        num_samples: how many there are.
-        order_key: in [0, 2⁶⁴).
-
-    Reference: Black, Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002: the generalised Feistel cipher
-    with cycle walking.
-
-    >>> sorted(Enciphered(10, 7)(0, 10).tolist())
-    [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
-    """
-
-    def __init__(self, num_samples: int, order_key: int) -> None:
-        self._num_samples = num_samples
-        self._keys = [mix(order_key + number) for number in range(_ROUNDS)]
-        self._low = isqrt(max(num_samples - 1, 0)) + 1
-        self._high = -(-num_samples // self._low)
-        self._block = -1
-        self._samples = np.empty(0, dtype=np.int64)
-
-    def __call__(self, start: int, stop: int) -> NDArray[np.int64]:
-        block = start // _BLOCK
-        if stop > (block + 1) * _BLOCK:  # over the border of a block
-            return self._at(np.arange(start, stop, dtype=np.int64))
-        if block != self._block:
-            end = min((block + 1) * _BLOCK, self._num_samples)
-            self._samples, self._block = self._at(np.arange(block * _BLOCK, end, dtype=np.int64)), block
-        return self._samples[start - block * _BLOCK : stop - block * _BLOCK]
-
-    def _at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        samples = self._enciphered(places)
-        while (outside := np.flatnonzero(samples >= self._num_samples)).size:
-            samples[outside] = self._enciphered(samples[outside])
-        return samples
-
-    def _enciphered(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        right, left = np.divmod(numbers, np.int64(self._low))
-        for number, round_key in enumerate(self._keys):
-            size = self._high if number % 2 else self._low  # of the half that changes
-            # 32 bits of the hash, taken to 0..size-1 by multiplying: below 2³² for any dataset
-            hashed = (scatter(round_key, right) >> np.uint64(32)) * np.uint64(size) >> np.uint64(32)
-            left, right = right, (left + hashed.astype(np.int64)) % size
-        return right * self._low + left
-
-
-def order_of(num_samples: int, *, seed: int, epoch: int, shuffle: bool = True) -> Order:
-    """The order in which `epoch` visits the samples, a pure function of (seed, epoch): `Sorted` up to 2²⁰ samples,
-    above that `Enciphered`, of which a start costs nothing, however many there are.
+def order_of(num_samples: int, *, seed: int, epoch: int, shuffle: bool = True, kind: Kind = "enciphered") -> Order:
+    """The order in which `epoch` visits the samples, a pure function of (seed, epoch); no start costs anything.
 
     Args:
         num_samples: how many there are.
         shuffle: False gives the dataset's own order 0, 1, 2, ….
+        kind: "sorted" for the order of runs that were begun with it.
 
     Raises:
         ArgumentError: a number is negative or not whole.
@@ -143,10 +188,11 @@ def order_of(num_samples: int, *, seed: int, epoch: int, shuffle: bool = True) -
     [981662940024, 521982624015, 267742323233]
     """
     require_count("num_samples", num_samples, at_least=0)
+    require_count("epoch", epoch, at_least=0)
     if not shuffle:
         return in_order
-    order_key = key(seed, "order", require_count("epoch", epoch, at_least=0))
-    return Sorted(num_samples, order_key) if num_samples <= MOST_SORTED else Enciphered(num_samples, order_key)
+    order_key = key(seed, "order", epoch)
+    return Sorted(num_samples, order_key) if kind == "sorted" else Enciphered(num_samples, order_key)
 
 
 def order(num_samples: int, *, seed: int, epoch: int, shuffle: bool = True) -> NDArray[np.int64]:
@@ -162,7 +208,7 @@ def order(num_samples: int, *, seed: int, epoch: int, shuffle: bool = True) -> N
         ArgumentError: a number is negative or not whole.
 
     >>> order(6, seed=1, epoch=0).tolist()
-    [3, 2, 0, 4, 1, 5]
+    [0, 1, 3, 5, 2, 4]
     >>> order(4, seed=1, epoch=0, shuffle=False).tolist()
     [0, 1, 2, 3]
     """

@@ -13,10 +13,11 @@ from typing import Literal, final
 import numpy as np
 from numpy.typing import NDArray
 
-from evenstep.data.arguments import require_count, require_flag
+from evenstep.arguments import require_flag
+from evenstep.data.arguments import require_count
 from evenstep.data.batching import cut_by_count, cut_by_tokens, group_by_length, shuffle_batches
 from evenstep.data.lengths import Lengths, fitting, measure
-from evenstep.data.order import Order, order_of
+from evenstep.data.order import Kind, Order, order_of
 from evenstep.errors import ArgumentError
 from evenstep.keys import key
 
@@ -101,8 +102,9 @@ class Sampling:
     def __post_init__(self, lengths: Lengths | None, oversized: Literal["error", "skip"]) -> None:
         for name in ("global_batch_size", "global_batch_tokens", "micro_batch_size", "micro_batch_tokens"):
             if getattr(self, name) is not None:
-                require_count(name, getattr(self, name))
+                object.__setattr__(self, name, require_count(name, getattr(self, name)))
         require_flag("shuffle", self.shuffle)
+        require_count("batch_size_multiple", self.batch_size_multiple)
         check_measure(self.global_batch_size, self.global_batch_tokens)
         budgets = [tokens for tokens in (self.global_batch_tokens, self.micro_batch_tokens) if tokens is not None]
         _check_token_choices(lengths, oversized, has_budget=bool(budgets))
@@ -115,6 +117,7 @@ class Sampling:
         check_only_for_tokens(
             has_budget=self.global_batch_tokens is not None, length_window=self.length_window is not None
         )
+        require_count("curriculum_epochs", self.curriculum_epochs, at_least=0)
         check_curriculum(self.curriculum_epochs, shuffle=self.shuffle)
         measured = None if lengths is None else measure(lengths, self.num_samples)
         fits = None if measured is None else fitting(measured, max_tokens=min(budgets), oversized=oversized)
@@ -134,10 +137,10 @@ class Sampling:
         """How many samples of the dataset are in no batch."""
         return 0 if self.fits is None else self.num_samples - int(np.count_nonzero(self.fits))
 
-    def epoch(self, epoch: int, *, seed: int) -> EpochBatches:
-        """The global batches of `epoch`: a pure function of (seed, epoch)."""
+    def epoch(self, epoch: int, *, seed: int, order: Kind = "enciphered") -> EpochBatches:
+        """The global batches of `epoch`: a pure function of (seed, epoch), and of which order shuffles it."""
         shuffle = self.shuffle and epoch >= self.curriculum_epochs
-        visited = order_of(self.num_samples, seed=seed, epoch=epoch, shuffle=shuffle)
+        visited = order_of(self.num_samples, seed=seed, epoch=epoch, shuffle=shuffle, kind=order)
         epoch_key = key(seed, "sample", epoch)
         if self.global_batch_tokens is None and self.fits is None:
             assert self.global_batch_size is not None

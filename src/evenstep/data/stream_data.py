@@ -7,6 +7,7 @@ get their shares.
 from collections.abc import Callable, Iterable
 from typing import Any, cast, final
 
+from evenstep.arguments import require_flag
 from evenstep.data.arguments import require_callable, require_count, require_rank
 from evenstep.data.batch import JSON, Microbatch, Position
 from evenstep.data.batching import cut_by_count, share
@@ -74,6 +75,9 @@ class StreamData(IteratedData):
         shared: bool = False,
         exact_resume: bool = True,
     ) -> None:
+        for name, flag in (("batched", batched), ("shared", shared)):
+            require_flag(name, flag)
+        require_count("num_microbatches", num_microbatches)
         check_stream(stream, gives_batches=batched or collate is not DEFAULT_COLLATE)
         require_callable("collate", collate, purpose="makes one batch of a list of samples")
         require_callable("samples_in", samples_in, purpose="counts the samples of a batch")

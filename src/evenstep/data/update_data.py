@@ -10,7 +10,8 @@ from typing import Any, cast, final
 import numpy as np
 import torch
 
-from evenstep.data.arguments import require_rank
+from evenstep.arguments import require_object
+from evenstep.data.arguments import require_callable, require_rank
 from evenstep.data.batch import JSON, Microbatch, Part, Position
 from evenstep.data.batching import share
 from evenstep.data.dataset import fingerprint_of
@@ -35,6 +36,10 @@ class Batch:
 
     task: str
     data: Any
+
+    def __post_init__(self) -> None:
+        if not isinstance(cast("object", self.task), str):
+            require_object("task", self.task, str, "`Batch(task='box', data=batch)`")
 
 
 def batches_in(item: object) -> list[Batch]:
@@ -107,6 +112,7 @@ class UpdateData(IteratedData):
         self, stream: Iterable[Any], *, samples_in: Callable[[Any], int] = samples_in, exact_resume: bool = True
     ) -> None:
         check_stream(stream, gives_batches=True)
+        require_callable("samples_in", samples_in, purpose="counts the samples of a batch")
         super().__init__(stream, exact_resume=exact_resume)
         self._samples_in = samples_in
 

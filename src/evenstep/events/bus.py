@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, final
 from evenstep.errors import HookError, clause
 from evenstep.events.event import Event, Incident
 from evenstep.events.hook import Hook, HookTrainer
+from evenstep.taken import check_free
 
 SpanName = Literal["train", "epoch", "update", "microbatch", "forward", "backward", "step", "evaluate", "save"]
 Receiver: TypeAlias = tuple[str, Callable[..., Any]]
@@ -94,8 +95,15 @@ class Bus:
             if name.startswith("before_")
         }
         self.heard = frozenset(name for name, listeners in self._listeners.items() if listeners)
+        check_free(self.kept)
         for hook in self.hooks:
             hook.attach(trainer)
+
+    @property
+    def kept(self) -> dict[str, object]:
+        """The hooks that keep something of a run, so that no other can have them; by what messages call them."""
+        keyed = self._keyed().items()
+        return {f"hook `{key}`": hook for key, hook in keyed if type(hook).state_dict is not Hook.state_dict}
 
     def emit(self, method: Literal["on_incident"], event: Event) -> None:
         """Tell every listener; the first error is raised after all have heard."""

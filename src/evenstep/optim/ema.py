@@ -14,6 +14,7 @@ from typing import final
 
 from torch import Tensor, nn
 
+from evenstep.arguments import require_number, require_whole
 from evenstep.errors import ArgumentError
 from evenstep.internals import foreach_move, local_tensor
 from evenstep.names import named_buffers, named_parameters
@@ -42,13 +43,11 @@ class Ema:
     """
 
     def __init__(self, *, decay: float = 0.9999, start_update: int = 0, every_updates: int = 1) -> None:
+        require_number("decay", decay)
         if not 0 <= decay < 1:
             raise ArgumentError(f"`decay` must be in [0, 1), but is {decay}; 0.999 to 0.9999 is usual.")
-        if start_update < 0 or every_updates < 1:
-            raise ArgumentError(
-                f"`start_update` must be at least 0 and `every_updates` at least 1, but they are {start_update} and "
-                f"{every_updates}."
-            )
+        require_whole("start_update", start_update, at_least=0, advice="0 begins with the first update")
+        require_whole("every_updates", every_updates, at_least=1, advice="1 follows each update")
         self._decay = decay
         self._start_update = start_update
         self._every_updates = every_updates

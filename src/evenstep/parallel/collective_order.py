@@ -108,6 +108,8 @@ class CollectiveOrder:
         part.set_custom_all_gather(_Gather(self, gather, number))
         part.set_custom_reduce_scatter(_Reduce(self, reduce, number, alone))
         self._parts.append(_Part(name=name, module=part, record=record))
+        if alone:  # nothing is gathered, which would tell it
+            part.register_forward_pre_hook(torch.compiler.disable(lambda *_: self._goes_forward(number)))
 
     def reset(self, kind: str = "") -> None:
         """No pass of this kind has begun yet; the collectives that an earlier one still had to run are dropped."""
@@ -174,9 +176,13 @@ class CollectiveOrder:
         if collective.reduces:
             self._running.discard(collective.part)
             self._reduced.add(collective.part)
-        elif self._phase == "forward" and self._comes_back and not self._standing_in:
-            self._running.add(collective.part)
+        else:
+            self._goes_forward(collective.part)
         return call()
+
+    def _goes_forward(self, part: int) -> None:
+        if self._phase == "forward" and self._comes_back and not self._standing_in:
+            self._running.add(part)
 
     def _enter(self, phase: str, key: str) -> None:
         self._phase, self._place = phase, 0
@@ -224,7 +230,7 @@ class CollectiveOrder:
         sequence = self._sequence
         if not wanted:
             sequence.ended = True
-            sequence.open = not (sequence.alike and self._is_fixed(sequence))
+            sequence.open = not (sequence.alike and self._is_fixed(sequence, everybody))
             return False
         sequence.alike = sequence.alike and all(coming.collective == everybody[0].collective for coming in everybody)
         possible = [one for one in wanted if not one.reduces or _all_can_reduce(one.part, everybody)]
@@ -256,11 +262,13 @@ class CollectiveOrder:
             for code, *running in rows
         ]
 
-    def _is_fixed(self, sequence: _Sequence) -> bool:
+    def _is_fixed(self, sequence: _Sequence, everybody: list[Coming]) -> bool:
         """Whether no part is left out of passes that may come in a later one."""
         if self._phase == "backward":
             return self._expected
-        return self._alone or len({collective.part for collective in sequence.collectives}) == len(self._parts)
+        if self._alone:
+            return not self._comes_back or all(len(coming.running) == len(self._parts) for coming in everybody)
+        return len({collective.part for collective in sequence.collectives}) == len(self._parts)
 
     def _out_of_order(self, collective: Collective | None) -> TaskError:
         assert collective is not None

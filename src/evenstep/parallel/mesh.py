@@ -7,6 +7,7 @@ hold the same stages of different replicas. It says who belongs together, and se
 from dataclasses import dataclass, field
 from typing import final
 
+from evenstep.arguments import require_object, require_whole
 from evenstep.errors import ArgumentError
 from evenstep.parallel.group import Group
 
@@ -29,6 +30,10 @@ class Mesh:
     data: Group = field(default_factory=Group)
     pipeline: Group = field(default_factory=Group)
 
+    def __post_init__(self) -> None:
+        for name in ("world", "data", "pipeline"):
+            require_object(name, getattr(self, name), Group, "`Mesh.of(Processes(device), pipeline=2)`")
+
     @classmethod
     def of(cls, world: Group, *, pipeline: int = 1) -> "Mesh":
         """Divide `world` into pipelines of `pipeline` ranks; all ranks call it together.
@@ -39,6 +44,8 @@ class Mesh:
         >>> Mesh.of(Group()).data.ranks
         1
         """
+        require_object("world", world, Group, "`Mesh.of(Processes(device), pipeline=2)`")
+        require_whole("pipeline", pipeline, at_least=1, advice="1 cuts nothing")
         check_pipelines(world.ranks, pipeline)
         if pipeline == 1:
             return cls(world=world, data=world)

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from evenstep.arguments import require_number, require_object
 from evenstep.devices import make_current, with_number
 from evenstep.errors import ArgumentError, EvenstepError, LostRankError, clause
 from evenstep.internals import PrefixStore, Store
@@ -59,6 +60,10 @@ class Processes(Group):
     """
 
     def __init__(self, device: torch.device | str, *, timeout_s: float = 60.0) -> None:
+        require_object("device", device, torch.device | str, "`Processes('cpu')`")
+        require_number("timeout_s", timeout_s)
+        if not timeout_s > 0:
+            raise ArgumentError(f"`timeout_s` must be above 0 seconds, but is {timeout_s}; 60 is usual.")
         place = rank_info_of(os.environ)
         if place is None:
             raise ArgumentError(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError, TaskError
+from evenstep.internals import has_gradient_hooks
 
 _INSTEAD = "use `ddp` or `zero1`, whose ranks hold whole parameters"
 
@@ -29,6 +30,12 @@ def check_shardable(module: nn.Module, units: Sequence[nn.Module]) -> None:
     Traceback (most recent call last):
     evenstep.errors.ArgumentError: parameters that are gathered at once must be trained in one number format, but ...
     """
+    scripted = next((name for name, part in module.named_modules() if isinstance(part, torch.jit.ScriptModule)), None)
+    if scripted is not None:
+        raise ArgumentError(
+            f"'{scripted}' is compiled by `torch.jit`, which takes none of the hooks that gather shards; give it "
+            f"as it was before that, or {_INSTEAD}."
+        )
     names = {id(one): name for name, one in module.named_parameters()}
     seen: set[int] = set()
     for unit in (*units, module):
@@ -39,6 +46,12 @@ def check_shardable(module: nn.Module, units: Sequence[nn.Module]) -> None:
                 raise ArgumentError(
                     f"parameter '{names[id(one)]}' must be contiguous to be cut into shards, but has the strides "
                     f"{one.stride()}; make it from `tensor.contiguous()`, or {_INSTEAD}."
+                )
+            if has_gradient_hooks(one):
+                raise ArgumentError(
+                    f"parameter '{names[id(one)]}' has a hook (`register_hook`), which shards would not call: what is "
+                    f"gathered from them is another tensor. Take it away and change the gradient in the forward "
+                    f"(`torch.autograd.Function`), or {_INSTEAD}."
                 )
         trained = [one for one in own if one.requires_grad]
         for one in trained:

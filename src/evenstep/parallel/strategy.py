@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import nn
 
+from evenstep.arguments import require_object
 from evenstep.parallel.group import Group
 from evenstep.parallel.layout import ParameterLayout
 from evenstep.parallel.reducer.reducer import Reducer
@@ -29,6 +30,8 @@ class Strategy(ABC):
     gather_dtype: torch.dtype | None = None
 
     def __init__(self, group: Group | None = None, layout: ParameterLayout | None = None) -> None:
+        require_object("group", group, Group, "`Ddp(Processes(device))`", may_be_none=True)
+        require_object("layout", layout, ParameterLayout, "no `layout`", may_be_none=True)
         self.group = group or Group()
         self.layout = layout or ParameterLayout(self.group)
 

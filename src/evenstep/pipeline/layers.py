@@ -13,6 +13,7 @@ from typing import Any, Self, TypeAlias, cast, final
 
 from torch import Tensor, nn
 
+from evenstep.arguments import require_names, require_object, require_several, said
 from evenstep.errors import ArgumentError, clause
 from evenstep.internals import children_of, compiled_in_place, has_hooks
 from evenstep.names import named_parameters
@@ -41,6 +42,18 @@ class Layer:
     sources: tuple[str, ...] | None = None
     inputs: bool | tuple[str, ...] | None = None
 
+    def __post_init__(self) -> None:
+        require_object("name", self.name, str, "`Layer('head', module)`")
+        if not callable(self.build):
+            raise ArgumentError(
+                f"`build` of layer '{self.name}' must be a module or a function that gives it, but is "
+                f"{said(self.build)}; write `Layer('{self.name}', nn.Linear(4, 2))`."
+            )
+        if self.sources is not None:
+            require_names("sources", self.sources, "`sources=('embedding',)`")
+        if self.inputs is not None and not isinstance(self.inputs, bool):
+            require_names("inputs", self.inputs, "True, False or `inputs=('mask',)`")
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -60,6 +73,8 @@ class Layers:
     ties: tuple[tuple[str, ...], ...] = ()
 
     def __post_init__(self) -> None:
+        require_several("layers", self.layers, Layer, "`[Layer('head', module)]`")
+        check_ties(self.ties)
         if not self.layers:
             raise ArgumentError("a model must have a layer at least, but this one has none.")
         names = [layer.name for layer in self.layers]
@@ -121,10 +136,18 @@ class Layers:
                 f"{type(model).__name__} can't be cut into stages: give it a method `layers()` that says its layers in "
                 f"the order in which they run, or make it an `nn.Sequential` without a `forward` of its own."
             )
+        require_several("model", model, Layer | nn.Module | Callable, "`[Layer('head', module)]`")
         parts = cast("Sequence[Layer | Build]", model)
         return cls(
             tuple(part if isinstance(part, Layer) else Layer(str(place), part) for place, part in enumerate(parts))
         )
+
+
+def check_ties(ties: object) -> None:
+    """Raise ArgumentError unless `ties` are sets of names: of one that is not in a list, each name would be a set."""
+    require_several("ties", ties, list | tuple, "`ties=[('embedding.weight', 'head.weight')]`")
+    for one in cast("Sequence[object]", ties):
+        require_names("ties", one, "`ties=[('embedding.weight', 'head.weight')]`")
 
 
 def check_covered(model: object, layers: Layers) -> None:

@@ -14,12 +14,13 @@ from typing import Any, final
 import torch
 from torch import nn
 
+from evenstep.arguments import require_flag, require_names, require_object, require_seed, require_whole
 from evenstep.errors import ArgumentError, TaskError
-from evenstep.internals import unwrapped
+from evenstep.internals import has_gradient_hooks, unwrapped
 from evenstep.keys import key
 from evenstep.names import named_parameters
 from evenstep.parallel.mesh import Mesh
-from evenstep.pipeline.layers import Build, Layer, Layers, check_covered
+from evenstep.pipeline.layers import Build, Layer, Layers, check_covered, check_ties
 from evenstep.pipeline.layout import Layout
 from evenstep.pipeline.schedules import SCHEDULES, Schedule
 from evenstep.pipeline.split import cut, flows, stages_per_rank_for
@@ -66,9 +67,19 @@ class PipelineModel(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
+        require_object("mesh", mesh, Mesh, "`mesh=Mesh.of(Processes(device), pipeline=2)`", may_be_none=True)
+        require_object("schedule", schedule, str, "`schedule='1f1b'`")
+        _named(schedule)
+        if stages_per_rank is not None:
+            require_whole("stages_per_rank", stages_per_rank, at_least=1, advice="the schedule's is the default")
+        if split_at is not None:
+            require_names("split_at", split_at, "`split_at=['blocks.2']`")
+        require_flag("relay_skips", relay_skips)
+        check_ties(ties)
+        require_seed(seed)
         self.mesh = mesh or Mesh()
         ranks = self.mesh.pipeline.ranks
-        self.schedule = _named(schedule if ranks > 1 else "sequential")
+        self.schedule = _named(schedule) if ranks > 1 else _named("sequential")
         self.layers = Layers.of(model)
         check_covered(model, self.layers)
         if stages_per_rank is None:
@@ -231,6 +242,12 @@ def _separate(modules: Iterable[nn.Module]) -> None:
         for part in unwrapped(module).modules():
             for name, parameter in part.named_parameters(recurse=False):
                 if seen.setdefault(id(parameter), module) is not module:
+                    if has_gradient_hooks(parameter):
+                        raise ArgumentError(
+                            f"`{name}` of {part}, which other layers have as well, has a hook (`register_hook`), which "
+                            f"the copies that stages have of it would not call; take it away and change the gradient "
+                            f"in the forward (`torch.autograd.Function`), or train without stages."
+                        )
                     copy = copies.setdefault(id(parameter), _copied(parameter))
                     setattr(part, name, copy)
                     seen[id(copy)] = module

@@ -13,6 +13,7 @@ from typing import Any, final
 
 import torch
 
+from evenstep.arguments import require_number, require_whole
 from evenstep.errors import ArgumentError, NonFiniteError
 from evenstep.precision.precision import Precision
 
@@ -49,14 +50,15 @@ class Fp16Mixed(Precision):
         tolerance: float = 0.0,
         floor: float = 1e-4,
     ) -> None:
+        for name, value in (("initial", initial), ("floor", floor), ("tolerance", tolerance)):
+            require_number(name, value)
         if not 0 < initial < float("inf"):
             raise ArgumentError(f"`initial` must be finite and above 0, but is {initial}; 65536 is usual.")
         if not floor > 0:
             raise ArgumentError(f"`floor` must be above 0, but is {floor}; 0.0001 is usual.")
         if floor > initial:
             raise ArgumentError(f"`floor` must be at most the `initial` of {initial:g}, but is {floor:g}; lower it.")
-        if growth_updates < 1:
-            raise ArgumentError(f"`growth_updates` must be at least 1, but is {growth_updates}; 2000 is usual.")
+        require_whole("growth_updates", growth_updates, at_least=1, advice="2000 is usual")
         if not 0 <= tolerance < 1:
             raise ArgumentError(f"`tolerance` must be in [0, 1), but is {tolerance}; 0 tolerates no overflow.")
         self._initial = float(initial)

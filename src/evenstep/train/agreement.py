@@ -8,10 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
 from evenstep.data import Data
+from evenstep.errors import ArgumentError
 from evenstep.names import named_parameters, state_of
+from evenstep.pipeline import PipelineModel
 from evenstep.train.arguments import check_same_on_all_ranks
 from evenstep.train.loop import Loop
 from evenstep.train.state import unwrapped
@@ -58,6 +61,34 @@ def check_agreement(
         engine.reducers.group,
         {"model": shapes, "the parameters of the optimizer's groups": groups, "requires_grad": flags},
     )
+    check_ties(unwrapped(engine.model), groups)
+
+
+def check_ties(model: nn.Module, groups: list[list[str]]) -> None:
+    """Raise ArgumentError where stages would step their copies of one parameter otherwise; all pipeline ranks ask.
+
+    Args:
+        groups: the names of the parameters of this rank's optimizer, by group.
+    """
+    if not isinstance(model, PipelineModel):
+        return
+    group_of = {name: number for number, names in enumerate(groups) for name in names}
+    firsts, held = model.aliases, named_parameters(model)
+    tied = {*firsts, *firsts.values()} & held.keys()
+    everybody = model.mesh.pipeline.gather({name: group_of.get(name) for name in tied})
+    places: dict[str, tuple[str, int | None]] = {}
+    for name, number in [each for theirs in everybody for each in theirs.items()]:
+        other, before = places.setdefault(firsts.get(name, name), (name, number))
+        if before != number:
+            raise ArgumentError(
+                f"`{other}` and `{name}` are one parameter, of which two stages have a copy, but the optimizers hold "
+                f"them in {_group(before)} and in {_group(number)}, so the copies would become different; give them "
+                f"the same group on all ranks, by their names rather than by their places."
+            )
+
+
+def _group(number: int | None) -> str:
+    return "no group" if number is None else f"group {number}"
 
 
 def options_of(group: Mapping[str, Any]) -> dict[str, object]:

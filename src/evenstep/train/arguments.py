@@ -74,7 +74,7 @@ def try_resume(data: Data, group: Group) -> list[Incident]:
         said = data.try_resume()
     except DataError as error:
         fault, raised = str(error), error
-    everybody = group.gather((said, fault)) if data.resumable and data.num_batches(0, seed=0) is None else []
+    everybody = group.gather((said, fault)) if data.resumable and not data.knows_length else []
     if raised is not None:
         raise raised
     for rank, (_, theirs) in enumerate(everybody):

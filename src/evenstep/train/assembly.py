@@ -5,7 +5,7 @@ nothing.
 """
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from evenstep.data import Data
 from evenstep.options import Checkpointing, Failures, Logging, Training
@@ -19,12 +19,6 @@ from evenstep.train.reporter import Reporter
 from evenstep.train.requests import Requests
 from evenstep.train.run_folder import RunFolder
 from evenstep.train.run_state import RunState
-
-
-def updates_of(data: Data, epochs: int, seed: int) -> int | None:
-    """How many updates so many epochs are; None where the data do not know."""
-    counts = [data.num_batches(epoch, seed=seed) for epoch in range(epochs)]
-    return None if None in counts else sum(cast("list[int]", counts))
 
 
 def build_loop(
@@ -50,9 +44,9 @@ def build_loop(
         config: kept with checkpoints.
     """
     settle = train.settle_every_updates or log.every_updates
-    known_at_once = engine.parts.reads_at_once or data.num_batches(0, seed=engine.seed) is None
+    known_at_once = engine.parts.reads_at_once or not data.knows_length
     evaluator = Evaluations(engine=engine, sets=sets, reporter=reporter)
-    state = RunState(engine=engine, data=data, evaluations=evaluator, reporter=reporter, config=config)
+    state = RunState(engine=engine, data=data, epochs=epochs, evaluations=evaluator, reporter=reporter, config=config)
     own = RunFolder(path=folder, group=engine.group, report=reporter.report)
     return Loop(
         engine=engine,

@@ -12,6 +12,7 @@ from typing import final
 
 from torch import Tensor, nn
 
+from evenstep.arguments import require_number, require_table
 from evenstep.choice import advice
 from evenstep.errors import ArgumentError
 
@@ -76,13 +77,15 @@ class Fixed(Coefficients):
     are_learned = False
 
     def __init__(self, values: Mapping[str, float] | None = None) -> None:
-        self._values = {name: float(value) for name, value in (values or {}).items()}
-        for name, value in self._values.items():
+        given = require_table("coefficients", values, "`coefficients={'box': 0.5}`", may_be_none=True)
+        for name, value in given.items():
+            require_number(f"coefficients[{name!r}]", value)
             if not 0 < value < math.inf:
                 raise ArgumentError(
                     f"`coefficients` of task `{name}` must be finite and above 0, but is {value}; leave a task out of "
                     f"the mixture to give it no weight."
                 )
+        self._values = {name: float(value) for name, value in given.items()}
 
     def build(self, tasks: Sequence[str]) -> nn.Module | None:
         check_tasks(self._values, tasks)

@@ -27,6 +27,7 @@ from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Training, check_length
 from evenstep.parallel import Strategy
 from evenstep.precision import Precision
+from evenstep.taken import take
 from evenstep.train import given
 from evenstep.train.aborts import AbortCauses
 from evenstep.train.context import TrainContext
@@ -122,6 +123,7 @@ class Engine:
             raise ArgumentError("ranks that come and go are dealt their data by a `Trainer`; use that.")
         self._build(setup, updates=updates, bus=Bus((), cast("Any", None)), report=_warn)
         self.prepare()
+        take(setup.kept)
 
     @classmethod
     def of(cls, setup: Setup, *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> Self:

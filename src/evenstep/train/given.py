@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
+from evenstep.arguments import require_seed, said
 from evenstep.choice import choose
 from evenstep.data import Data, data_of
 from evenstep.errors import ArgumentError
@@ -37,11 +39,8 @@ def check_update(
 ) -> None:
     """Raise ArgumentError for what can't be among the arguments of a trainer or an engine, whatever the others are."""
     _check("model", model, nn.Module, "`model=Net(…)`")
-    if isinstance(task, type) or (callable(task) and not isinstance(task, Task | Mapping)):
-        raise ArgumentError(
-            f"`task` must be an object of a subclass of `evenstep.Task`, whose `loss` gives a batch's summed loss, but "
-            f"is {_said(cast('object', task))}; write `class Mine(evenstep.Task)` with it, and `task=Mine()`."
-        )
+    if not isinstance(task, Mapping) or task:
+        _check_tasks(task)
     if isinstance(optimizer, LRScheduler):
         raise ArgumentError(
             f"`optimizer` must be a torch.optim.Optimizer, but is the torch scheduler {type(optimizer).__name__}; give "
@@ -49,19 +48,35 @@ def check_update(
         )
     name = optimizer.__name__ if isinstance(optimizer, type) else "AdamW"
     _check("optimizer", optimizer, Optimizer, f"`optimizer=torch.optim.{name}(model.parameters(), lr=…)`")
-    if type(seed) is not int:
-        raise ArgumentError(f"`seed` must be a whole number, but is {seed!r}; write `seed=42`.")
-    if isinstance(device, bool) or device is None:
-        raise ArgumentError(f"`device` must be 'auto', 'cpu' or an accelerator such as 'cuda:0', but is {device!r}.")
+    require_seed(seed)
+    if not isinstance(device, str | torch.device):
+        raise ArgumentError(
+            f"`device` must be 'auto', 'cpu' or an accelerator such as 'cuda:0', but is {said(device)}; name it so."
+        )
     _check_option("train", train)
     ema, coefficients = cast("Any", train).ema, cast("Any", train).coefficients
     if ema is not None:
         _check("ema", ema, Ema, "`ema=Ema(decay=0.999)`")
     if coefficients is not None and not isinstance(coefficients, Mapping | Coefficients):
         raise ArgumentError(
-            f"`coefficients` must be numbers by the names of tasks, but is {_said(coefficients)}; write "
+            f"`coefficients` must be numbers by the names of tasks, but is {said(coefficients)}; write "
             f"`coefficients={{'class': 1.0, 'box': 0.5}}`."
         )
+
+
+def _check_tasks(given: object) -> None:
+    tasks = cast("Mapping[Any, object]", given) if isinstance(given, Mapping) else {"": given}
+    for name, one in tasks.items():
+        if not isinstance(name, str):
+            raise ArgumentError(
+                f"the names of tasks must be words, but one is {name!r}; write `task={{'box': Box()}}`."
+            )
+        if not isinstance(one, Task):
+            argument = f"task[{name!r}]" if name else "task"
+            raise ArgumentError(
+                f"`{argument}` must be an object of a subclass of `evenstep.Task`, whose `loss` gives a batch's summed "
+                f"loss, but is {said(one)}; write `class Mine(evenstep.Task)` with it, and `Mine()` here."
+            )
 
 
 def check_run(*, folder: object, checkpoint: object, failures: object, log: object) -> None:
@@ -101,7 +116,7 @@ def evaluations_of(given: object) -> dict[str, Data]:
         return {"valid": data_of(given, "evaluations")}
     if not isinstance(given, Mapping):
         raise ArgumentError(
-            f"`evaluations` must be data by name, but is {_said(given)}; write "
+            f"`evaluations` must be data by name, but is {said(given)}; write "
             f"`evaluations={{'valid': MapData(dataset, global_batch_size=32, shuffle=False)}}`."
         )
     sets = cast("Mapping[Any, object]", given)
@@ -140,7 +155,7 @@ def lr_schedule_of(given: object) -> LrSchedule | None:
         table = dict(cast("Mapping[str, object]", given))
         kind = table.pop("kind", "constant")
         return _made("lr_schedule", kind if isinstance(kind, str) else repr(kind), table)
-    what = _said(given)
+    what = said(given)
     if isinstance(given, LRScheduler):
         what = f"a torch scheduler ({type(given).__name__}), which counts its own steps and would not resume exactly"
     raise ArgumentError(
@@ -235,19 +250,7 @@ def combine_named(given: object) -> Combine | None:
 def _check(argument: str, given: object, kind: type, write: str) -> None:
     if not isinstance(given, kind):
         name = "torch.nn.Module" if kind is nn.Module else kind.__name__
-        raise ArgumentError(f"`{argument}` must be an object of {name}, but is {_said(given)}; write {write}.")
-
-
-def _said(given: object) -> str:
-    """What something is, for a message."""
-    if isinstance(given, type):
-        return f"the class {given.__name__} itself"
-    if isinstance(given, str | int | float | bool | None):
-        return repr(given)
-    if callable(given) and isinstance(getattr(given, "__name__", None), str):
-        return f"the function {cast('Callable[..., Any]', given).__name__}"
-    kind = type(given).__name__
-    return f"{'an' if kind[:1] in 'AEIOUaeiou' else 'a'} {kind}"
+        raise ArgumentError(f"`{argument}` must be an object of {name}, but is {said(given)}; write {write}.")
 
 
 def _quoted(names: Mapping[str, object]) -> str:

@@ -34,6 +34,7 @@ def check_optimizer(
         _check_kinds(one, model)
     if is_shared(model, strategy.layout):
         _check_shared(optimizer, strategy.layout, stages=in_stages(model))
+    _check_saved(optimizer, strategy.layout, keeps=keeps)
     fault = Aside(optimizer).fault() if keeps or strategy.group.can_change else ""
     if fault:
         whose = "a run with a `folder` saves checkpoints" if keeps else "ranks that join a run take over its state"
@@ -119,6 +120,17 @@ def _check_shared(optimizer: Optimizer, layout: ParameterLayout, *, stages: bool
         raise ArgumentError(
             f"{cut}, and their states make up a checkpoint, but {told[0]} has a `state_dict` of its own, of which "
             f"the parts can't be put together; let it keep its state per parameter in `state`, {advice}."
+        )
+
+
+def _check_saved(optimizer: Optimizer, layout: ParameterLayout, *, keeps: bool) -> None:
+    """Raise ArgumentError for state in parts that no file has a format for."""
+    wide = any(one.dtype == torch.complex128 for group in optimizer.param_groups for one in group["params"])
+    if keeps and wide and layout.divides == "parameters":
+        raise ArgumentError(
+            "a run with a `folder` saves checkpoints, to which with `zero1` each rank gives the state of some "
+            "parameters, and no safetensors file has complex128; make those parameters complex64, or let `ddp` share "
+            "gradients."
         )
 
 

@@ -68,7 +68,7 @@ def compare_cuts(engine: Engine, data: Data) -> str:
         micro-batches that can't be cut in two, or a gradient that is not finite.
     """
     reducers, cuts = engine.reducers, engine.parts.cuts
-    if data.num_batches(engine.progress.position.epoch, seed=engine.seed) is None:
+    if not data.knows_length:
         return ""
     batch = _first(engine, data)
     if batch is None:

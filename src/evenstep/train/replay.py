@@ -38,6 +38,7 @@ def replay_failure(engine: Engine, data: Data, state: Tree, failure: Tree) -> st
     load_state(whole, saved)
     if state["run"]["precision"] == engine.precision.name:
         engine.precision.state = state["precision"]
+    data.follow(state["data"]["fingerprint"])
     batch = failed_batch(failure, data, seed=engine.seed)
     engine.model.train()
     engine.core.begin()

@@ -5,9 +5,11 @@ and which part of a model in stages belongs to this rank in `portion`. It does n
 when.
 """
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, cast, final
 
 from torch import Tensor
 
@@ -30,6 +32,7 @@ class RunState:
 
     Args:
         engine: with model, optimizer, metrics and counters.
+        epochs: how long the run is, where that is not said in updates.
         evaluations: that know when they were last made.
         reporter: that knows how finely each rank cuts.
         config: kept as it is.
@@ -37,6 +40,7 @@ class RunState:
 
     engine: Engine
     data: Data
+    epochs: int | None
     evaluations: Evaluations
     reporter: Reporter
     config: dict[str, Any]
@@ -102,8 +106,10 @@ class RunState:
         Raises:
             CheckpointError: it is of another model, optimizer, data, seed or precision. Nothing has been changed.
         """
-        data = self._data_of_same_run(state)
-        return self._restored(self.engine.own_part(state), data)
+        with self._following(state):
+            data = self._data_of_same_run(state)
+            own = self.engine.own_part(state)
+        return self._restored(own, data)
 
     def load_checkpoint(self, path: Path, *, new_settings: bool) -> tuple[Path, list[str]]:
         """Restore what is in the checkpoint at `path`; gives its folder, and what `load_state_dict` says.
@@ -136,15 +142,33 @@ class RunState:
                 on_all_ranks(group, reader.verify)
 
         reader = on_all_ranks(group, opened)
-        try:
-            data = on_all_ranks(group, lambda: self._data_of_same_run(reader.state))
-            own = self.engine.own_part(reader.state, take=take, ranks=group)
-            on_all_ranks(group, lambda: self._check_settings(own, reader.path, new_settings=new_settings))
-        except Exception:
-            verify()  # if a file is damaged, that is why it does not fit
-            raise
-        verify()
+        with self._following(reader.state):
+            try:
+                data = on_all_ranks(group, lambda: self._data_of_same_run(reader.state))
+                own = self.engine.own_part(reader.state, take=take, ranks=group)
+                on_all_ranks(group, lambda: self._check_settings(own, reader.path, new_settings=new_settings))
+            except Exception:
+                verify()  # if a file is damaged, that is why it does not fit
+                raise
+            verify()
         return reader.path, self._restored(own, data)
+
+    @contextmanager
+    def _following(self, state: Tree) -> Generator[None]:
+        """Have the data in the order of the run that was saved; in their own again if that turns out to be another."""
+        before = self.data.fingerprint()
+        try:
+            self._follow(state.get("data", {}).get("fingerprint", {}))
+            yield
+        except BaseException:
+            self._follow(before)
+            raise
+
+    def _follow(self, fingerprint: Tree) -> None:
+        before = self.data.fingerprint()
+        self.data.follow(fingerprint)
+        if self.epochs is not None and self.data.fingerprint() != before:  # of batches by tokens there may be more
+            self.engine.core.learning_rates.updates = updates_of(self.data, self.epochs, self.engine.seed)
 
     def _data_of_same_run(self, state: Tree) -> Tree:
         """The state of this rank's data, from a state that is one of this run.
@@ -164,12 +188,6 @@ class RunState:
             {**state["run"], "data": state["data"]["fingerprint"]},
             {"seed": engine.seed, "precision": engine.precision.name, "data": self.data.fingerprint()},
         )
-        done, asked = state["progress"]["update"], engine.core.learning_rates.updates
-        if asked is not None and done > asked:
-            raise CheckpointError(
-                f"the checkpoint is of update {done}, but this run is to have {asked}, so it could not go on; ask "
-                f"for {done} `updates` or more (or as many `epochs`), or go on from an earlier checkpoint by its path."
-            )
         return self._own_data(state["data"])
 
     def _check_settings(self, own: Tree, path: Path, *, new_settings: bool) -> None:
@@ -218,6 +236,12 @@ class RunState:
         known = [limit for limit in limits if limit is not None]
         same = len(limits) == group.ranks and not self.engine.parts.execution.in_stages
         self.engine.parts.cuts.limit = limits[group.rank] if same else min(known, default=None)
+
+
+def updates_of(data: Data, epochs: int, seed: int) -> int | None:
+    """How many updates so many epochs are; None where the data do not know."""
+    counts = [data.num_batches(epoch, seed=seed) for epoch in range(epochs)]
+    return None if None in counts else sum(cast("list[int]", counts))
 
 
 def _ranks(count: int) -> str:

@@ -20,8 +20,10 @@ from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Training
 from evenstep.parallel import Strategy
 from evenstep.precision import Precision
+from evenstep.taken import check_free
 from evenstep.train import given
 from evenstep.train.arguments import check_launched, check_model, check_trains, choose_device
+from evenstep.train.coefficients import Fixed
 from evenstep.train.metrics import build_meters
 from evenstep.train.optimizers import check_optimizer
 from evenstep.train.parameter_checks import check_parameters
@@ -52,6 +54,22 @@ class Setup:
     train: Training
     policies: Policies
     storage: Storage
+
+    @property
+    def kept(self) -> dict[str, object]:
+        """What of the arguments keeps something of a run, so that nothing else can be built with it; by argument."""
+        coefficients, policies = self.tasks.coefficients, self.policies
+        spikes = policies.spikes
+        named = {
+            "precision": self.precision if self.precision.state else None,
+            "coefficients": None if isinstance(coefficients, Fixed) else coefficients,
+            "combine": self.tasks.combine,
+            "non_finite": policies.non_finite,
+            "out_of_memory": policies.out_of_memory,
+            "loss_spike": spikes,
+            "policy": None if spikes is None else spikes.policy,
+        }
+        return {f"`{name}`": one for name, one in named.items() if one is not None and vars(one)}
 
 
 def set_up(
@@ -90,7 +108,7 @@ def set_up(
     check_optimizer(optimizer, model=model, strategy=sharing, device=on, keeps=keeps)
     tasks = Tasks.of(task, train.coefficients, given.combine_named(train.combine), train.norm_statistics)
     check_tasks(tasks, data, evaluations, model=model, policy=policies.non_finite)
-    return Setup(
+    setup = Setup(
         model=model,
         tasks=tasks,
         optimizer=optimizer,
@@ -103,3 +121,5 @@ def set_up(
         policies=policies,
         storage=Storage(meters=build_meters(tasks.by_name, on)),
     )
+    check_free(setup.kept)
+    return setup

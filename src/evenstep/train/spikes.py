@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import final
 
+from evenstep.arguments import require_number, require_object, require_whole
 from evenstep.errors import ArgumentError
 from evenstep.events import Incident, Record
 from evenstep.options import SPIKE_THRESHOLD, SPIKE_WINDOW_UPDATES
@@ -54,8 +55,9 @@ class LossSpikes:
         window_updates: int = SPIKE_WINDOW_UPDATES,
         threshold: float = SPIKE_THRESHOLD,
     ) -> None:
-        if window_updates < 8:
-            raise ArgumentError(f"`window_updates` must be at least 8, but is {window_updates}; 128 is usual.")
+        require_object("policy", policy, FailurePolicy, "`policy=Skip()`", may_be_none=True)
+        require_whole("window_updates", window_updates, at_least=8, advice="128 is usual")
+        require_number("threshold", threshold)
         if not threshold > 0:
             raise ArgumentError(f"`threshold` must be above 0, but is {threshold}; 10 is careful.")
         self.policy = policy

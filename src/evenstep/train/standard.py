@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from torch import Tensor
+
+from evenstep.arguments import said
 from evenstep.choice import choose
 from evenstep.errors import ArgumentError
 from evenstep.events import (
@@ -115,9 +118,8 @@ def _several(argument: str, given: object, kinds: tuple[type, ...], write: str) 
         return [given]
     if given is None:
         return []
-    if isinstance(given, str | type) or not isinstance(given, Iterable):
-        what = f"the class {given.__name__}" if isinstance(given, type) else f"{given!r}"
-        raise ArgumentError(f"`{argument}` must be a list, but is {what}; write {write}.")
+    if isinstance(given, str | type | Tensor) or not isinstance(given, Iterable):
+        raise ArgumentError(f"`{argument}` must be a list, but is {said(given)}; write {write}.")
     return list(cast("Iterable[Any]", given))
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from evenstep.errors import ArgumentError
+from evenstep.errors import ArgumentError, HookError
 from evenstep.parallel import Group
 from evenstep.renamed import warn
 from evenstep.train.loop import Loop
@@ -25,7 +25,6 @@ class Surface:
 
     _is_built = False
     _is_training = False
-    _updates: int | None
     _loop: Loop
     _group: Group
 
@@ -50,7 +49,7 @@ class Surface:
         It can be set between two calls of `train`, to go on for longer or to end earlier; an LR schedule then stretches
         over that many. On several ranks all set the same.
         """
-        return self._updates
+        return self._loop.engine.core.learning_rates.updates
 
     @updates.setter
     def updates(self, updates: int) -> None:
@@ -72,7 +71,7 @@ class Surface:
             )
         loop.engine.parts.context.coefficients.check(updates)
         loop.engine.core.learning_rates.updates = updates
-        self._updates = loop.updates = updates
+        loop.updates = updates
 
     @property
     def is_first_rank(self) -> bool:
@@ -112,6 +111,15 @@ class Surface:
                 f"`{what}` was called in the midst of {midst}, by a hook or the task, when nothing of it is complete; "
                 f"{advice}."
             )
+
+    def _check_hooks(self) -> None:
+        """Raise HookError where a hook has been given to another trainer since: it would act on that one."""
+        for hook in self._loop.engine.bus.hooks:
+            if hook.trainer is not self:
+                raise HookError(
+                    f"hook `{hook.name}` has been given to another trainer since, and would act on that one; make one "
+                    f"for each."
+                )
 
     def _refuse(self, name: str) -> None:
         if name in signature(type(self).__init__).parameters or hasattr(self, name):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import nn
@@ -23,10 +23,11 @@ from evenstep.options import Checkpointing, Failures, Logging, Training, check_l
 from evenstep.parallel import Strategy
 from evenstep.pipeline import PipelineModel
 from evenstep.precision import Precision
+from evenstep.taken import take
 from evenstep.train import given
 from evenstep.train.agreement import check_agreement
 from evenstep.train.arguments import check_keeping, try_resume
-from evenstep.train.assembly import build_loop, updates_of
+from evenstep.train.assembly import build_loop
 from evenstep.train.conduct import conducted, where
 from evenstep.train.emergency import emergency_save
 from evenstep.train.engine import Engine
@@ -37,6 +38,7 @@ from evenstep.train.rehearsal import compare_cuts
 from evenstep.train.replay import replay_failure
 from evenstep.train.requests import End
 from evenstep.train.result import Result
+from evenstep.train.run_state import updates_of
 from evenstep.train.setup import set_up
 from evenstep.train.standard import build_reporter
 from evenstep.train.state import Tree
@@ -142,10 +144,10 @@ class Trainer(Surface):
         self.model, self.optimizer, self.evaluations = model, optimizer, sets
         self.device, self.storage = setup.device, setup.storage
         self.folder = None if folder is None else Path(folder)
-        self._updates = updates if updates is not None else updates_of(batches, cast("int", epochs), seed)
+        planned = updates if epochs is None else updates_of(batches, epochs, seed)
         self._resumed = False
         reporter = build_reporter(self, self._group, hooks, log=log, checkpoint=checkpoint, on_hook_error=failures.hook)
-        engine = Engine.of(setup, updates=self.updates, bus=reporter.bus, report=reporter.report)
+        engine = Engine.of(setup, updates=planned, bus=reporter.bus, report=reporter.report)
         config = dict(checkpoint.config or {})
         self._loop = build_loop(
             engine,
@@ -168,6 +170,7 @@ class Trainer(Surface):
         said["ema"] = train.ema and train.ema.settings
         self._agree = partial(check_agreement, self._loop, optimizer, engine.parts.names, self.evaluations, said)
         self._run = self._group.run_of(self._loop, self._agree)
+        take({**setup.kept, **reporter.bus.kept})
         self._is_built = True
 
     def request_stop(self, reason: str, *, requeue: bool = False) -> None:
@@ -204,6 +207,11 @@ class Trainer(Surface):
                 "`train` was called while it is training already, by a hook or the task; `updates` says how far a run "
                 "goes, and `request_stop` ends it earlier."
             )
+        if self.updates is not None and self.progress.update > self.updates:
+            raise ArgumentError(
+                f"{self.progress.update} updates are done, but this run is to have {self.updates}, which would have no "
+                f"effect; ask for as many `updates` (or `epochs`) or more, or go on from an earlier checkpoint."
+            )
         if torch.is_inference_mode_enabled():
             raise ArgumentError(
                 "`train` was called inside `torch.inference_mode()`, in which no gradient can be taken; call it "
@@ -221,6 +229,7 @@ class Trainer(Surface):
 
     def _train(self) -> Result:
         ended = End("")
+        self._check_hooks()
         loop, checkpointer = self._loop, self._loop.checkpointer
         self._group.go_on()
         self._agree()
@@ -287,6 +296,7 @@ class Trainer(Surface):
             ArgumentError: there is no evaluation of this name.
         """
         sets = self.evaluations if name is None else named_set(self.evaluations, name)
+        self._check_hooks()
         self._check_idle("evaluate", "call `request_evaluate`, which does it when the update is complete")
         self._loop.settle_between_updates()
         return self._loop.evaluator(sets)

@@ -189,3 +189,42 @@ def test_a_recipe_that_is_gone_can_not_be_taken_as_it_is_now(evenstep: Run, reci
     assert done.code == 2
     assert "is gone; give its path" in done.err
     assert evenstep("resume", "runs/tiny", "--recipe", ".").code == 0
+
+
+@pytest.mark.parametrize("value", ["never", "auto", "runs/tiny/checkpoints/step-00000002"])
+def test_where_to_begin_is_not_for_resume_to_say(value: str, evenstep: Run) -> None:
+    assert evenstep("train", "run.toml").code == 0
+    done = evenstep("resume", "runs/tiny", "--resume", value)
+    assert done.code == 2
+    assert "`resume` can't be set for `evenstep resume`" in done.err
+
+
+def test_what_no_update_depends_on_may_be_changed_in_a_run_of_several_tasks_too(evenstep: Run, recipe: Path) -> None:
+    (recipe / "run.toml").write_text(TWO_TASKS)
+    assert evenstep("train", "run.toml").code == 0
+    settings = ["--tasks.a.data.micro_batch_size", "2", "--train.updates", "6", "--train.check_loss", "false"]
+    done = evenstep("resume", "runs/tiny", *settings, "--mixture.kind", "all")  # as it is when it is left out
+    assert done.code == 0, done.err
+    assert "tasks.a.data.micro_batch_size 4 -> 2" in done.out and "train.check_loss True -> False" in done.out
+    done = evenstep("resume", "runs/tiny", "--tasks.a.data.shuffle", "false")
+    assert done.code == 2
+    assert "`tasks.a.data.shuffle` can't be changed" in done.err
+
+
+TWO_TASKS = """
+name = "tiny"
+device = "cpu"
+[model]
+target = "parts.py:Still"
+[tasks.a]
+target = "parts.py:Regress"
+data = { global_batch_size = 8, micro_batch_size = 4, train = { target = "parts.py:pairs" } }
+[tasks.b]
+target = "parts.py:Regress"
+data = { global_batch_size = 4, train = { target = "parts.py:pairs" } }
+[train]
+updates = 4
+[optimizer]
+name = "SGD"
+lr = 0.01
+"""

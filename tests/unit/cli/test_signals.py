@@ -11,7 +11,7 @@ import pytest
 
 from evenstep import signals
 from evenstep.checkpoint import read_checkpoint
-from evenstep.signals import Terminated, ending, stopping
+from evenstep.signals import REQUEUE, Terminated, ending, stopping
 
 
 def test_handlers_are_given_back_and_the_first_signal_asks_to_stop() -> None:
@@ -45,10 +45,12 @@ def test_the_sigterm_after_a_schedulers_warning_is_not_a_second_one(monkeypatch:
     assert reasons == ["SIGUSR1"]
 
 
-def test_before_training_sigterm_ends_the_command() -> None:
+@pytest.mark.parametrize("number", REQUEUE)
+def test_before_training_a_schedulers_signal_ends_the_command(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
     with pytest.raises(Terminated), ending():
-        signal.raise_signal(signal.SIGTERM)
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        signal.raise_signal(number)
+    assert signal.getsignal(number) == before
 
 
 @contextmanager

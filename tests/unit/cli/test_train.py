@@ -195,3 +195,51 @@ def test_a_recipe_in_several_folders_is_copied_as_it_is_used(evenstep: Run, reci
     files = {str(path.relative_to(copied)) for path in copied.rglob("*") if path.is_file()}
     assert files == {"parts.py", "wrong.py", "nets/net.py", "nets/later.py"}
     assert evenstep("resume", "runs/tiny").code == 0
+
+
+def test_a_process_among_some_that_may_be_lost_does_not_train_alone(
+    evenstep: Run, recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = {"TORCHFT_LIGHTHOUSE": "http://a:1", "REPLICA_GROUP_ID": "0", "NUM_REPLICA_GROUPS": "2"}
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    done = evenstep("train", "run.toml")
+    assert done.code == 2
+    assert '`failures.lost_rank` must be "continue", but it is "stop"' in done.err
+    assert not (recipe / "runs").exists()
+
+
+@pytest.mark.parametrize("command", ["train", "check"])
+def test_a_run_that_goes_on_with_another_rate_is_refused_and_one_that_begins_there_says_so(
+    command: str, evenstep: Run, recipe: Path
+) -> None:
+    assert evenstep("train", "run.toml").code == 0
+    rate = ["--optimizer.lr", "0.5", "--train.updates", "7"]
+    done = evenstep(command, "run.toml", "--resume", "auto", *rate)
+    assert done.code == 1
+    assert "the optimizer's `lr` was 0.01 and is now 0.5" in done.err
+    done = evenstep(command, "run.toml", "--name", "second", "--resume", "runs/tiny", *rate)
+    assert done.code == 0, done.err
+    assert command == "check" or "the optimizer's `lr` was 0.01 and is now 0.5" in done.out
+
+
+def test_one_rank_is_started_again_too(recipe: Path) -> None:
+    (recipe / "once.py").write_text(FAILS_ONCE)
+    settings = ["--launch.max_restarts", "1", "--hooks", '[{target = "once.py:Once"}]']
+    arguments = [sys.executable, "-m", "evenstep", "train", "run.toml", *settings]
+    ended = subprocess.run(arguments, cwd=recipe, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "restart     1 of 1, from the newest checkpoint" in ended.stdout
+
+
+FAILS_ONCE = """
+from pathlib import Path
+from evenstep import Hook
+
+class Once(Hook):
+    def after_update(self, event):
+        struck = Path("struck")
+        if event.update == 3 and not struck.exists():
+            struck.touch()
+            raise RuntimeError("once")
+"""

@@ -75,6 +75,13 @@ def test_a_cut_by_tokens_keeps_every_sample_once_and_every_batch_in_budget(
     assert batches == greedy_by_brute_force(lengths, max_tokens, max_samples, multiple)
 
 
+def test_batches_of_hundreds_of_samples_are_the_greedy_ones() -> None:
+    lengths = np.random.default_rng(6).integers(0, 9, 900).tolist()
+    for values in (lengths, sorted(lengths), [0] * 400 + lengths[:50]):
+        cut = batches_of(cut_by_tokens(values, max_tokens=1500, multiple=8))
+        assert cut == greedy_by_brute_force(values, 1500, None, 8)
+
+
 def test_five_samples_are_not_dropped_for_a_multiple_of_8() -> None:
     assert cut_by_tokens([1] * 5, max_tokens=100, multiple=8) == [0, 5]
 

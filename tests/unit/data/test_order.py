@@ -1,11 +1,42 @@
+from math import factorial, isqrt
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from evenstep.data.order import MOST_SORTED, Enciphered, order, order_of, scatter
+from evenstep.data.order import Enciphered, Sorted, order, order_of, scatter
 from evenstep.errors import ArgumentError
 from evenstep.keys import key, mix
+
+
+def enciphered(place: int, num_samples: int, order_key: int) -> int:
+    """The sample at a place by the definition, one number at a time."""
+    low = isqrt(num_samples - 1) + 1
+    high = -(-num_samples // low)
+    rounds = 0 if num_samples == 1 else 8 + 2 * min(8, 128 // num_samples)
+    number = place
+    while True:
+        right, left = divmod(number, low)
+        for turn in range(rounds):
+            size = high if turn % 2 else low
+            hashed = (mix(mix(order_key + turn) ^ right) >> 32) * size >> 32
+            left, right = right, (left + hashed) % size
+        number = right * low + left
+        if number < num_samples:
+            return number
+
+
+def deviation(counts: NDArray[np.int64], expected: float, freedom: int) -> float:
+    """χ² of counts that are expected to be equal, in standard deviations from its mean."""
+    chi_squared = float(((counts - expected) ** 2 / expected).sum())
+    return (chi_squared - freedom) / (2 * freedom) ** 0.5
+
+
+def orders(num_samples: int, epochs: int) -> NDArray[np.int64]:
+    """`[epochs, num_samples]`."""
+    return np.stack([order(num_samples, seed=7, epoch=epoch) for epoch in range(epochs)])
 
 
 @given(scatter_key=st.integers(0, 2**64 - 1), numbers=st.lists(st.integers(0, 2**62), max_size=20))
@@ -14,15 +45,58 @@ def test_scatter_is_the_scalar_mix_of_key_xor_number(scatter_key: int, numbers: 
     assert scattered.tolist() == [mix(scatter_key ^ number) for number in numbers]
 
 
-@given(num_samples=st.integers(0, 60), seed=st.integers(), epoch=st.integers(0, 1000))
-def test_the_order_sorts_the_samples_by_their_scalar_hash(num_samples: int, seed: int, epoch: int) -> None:
-    epoch_key = key(seed, "order", epoch)
-    expected = sorted(range(num_samples), key=lambda index: mix(epoch_key ^ index))
-    assert order(num_samples, seed=seed, epoch=epoch).tolist() == expected
+@given(data=st.data(), num_samples=st.integers(1, 10**12), order_key=st.integers(0, 2**63 - 1))
+def test_a_sample_is_its_place_enciphered_by_the_definition(
+    data: st.DataObject, num_samples: int, order_key: int
+) -> None:
+    place = data.draw(st.integers(0, num_samples - 1))
+    assert Enciphered(num_samples, order_key)(place, place + 1).tolist() == [enciphered(place, num_samples, order_key)]
+
+
+@given(num_samples=st.integers(0, 3000), order_key=st.integers(0, 2**63 - 1))
+def test_an_order_visits_every_sample_once(num_samples: int, order_key: int) -> None:
+    visited = Enciphered(num_samples, order_key)(0, num_samples)
+    assert np.array_equal(np.sort(visited), np.arange(num_samples))
+
+
+@pytest.mark.parametrize("num_samples", [2**16 - 1, 2**16, 2**16 + 1, 257**2, 2**22 + 2**12 + 1])
+def test_an_order_of_many_visits_every_sample_once(num_samples: int) -> None:
+    assert np.array_equal(np.bincount(order(num_samples, seed=3, epoch=1)), np.ones(num_samples))
+
+
+@given(
+    num_samples=st.sampled_from([5, 1000, 20_000, 10**8, 10**12]),
+    stretches=st.lists(st.tuples(st.integers(0, 19_999), st.integers(0, 12_000)), min_size=1, max_size=6),
+)
+def test_any_stretch_of_an_order_is_that_of_the_whole_in_any_sequence(
+    num_samples: int, stretches: list[tuple[int, int]]
+) -> None:
+    most = min(num_samples, 20_000)
+    whole = order_of(num_samples, seed=5, epoch=2)(0, most)
+    visited = order_of(num_samples, seed=5, epoch=2)
+    for start, length in stretches:
+        begin, end = min(start, most), min(start + length, most)
+        assert np.array_equal(visited(begin, end), whole[begin:end])
 
 
 def test_the_order_is_the_same_in_every_version() -> None:
-    assert order(8, seed=42, epoch=3).tolist() == [6, 0, 5, 7, 2, 4, 1, 3]
+    assert order(8, seed=42, epoch=3).tolist() == [7, 1, 0, 6, 4, 5, 3, 2]
+    assert order_of(10**6, seed=42, epoch=3)(70_000, 70_003).tolist() == [453219, 765467, 47194]
+    assert order_of(10**8, seed=42, epoch=3)(70_000, 70_003).tolist() == [58707821, 38274286, 25317345]
+
+
+@given(num_samples=st.integers(0, 60), seed=st.integers(), epoch=st.integers(0, 1000))
+def test_the_order_of_earlier_versions_sorts_the_samples_by_their_scalar_hash(
+    num_samples: int, seed: int, epoch: int
+) -> None:
+    epoch_key = key(seed, "order", epoch)
+    expected = sorted(range(num_samples), key=lambda index: mix(epoch_key ^ index))
+    visited = order_of(num_samples, seed=seed, epoch=epoch, kind="sorted")
+    assert visited(0, num_samples).tolist() == expected
+
+
+def test_the_order_of_earlier_versions_is_kept() -> None:
+    assert Sorted(8, key(42, "order", 3))(0, 8).tolist() == [6, 0, 5, 7, 2, 4, 1, 3]
 
 
 def test_an_unshuffled_order_is_the_datasets_own() -> None:
@@ -33,48 +107,59 @@ def test_seed_1_epoch_5_differs_from_seed_2_epoch_4() -> None:
     assert order(50, seed=1, epoch=5).tolist() != order(50, seed=2, epoch=4).tolist()
 
 
-def test_a_million_samples_are_spread_evenly_over_the_order() -> None:
-    places = np.argsort(order(1_000_000, seed=7, epoch=0))
-    # The mean place of the first tenth of the samples, in standard deviations of the mean of 10⁵ uniform places.
-    deviation = (places[:100_000].mean() - 499_999.5) / (1_000_000 / 12**0.5 / 100_000**0.5)
-    assert abs(deviation) < 4
-
-
 def test_a_negative_epoch_is_refused() -> None:
     with pytest.raises(ArgumentError, match="`epoch` must be at least 0, but is -1"):
         order(3, seed=1, epoch=-1)
 
 
-@given(num_samples=st.integers(1, 3000), order_key=st.integers(0, 2**63 - 1))
-def test_an_enciphered_order_visits_every_sample_once(num_samples: int, order_key: int) -> None:
-    visited = Enciphered(num_samples, order_key)(0, num_samples)
-    assert sorted(visited.tolist()) == list(range(num_samples))
+@pytest.mark.parametrize("num_samples", [2, 3, 4, 5])
+def test_all_orders_of_a_few_samples_are_equally_frequent(num_samples: int) -> None:
+    epochs = 1500
+    _, counts = np.unique(orders(num_samples, epochs), axis=0, return_counts=True)
+    assert len(counts) == factorial(num_samples)
+    assert abs(deviation(counts, epochs / len(counts), len(counts) - 1)) < 4
 
 
-@given(
-    num_samples=st.sampled_from([1000, MOST_SORTED + 1, 10**8]),
-    start=st.integers(0, 90_000),
-    length=st.integers(0, 40_000),
-)
-def test_a_stretch_of_an_order_is_that_of_the_whole(num_samples: int, start: int, length: int) -> None:
-    visited = order_of(num_samples, seed=5, epoch=2)
-    stretch = visited(start, start + length)
-    assert np.array_equal(stretch, order_of(num_samples, seed=5, epoch=2)(0, start + length)[start:])
+@pytest.mark.parametrize("num_samples", [6, 7, 9, 13, 25, 37, 64, 101])
+def test_small_orders_over_epochs_have_even_places_neighbours_and_distances(num_samples: int) -> None:
+    visited = orders(num_samples, epochs=1500)
+    epochs, places = len(visited), np.arange(num_samples)
+    at_places = np.bincount((places * num_samples + visited).ravel(), minlength=num_samples**2)
+    assert abs(deviation(at_places, epochs / num_samples, (num_samples - 1) ** 2)) < 4
+    first, second = visited[:, :-1], visited[:, 1:]
+    pairs = np.bincount((first * num_samples + second).ravel(), minlength=num_samples**2).reshape(num_samples, -1)
+    others = pairs[~np.eye(num_samples, dtype=bool)]
+    assert abs(deviation(others, epochs / num_samples, num_samples * (num_samples - 1) - 1)) < 4
+    distances = np.bincount(((second - first) % num_samples).ravel(), minlength=num_samples)[1:]
+    assert abs(deviation(distances, distances.mean(), num_samples - 2)) < 4
 
 
-def test_an_order_above_2_to_the_20_is_the_same_in_every_version() -> None:
-    assert order_of(10**8, seed=42, epoch=3)(70_000, 70_003).tolist() == [58707821, 38274286, 25317345]
-
-
-def test_a_large_order_is_spread_evenly_and_neighbours_are_independent() -> None:
-    num_samples = 2**21
+@pytest.mark.parametrize("num_samples", [1009, 4096, 10_007, 99_999, 2**20, 2**21 + 1])
+def test_a_large_order_is_spread_evenly_and_neighbours_are_independent(num_samples: int) -> None:
+    cells = 64 if num_samples > 40_000 else 10  # of a side: some ten samples in each of the squares
     visited = order(num_samples, seed=7, epoch=0)
-    assert np.array_equal(np.bincount(visited, minlength=num_samples), np.ones(num_samples))
-    expected = num_samples / 64**2
-    for first, second in ((np.arange(num_samples), visited), (visited[:-1], visited[1:]), (visited[:-2], visited[2:])):
-        counts = np.bincount(first // (num_samples // 64) * 64 + second // (num_samples // 64), minlength=64**2)
-        chi_squared = ((counts - expected) ** 2 / expected).sum()
-        assert abs(chi_squared - 64**2) < 6 * (2 * 64**2) ** 0.5
+    pairs = ((np.arange(num_samples), visited), (visited[:-1], visited[1:]), (visited[:-2], visited[2:]))
+    for first, second in pairs:
+        counts = np.bincount(first * cells // num_samples * cells + second * cells // num_samples, minlength=cells**2)
+        assert abs(deviation(counts, num_samples / cells**2, (cells - 1) ** 2)) < 4
+
+
+@pytest.mark.parametrize("num_samples", [37, 1009, 100_003])
+def test_orders_of_epochs_and_seeds_are_independent_of_each_other(num_samples: int) -> None:
+    cells, rounds = 10, max(2, 20_000 // num_samples)
+    counts, same = np.zeros(cells**2, dtype=np.int64), 0
+    for number in range(rounds):
+        first = order(num_samples, seed=number, epoch=4)
+        for second in (order(num_samples, seed=number, epoch=5), order(num_samples, seed=number + 1, epoch=4)):
+            same += np.count_nonzero(first == second)
+            counts += np.bincount(
+                first * cells // num_samples * cells + second * cells // num_samples, minlength=cells**2
+            )
+    row = np.bincount(np.arange(num_samples) * cells // num_samples)  # samples in each tenth
+    expected = 2 * rounds * np.outer(row, row).ravel() / num_samples
+    chi_squared = ((counts - expected) ** 2 / expected).sum()
+    assert abs(chi_squared - (cells - 1) ** 2) < 4 * (2 * (cells - 1) ** 2) ** 0.5
+    assert abs(same - 2 * rounds) < 5 * (2 * rounds) ** 0.5  # one place in all is the same by chance
 
 
 def test_large_orders_of_two_epochs_have_nothing_in_common() -> None:

@@ -1,12 +1,17 @@
 """What can't be cut into shards is refused by name before it is, and torch's errors are told in words."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 from evenstep.errors import ArgumentError, TaskError
+from evenstep.parallel import Ddp, Group
 from evenstep.parallel.reducer.sharded import units
 from evenstep.parallel.shardable import check_shardable, explained
+from evenstep.pipeline import PipelineModel
 
 
 def model_of(count: int) -> nn.Module:
@@ -59,3 +64,46 @@ def test_a_second_derivative_is_told_from_other_errors() -> None:
     assert "can't be differentiated once more" in str(explained(error, {}))
     other = RuntimeError("something else")
     assert explained(other, {}) is other
+
+
+def nothing(*_: Any) -> None:
+    pass
+
+
+HOOKS: list[Callable[[nn.Parameter], Any]] = [
+    lambda parameter: parameter.register_hook(nothing),
+    lambda parameter: parameter.register_post_accumulate_grad_hook(nothing),
+]
+
+
+@pytest.mark.parametrize("hook", HOOKS, ids=["gradient", "accumulated"])
+def test_a_hook_on_a_parameter_that_shards_would_not_call_is_refused(hook: Callable[[nn.Parameter], Any]) -> None:
+    model = model_of(2)
+    handle = hook(model["blocks"][1].weight)
+    with pytest.raises(ArgumentError, match=r"parameter 'blocks\.1\.weight' has a hook"):
+        check_shardable(model, units(model))
+    handle.remove()
+    check_shardable(model, units(model))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_a_scripted_part_is_refused() -> None:
+    model = model_of(1)
+    model["head"] = torch.jit.script(nn.Linear(2, 1))
+    with pytest.raises(ArgumentError, match=r"'head' is compiled by `torch\.jit`"):
+        check_shardable(model, units(model))
+
+
+def test_the_hooks_of_a_trainer_of_before_are_no_fault() -> None:
+    model = model_of(2)
+    Ddp(Group()).reducer(model).wrap()
+    check_shardable(model, units(model))
+
+
+def test_a_hook_on_a_parameter_that_stages_copy_is_refused() -> None:
+    first, last = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+    last.weight = first.weight
+    model = nn.Sequential(first, nn.Tanh(), last)
+    first.weight.register_hook(nothing)
+    with pytest.raises(ArgumentError, match=r"`weight` of Linear\(.*has a hook"):
+        PipelineModel(model, stages_per_rank=2)

@@ -354,3 +354,12 @@ def test_a_sparse_gradient_that_no_module_says_is_named_and_the_advice_works() -
     model = Lookup(says=True)
     train(model)
     assert not torch.equal(model.table, torch.ones(4, 1))
+
+
+def test_complex128_with_zero1_is_refused_before_a_checkpoint_fails() -> None:
+    model = nn.Module()
+    model.value = nn.Parameter(torch.zeros(2, dtype=torch.complex128))
+    adam = torch.optim.Adam(model.parameters())
+    check_optimizer(adam, model=model, strategy=parts(), device=torch.device("cpu"), keeps=False)
+    with pytest.raises(ArgumentError, match=r"no safetensors file has complex128; make those parameters complex64"):
+        check_optimizer(adam, model=model, strategy=parts(), device=torch.device("cpu"), keeps=True)

@@ -44,7 +44,7 @@ def test_nothing_is_judged_by_a_window_that_is_mostly_empty() -> None:
 
 
 def test_a_window_that_is_too_short_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="`window_updates` must be at least 8, but is 4"):
+    with pytest.raises(ArgumentError, match="`window_updates` must be a whole number of at least 8, but is 4"):
         LossSpikes(window_updates=4)
 
 

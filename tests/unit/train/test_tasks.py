@@ -420,7 +420,7 @@ def test_the_model_must_be_in_the_mode_that_the_call_needs(several: Any) -> None
     ("change", "text"),
     [
         ({"task": {}}, "`task` must be a Task, or tasks by name, but is empty"),
-        ({"task": 3}, "`task` must be a Task, or tasks by name, but is a int"),
+        ({"task": 3}, "`task` must be an object of a subclass of `evenstep.Task`"),
         ({"task": {"a/b": "a"}}, "`a/b` must have a name of letters"),
         ({"task": {"loss": "a"}}, "`loss` must have a name of letters"),
         ({"task": {"a": "a", "c": "c"}}, "`data` has batches of task `b`, which the run has not"),

@@ -7,6 +7,7 @@ without a word and a resumed run goes on with it. It knows nothing of samples, n
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
+from evenstep.arguments import require_table
 from evenstep.data.batch import JSON
 from evenstep.errors import ArgumentError
 
@@ -40,7 +41,7 @@ def checked_repeats(repeats: Mapping[str, int] | None) -> dict[str, int]:
     >>> checked_repeats({"box": 2}), checked_repeats(None)
     ({'box': 2}, {})
     """
-    for name, count in (repeats or {}).items():
+    for name, count in require_table("repeats", repeats, "`repeats={'box': 2}`", may_be_none=True).items():
         if type(count) is not int or count < 1:
             raise ArgumentError(f"`repeats` of task `{name}` must be a whole number of at least 1, but is {count!r}.")
     return dict(repeats or {})

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import final
 
+from evenstep.arguments import require_number, require_table
 from evenstep.data.arguments import require_count
 from evenstep.data.batch import JSON
 from evenstep.data.mixing.mixing import Mixing, check_known
@@ -41,9 +42,11 @@ class Sampled(Mixing):
     """
 
     def __init__(self, *, temperature: float = 1.0, weights: Mapping[str, float] | None = None, draws: int = 1) -> None:
+        require_number("temperature", temperature)
         if not 0 < temperature < math.inf:
             raise ArgumentError(f"`temperature` must be finite and above 0, but is {temperature}; 1 is proportional.")
-        for name, weight in (weights or {}).items():
+        for name, weight in require_table("weights", weights, "`weights={'box': 2.0}`", may_be_none=True).items():
+            require_number(f"weights[{name!r}]", weight)
             if not 0 < weight < math.inf:
                 raise ArgumentError(f"`weights` of task `{name}` must be finite and above 0, but is {weight}.")
         self._temperature = float(temperature)

@@ -7,8 +7,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, Literal, final
+from typing import Any, Literal, cast, final
 
+from evenstep.arguments import require_number
 from evenstep.errors import ArgumentError, HookError
 from evenstep.events.event import EvaluateEnd
 from evenstep.events.hook import Hook
@@ -34,13 +35,14 @@ class MetricTarget:
     min_delta: float
 
     def __post_init__(self) -> None:
-        if "/" not in self.metric:
+        if not isinstance(cast("object", self.metric), str) or "/" not in self.metric:
             raise ArgumentError(
                 f"`metric` must be an evaluation and its metric, such as `valid/loss`, but is `{self.metric}`; "
                 f"put the evaluation's name before it."
             )
         if self.mode not in ("min", "max"):
             raise ArgumentError(f"`mode` must be `min` or `max`, but is `{self.mode}`; choose one.")
+        require_number("min_delta", self.min_delta)
         if not 0 <= self.min_delta < math.inf:
             raise ArgumentError(f"`min_delta` must be a number of at least 0, but is {self.min_delta}; raise it.")
 

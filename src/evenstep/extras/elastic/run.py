@@ -52,7 +52,7 @@ class ElasticRun:
         engine = self.loop.engine
         if engine.parts.execution.part_held[1] > 1:
             raise ArgumentError("ranks that may be lost must each hold the whole state; use `Ddp` or `Ordered`.")
-        if self.loop.feed.data.num_batches(0, seed=engine.seed) is None:
+        if not self.loop.feed.data.knows_length:
             raise ArgumentError(
                 "the data of ranks that may be lost must be dealt anew over those that are left, which a stream can't; "
                 "give a dataset with a length, or let a lost rank stop the run."

@@ -8,6 +8,7 @@ from typing import final
 
 from torch import nn
 
+from evenstep.arguments import require_object, require_table
 from evenstep.optim.schedules import LrSchedule
 from evenstep.train.coefficients import Coefficients, Fixed, check_tasks
 
@@ -33,7 +34,10 @@ class Scheduled(Coefficients):
     are_learned = False
 
     def __init__(self, schedules: Mapping[str, LrSchedule], *, values: Mapping[str, float] | None = None) -> None:
-        self._schedules, self._numbers = dict(schedules), Fixed(values)
+        self._schedules = dict(require_table("schedules", schedules, "`Scheduled({'box': Cosine()})`"))
+        for name, schedule in self._schedules.items():
+            require_object(f"schedules[{name!r}]", schedule, LrSchedule, "`Cosine()`")
+        self._numbers = Fixed(values)
         self._updates: int | None = None
 
     def build(self, tasks: Sequence[str]) -> nn.Module | None:

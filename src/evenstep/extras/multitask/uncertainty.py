@@ -18,6 +18,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from evenstep.arguments import require_names
 from evenstep.train.coefficients import Coefficients, check_tasks
 
 
@@ -51,7 +52,8 @@ class Uncertainty(Coefficients):
     """
 
     def __init__(self, *, regression: Collection[str] = ()) -> None:
-        self._regression = frozenset(regression)
+        names = sorted(regression) if isinstance(regression, set | frozenset) else regression
+        self._regression = frozenset(require_names("regression", names, "`regression=('box',)`"))
         self._log_variances = _LogVariances(())
 
     def build(self, tasks: Sequence[str]) -> nn.Module | None:

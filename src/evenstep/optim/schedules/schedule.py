@@ -8,6 +8,7 @@ the LR in an optimizer is not here.
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+from evenstep.arguments import require_number
 from evenstep.errors import ArgumentError
 
 
@@ -83,6 +84,7 @@ def check_count(name: str, value: int) -> None:
 
 def check_end_factor(value: float) -> None:
     """Raise ArgumentError unless `value` is in [0, 1]."""
+    require_number("end_factor", value)
     if not 0 <= value <= 1:
         raise ArgumentError(
             f"`end_factor` must be between 0 and 1, as a share of the base LR, but is {value}; set it so."

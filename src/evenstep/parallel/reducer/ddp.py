@@ -14,6 +14,7 @@ from typing import final
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from evenstep.arguments import require_object, require_whole
 from evenstep.parallel.compression import Compression
 from evenstep.parallel.group import Group
 from evenstep.parallel.reducer.reducer import ChoosesTrained, Compresses, Reducer
@@ -49,6 +50,9 @@ class Ddp(Strategy):
     def __init__(
         self, group: Group, *, bucket_bytes: int = BUCKET_BYTES, compression: Compression | None = None
     ) -> None:
+        require_object("group", group, Group, "`Ddp(Processes(device))`")
+        require_whole("bucket_bytes", bucket_bytes, at_least=1, advice="25 MiB is usual")
+        require_object("compression", compression, Compression, "`compression=Bf16()`", may_be_none=True)
         super().__init__(group)
         self._bucket_bytes = bucket_bytes
         self._compression = compression or Compression()

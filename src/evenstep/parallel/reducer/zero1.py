@@ -13,6 +13,8 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor, nn
 
+from evenstep.arguments import require_object, said
+from evenstep.errors import ArgumentError
 from evenstep.parallel.group import Group
 from evenstep.parallel.layout import ParameterLayout, ShardedTensorRef, States, StepsByOwner, mapped
 from evenstep.parallel.reducer.reducer import Reducer
@@ -28,6 +30,12 @@ class Zero1(Strategy):
     """
 
     def __init__(self, replicas: Strategy) -> None:
+        require_object("replicas", replicas, Strategy, "`Zero1(Ddp(Processes(device)))`")
+        if type(replicas.layout) is not ParameterLayout:
+            raise ArgumentError(
+                f"`replicas` must be a strategy whose ranks hold all, `Ddp` or `Ordered`, but is {said(replicas)}; "
+                f"write `Zero1(Ddp(Processes(device)))`."
+            )
         super().__init__(replicas.group, Owners(replicas.group))
         self._replicas = replicas
 

@@ -6,7 +6,7 @@ the update in which they were absent. It is not for runs of one task.
 
 from typing import final
 
-from evenstep.errors import ArgumentError
+from evenstep.arguments import require_whole
 from evenstep.events import Incident
 from evenstep.train.failures.policy import Answer, FailurePolicy
 
@@ -30,8 +30,7 @@ class DropTask(FailurePolicy):
     tolerates_errors = True
 
     def __init__(self, *, limit: int = 10) -> None:
-        if limit < 1:
-            raise ArgumentError(f"`limit` must be at least 1, but is {limit}; use `Stop()` to drop nothing.")
+        require_whole("limit", limit, at_least=1, advice="use `Stop()` to drop nothing")
         self._limit = limit
         self._update = -2
         self._in_a_row = 0

@@ -6,7 +6,7 @@ is tried once more: a fault that has passed is gone then, and one that has not w
 
 from typing import final
 
-from evenstep.errors import ArgumentError
+from evenstep.arguments import require_whole
 from evenstep.events import Incident
 from evenstep.train.failures.policy import Answer, FailurePolicy
 
@@ -30,8 +30,8 @@ class Retry(FailurePolicy):
     """
 
     def __init__(self, *, limit: int | None = None) -> None:
-        if limit is not None and limit < 1:
-            raise ArgumentError(f"`limit` must be at least 1, but is {limit}; use `Stop()` to retry nothing.")
+        if limit is not None:
+            require_whole("limit", limit, at_least=1, advice="use `Stop()` to retry nothing")
         self._limit = limit
         self._update = -1
         self._in_a_row = 0

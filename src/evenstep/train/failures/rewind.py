@@ -6,7 +6,7 @@ is exact, and enough where the fault was a passing one. A run that goes back aga
 
 from typing import final
 
-from evenstep.errors import ArgumentError
+from evenstep.arguments import require_flag, require_whole
 from evenstep.events import Incident
 from evenstep.options import MAX_REWINDS
 from evenstep.train.failures.policy import Answer, FailurePolicy
@@ -26,8 +26,8 @@ class Rewind(FailurePolicy):
     """
 
     def __init__(self, *, past_data: bool = False, limit: int = MAX_REWINDS) -> None:
-        if limit < 1:
-            raise ArgumentError(f"`limit` must be at least 1, but is {limit}; use `Stop()` to never go back.")
+        require_flag("past_data", past_data)
+        require_whole("limit", limit, at_least=1, advice="use `Stop()` to never go back")
         self._answer = Answer.REWIND_PAST if past_data else Answer.REWIND
         self._left = limit
 

@@ -5,7 +5,7 @@ A run in which one update fails again and again, batch after batch, has diverged
 
 from typing import final
 
-from evenstep.errors import ArgumentError
+from evenstep.arguments import require_whole
 from evenstep.events import Incident
 from evenstep.train.failures.policy import Answer, FailurePolicy
 
@@ -24,8 +24,7 @@ class Skip(FailurePolicy):
     """
 
     def __init__(self, *, limit: int = 10) -> None:
-        if limit < 1:
-            raise ArgumentError(f"`limit` must be at least 1, but is {limit}; use `Stop()` to skip nothing.")
+        require_whole("limit", limit, at_least=1, advice="use `Stop()` to skip nothing")
         self._limit = limit
         self._update = -1
         self._in_a_row = 0

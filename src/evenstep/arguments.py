@@ -1,0 +1,130 @@
+"""The checks of a single argument that constructors of all packages ask: what kind of thing it must be.
+
+Each says what must be and what was given. Which numbers and names make sense stands with the constructor; the option
+objects have rules of their own. Importing this loads no torch.
+"""
+
+from collections.abc import Collection, Mapping
+from numbers import Real
+from types import UnionType
+from typing import Any, cast
+
+from evenstep.choice import choose
+from evenstep.errors import ArgumentError
+
+
+def require_flag(name: str, value: object) -> None:
+    """Raise ArgumentError unless `value` is True or False: anything else would be taken for one of them.
+
+    >>> require_flag("shuffle", False)
+    """
+    if not isinstance(value, bool):
+        raise ArgumentError(f"`{name}` must be True or False, but is {said(value)}.")
+
+
+def require_whole(name: str, value: object, *, at_least: int, advice: str) -> None:
+    """Raise ArgumentError unless `value` is a whole number from `at_least` on.
+
+    Args:
+        advice: what to do, as the end of a sentence.
+
+    >>> require_whole("limit", 10, at_least=1, advice="10 is usual")
+    """
+    if type(value) is not int or value < at_least:
+        raise ArgumentError(f"`{name}` must be a whole number of at least {at_least}, but is {said(value)}; {advice}.")
+
+
+def require_number(name: str, value: object) -> None:
+    """Raise ArgumentError unless `value` is a number; whoever asks compares it with its range, which no NaN is in.
+
+    >>> require_number("decay", 0.999)
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ArgumentError(f"`{name}` must be a number, but is {said(value)}; give such a number.")
+
+
+def require_seed(value: object) -> None:
+    """Raise ArgumentError unless `value` is a whole number, of any sign and size."""
+    if type(value) is not int:
+        raise ArgumentError(f"`seed` must be a whole number, but is {said(value)}; write `seed=42`.")
+
+
+def require_word(name: str, value: object, words: Collection[str]) -> None:
+    """Raise ArgumentError unless `value` is one of `words`.
+
+    >>> require_word("end", "min", ("min", "max"))
+    """
+    choose(name, value if isinstance(value, str) else repr(value), dict.fromkeys(words))
+
+
+def require_object(name: str, value: object, kind: type | UnionType, write: str, *, may_be_none: bool = False) -> None:
+    """Raise ArgumentError unless `value` is an object of `kind`.
+
+    Args:
+        write: the line to write.
+
+    >>> require_object("seed", 1, int, "`seed=1`")
+    """
+    if not (isinstance(value, kind) or (may_be_none and value is None)):
+        kinds = f"{getattr(kind, '__name__', kind)}{' or None' if may_be_none else ''}"
+        raise ArgumentError(f"`{name}` must be an object of {kinds}, but is {said(value)}; write {write}.")
+
+
+def require_table(name: str, value: object, write: str, *, may_be_none: bool = False) -> Mapping[str, Any]:
+    """`value`, which must hold something by name; nothing for None, where that may be.
+
+    Raises:
+        ArgumentError: it is no mapping, or has something that is no name.
+
+    >>> require_table("weights", {"box": 2.0}, "`weights={'box': 2.0}`")
+    {'box': 2.0}
+    """
+    if value is None and may_be_none:
+        return {}
+    if not isinstance(value, Mapping) or not all(isinstance(one, str) for one in cast("Mapping[Any, Any]", value)):
+        raise ArgumentError(f"`{name}` must be a dict by names, but is {said(value)}; write {write}.")
+    return cast("Mapping[str, Any]", value)
+
+
+def require_several(name: str, value: object, kind: type | UnionType, write: str) -> None:
+    """Raise ArgumentError unless `value` is a list or tuple of objects of `kind`.
+
+    >>> require_several("ties", [("a", "b")], tuple, "`ties=[('a', 'b')]`")
+    """
+    if not isinstance(value, list | tuple):
+        raise ArgumentError(f"`{name}` must be a list, but is {said(value)}; write {write}.")
+    for one in cast("list[object]", value):
+        if not isinstance(one, kind):
+            raise ArgumentError(f"`{name}` must be like {write}, but holds {said(one)}; correct that.")
+
+
+def require_names(name: str, value: object, write: str) -> tuple[str, ...]:
+    """`value`, which must be several names.
+
+    Raises:
+        ArgumentError: it is none, or a single name, whose letters would be taken for names.
+
+    >>> require_names("regression", ["box"], "`regression=('box',)`")
+    ('box',)
+    """
+    several = isinstance(value, list | tuple)
+    names = tuple(cast("Collection[Any]", value)) if several else ()
+    if not several or not all(isinstance(one, str) for one in names):
+        raise ArgumentError(f"`{name}` must be a list of names, but is {said(value)}; write {write}.")
+    return names
+
+
+def said(value: object) -> str:
+    """What something is, for a message.
+
+    >>> said("3"), said(list), said([1, 2])
+    ("'3'", 'the class list itself', 'a list')
+    """
+    if isinstance(value, type):
+        return f"the class {value.__name__} itself"
+    if isinstance(value, str | int | float | None):
+        return repr(value)
+    kind = type(value).__name__
+    if callable(value) and isinstance(getattr(value, "__name__", None), str):
+        return f"the function {cast('Any', value).__name__}"
+    return f"{'an' if kind[:1] in 'AEIOUaeiou' else 'a'} {kind}"
