@@ -20,7 +20,7 @@ def test_a_number_becomes_the_tensor_that_as_tensor_gives(value: Any) -> None:
         given, expected = devices.scalar_on(value, CPU, dtype), torch.as_tensor(value, dtype=dtype)
         if not (dtype is None and isinstance(value, np.float64)):  # a NumPy number counts as Python's
             assert given.dtype == expected.dtype
-        assert given.shape == () and given.to(expected.dtype) == expected
+        assert given.shape == () and given == expected.to(given.dtype)
 
 
 def test_only_a_cuda_device_becomes_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
