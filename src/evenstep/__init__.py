@@ -52,7 +52,16 @@ if TYPE_CHECKING:
     from evenstep.options import Checkpointing, Failures, Logging, Training
     from evenstep.parallel import Ddp, Fsdp, Group, Mesh, Ordered, OrderedFsdp, Processes, Single, Strategy, Zero1
     from evenstep.pipeline import Layers, PipelineModel
-    from evenstep.precision import Bf16Mixed, Fp16Mixed, FullPrecision, Precision
+    from evenstep.precision import (
+        Bf16Mixed,
+        Bf16NoMaster,
+        Bf16True,
+        Fp16Mixed,
+        Fp16NoMaster,
+        Fp16True,
+        FullPrecision,
+        Precision,
+    )
     from evenstep.train import (
         Aborted,
         Coefficients,
@@ -72,6 +81,7 @@ if TYPE_CHECKING:
         Stop,
         Task,
         Trainer,
+        chunked_cross_entropy,
     )
 
 __all__ = [
@@ -81,6 +91,8 @@ __all__ = [
     "Batch",
     "Best",
     "Bf16Mixed",
+    "Bf16NoMaster",
+    "Bf16True",
     "Checkpointing",
     "Coefficients",
     "Combine",
@@ -100,6 +112,8 @@ __all__ = [
     "Failures",
     "Fixed",
     "Fp16Mixed",
+    "Fp16NoMaster",
+    "Fp16True",
     "Fsdp",
     "FullPrecision",
     "GradNorm",
@@ -151,6 +165,7 @@ __all__ = [
     "Wsd",
     "Zero1",
     "__version__",
+    "chunked_cross_entropy",
 ]
 
 _PARTS = ("checkpoint", "data", "errors", "events", "optim", "parallel", "pipeline", "precision", "train")
@@ -168,9 +183,9 @@ _named, _ = lazy_names(
         ".options": "Checkpointing Failures Logging Training",
         ".parallel": "Ddp Fsdp Group Mesh Ordered OrderedFsdp Processes Single Strategy Zero1",
         ".pipeline": "Layers PipelineModel",
-        ".precision": "Bf16Mixed Fp16Mixed FullPrecision Precision",
+        ".precision": "Bf16Mixed Bf16NoMaster Bf16True Fp16Mixed Fp16NoMaster Fp16True FullPrecision Precision",
         ".train": "Aborted Coefficients Combine Committed DropTask Engine FailurePolicy Fixed Loss "
-        "LossSpikes Prediction Result Retry Rewind Skip Stop Task Trainer",
+        "LossSpikes Prediction Result Retry Rewind Skip Stop Task Trainer chunked_cross_entropy",
     },
     old={"Full": "FullPrecision", "Staged": "PipelineModel"},
 )

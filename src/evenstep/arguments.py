@@ -10,7 +10,11 @@ from types import UnionType
 from typing import Any, cast
 
 from evenstep.choice import choose
-from evenstep.errors import ArgumentError
+from evenstep.errors import ArgumentError, CheckpointError
+
+_PARTS_OF_STATES = {
+    *("model", "optimizer", "ema", "precision", "trained", "progress", "tasks", "run", "data", "hooks", "storage")
+}
 
 
 def require_flag(name: str, value: object) -> None:
@@ -96,6 +100,24 @@ def require_several(name: str, value: object, kind: type | UnionType, write: str
     for one in cast("list[object]", value):
         if not isinstance(one, kind):
             raise ArgumentError(f"`{name}` must be like {write}, but holds {said(one)}; correct that.")
+
+
+def require_state(value: object, wanted: str) -> None:
+    """Raise CheckpointError unless `value` is a dict of dicts, as all that is known of a run is.
+
+    Args:
+        wanted: what gives one, such as "an engine's `state_dict`".
+    """
+    if not isinstance(value, dict):
+        raise CheckpointError(f"a state to load must be what {wanted} gave, but is {said(value)}; give that.")
+    for name, part in cast("dict[Any, object]", value).items():
+        if name not in _PARTS_OF_STATES:
+            continue
+        if not isinstance(part, dict) or (name == "optimizer" and not {"class", "state", "groups"} <= part.keys()):
+            raise CheckpointError(
+                f"a state to load must be what {wanted} gave, but its `{name}` is {said(cast('object', part))}, not "
+                f"what that keeps there; give the state as it was."
+            )
 
 
 def require_names(name: str, value: object, write: str) -> tuple[str, ...]:

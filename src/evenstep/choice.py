@@ -1,6 +1,6 @@
-"""Looks a word up in a table of names, for arguments that take one; an unknown word is answered with the closest.
+"""Arguments that are a choice: a word of a table of names, or one of two.
 
-The tables themselves stand beside what they name.
+An unknown word is answered with the closest. The tables themselves stand beside what they name.
 """
 
 from collections.abc import Collection, Mapping
@@ -40,3 +40,13 @@ def advice(word: str, known: Collection[str], otherwise: str = "") -> str:
     """
     close = get_close_matches(word, known, n=1)
     return f"did you mean `{close[0]}`?" if close else otherwise or f"there are {', '.join(known) or 'none'}."
+
+
+def check_one_of_two(first: str, second: str, one: object, other: object) -> None:
+    """Raise ArgumentError unless one of two arguments is given, the other None."""
+    if (one is None) == (other is None):
+        both = one is not None
+        raise ArgumentError(
+            f"`{first}` and `{second}`: one of the two must be given, but {'both are' if both else 'neither is'}; "
+            f"{'leave one out' if both else 'set one'}."
+        )

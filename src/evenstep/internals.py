@@ -29,7 +29,7 @@ _profiler = cast("Callable[[], bool]", cast("Any", torch.autograd)._profiler_ena
 
 
 def foreach_norms(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> list[Tensor]:
-    """‖t‖₂ of each tensor, 0-dim, computed in `dtype` (None: in its own); this and the next three in one launch.
+    """‖t‖₂ of each tensor, 0-dim, computed in `dtype` (None: in its own); this and the next four in one launch.
 
     torch's optimizers are made of these kernels, which have no public names.
     """
@@ -46,6 +46,12 @@ def foreach_divide(tensors: Sequence[Tensor], divisor: Tensor) -> None:
     """t ← t / divisor, in place; the divisor is 0-dim and stays on its device."""
     if tensors:
         _torch._foreach_div_(tensors, divisor)
+
+
+def foreach_copy(tensors: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """t ← source, cast to the format of t, in place."""
+    if tensors:
+        _torch._foreach_copy_(tensors, sources)
 
 
 def foreach_move(tensors: Sequence[Tensor], ends: Sequence[Tensor], share: float | Sequence[Tensor]) -> None:

@@ -18,7 +18,7 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, final, get_args
 
 from evenstep.arguments import require_flag
-from evenstep.choice import choose
+from evenstep.choice import check_one_of_two, choose
 from evenstep.errors import ArgumentError
 from evenstep.renamed import warn
 
@@ -264,16 +264,6 @@ def check_evaluation_names(names: Iterable[str]) -> None:
                 f'`{name}` must have a name of letters, digits, `_` and `-` that isn\'t "train" or '
                 f'"perf", which other metrics begin with; call it "valid" or "test".'
             )
-
-
-def check_one_of_two(first: str, second: str, one: object, other: object) -> None:
-    """Raise ArgumentError unless one of two arguments is given, the other None."""
-    if (one is None) == (other is None):
-        both = one is not None
-        raise ArgumentError(
-            f"`{first}` and `{second}`: one of the two must be given, but {'both are' if both else 'neither is'}; "
-            f"{'leave one out' if both else 'set one'}."
-        )
 
 
 OPTIONS = {"train": Training, "checkpoint": Checkpointing, "failures": Failures, "log": Logging}

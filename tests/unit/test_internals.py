@@ -36,6 +36,7 @@ OF_TORCH = {
     "_buffers",
     "_compiled_call_impl",
     "_engine_run_backward",
+    "_foreach_copy_",
     "_foreach_div_",
     "_foreach_lerp_",
     "_foreach_mul_",

@@ -18,7 +18,7 @@ from evenstep.train import Trainer
 def describe(parts: RunParts, trainer: Trainer) -> list[str]:
     """Lines about model, data and length of the run; all ranks call it together."""
     config = parts.config
-    parameters, trained = _counted_parameters(parts.model)
+    parameters, trained = parameters_of(parts.model)
     some = "" if trained == parameters else f" ({trained:,} of them trained)"
     length = "until the data end" if trainer.updates is None else f"{trainer.updates:,} updates"
     return [
@@ -30,7 +30,7 @@ def describe(parts: RunParts, trainer: Trainer) -> list[str]:
     ]
 
 
-def _counted_parameters(model: nn.Module) -> tuple[int, int]:
+def parameters_of(model: nn.Module) -> tuple[int, int]:
     """How many numbers the parameters hold, and how many of them are trained."""
     if isinstance(model, PipelineModel):
         return model.count_parameters()

@@ -4,7 +4,7 @@ Each rank describes what it was given, and all compare it with the first rank's.
 that ranks stay together while they train is the strategy's.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from evenstep.version import __version__
 def check_agreement(
     loop: Loop,
     optimizer: Optimizer,
-    groups: list[list[str]],
+    groups: Sequence[Sequence[str]],
     evaluations: Mapping[str, Data],
     given: Mapping[str, object],
 ) -> None:
@@ -75,7 +75,7 @@ def check_ties(model: nn.Module, groups: list[list[str]]) -> None:
     group_of = {name: number for number, names in enumerate(groups) for name in names}
     firsts, held = model.aliases, named_parameters(model)
     tied = {*firsts, *firsts.values()} & held.keys()
-    everybody = model.mesh.pipeline.gather({name: group_of.get(name) for name in tied})
+    everybody = model.mesh.pipeline.gather({name: group_of.get(name) for name in sorted(tied)})
     places: dict[str, tuple[str, int | None]] = {}
     for name, number in [each for theirs in everybody for each in theirs.items()]:
         other, before = places.setdefault(firsts.get(name, name), (name, number))

@@ -13,12 +13,13 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self, cast, final
+from typing import TYPE_CHECKING, Any, Self, cast, final
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from evenstep.arguments import require_state
 from evenstep.checkpoint import ALONE, RankGroup, on_all_ranks
 from evenstep.data import Data, GlobalBatch, Position
 from evenstep.errors import ArgumentError, CheckpointError, EvenstepError, LostRankError, clause
@@ -33,6 +34,7 @@ from evenstep.train.aborts import AbortCauses
 from evenstep.train.context import TrainContext
 from evenstep.train.evaluate import Evaluation
 from evenstep.train.failures import Stop
+from evenstep.train.footprint import Footprint, footprint
 from evenstep.train.global_batch import OneBatch, global_batch
 from evenstep.train.metrics import build_meters
 from evenstep.train.outcome import Aborted, Committed, PendingUpdate, SummedLoss, first_aborted
@@ -47,6 +49,7 @@ from evenstep.train.task import Task
 from evenstep.train.tasks import check_task_states
 
 _LOSS = "train/loss"
+_COUNTERS = ("progress", "is_computing")  # the only public attributes that change
 
 
 @final
@@ -125,6 +128,17 @@ class Engine:
         self.prepare()
         take(setup.kept)
 
+    if not TYPE_CHECKING:  # which knows what there is
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name[0] != "_" and name not in _COUNTERS and "_causes" in self.__dict__:
+                raise ArgumentError(
+                    f"`{name}` of an engine can't be set once it is built: it would have no effect. Build another "
+                    f"engine with it, which goes on by `load_state_dict(old.state_dict())`; set learning rates in "
+                    f"`engine.optimizer.param_groups`."
+                )
+            super().__setattr__(name, value)
+
     @classmethod
     def of(cls, setup: Setup, *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> Self:
         """The engine of a trainer, whose hooks, metrics and incidents go with it; arguments as of `build_parts`."""
@@ -134,10 +148,10 @@ class Engine:
 
     def _build(self, setup: Setup, *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> None:
         self.parts = parts = build_parts(setup, updates=updates, bus=bus, report=report)
-        self.model, self.optimizer, self.core = parts.model, parts.optimizer, parts.core
+        self.model, self.optimizer, self.core = setup.model, setup.optimizer, parts.core
         self.storage, self.precision = setup.storage, setup.precision
         self.group, self.reducers = parts.execution.group, parts.execution.reducers
-        self.bus, self.seed = bus, setup.seed
+        self.bus, self.seed, self._ema = bus, setup.seed, setup.train.ema
         self.progress = Progress()
         self.is_computing = False
         self._report = report
@@ -146,7 +160,7 @@ class Engine:
         self._last_loss: SummedLoss | None = None
         self._causes = AbortCauses(
             core=parts.core,
-            model=parts.model,
+            model=self.model,
             execution=parts.execution,
             precision=self.precision,
             storage=self.storage,
@@ -247,6 +261,7 @@ class Engine:
         Raises:
             CheckpointError: it is of another model, optimizer, seed or precision. Nothing has been changed.
         """
+        require_state(state, "an engine's `state_dict`")
         lacking = [part for part in ("model", "optimizer", "ema", "precision", "progress", "run") if part not in state]
         if lacking:
             raise CheckpointError(
@@ -341,8 +356,7 @@ class Engine:
     @contextmanager
     def evaluating(self) -> Generator[None]:
         """Inside, the parameters are those to evaluate: the average's, or the optimizer's own."""
-        ema = self.parts.ema
-        with self.parts.modes.evaluating(), ema.swapped() if ema is not None else nullcontext():
+        with self.parts.modes.evaluating(), self._ema.swapped() if self._ema is not None else nullcontext():
             yield
 
     def evaluation(self, name: str, data: Data, *, context: TrainContext | None = None) -> Evaluation:
@@ -375,6 +389,10 @@ class Engine:
         """What this rank holds of them, without asking the others."""
         tensors = {**self.parts.saved.part(), "trained": self.core.trained.state_dict()}
         return self.parts.portion.part(tensors)
+
+    def footprint(self) -> Footprint:
+        """What this rank keeps in memory for the parameters; the optimizer's state is known after the first update."""
+        return footprint(self.parts.saved)
 
     def task_states(self) -> dict[str, Any]:
         """The states of the tasks that have one, by name."""

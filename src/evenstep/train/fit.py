@@ -15,6 +15,8 @@ from torch.optim import Optimizer
 
 from evenstep.devices import memory_of
 from evenstep.optim.aside import Aside
+from evenstep.optim.stepping import Steps
+from evenstep.strides import gradient_format
 from evenstep.train.optimizer_state import options_of
 from evenstep.train.split import num_elements
 from evenstep.train.sub_batch import SubBatch, parts_of
@@ -61,8 +63,11 @@ def _tried(part: Any, fits: Callable[[Any], bool], device: torch.device) -> bool
 
 
 @contextmanager
-def state_allocated(optimizer: Optimizer) -> Generator[None]:
+def state_allocated(optimizer: Optimizer, steps: Steps | None = None) -> Generator[None]:
     """Inside the `with` the optimizer holds the state that its first step makes; afterwards all is as it was.
+
+    Args:
+        steps: how it takes its steps; as the parameters are by default.
 
     >>> weight = torch.ones(2, requires_grad=True)
     >>> optimizer = torch.optim.AdamW([weight], lr=0.1)
@@ -72,21 +77,23 @@ def state_allocated(optimizer: Optimizer) -> Generator[None]:
     >>> len(optimizer.state), weight
     (0, tensor([1., 1.], requires_grad=True))
     """
-    aside = Aside(optimizer)
+    aside, steps = Aside(optimizer), steps or Steps()
     if optimizer.state or aside.fault():  # a step could not be taken back
         yield
         return
     parameters: list[Tensor] = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     kept = [parameter.detach().to("cpu", copy=True) for parameter in trained]
+    masters = {name: master.to("cpu", copy=True) for name, master in steps.masters.items()}
     options = options_of(optimizer)
     for parameter in trained:
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
+        parameter.grad = torch.zeros_like(parameter, dtype=gradient_format(parameter))
+    steps(optimizer, 0)
     for parameter, value in zip(trained, kept, strict=True):
         parameter.grad = None
         with torch.no_grad():
             parameter.copy_(value)
+    steps.load_masters(masters)
     for group, before in zip(optimizer.param_groups, options, strict=True):
         for name in [name for name in group if name != "params" and name not in before]:
             del group[name]

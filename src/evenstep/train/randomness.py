@@ -23,14 +23,14 @@ _seed_cpu = torch.default_generator.manual_seed
 LOOKS = 256  # passages between two looks, once it has looked at the 1st, 2nd, 4th, … of them
 
 
-def seed_generators(device: torch.device, number: int) -> None:
+def seed_torch(device: torch.device, number: int) -> None:
     """Seed torch's CPU generator and that of `device` with `number`, a key.
 
     >>> from evenstep.keys import key
     >>> cpu = torch.device("cpu")
-    >>> seed_generators(cpu, key(42, 1, 0)); first = torch.rand(1)
-    >>> seed_generators(cpu, key(42, 1, 1)); second = torch.rand(1)
-    >>> seed_generators(cpu, key(42, 1, 0)); bool(first == torch.rand(1)), bool(first == second)
+    >>> seed_torch(cpu, key(42, 1, 0)); first = torch.rand(1)
+    >>> seed_torch(cpu, key(42, 1, 1)); second = torch.rand(1)
+    >>> seed_torch(cpu, key(42, 1, 0)); bool(first == torch.rand(1)), bool(first == second)
     (True, False)
     """
     # torch.manual_seed would also walk over every other backend: 0.3 ms on an idle machine, in each micro-batch.

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import final
 
 from evenstep.checkpoint import (
-    EMERGENCY,
     clean_leftovers,
     complete_checkpoints,
     discard_parts,
@@ -18,8 +17,15 @@ from evenstep.checkpoint import (
     step_name,
     step_update,
 )
-from evenstep.checkpoint.emergency import FAILURES
-from evenstep.checkpoint.layout import CHECKPOINTS, LATEST, LATEST_SAVING, is_step, without_manifest
+from evenstep.checkpoint.layout import (
+    CHECKPOINTS,
+    EMERGENCY,
+    FAILURES,
+    LATEST,
+    LATEST_SAVING,
+    is_step,
+    without_manifest,
+)
 from evenstep.checkpoint.lock import LOCK
 from evenstep.errors import ArgumentError
 from evenstep.events import Incident

@@ -13,6 +13,7 @@ from typing import Any, cast, final
 
 from torch import Tensor
 
+from evenstep.arguments import require_state
 from evenstep.checkpoint import CheckpointReader, on_all_ranks
 from evenstep.data import Data
 from evenstep.errors import CheckpointError
@@ -156,6 +157,7 @@ class RunState:
     @contextmanager
     def _following(self, state: Tree) -> Generator[None]:
         """Have the data in the order of the run that was saved; in their own again if that turns out to be another."""
+        require_state(state, "a trainer's `state_dict`")
         before = self.data.fingerprint()
         try:
             self._follow(state.get("data", {}).get("fingerprint", {}))

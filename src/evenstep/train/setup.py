@@ -25,6 +25,7 @@ from evenstep.train import given
 from evenstep.train.arguments import check_launched, check_model, check_trains, choose_device
 from evenstep.train.coefficients import Fixed
 from evenstep.train.metrics import build_meters
+from evenstep.train.number_formats import check_formats
 from evenstep.train.optimizers import check_optimizer
 from evenstep.train.parameter_checks import check_parameters
 from evenstep.train.policies import Policies
@@ -105,6 +106,7 @@ def set_up(
     sharing = given.strategy_of(strategy, device)
     check_parameters(model, optimizer, formats)
     on = choose_device(device, formats)
+    check_formats(formats, model=model, optimizer=optimizer, strategy=sharing)
     check_optimizer(optimizer, model=model, strategy=sharing, device=on, keeps=keeps)
     tasks = Tasks.of(task, train.coefficients, given.combine_named(train.combine), train.norm_statistics)
     check_tasks(tasks, data, evaluations, model=model, policy=policies.non_finite)

@@ -7,7 +7,7 @@ updates there are.
 
 from collections.abc import Mapping
 from inspect import signature
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
@@ -112,10 +112,18 @@ class Surface:
                 f"{advice}."
             )
 
+    def _check_evaluates(self) -> None:
+        """Raise ArgumentError where there is nothing to evaluate on."""
+        if not self._loop.evaluator.sets:
+            raise ArgumentError(
+                "this trainer has nothing to evaluate on: give it `evaluations={'valid': MapData(dataset, "
+                "global_batch_size=32, shuffle=False)}`."
+            )
+
     def _check_hooks(self) -> None:
         """Raise HookError where a hook has been given to another trainer since: it would act on that one."""
         for hook in self._loop.engine.bus.hooks:
-            if hook.trainer is not self:
+            if cast("object", hook.trainer) is not self:
                 raise HookError(
                     f"hook `{hook.name}` has been given to another trainer since, and would act on that one; make one "
                     f"for each."

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from evenstep.choice import advice
 from evenstep.data import Data
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.options import check_task_names
@@ -183,17 +184,14 @@ def _check_names(what: str, names: Sequence[str] | None, tasks: Mapping[str, Tas
     for name in names or ():
         if name in tasks:
             continue
-        known = ", ".join(tasks) or "none"
         if name == "":
             raise ArgumentError(
-                f"{what} does not say which task a batch is for, but the run has tasks {known}; give it as "
+                f"{what} does not say which task a batch is for, but the run has tasks {', '.join(tasks)}; give it as "
                 f"`Mixture({{task: data}})`."
             )
         if "" in tasks:
             raise ArgumentError(f"{what} has batches of task `{name}`, but the run's task has no name; give it one.")
-        close = get_close_matches(name, tasks, n=1)
-        advice = f"did you mean `{close[0]}`?" if close else f"there are {known}."
-        raise ArgumentError(f"{what} has batches of task `{name}`, which the run has not; {advice}")
+        raise ArgumentError(f"{what} has batches of task `{name}`, which the run has not; {advice(name, tasks)}")
 
 
 def _check_separable(model: nn.Module) -> None:
@@ -212,6 +210,8 @@ def _attach(model: nn.Module, optimizer: Optimizer, name: str, module: nn.Module
         return
     dtype = next(model.parameters()).dtype
     module.to(torch.float64 if dtype == torch.float64 else torch.float32)
+    for part in module.modules():
+        part.__dict__["stays_float32"] = True  # also in a model of 16 bits: it is no part of what that computes
     unwrapped(model).add_module(name, module)
     parameters = list(module.parameters())
     if parameters:

@@ -107,7 +107,8 @@ PUBLIC_KEYS = {
     "Polynomial": ["end_factor", "kind", "power", "warmup_updates"],
     "Target": ["args", "target"],
     "Train": [
-        *("channels_last", "check_loss", "clip_norm", "epochs", "max_minutes", "norm_statistics", "precision"),
+        *("cast_inputs", "channels_last", "check_loss", "clip_norm", "epochs", "float32_outputs", "max_minutes"),
+        *("norm_statistics", "precision"),
         *("settle_every_updates", "updates"),
     ],
     "Wsd": ["decay_updates", "end_factor", "kind", "shape", "warmup_updates"],
@@ -164,7 +165,8 @@ def test_a_table_has_the_defaults_of_what_is_constructed_from_it(section: str, c
 
 def test_a_table_of_an_option_object_has_its_fields() -> None:
     only_here = {
-        "Train": {"updates", "epochs", "precision", "max_minutes"},  # the trainer's own arguments, and a hook
+        # the trainer's own arguments, a precision's, and a hook
+        "Train": {"updates", "epochs", "precision", "cast_inputs", "float32_outputs", "max_minutes"},
         "Checkpoint": set(),
         "Failures": {"loader", "loader_retries", "lost_rank"},  # of the data, and of the ranks
         "Log": set(),
