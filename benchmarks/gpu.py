@@ -12,7 +12,7 @@ import gc
 import importlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -370,7 +370,7 @@ def _interleaved(
 
 
 @contextmanager
-def _measured(device: torch.device) -> Iterator[list[float]]:
+def _measured(device: torch.device) -> Generator[list[float]]:
     """Yields a list that holds, afterwards, the seconds from an idle device to an idle device."""
     took: list[float] = []
     _idle(device)

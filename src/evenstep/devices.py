@@ -35,8 +35,8 @@ def with_number(device: torch.device) -> torch.device:
 
 
 def make_current(device: torch.device) -> None:
-    """Let `device` be the one that torch and others take in this process where nobody names one."""
-    if device.type == "cuda":
+    """Let `device` be the one that torch takes in this process where nobody names one; "cuda" is that already."""
+    if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
 
 

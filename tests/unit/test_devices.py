@@ -23,10 +23,10 @@ def test_a_number_becomes_the_tensor_that_as_tensor_gives(value: Any) -> None:
         assert given.shape == () and given == expected.to(given.dtype)
 
 
-def test_only_a_cuda_device_becomes_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_numbered_cuda_device_becomes_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    for name in ("cpu", "meta", "cuda:1"):
+    for name in ("cpu", "meta", "cuda", "cuda:1"):  # torch takes no "cuda" without a number here
         devices.make_current(torch.device(name))
     assert chosen == [torch.device("cuda:1")]
 
