@@ -275,7 +275,19 @@ AREAS = (
         "Devices",
         (
             works("CPU", "prove: cut "),
-            works("one CUDA device per rank"),
+            works("one CUDA device per rank: `make gpu` (gpu.md) tries all of it where one is"),
+            works(
+                "inside an update the host waits for no device, with a fused optimizer: shown with a stand-in for one",
+                "unit/train/test_no_waiting.py::test_an_update_with_everything_armed_reads_nothing",
+            ),
+            works(
+                "ranks that share a device, through copies on the host: shown with a stand-in",
+                "unit/parallel/test_through_host.py::test_a_run_has_the_same_bits_through_the_host",
+            ),
+            refused(
+                "`fsdp` on ranks that share a device",
+                "unit/parallel/test_through_host.py::test_ranks_that_share_a_device_are_refused_shards",
+            ),
             works("other accelerators that torch knows"),
             refused(
                 "a device that is not there", "unit/train/test_trainer.py::test_a_device_that_is_not_there_is_refused"
