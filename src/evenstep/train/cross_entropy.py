@@ -44,7 +44,7 @@ def chunked_cross_entropy(
         weight: `[vocab, width]`, the head's matrix, perhaps that of the embedding as well.
         targets: `[…]`, the number of each token's right score.
         bias: `[vocab]`.
-        weights: `[…]`, w_t, 1 by default; a weight of each class is `of_class[targets]`. They get no gradient.
+        weights: `[…]`, w_t, 1 by default, constants; weights of classes are `of_class[targets.clamp(min=0)]`.
         ignore_index: the target of tokens that do not count.
         chunk_tokens: tokens whose scores are made together; by default as many as make 64 MiB of them in float32, or
             as much as `hidden` holds if that is more.
