@@ -19,6 +19,7 @@ ROOT = {
     "frames",
     "internals",
     "keys",
+    "keywords",
     "lazy",
     "memory",
     "names",
