@@ -14,6 +14,7 @@ LEAVES = {"precision", "optim", "data", "events", "checkpoint"}
 ROOT = {
     "arguments",
     "choice",
+    "devices",
     "errors",
     "exits",
     "frames",

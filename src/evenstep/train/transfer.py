@@ -38,7 +38,7 @@ def build_transfer(device: torch.device, cast_to: torch.dtype | None = None) -> 
         if isinstance(item, Tensor):
             return item.to(device, non_blocking=True)
         if isinstance(item, PackedSequence):  # a named tuple, of which one tensor must stay on the CPU
-            return cast("Any", item).to(device)
+            return cast("Any", item).to(device, non_blocking=True)
         if not isinstance(item, Mapping | tuple | list) and hasattr(item, "to") and callable(item.to):
             return item.to(device)
         if isinstance(item, Mapping | tuple | list) or (dataclasses.is_dataclass(item) and not isinstance(item, type)):
