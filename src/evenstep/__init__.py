@@ -81,6 +81,7 @@ if TYPE_CHECKING:
         Stop,
         Task,
         Trainer,
+        chunked_cross_entropy,
     )
 
 __all__ = [
@@ -165,6 +166,7 @@ __all__ = [
     "Wsd",
     "Zero1",
     "__version__",
+    "chunked_cross_entropy",
 ]
 
 _PARTS = ("checkpoint", "data", "errors", "events", "optim", "parallel", "pipeline", "precision", "train")
@@ -184,7 +186,7 @@ _named, _ = lazy_names(
         ".pipeline": "Layers PipelineModel",
         ".precision": "Bf16Mixed Bf16NoMaster Bf16True Fp16Mixed Fp16NoMaster Fp16True FullPrecision Precision",
         ".train": "Aborted Coefficients Combine Committed DropTask Engine FailurePolicy Fixed Loss "
-        "LossSpikes Prediction Result Retry Rewind Skip Stop Task Trainer",
+        "LossSpikes Prediction Result Retry Rewind Skip Stop Task Trainer chunked_cross_entropy",
     },
     old={"Full": "FullPrecision", "Staged": "PipelineModel"},
 )

@@ -61,6 +61,21 @@ def test_each_format_has_the_bits_of_one_process_in_stages_whose_replicas_share(
         assert all(alike(one, alone) for (way, _), one in zip(ways, found, strict=True) if way == name), name
 
 
+def test_an_overflow_is_one_on_all_ranks_and_stages_and_nothing_else_notices() -> None:
+    """The verdict, and the scale that is found, are those of one process; and so are all bits."""
+    scaled: list[dict[str, Any]] = [
+        {"tied": True, "pipeline": pipeline, "strategy": strategy, "scale": 2.0**40}
+        for pipeline, strategy in ((1, "ordered"), (2, "ordered"), (1, "ordered-fsdp"))
+    ]
+    names = ("16-true", "16-true-no-master")
+    ways = [(name, more) for name in names for more in scaled]
+    found = on(2, *ways)
+    for name in names:
+        alone = programs.train(name, tied=True, pipeline=1, scale=2.0**40)
+        assert alone["precision"]["scale"] < 2.0**40
+        assert all(alike(one, alone) for (way, _), one in zip(ways, found, strict=True) if way == name), name
+
+
 def test_what_ranks_save_by_themselves_when_one_fails_holds_all_masters(tmp_path: Path) -> None:
     """With `zero1` each rank has the masters of what it steps only."""
     ways = [(name, {"strategy": "ordered-zero1", "folder": str(tmp_path / name), "fail_at": 3}) for name in MASTERS]

@@ -68,6 +68,7 @@ class NormsOfStages:
         self._counted = [(slots[n], p) for n, p in named_parameters(model).items() if n in slots and n in names]
         dtypes = {dtype for theirs in self._pipeline.gather({p.dtype for _, p in self._counted}) for dtype in theirs}
         self._dtype = _norm_dtype(dtypes)
+        self._known_places: dict[tuple[int, ...], Tensor] = {}  # few: which have a gradient changes seldom
         self._zeros = torch.zeros(len(slots), dtype=self._dtype or next(iter(dtypes), torch.float32), device=device)
 
     def squared(self, gradients: list[Tensor]) -> Tensor | None:
@@ -77,7 +78,7 @@ class NormsOfStages:
         """
         anywhere, each = self._each([(slot, p.grad) for slot, p in self._counted if p.grad is not None])
         if len(anywhere) < len(each):
-            each = each[torch.tensor(anywhere, dtype=torch.long, device=each.device)]
+            each = each.index_select(0, self._places(tuple(anywhere)))
         return each.dot(each) if anywhere else None
 
     def each(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -93,10 +94,17 @@ class NormsOfStages:
         counts = self._pipeline.sum_floats([float(slot in having) for slot in range(len(each))])
         anywhere = [slot for slot, count in enumerate(counts) if count]
         if present:
-            places = torch.tensor([slot for slot, _ in present], device=each.device)
+            places = self._places(tuple([slot for slot, _ in present]))
             each[places] = each_norm(self._layout, [g for _, g in present], partial(norms, dtype=self._dtype))
         self._pipeline.sum(each)()
         return anywhere, each
+
+    def _places(self, slots: tuple[int, ...]) -> Tensor:
+        """These slots on the device, where they stay; nothing waits for their way there."""
+        if slots not in self._known_places:
+            places = torch.tensor(slots, dtype=torch.long)
+            self._known_places[slots] = places.to(self._zeros.device, non_blocking=True)
+        return self._known_places[slots]
 
 
 def trained_by(optimizer: Optimizer) -> list[Tensor]:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import nn
 
+from evenstep.devices import make_current
 from evenstep.events import Bus, Incident
 from evenstep.names import named_parameters
 from evenstep.optim.apply import HostApply, build_apply
@@ -82,6 +83,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     norms = tasks.attach(model, optimizer)
     if precision.format is not None:
         strategy = strategy.gathering(precision.format)
+    make_current(device)
     model.to(device)
     if train.channels_last:
         cast("Any", model).to(memory_format=torch.channels_last)

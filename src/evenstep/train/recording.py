@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from evenstep.data import Microbatch
+from evenstep.devices import scalar_on
 from evenstep.errors import TaskError
 from evenstep.train.context import MicrobatchResults, TrainContext
 from evenstep.train.metrics import check_names, is_number, no_pair, observations
@@ -97,7 +98,7 @@ class Recording:
     def _weight_of(self, one: Microbatch, piece: SubBatch, loss: Loss) -> float | Tensor:
         """What a micro-batch, or a piece of it, weighs."""
         if loss.weight is not None:
-            weight = torch.as_tensor(loss.weight, device=self._context.device).detach()
+            weight = scalar_on(loss.weight, self._context.device).detach()
             earlier = self.late_weights.get(one.index)
             self.late_weights[one.index] = weight if earlier is None else earlier + weight
             return weight
