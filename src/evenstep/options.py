@@ -71,7 +71,7 @@ class Memory:
     empty_cache_every_updates: int | None = None
 
     def __post_init__(self) -> None:
-        given: object = self.checkpoint
+        given = cast("object", self.checkpoint)
         if given == "" or not isinstance(given, str):
             raise ArgumentError(
                 f'`checkpoint` must be "none", "blocks" or a pattern of module names such as "encoder.layers.*", but '

@@ -58,6 +58,7 @@ def test_the_public_names_are_these_and_sorted() -> None:
         "LrSchedule",
         "MapData",
         "Memory",
+        "MemoryUse",
         "Mesh",
         "Mixture",
         "Ordered",
