@@ -39,6 +39,8 @@ def test_each_format_has_the_bits_of_one_process_with_every_strategy_that_is_ord
             if way == name:
                 assert alike(one, alone), (name, arguments)
                 assert one["held as"] == held_as(name, sharded=arguments["strategy"] == "ordered-fsdp")
+                share = 1.0 if arguments["strategy"] == "ordered" else 0.6  # of the masters, on the first of two ranks
+                assert one["masters"] <= share * alone["masters"]
 
 
 def test_each_format_has_the_bits_of_one_process_in_stages_with_tied_weights() -> None:
@@ -50,9 +52,11 @@ def test_each_format_has_the_bits_of_one_process_in_stages_with_tied_weights() -
         assert all(alike(one, alone) for (way, _), one in zip(ways, found, strict=True) if way == name), name
 
 
-def test_each_format_has_the_bits_of_one_process_in_stages_whose_replicas_share() -> None:
+def test_each_format_has_the_bits_of_one_process_in_stages_and_shards_with_replicas() -> None:
     shared: list[dict[str, Any]] = [
-        {"pipeline": 2, "tied": True, "strategy": strategy} for strategy in ("ordered-fsdp", "ordered-zero1")
+        {"pipeline": 2, "tied": True, "strategy": "ordered-fsdp"},
+        {"pipeline": 2, "tied": True, "strategy": "ordered-zero1"},
+        {"tied": True, "strategy": "ordered-hybrid"},
     ]
     ways = [(name, more) for name in programs.FORMATS for more in shared]
     found = on(4, *ways)
