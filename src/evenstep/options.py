@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, final, get_args
 from evenstep.arguments import require_flag
 from evenstep.choice import check_one_of_two, choose
 from evenstep.errors import ArgumentError
+from evenstep.keywords import answering
 from evenstep.renamed import warn
 
 if TYPE_CHECKING:
@@ -306,10 +307,12 @@ def takes_old_arguments(constructor: _Function) -> _Function:
     '`log_every_updates=…` is called `log=Logging(every_updates=…)` now; the old name goes with the next version.'
     """
 
+    built = answering(constructor)
+
     @wraps(constructor)
     def called(*args: Any, **given: Any) -> Any:
         if not OLD_ARGUMENTS.keys() & given.keys():
-            return constructor(*args, **given)
+            return built(*args, **given)
         kept = {name: value for name, value in given.items() if name not in OLD_ARGUMENTS}
         fields: dict[str, dict[str, Any]] = {}
         for old in [name for name in given if name in OLD_ARGUMENTS]:
@@ -320,8 +323,9 @@ def takes_old_arguments(constructor: _Function) -> _Function:
             warn(f"{old}=…", new)
             fields.setdefault(argument, {})[field] = _OLD_NONES.get(old) if given[old] is None else given[old]
         made = {argument: OPTIONS[argument](**values) for argument, values in fields.items()}
-        return constructor(*args, **kept, **made)
+        return built(*args, **kept, **made)
 
+    called.answers = True  # pyright: ignore[reportFunctionMemberAccess]
     return cast("_Function", called)
 
 

@@ -20,6 +20,7 @@ ROOT = {
     "frames",
     "internals",
     "keys",
+    "keywords",
     "lazy",
     "memory",
     "names",

@@ -111,7 +111,9 @@ def train(
     trainer = evenstep.Trainer(
         model=model,
         task=Words(),
-        optimizer=torch.optim.AdamW(model.parameters(), lr=0.01, foreach="fsdp" not in strategy or None),
+        optimizer=torch.optim.AdamW(
+            model.parameters(), lr=0.01, foreach=None if strategy.endswith(("fsdp", "hybrid")) else True
+        ),
         updates=updates,
         device="cpu",
         strategy=strategy_named(strategy, data) if data is not None or "ordered" not in strategy else Ordered(),

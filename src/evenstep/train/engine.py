@@ -171,7 +171,7 @@ class Engine:
     def update(self, *microbatches: Any) -> Committed | Aborted:
         """Make one update of all ranks' micro-batches; all ranks call it together.
 
-        A gradient that overflows the loss scale of "fp16-mixed" is computed again at lower ones. After an abort nothing
+        A gradient that overflows the loss scale of "16-mixed" is computed again at lower ones. After an abort nothing
         has changed; the next call is the same update again, with whatever batch it is given.
 
         Args:
