@@ -87,18 +87,7 @@ def tests(env: dict[str, str], rows: str, *, seconds: float, marked: str = "gpu"
     """How each test ended, by its name, and pytest's exit code."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "tests.xml")
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "tests/gpu",
-            "-m",
-            marked,
-            "-p",
-            "no:cacheprovider",
-            "-p",
-            "no:xdist",
-        ]
+        command = [sys.executable, "-m", "pytest", "tests/gpu", "-m", marked, "-p", "pytest_timeout"]
         # torch and its companions may warn there of what nobody here has seen
         command += ["-W", "default", "-o", "junit_duration_report=call", f"--junitxml={report}", "-rs", "--tb=short"]
         command += ["-k", rows] if rows else []
