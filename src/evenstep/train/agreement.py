@@ -64,7 +64,7 @@ def check_agreement(
     check_ties(unwrapped(engine.model), groups)
 
 
-def check_ties(model: nn.Module, groups: list[list[str]]) -> None:
+def check_ties(model: nn.Module, groups: Sequence[Sequence[str]]) -> None:
     """Raise ArgumentError where stages would step their copies of one parameter otherwise; all pipeline ranks ask.
 
     Args:
