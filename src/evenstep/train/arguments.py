@@ -13,7 +13,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
 from evenstep.data import Data
-from evenstep.devices import with_number
+from evenstep.devices import device_here
 from evenstep.errors import ArgumentError, DataError, ReplicaError, TaskError
 from evenstep.events import Incident
 from evenstep.parallel import Group, Single, Strategy, device_of_rank, rank_info_of
@@ -32,19 +32,9 @@ def choose_device(device: str | torch.device, precision: Precision) -> torch.dev
     >>> choose_device("cpu", FullPrecision())
     device(type='cpu')
     """
-    chosen = _device_named(device_of_rank("auto") if device == "auto" else device)
+    chosen = device_here(device_of_rank("auto") if device == "auto" else device)
     precision.check(chosen)
     return chosen
-
-
-def _device_named(device: str | torch.device) -> torch.device:
-    try:
-        return with_number(torch.device(device))
-    except (RuntimeError, AssertionError) as error:
-        raise ArgumentError(
-            f"`device` must be 'auto', 'cpu' or an accelerator of this machine, but is '{device}': "
-            f"{str(error).splitlines()[0]}"
-        ) from error
 
 
 def check_keeping(data: Data, *, keeps: bool, rewinds: bool) -> None:
