@@ -49,7 +49,7 @@ from evenstep.train.setup import Setup, set_up
 from evenstep.train.split_limit import SplitLimit
 from evenstep.train.state import Tree, check_same_run, with_plain_names
 from evenstep.train.task import Task
-from evenstep.train.tasks import check_task_states
+from evenstep.train.tasks import check_task_states, state_of
 
 _LOSS = "train/loss"
 _COUNTERS = ("progress", "is_computing")  # the only public attributes that change
@@ -407,7 +407,7 @@ class Engine:
 
     def task_states(self) -> dict[str, Any]:
         """The states of the tasks that have one, by name."""
-        return {name: state for name, task in self.parts.context.tasks.items() if (state := task.state_dict())}
+        return {name: state for name, task in self.parts.context.tasks.items() if (state := state_of(task, name))}
 
     def own_part(
         self, state: Tree, *, take: Callable[[Tensor, Tensor], Tensor] | None = None, ranks: RankGroup = ALONE
