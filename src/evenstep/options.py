@@ -362,7 +362,7 @@ def takes_old_arguments(constructor: _Function) -> _Function:
         made = {argument: OPTIONS[argument](**values) for argument, values in fields.items()}
         return built(*args, **kept, **made)
 
-    called.answers = True  # pyright: ignore[reportFunctionMemberAccess]
+    cast("Any", called).answers = True
     return cast("_Function", called)
 
 

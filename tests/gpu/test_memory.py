@@ -132,7 +132,10 @@ def test_batches_are_pinned_and_moved_also_those_of_workers(device: torch.device
     trainer = trainer_of(device, task=task, data=data)
     trainer.train()
     assert task.seen == {device.type}
-    one = next(iter(data.batches(Position(), seed=1, pin_memory=pins)))
+    try:
+        one = next(iter(data.batches(Position(), seed=1, pin_memory=pins)))
+    finally:
+        data.close()
     first: Any = one.microbatches[0].data
     assert first[0].is_pinned() == pins
 

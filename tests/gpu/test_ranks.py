@@ -1,11 +1,16 @@
 """Several ranks on one device through the host, one rank over NCCL, stages: and one sha256 for all of them."""
 
+from functools import partial
+
 import pytest
 import torch
-from launched import free_port, on_ranks
+from launched import free_port
+from launched import on_ranks as launched_on_ranks
 from ranks_programs import alone, sharded, single, trained
 
 from evenstep.precision import PRECISIONS
+
+on_ranks = partial(launched_on_ranks, timeout_s=60)
 
 
 @pytest.mark.parametrize("precision", sorted(PRECISIONS, key=lambda name: (name != "32-true", name)))

@@ -24,6 +24,7 @@ from evenstep.checkpoint import ALONE, RankGroup, on_all_ranks
 from evenstep.data import Data, GlobalBatch, Position
 from evenstep.errors import ArgumentError, CheckpointError, EvenstepError, LostRankError, clause
 from evenstep.events import Bus, Incident, Storage
+from evenstep.internals import unwrapped
 from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Training, check_length
 from evenstep.parallel import Strategy
@@ -31,12 +32,14 @@ from evenstep.precision import Precision
 from evenstep.taken import take
 from evenstep.train import given
 from evenstep.train.aborts import AbortCauses
+from evenstep.train.agreement import check_ties
 from evenstep.train.context import TrainContext
 from evenstep.train.evaluate import Evaluation
 from evenstep.train.failures import Stop
 from evenstep.train.footprint import Footprint, footprint
 from evenstep.train.global_batch import OneBatch, global_batch
 from evenstep.train.metrics import build_meters
+from evenstep.train.optimizers import let_begin_late
 from evenstep.train.outcome import Aborted, Committed, PendingUpdate, SummedLoss, first_aborted
 from evenstep.train.parts import build_parts
 from evenstep.train.policies import Policies
@@ -46,7 +49,7 @@ from evenstep.train.setup import Setup, set_up
 from evenstep.train.split_limit import SplitLimit
 from evenstep.train.state import Tree, check_same_run, with_plain_names
 from evenstep.train.task import Task
-from evenstep.train.tasks import check_task_states
+from evenstep.train.tasks import check_task_states, state_of
 
 _LOSS = "train/loss"
 _COUNTERS = ("progress", "is_computing")  # the only public attributes that change
@@ -140,6 +143,12 @@ class Engine:
                 )
             super().__setattr__(name, value)
 
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise ArgumentError(
+            "an engine can't be copied or pickled, as its parts belong to one model and one optimizer; build another "
+            "with another model and optimizer, and let it `load_state_dict(engine.state_dict())`."
+        )
+
     @classmethod
     def of(cls, setup: Setup, *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> Self:
         """The engine of a trainer, whose hooks, metrics and incidents go with it; arguments as of `build_parts`."""
@@ -160,6 +169,8 @@ class Engine:
         self._pending: list[PendingUpdate] = []
         self._cuts: dict[str, SplitLimit] = {}
         self._last_loss: SummedLoss | None = None
+        check_ties(unwrapped(self.model), parts.core.trained.names)
+        let_begin_late(self.optimizer)
         self._causes = AbortCauses(
             core=parts.core,
             model=self.model,
@@ -399,7 +410,7 @@ class Engine:
 
     def task_states(self) -> dict[str, Any]:
         """The states of the tasks that have one, by name."""
-        return {name: state for name, task in self.parts.context.tasks.items() if (state := task.state_dict())}
+        return {name: state for name, task in self.parts.context.tasks.items() if (state := state_of(task, name))}
 
     def own_part(
         self, state: Tree, *, take: Callable[[Tensor, Tensor], Tensor] | None = None, ranks: RankGroup = ALONE
