@@ -1,10 +1,12 @@
 """Activations that are computed again: nothing that a user sees changes but the memory."""
 
 import gc
+import random
 import weakref
 from copy import deepcopy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -165,6 +167,51 @@ def test_one_tensor_that_is_given_twice_is_one_when_it_is_computed_again() -> No
     kept, again = made(), made()
     for model, which in ((kept, "none"), (again, "*.self_attn")):
         engine(model, which).update(*batches())
+    assert_same_state(kept, again)
+
+
+class Drawn(nn.Module):
+    """Multiplies by numbers of Python's and numpy's generators."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sigmoid() * (1 + random.random()) * (x * float(np.random.rand())).tanh()
+
+
+class Chain(nn.Sequential):
+    """Has a forward of its own, so that its layers, and their keys, are not known."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+def test_what_is_drawn_from_python_and_numpy_is_drawn_again() -> None:
+    def made() -> nn.Module:
+        torch.manual_seed(0)
+        blocks = (nn.Sequential(nn.Linear(WIDTH, WIDTH), Drawn()) for _ in range(3))
+        return Chain(nn.Linear(4, WIDTH), *blocks, nn.Linear(WIDTH, 1))
+
+    kept, again = made(), made()
+    for model, which in ((kept, "none"), (again, "blocks")):
+        run = engine(model, which)
+        for _ in range(5):  # in some of which the engine looks for whether anything draws from them
+            run.update(*batches())
+    assert_same_state(kept, again)
+
+
+def test_one_dropout_that_stands_in_several_blocks_has_the_key_of_its_place_again() -> None:
+    """The backward computes the last block again first."""
+
+    def made() -> nn.Module:
+        torch.manual_seed(0)
+        drop = nn.Dropout(0.4)
+        blocks = (nn.Sequential(nn.Linear(WIDTH, WIDTH), drop, nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(3))
+        return nn.Sequential(nn.Linear(4, WIDTH), *blocks, nn.Linear(WIDTH, 1))
+
+    kept, again = made(), made()
+    for model, which in ((kept, "none"), (again, "blocks")):
+        run = engine(model, which)
+        for _ in range(2):
+            run.update(*batches())
     assert_same_state(kept, again)
 
 
