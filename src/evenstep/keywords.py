@@ -9,7 +9,7 @@ from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from functools import wraps
 from inspect import Parameter, signature
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from evenstep.errors import ArgumentError
 
@@ -161,7 +161,7 @@ def answering(constructor: Callable[..., None]) -> Callable[..., None]:
             check_call(constructor, self, args, given)
             raise
 
-    __init__.answers = True  # pyright: ignore[reportFunctionMemberAccess]
+    cast("Any", __init__).answers = True
     return __init__
 
 

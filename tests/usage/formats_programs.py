@@ -82,7 +82,7 @@ def train(
     until: int = 0,
     fail_at: int = 0,
     scale: float = 0.0,
-    updates: int = 5,
+    updates: int = 4,
     group: Any = None,
 ) -> dict[str, Any]:
     """Train on the ranks that there are; gives digests.
@@ -139,6 +139,7 @@ def train(
     values = [value.double().flatten() for value in state["model"].values()]
     return {
         "resumed from": begun,
+        "masters": trainer.footprint().masters,
         "values": torch.cat(values).tolist(),
         "model": digest(state["model"]),
         "optimizer": digest(state["optimizer"]["state"]),

@@ -65,7 +65,7 @@ class Recording:
         put, update = self._context.storage.put, self._update
         prefix = f"{self._prefix}{one.task}/" if one.task else self._prefix
         weight = self._weight_of(one, piece, loss)
-        if loss.metrics:
+        if loss.metrics.__class__ is not dict or loss.metrics:  # also what is no mapping, so that it is refused
             self._record_metrics(task, loss, prefix)
         if task.metrics:
             for name, seen in observations(task, loss, one.index):
