@@ -172,7 +172,10 @@ class Guard:
             for one in microbatches:
                 whole = self.cuts.pieces(task, one.data, one.known_samples)[0]
                 why = why or reason_not_cut(task, whole)
-                parts = parts_of(task, whole)
+                try:
+                    parts = parts_of(task, whole)
+                except Exception as error:  # noqa: BLE001 - said as a remark; nothing else has called it yet
+                    return None, f"`split` raised {clause(error)}"
                 if len(parts) > 1 and all(self._weight(task, piece) > 0 for piece in (whole, *parts)):
                     return Trial(one, whole, parts), ""
         except Exception:  # noqa: BLE001 - the update asks the same of the task, and says what it raises
