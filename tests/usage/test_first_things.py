@@ -1,5 +1,7 @@
 """What a person may try on a trainer or engine, and each time works or is said in one line."""
 
+# pyright: reportUnknownLambdaType=false
+
 import copy
 import pickle
 from typing import Any
