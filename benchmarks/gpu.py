@@ -455,8 +455,8 @@ def _command() -> int:
     for name, case in CASES.items():
         if arguments.rows in name:
             rows += case(TOY if arguments.toy else fitted(GPT_124M, device), device)
+            write_rows(arguments.out, rows)  # also where a later one is ended
     print(f"\n{table(rows)}")
-    write_rows(arguments.out, rows)
     return 1 if any(row.ok is False for row in rows) and not arguments.toy else 0
 
 

@@ -8,6 +8,8 @@ libraries and the threads that pin memory ask for that one. It moves no batches.
 import torch
 from torch import Tensor
 
+from evenstep.errors import ArgumentError
+
 
 def scalar_on(value: float | Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
     """`value` as a 0-dim tensor on `device`; no accelerator is waited for.
@@ -25,18 +27,27 @@ def scalar_on(value: float | Tensor, device: torch.device, dtype: torch.dtype | 
     return torch.full((), value, dtype=dtype, device=device)
 
 
-def with_number(device: torch.device) -> torch.device:
-    """The same device as its tensors have it: "cuda" is one of several by its number.
+def device_here(device: str | torch.device) -> torch.device:
+    """The device as its tensors have it: "cuda" is one of several by its number.
 
-    >>> with_number(torch.device("cpu"))
+    Raises:
+        ArgumentError: this machine has no such device.
+
+    >>> device_here("cpu")
     device(type='cpu')
     """
-    return torch.empty(0, device=device).device
+    try:
+        return torch.empty(0, device=torch.device(device)).device
+    except (RuntimeError, AssertionError) as error:
+        raise ArgumentError(
+            f"`device` must be 'auto', 'cpu' or an accelerator of this machine, but is '{device}': "
+            f"{str(error).splitlines()[0]}"
+        ) from error
 
 
 def make_current(device: torch.device) -> None:
     """Let `device` be the one that torch takes in this process where nobody names one; "cuda" is that already."""
-    if device.type == "cuda" and device.index is not None:
+    if device.type == "cuda" and device != torch.device("cuda"):
         torch.cuda.set_device(device)
 
 

@@ -19,7 +19,7 @@ def _group(name: str) -> Group:
     return Processes(name, timeout_s=60) if os.environ.get("WORLD_SIZE") else Group()
 
 
-def trained(name: str, strategy: str, stages: int = 1) -> tuple[str, list[float]]:
+def trained(name: str, strategy: str, stages: int = 1, precision: str = "32-true") -> tuple[str, list[float]]:
     """What a run on these ranks, or with so many of them as stages, ends with: its sha256 and its parameters."""
     world = _group(name)
     model: Any = network()
@@ -28,7 +28,7 @@ def trained(name: str, strategy: str, stages: int = 1) -> tuple[str, list[float]
         mesh = Mesh.of(world, pipeline=stages)
         model = PipelineModel(model, mesh=mesh)
         group, mine, others = mesh.data, mesh.data.rank, mesh.data.ranks
-    engine = _engine(name, model, KINDS[strategy](group))
+    engine = _engine(name, model, KINDS[strategy](group), precision)
     for _ in range(UPDATES):
         some = batches(MICROBATCHES)
         share = MICROBATCHES // others
@@ -40,10 +40,10 @@ def trained(name: str, strategy: str, stages: int = 1) -> tuple[str, list[float]
     return ended
 
 
-def _engine(name: str, model: Any, strategy: Strategy) -> Engine:
+def _engine(name: str, model: Any, strategy: Strategy, precision: str = "32-true") -> Engine:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
     train = Training(clip_norm=1.0, check_loss=False)
-    return Engine(model, Squares(), optimizer, strategy=strategy, device=name, train=train)
+    return Engine(model, Squares(), optimizer, strategy=strategy, precision=precision, device=name, train=train)
 
 
 def sharded(name: str) -> str:

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from evenstep import devices
+from evenstep.errors import ArgumentError
+from evenstep.parallel import Processes
 from evenstep.train.fit import fitting
 from evenstep.train.task import Task
 
@@ -48,6 +50,15 @@ def test_the_memory_that_a_part_must_fit_into_is_that_of_the_runs_own_device(mon
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert fitting(Whole(), torch.zeros(2), lambda part: True, device=CPU) is None
     assert not asked  # a run on the CPU leaves a CUDA device that is there alone
+
+
+def test_a_rank_on_a_device_that_is_not_there_says_so_before_it_waits_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ArgumentError, match="an accelerator of this machine, but is 'cuda:77'"):
+        Processes("cuda:77")
 
 
 class Whole(Task):

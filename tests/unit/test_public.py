@@ -57,6 +57,8 @@ def test_the_public_names_are_these_and_sorted() -> None:
         "LossSpikes",
         "LrSchedule",
         "MapData",
+        "Memory",
+        "MemoryUse",
         "Mesh",
         "Mixture",
         "Ordered",

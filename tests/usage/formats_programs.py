@@ -82,7 +82,7 @@ def train(
     until: int = 0,
     fail_at: int = 0,
     scale: float = 0.0,
-    updates: int = 5,
+    updates: int = 4,
     group: Any = None,
 ) -> dict[str, Any]:
     """Train on the ranks that there are; gives digests.
@@ -111,7 +111,9 @@ def train(
     trainer = evenstep.Trainer(
         model=model,
         task=Words(),
-        optimizer=torch.optim.AdamW(model.parameters(), lr=0.01, foreach="fsdp" not in strategy or None),
+        optimizer=torch.optim.AdamW(
+            model.parameters(), lr=0.01, foreach=None if strategy.endswith(("fsdp", "hybrid")) else True
+        ),
         updates=updates,
         device="cpu",
         strategy=strategy_named(strategy, data) if data is not None or "ordered" not in strategy else Ordered(),
@@ -137,6 +139,7 @@ def train(
     values = [value.double().flatten() for value in state["model"].values()]
     return {
         "resumed from": begun,
+        "masters": trainer.footprint().masters,
         "values": torch.cat(values).tolist(),
         "model": digest(state["model"]),
         "optimizer": digest(state["optimizer"]["state"]),

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from evenstep.arguments import require_number, require_object
-from evenstep.devices import make_current, with_number
+from evenstep.devices import device_here, make_current
 from evenstep.errors import ArgumentError, EvenstepError, LostRankError, clause
 from evenstep.internals import PrefixStore, Store
 from evenstep.parallel.flight import Entry, Flight
@@ -55,7 +55,7 @@ class Processes(Group):
         timeout_s: the longest wait for the other ranks, in seconds, at the rendezvous and in every collective.
 
     Raises:
-        ArgumentError: the environment is not that of a launched rank.
+        ArgumentError: the environment is not that of a launched rank, or there is no such device.
         EvenstepError: the other ranks did not come within the timeout.
     """
 
@@ -92,9 +92,10 @@ class Processes(Group):
     def _join(
         self, place: RankInfo, device: torch.device, *, timeout_s: float, meeting_s: float, answer_s: float
     ) -> None:
+        self.device = device_here(device)
+        make_current(self.device)
         store = meet(place, timeout_s=meeting_s)
-        make_current(device)
-        self.rank, self.ranks, self.device = place.rank, place.ranks, with_number(device)
+        self.rank, self.ranks = place.rank, place.ranks
         self._connect(store, timeout_s)
         self._meeting_place = "the launcher" if place.store_is_served else "rank 0"
         try:

@@ -80,6 +80,7 @@ class Engine:
         reducers: how gradients are shared between data-parallel ranks.
         bus: of the hooks that are told of updates.
         seed: see the arguments.
+        recomputed: the names of the modules whose activations are not kept, of all stages.
 
     Raises:
         ArgumentError: an argument that cannot be.
@@ -161,6 +162,7 @@ class Engine:
         self.storage, self.precision = setup.storage, setup.precision
         self.group, self.reducers = parts.execution.group, parts.execution.reducers
         self.bus, self.seed, self._ema = bus, setup.seed, setup.train.ema
+        self.recomputed, self._empty_cache = setup.recomputed.names, setup.empty_cache
         self.progress = Progress()
         self.is_computing = False
         self._report = report
@@ -327,6 +329,7 @@ class Engine:
         if self.progress.update >= number:
             self.reducers.after_update(number)
             self.core.begin()  # statistics that the ranks have averaged stay, whatever breaks off next
+            self._empty_cache(number)
 
     def lower_scale(self) -> None:
         """Let an update that overflowed be tried again.

@@ -27,6 +27,7 @@ from evenstep.train.guard import Guard
 from evenstep.train.layer_keys import in_order, key_layers
 from evenstep.train.number_formats import averaged_as, build_steps
 from evenstep.train.pipeline_state import PipelineStateSharding, build_pipeline_state_sharding
+from evenstep.train.recomputed import recompute
 from evenstep.train.settings import settings_of
 from evenstep.train.setup import Setup
 from evenstep.train.split_limit import SplitLimit
@@ -107,6 +108,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     learning_rates = LearningRates(optimizer, setup.lr_schedule, updates)
     unkeyed = key_layers(model, context.randomness)
     execution, cuts = build_execution(model, strategy, optimizer, device), SplitLimit()
+    recompute(model, setup.recomputed.here, context.randomness)
     layout = execution.reducers.layout
     steps = build_steps(precision, model=model, optimizer=optimizer, rounded=rounded, layout=layout, seed=setup.seed)
     settle = train.settle_every_updates

@@ -162,10 +162,10 @@ class RunFolder:
 
     @contextmanager
     def hold(self) -> Generator[None]:
-        """Keep other runs out of the folder; within another such `with`, nothing more. All ranks enter together.
+        """Keep other runs out of the folder; within another such `with`, nothing more. All ranks enter it together.
 
         Raises:
-            CheckpointError: another run is in it.
+            CheckpointError: another run is in it; so on the other ranks, as an EvenstepError.
             ArgumentError: it can't be one's folder.
         """
         self._depth += 1
@@ -175,16 +175,17 @@ class RunFolder:
                     take = partial(self._take, self.path, held)
                     if not self.group.can_change:
                         self.group.first_rank_does(take)
-                    elif self.group.rank == 0:  # others may come at any time
+                    elif self.group.rank == 0:  # the others may be on their way yet
                         take()
                 yield
         finally:
             self._depth -= 1
 
-    def _take(self, path: Path, held: ExitStack) -> None:
-        check_folder(path)
-        check_writable(path)
-        self._taken_over = held.enter_context(locked(path)) or self._taken_over
+    def _take(self, folder: Path, held: ExitStack) -> None:
+        """On one rank: check and lock the folder, until `held` is left."""
+        check_folder(folder)
+        check_writable(folder)
+        self._taken_over = held.enter_context(locked(folder)) or self._taken_over
 
     def clean(self, update: int) -> None:
         """Delete what killed processes have left half written, and say so."""

@@ -98,6 +98,11 @@ class Surface:
         """
         return tuple(tuple(group) for group in self._loop.engine.core.trained.names)
 
+    @property
+    def recomputed(self) -> tuple[str, ...]:
+        """The names of the modules whose activations are computed again instead of kept, of all stages."""
+        return self._loop.engine.recomputed
+
     def norms(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """‖v‖₂ of tensors that are held as the parameters of these names are, such as gradients, on every strategy.
 

@@ -25,6 +25,7 @@ from evenstep.parallel import Strategy
 from evenstep.pipeline import PipelineModel
 from evenstep.train.coefficients import Coefficients, Fixed
 from evenstep.train.combine import Combine, Separate
+from evenstep.train.dependence import LEARNED
 from evenstep.train.failures import FailurePolicy
 from evenstep.train.norms import Kind, Norms, build_norms
 from evenstep.train.state import unwrapped
@@ -76,8 +77,9 @@ class Tasks:
     def attach(self, model: nn.Module, optimizer: Optimizer) -> Norms:
         """Make what is learned about the tasks a part of the model; gives its normalisation layers."""
         names = tuple(self.by_name)
-        _attach(model, optimizer, "task_coefficients", self.coefficients.build(names))
-        _attach(model, optimizer, "task_balance", None if self.combine is None else self.combine.build(names))
+        built = (self.coefficients.build(names), None if self.combine is None else self.combine.build(names))
+        for name, module in zip(LEARNED, built, strict=True):
+            _attach(model, optimizer, name, module)
         return build_norms(model, names, self.norm_statistics)
 
 

@@ -130,6 +130,15 @@ def test_the_ends_of_tests_are_read_from_pytests_report(tmp_path: Path) -> None:
     assert next(one["said"] for name, one in cases.items() if name.endswith("left_out")) == "not here"
 
 
+def test_the_suite_runs_its_tests_by_name_with_no_plugins_but_its_own(tmp_path: Path) -> None:
+    cases, code = suite.tests(suite.environment(tmp_path), "cast_before", seconds=100, marked="not gpu")
+    assert code == 0
+    assert {name: one["outcome"] for name, one in cases.items()} == {
+        "test_memory::test_what_is_cast_before_it_is_moved_stays_pinned[cpu]": "passed"
+    }
+    assert suite.tests(suite.environment(tmp_path), "no_such_name", seconds=100) == ({}, 5)
+
+
 def test_rows_of_an_earlier_run_stay_on_the_same_device_only(tmp_path: Path) -> None:
     path = tmp_path / "gpu-x.json"
     what = {"device": "X", "torch": "2.11", "python": "3.12"}

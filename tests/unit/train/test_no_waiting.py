@@ -1,6 +1,7 @@
 """The host never waits for the device inside an update: shown with a device whose values can't be read."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -8,8 +9,9 @@ import torch
 from fake import FAKE, FusedSgd, HostWaitsError, no_waiting, on_fake
 from torch import Tensor, nn
 
-from evenstep import Ema, Engine, Loss, Task, Training
+from evenstep import Ema, Engine, Loss, Task, Training, chunked_cross_entropy
 from evenstep.optim.schedules import Linear
+from evenstep.parallel import Ddp, Group, Ordered, Strategy
 from evenstep.pipeline import PipelineModel
 from evenstep.precision import PRECISIONS
 from evenstep.train import arguments
@@ -51,7 +53,13 @@ def network(*, norm: bool = False) -> nn.Sequential:
 
 
 def engine_of(
-    monkeypatch: pytest.MonkeyPatch, model: nn.Module, task: Any, *, precision: str | None = None, **train: Any
+    monkeypatch: pytest.MonkeyPatch,
+    model: nn.Module,
+    task: Any,
+    *,
+    precision: str | None = None,
+    strategy: Strategy | None = None,
+    **train: Any,
 ) -> Engine:
     """An engine on the stand-in, past its first step, which the host decides."""
     monkeypatch.setattr(seeding, "seed_device", lambda device, number: None)  # it has no generator
@@ -62,6 +70,7 @@ def engine_of(
         task,
         FusedSgd(model.parameters(), lr=0.1),
         precision=precision,
+        strategy=strategy,
         lr_schedule=Linear(warmup_updates=3),
         updates=UPDATES,
         device=FAKE,
@@ -101,6 +110,29 @@ def test_a_late_weight_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, weight
 def test_two_tasks_of_which_one_is_late_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     tasks = {"one": Squares(), "two": Late(lambda output: 3.0)}
     dispatched(engine_of(monkeypatch, network(), tasks), tasks=("one", "two"))
+
+
+@pytest.mark.parametrize("strategy", [Ordered(), Ddp(Group())], ids=["ordered", "ddp"])
+def test_no_reduction_of_one_rank_is_waited_for(monkeypatch: pytest.MonkeyPatch, strategy: Strategy) -> None:
+    dispatched(engine_of(monkeypatch, network(), Squares(), strategy=strategy, clip_norm=1.0))
+
+
+class NextToken(Task):
+    """A head whose scores are never in memory all at once."""
+
+    def __init__(self, head: nn.Linear) -> None:
+        self._head = head
+
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        return chunked_cross_entropy(output, self._head.weight, batch[1].long(), chunk_tokens=2)
+
+
+def test_a_loss_in_chunks_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: False)  # torch knows none for the stand-in
+    monkeypatch.setattr(torch, "autocast", lambda kind, enabled: nullcontext())
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8, bias=False))
+    head = on_fake(nn.Linear(8, 16, bias=False))
+    dispatched(engine_of(monkeypatch, model, NextToken(head)))
 
 
 def test_stages_of_one_process_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
