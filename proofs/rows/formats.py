@@ -8,6 +8,7 @@ terms.
 """
 
 import math
+import os
 import subprocess
 import sys
 import tempfile
@@ -49,10 +50,14 @@ def shared(precision: str, ranks: int, pipeline: int) -> tuple[str, str]:
 
 def killed(precision: str) -> tuple[str, str]:
     """sha256 of the run on one process, killed twice and resumed on two ranks, and of that left alone."""
+    path = os.pathsep.join([str(SCRIPT.parents[1]), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": path}
     with tempfile.TemporaryDirectory() as folder:
         for place in (("6", "1"), ("11", "3")):
             command = [sys.executable, str(SCRIPT), folder, precision, "1", *place]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+            done = subprocess.run(
+                command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+            )
             if done.returncode != -9:
                 raise RuntimeError(f"{' '.join(command)} exited {done.returncode}:\n{done.stderr}")
         return run(Path(folder), precision, 2, 1), alone(precision)

@@ -12,8 +12,16 @@ from typing import Any, cast
 from evenstep.choice import choose
 from evenstep.errors import ArgumentError, CheckpointError
 
-_PARTS_OF_STATES = {
-    *("model", "optimizer", "ema", "precision", "trained", "progress", "tasks", "run", "data", "hooks", "storage")
+_PARTS_OF_STATES: dict[str, tuple[str, dict[str, type]]] = {  # what each needs, and of which kind what it has is
+    **{name: ("", {}) for name in ("model", "ema", "precision", "trained", "tasks", "hooks", "storage")},
+    "optimizer": ("class state groups", {"class": str, "state": dict, "groups": list}),
+    "progress": ("update position samples skipped", {"update": int, "position": dict, "samples": int, "skipped": int}),
+    "run": (
+        "seed precision",
+        {"seed": int, "precision": str, "settings": dict, "evaluated_at": int, "cuts": list, "config": dict},
+    ),
+    "data": ("fingerprint", {"fingerprint": dict, "states": dict, "ranks": int}),
+    "position": ("epoch batch", {"epoch": int, "batch": int}),
 }
 
 
@@ -111,13 +119,23 @@ def require_state(value: object, wanted: str) -> None:
     if not isinstance(value, dict):
         raise CheckpointError(f"a state to load must be what {wanted} gave, but is {said(value)}; give that.")
     for name, part in cast("dict[Any, object]", value).items():
-        if name not in _PARTS_OF_STATES:
-            continue
-        if not isinstance(part, dict) or (name == "optimizer" and not {"class", "state", "groups"} <= part.keys()):
+        if not (_is_whole(name, part) if name in _PARTS_OF_STATES else True):
             raise CheckpointError(
-                f"a state to load must be what {wanted} gave, but its `{name}` is {said(cast('object', part))}, not "
-                f"what that keeps there; give the state as it was."
+                f"a state to load must be what {wanted} gave, but its `{name}` is {said(part)}, not what that keeps "
+                f"there; give the state as it was."
             )
+
+
+def _is_whole(name: str, part: object) -> bool:
+    """Whether a part of a state has all that it needs, each of its kind."""
+    if not isinstance(part, dict):
+        return False
+    held = cast("dict[Any, object]", part)
+    needed, kinds = _PARTS_OF_STATES[name]
+    if not held.keys() >= set(needed.split()):
+        return False
+    fits = all(isinstance(held[one], kind) for one, kind in kinds.items() if one in held)
+    return fits and (name != "progress" or _is_whole("position", held["position"]))
 
 
 def require_names(name: str, value: object, write: str) -> tuple[str, ...]:

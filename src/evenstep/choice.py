@@ -21,13 +21,15 @@ def choose(argument: str, word: str, table: Mapping[str, T]) -> T:
     Raises:
         ArgumentError: it is none of them.
 
-    >>> choose("precision", "bf16", {"32-true": 1, "bf16-mixed": 2})
+    >>> choose("precision", "bf16", {"bf16-mixed": 1, "bf16-true": 2})
     Traceback (most recent call last):
-    evenstep.errors.ArgumentError: `precision` must be one of 32-true, bf16-mixed, but is 'bf16'; is it 'bf16-mixed'?
+    evenstep.errors.ArgumentError: `precision` must be one of bf16-mixed, bf16-true, but is 'bf16'; is it 'bf16-mixed'?
     """
     if word in table:
         return table[word]
-    close = get_close_matches(word.lower(), table, n=1) or [name for name in table if word and word.lower() in name]
+    said = word.lower()
+    begins = [name for name in table if said and name.startswith(said)]
+    close = begins or get_close_matches(said, table, n=1) or [name for name in table if said and said in name]
     advice = f"; is it {close[0]!r}?" if close else "."
     raise ArgumentError(f"`{argument}` must be one of {', '.join(table)}, but is {word!r}{advice}")
 

@@ -194,6 +194,14 @@ def set_timeout(backend: Any, timeout: timedelta) -> None:
     backend._set_default_timeout(timeout)
 
 
+def nccl_around(store: Store, rank: int, ranks: int, timeout: timedelta) -> Any:
+    """NCCL's backend for the current CUDA device; how long its operations may take is an option without public name."""
+    kind = cast("Any", dist).ProcessGroupNCCL
+    options = kind.Options()
+    options._timeout = timeout
+    return kind(store, rank, ranks, options)
+
+
 def name_of_group(group: ProcessGroup) -> str:
     """The name by which functional collectives find the group, in torch's table of all groups."""
     return cast("Any", dist.distributed_c10d)._world.pg_names[group]

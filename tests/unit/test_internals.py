@@ -59,6 +59,7 @@ OF_TORCH = {
     "_set_default_timeout",
     "_shutdown_workers",
     "_step_supports_amp_scaling",
+    "_timeout",
     "_version",
     "_workers",
     "_world",

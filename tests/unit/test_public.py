@@ -57,6 +57,8 @@ def test_the_public_names_are_these_and_sorted() -> None:
         "LossSpikes",
         "LrSchedule",
         "MapData",
+        "Memory",
+        "MemoryUse",
         "Mesh",
         "Mixture",
         "Ordered",
@@ -94,6 +96,7 @@ def test_the_public_names_are_these_and_sorted() -> None:
         "Wsd",
         "Zero1",
         "__version__",
+        "chunked_cross_entropy",
     }
     assert all(hasattr(evenstep, name) for name in evenstep.__all__)
 

@@ -17,6 +17,13 @@ AREAS = (
                 "unit/train/test_guard.py::test_the_guard_leaves_no_trace",
                 "usage/test_guard_on_ranks.py::test_a_run_that_passes_has_the_bits_of_one_without_the_guard",
             ),
+            works(
+                "a cross-entropy whose scores are never in memory at once: 16 bits, autocast, tied matrices, stages",
+                "unit/train/test_cross_entropy.py::test_the_scores_of_all_tokens_are_never_in_memory",
+                "unit/train/test_cross_entropy.py::"
+                "test_as_the_last_stage_of_a_pipeline_with_a_tied_matrix_it_has_the_bits_of_one_process",
+                "usage/test_cross_entropy.py::test_with_shards_it_is_called_in_the_forward_and_refused_outside_of_it",
+            ),
             limit(
                 "BatchNorm in training mode is said once; other layers that look at the whole batch are not found",
                 "unit/train/test_guard.py::test_batch_norm_is_said_once_and_only_where_batches_are_cut",
@@ -268,7 +275,19 @@ AREAS = (
         "Devices",
         (
             works("CPU", "prove: cut "),
-            works("one CUDA device per rank"),
+            works("one CUDA device per rank: `make gpu` (gpu.md) tries all of it where one is"),
+            works(
+                "inside an update the host waits for no device, with a fused optimizer: shown with a stand-in for one",
+                "unit/train/test_no_waiting.py::test_an_update_with_everything_armed_reads_nothing",
+            ),
+            works(
+                "ranks that share a device, through copies on the host: shown with a stand-in",
+                "unit/parallel/test_through_host.py::test_a_run_has_the_same_bits_through_the_host",
+            ),
+            refused(
+                "`fsdp` on ranks that share a device",
+                "unit/parallel/test_through_host.py::test_ranks_that_share_a_device_are_refused_shards",
+            ),
             works("other accelerators that torch knows"),
             refused(
                 "a device that is not there", "unit/train/test_trainer.py::test_a_device_that_is_not_there_is_refused"

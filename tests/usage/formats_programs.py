@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import evenstep
 from evenstep.parallel import Group, Mesh, Ordered
 from evenstep.pipeline import Layers, PipelineModel
+from evenstep.precision import PRECISIONS
 
 FORMATS = ("bf16-true", "16-true", "bf16-true-no-master", "16-true-no-master")
 WORDS, WIDTH = 11, 8
@@ -80,7 +81,8 @@ def train(
     folder: str = "",
     until: int = 0,
     fail_at: int = 0,
-    updates: int = 5,
+    scale: float = 0.0,
+    updates: int = 4,
     group: Any = None,
 ) -> dict[str, Any]:
     """Train on the ranks that there are; gives digests.
@@ -94,6 +96,7 @@ def train(
         folder: to save in and to go on from; "" keeps nothing.
         until: the update to stop after; 0 trains to the end.
         fail_at: the update in which all ranks fail; 0 in none.
+        scale: the first loss scale; 0 for the usual one.
     """
     torch.manual_seed(0 if group is None else group.rank)
     data = group
@@ -108,11 +111,13 @@ def train(
     trainer = evenstep.Trainer(
         model=model,
         task=Words(),
-        optimizer=torch.optim.AdamW(model.parameters(), lr=0.01, foreach="fsdp" not in strategy or None),
+        optimizer=torch.optim.AdamW(
+            model.parameters(), lr=0.01, foreach=None if strategy.endswith(("fsdp", "hybrid")) else True
+        ),
         updates=updates,
         device="cpu",
         strategy=strategy_named(strategy, data) if data is not None or "ordered" not in strategy else Ordered(),
-        precision=precision,
+        precision=cast("Any", PRECISIONS[precision])(initial=scale) if scale else precision,
         data=evenstep.MapData(sentences(), global_batch_size=8, micro_batch_size=2),
         train=evenstep.Training(clip_norm=0.5, check_loss=False, ema=evenstep.Ema(decay=0.9)),
         evaluations={"valid": evenstep.MapData(sentences(6), global_batch_size=4, micro_batch_size=2, shuffle=False)},
@@ -134,6 +139,7 @@ def train(
     values = [value.double().flatten() for value in state["model"].values()]
     return {
         "resumed from": begun,
+        "masters": trainer.footprint().masters,
         "values": torch.cat(values).tolist(),
         "model": digest(state["model"]),
         "optimizer": digest(state["optimizer"]["state"]),

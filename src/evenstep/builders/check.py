@@ -21,7 +21,7 @@ from evenstep.data.mixture import check_windows
 from evenstep.data.sampling import check_curriculum, check_only_for_tokens
 from evenstep.events.hooks.target import MetricTarget
 from evenstep.optim.ema import Ema
-from evenstep.options import check_evaluation_names, check_length, check_rewinds, check_task_names
+from evenstep.options import Memory, check_evaluation_names, check_length, check_rewinds, check_task_names
 from evenstep.parallel.mesh import check_pipelines
 from evenstep.parallel.named import check_single
 from evenstep.parallel.reducer.sharded import check_sharding
@@ -50,6 +50,7 @@ def _options(config: Config) -> Iterator[Fault]:
 def _updates(config: Config) -> Iterator[Fault]:
     train = config.train
     yield from faults_of(partial(check_length, train.updates, train.epochs), keys_in("train", train))
+    yield from faults_of(lambda: Memory(**config.memory.model_dump()), keys_in("memory", config.memory))
     if config.loss_scale is not None and issubclass(PRECISIONS[train.precision], LossScaled):
         yield from faults_of(partial(build_precision, config), keys_in("loss_scale", config.loss_scale))
     if train.updates is None:

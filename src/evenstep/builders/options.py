@@ -7,7 +7,7 @@ from evenstep.builders.tasks import build_coefficients, build_combine
 from evenstep.config.schema import Config
 from evenstep.events import Best, EarlyStop, Evaluate, Hook, TimeBudget
 from evenstep.optim.ema import Ema
-from evenstep.options import Checkpointing, Failures, Logging, Training
+from evenstep.options import Checkpointing, Failures, Logging, Memory, Training
 from evenstep.precision import PRECISIONS, Precision, SixteenBits
 
 
@@ -18,6 +18,7 @@ def build_training(config: Config) -> Training:
         ema=None if config.ema is None else Ema(**config.ema.model_dump()),
         coefficients=build_coefficients(config),
         combine=build_combine(config),
+        memory=Memory(**config.memory.model_dump()),
         fit_memory=config.data is not None and config.data.micro_batch_size == "auto",
     )
 

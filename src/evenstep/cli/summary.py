@@ -24,6 +24,7 @@ def describe(parts: RunParts, trainer: Trainer) -> list[str]:
     return [
         f"model       {type(parts.model).__name__}, {parameters:,} parameters{some}, on {trainer.device}",
         *_stages(parts),
+        *_recomputed(trainer.recomputed),
         f"data        {_samples(parts)}",
         *_updates(parts),
         f"run         {length}{_epochs(parts, trainer)}, precision {config.train.precision}, seed {config.seed}",
@@ -63,6 +64,22 @@ def _stages(parts: RunParts) -> list[str]:
     ranks = "this process holds all" if layout.ranks == 1 else f"the first of {layout.ranks} ranks holds these"
     own = " | ".join(f"{stage}: {layers}" for stage, layers in parts.model.described().items())
     return [f"stages      {layout.stages}, {ranks}: {own}"]
+
+
+def _recomputed(names: Sequence[str]) -> list[str]:
+    """Which activations are not kept.
+
+    >>> _recomputed(["blocks.0", "blocks.1", "blocks.2"])
+    ['memory      computed again in the backward: 3 modules, blocks.0, blocks.1, blocks.2']
+    """
+    if not names:
+        return []
+    some = [*names] if len(names) <= _MOST_NAMES else [*names[:2], "…", names[-1]]
+    count = f"{len(names)} module{'s' * (len(names) > 1)}"
+    return [f"memory      computed again in the backward: {count}, {', '.join(some)}"]
+
+
+_MOST_NAMES = 6
 
 
 def _samples(parts: RunParts) -> str:

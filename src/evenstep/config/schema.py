@@ -298,6 +298,16 @@ class FailuresTable(Section):
     in again when it comes back; on CPUs, with ddp, and the extra `torchft`."""
 
 
+class MemoryTable(Section):
+    """What is done to need less of the device's memory; parameters do not depend on it."""
+
+    checkpoint: str = default_of(options.Memory, "checkpoint")
+    """Of which modules activations are computed again in the backward instead of kept: `none`, `blocks` for the
+    repeated blocks of the model, or a pattern of module names such as `encoder.layers.*`."""
+    empty_cache_every_updates: Count | None = default_of(options.Memory, "empty_cache_every_updates")
+    """How often memory that the device's allocator keeps for later is given back to the device; never by default."""
+
+
 class EmaTable(Section):
     """An exponential moving average of the parameters, evaluated in their place."""
 
@@ -416,6 +426,8 @@ class Config(Section):
     """How many processes to start."""
     failures: FailuresTable = FailuresTable()
     """What to do about what goes wrong."""
+    memory: MemoryTable = MemoryTable()
+    """What is done to need less of the device's memory."""
     ema: EmaTable | None = None
     """An exponential moving average of the parameters; none by default."""
     evaluate: EvaluateTable = EvaluateTable()

@@ -65,23 +65,23 @@ class SixteenBits(Precision):
     def convert(self, model: nn.Module, held: Collection[int]) -> frozenset[int]:
         """Give the model this format, but for the parameters that get masters: those become float32 here."""
         rounded: set[int] = set()
-        format = self.format
-        assert format is not None
+        cast: dict[int, tuple[Tensor, Tensor]] = {}  # a buffer may stand in several places
+        assert self.format is not None
         for module in model.modules():
-            if stays_float32(module):
-                continue
+            stays = stays_float32(module)
+            format = torch.float32 if stays else self.format
             for parameter in parameters_of(module).values():
                 if parameter is None or parameter.dtype not in _REAL:
                     continue
-                is_held = id(parameter) in held
-                parameter.data = parameter.data.to(torch.float32 if is_held and self.keeps_masters else format)
-                if is_held:
+                is_rounded = id(parameter) in held and not stays
+                parameter.data = parameter.data.to(torch.float32 if is_rounded and self.keeps_masters else format)
+                if is_rounded:
                     parameter.grad_dtype = torch.float32
                     rounded.add(id(parameter))
             own = buffers_of(module)
             for name, buffer in own.items():
                 if buffer is not None and buffer.dtype in _REAL:
-                    own[name] = buffer.to(format)
+                    _, own[name] = cast.setdefault(id(buffer), (buffer, buffer.to(format)))
         return frozenset(rounded)
 
 
@@ -110,7 +110,7 @@ class ScaledSixteenBits(SixteenBits, LossScaled):
 
 
 def stays_float32(module: nn.Module) -> bool:
-    """Whether a module's own parameters and buffers are left as they are.
+    """Whether a module's own parameters and buffers are float32, whatever the model's format is.
 
     Those of layers with running statistics are, and of a module that says `stays_float32 = True`.
 

@@ -5,7 +5,7 @@ that ranks stay together while they train is the strategy's.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -16,13 +16,15 @@ from evenstep.errors import ArgumentError
 from evenstep.names import named_parameters, state_of
 from evenstep.pipeline import PipelineModel
 from evenstep.train.arguments import check_same_on_all_ranks
-from evenstep.train.loop import Loop
 from evenstep.train.state import unwrapped
 from evenstep.version import __version__
 
+if TYPE_CHECKING:
+    from evenstep.train.loop import Loop
+
 
 def check_agreement(
-    loop: Loop,
+    loop: "Loop",
     optimizer: Optimizer,
     groups: Sequence[Sequence[str]],
     evaluations: Mapping[str, Data],
@@ -64,7 +66,7 @@ def check_agreement(
     check_ties(unwrapped(engine.model), groups)
 
 
-def check_ties(model: nn.Module, groups: list[list[str]]) -> None:
+def check_ties(model: nn.Module, groups: Sequence[Sequence[str]]) -> None:
     """Raise ArgumentError where stages would step their copies of one parameter otherwise; all pipeline ranks ask.
 
     Args:

@@ -13,6 +13,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
 from evenstep.data import Data
+from evenstep.devices import device_here
 from evenstep.errors import ArgumentError, DataError, ReplicaError, TaskError
 from evenstep.events import Incident
 from evenstep.parallel import Group, Single, Strategy, device_of_rank, rank_info_of
@@ -32,20 +33,8 @@ def choose_device(device: str | torch.device, precision: Precision) -> torch.dev
     >>> choose_device("cpu", FullPrecision())
     device(type='cpu')
     """
-    chosen = device_of_rank("auto") if device == "auto" else _device_named(device)
+    chosen = device_here(device_of_rank("auto") if device == "auto" else device)
     precision.check(chosen)
-    return chosen
-
-
-def _device_named(device: str | torch.device) -> torch.device:
-    try:
-        chosen = torch.device(device)
-        torch.empty(0, device=chosen)
-    except (RuntimeError, AssertionError) as error:
-        raise ArgumentError(
-            f"`device` must be 'auto', 'cpu' or an accelerator of this machine, but is '{device}': "
-            f"{str(error).splitlines()[0]}"
-        ) from error
     return chosen
 
 

@@ -24,6 +24,7 @@ from evenstep.checkpoint import ALONE, RankGroup, on_all_ranks
 from evenstep.data import Data, GlobalBatch, Position
 from evenstep.errors import ArgumentError, CheckpointError, EvenstepError, LostRankError, clause
 from evenstep.events import Bus, Incident, Storage
+from evenstep.internals import unwrapped
 from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Training, check_length
 from evenstep.parallel import Strategy
@@ -31,12 +32,14 @@ from evenstep.precision import Precision
 from evenstep.taken import take
 from evenstep.train import given
 from evenstep.train.aborts import AbortCauses
+from evenstep.train.agreement import check_ties
 from evenstep.train.context import TrainContext
 from evenstep.train.evaluate import Evaluation
 from evenstep.train.failures import Stop
 from evenstep.train.footprint import Footprint, footprint
 from evenstep.train.global_batch import OneBatch, global_batch
 from evenstep.train.metrics import build_meters
+from evenstep.train.optimizers import let_begin_late
 from evenstep.train.outcome import Aborted, Committed, PendingUpdate, SummedLoss, first_aborted
 from evenstep.train.parts import build_parts
 from evenstep.train.policies import Policies
@@ -46,7 +49,7 @@ from evenstep.train.setup import Setup, set_up
 from evenstep.train.split_limit import SplitLimit
 from evenstep.train.state import Tree, check_same_run, with_plain_names
 from evenstep.train.task import Task
-from evenstep.train.tasks import check_task_states
+from evenstep.train.tasks import check_task_states, state_of
 
 _LOSS = "train/loss"
 _COUNTERS = ("progress", "is_computing")  # the only public attributes that change
@@ -77,6 +80,7 @@ class Engine:
         reducers: how gradients are shared between data-parallel ranks.
         bus: of the hooks that are told of updates.
         seed: see the arguments.
+        recomputed: the names of the modules whose activations are not kept, of all stages.
 
     Raises:
         ArgumentError: an argument that cannot be.
@@ -139,6 +143,12 @@ class Engine:
                 )
             super().__setattr__(name, value)
 
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise ArgumentError(
+            "an engine can't be copied or pickled, as its parts belong to one model and one optimizer; build another "
+            "with another model and optimizer, and let it `load_state_dict(engine.state_dict())`."
+        )
+
     @classmethod
     def of(cls, setup: Setup, *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> Self:
         """The engine of a trainer, whose hooks, metrics and incidents go with it; arguments as of `build_parts`."""
@@ -152,12 +162,15 @@ class Engine:
         self.storage, self.precision = setup.storage, setup.precision
         self.group, self.reducers = parts.execution.group, parts.execution.reducers
         self.bus, self.seed, self._ema = bus, setup.seed, setup.train.ema
+        self.recomputed, self._empty_cache = setup.recomputed.names, setup.empty_cache
         self.progress = Progress()
         self.is_computing = False
         self._report = report
         self._pending: list[PendingUpdate] = []
         self._cuts: dict[str, SplitLimit] = {}
         self._last_loss: SummedLoss | None = None
+        check_ties(unwrapped(self.model), parts.core.trained.names)
+        let_begin_late(self.optimizer)
         self._causes = AbortCauses(
             core=parts.core,
             model=self.model,
@@ -171,7 +184,7 @@ class Engine:
     def update(self, *microbatches: Any) -> Committed | Aborted:
         """Make one update of all ranks' micro-batches; all ranks call it together.
 
-        A gradient that overflows the loss scale of "fp16-mixed" is computed again at lower ones. After an abort nothing
+        A gradient that overflows the loss scale of "16-mixed" is computed again at lower ones. After an abort nothing
         has changed; the next call is the same update again, with whatever batch it is given.
 
         Args:
@@ -316,6 +329,7 @@ class Engine:
         if self.progress.update >= number:
             self.reducers.after_update(number)
             self.core.begin()  # statistics that the ranks have averaged stay, whatever breaks off next
+            self._empty_cache(number)
 
     def lower_scale(self) -> None:
         """Let an update that overflowed be tried again.
@@ -396,7 +410,7 @@ class Engine:
 
     def task_states(self) -> dict[str, Any]:
         """The states of the tasks that have one, by name."""
-        return {name: state for name, task in self.parts.context.tasks.items() if (state := task.state_dict())}
+        return {name: state for name, task in self.parts.context.tasks.items() if (state := state_of(task, name))}
 
     def own_part(
         self, state: Tree, *, take: Callable[[Tensor, Tensor], Tensor] | None = None, ranks: RankGroup = ALONE

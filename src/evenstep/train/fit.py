@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from evenstep.devices import memory_of
 from evenstep.optim.aside import Aside
 from evenstep.optim.stepping import Steps
 from evenstep.strides import gradient_format
@@ -21,15 +22,25 @@ from evenstep.train.split import num_elements
 from evenstep.train.sub_batch import SubBatch, parts_of
 from evenstep.train.task import Task
 
+_CPU = torch.device("cpu")
 HEADROOM = 0.9  # of an accelerator's memory that a part may take: sizes vary, and caches fragment
 
 
-def fitting(task: Task, data: Any, fits: Callable[[Any], bool], *, num_samples: int | None = None) -> int | None:
+def fitting(
+    task: Task,
+    data: Any,
+    fits: Callable[[Any], bool],
+    *,
+    device: torch.device = _CPU,
+    num_samples: int | None = None,
+) -> int | None:
     """The most numbers that a piece may hold, for `SplitLimit`; None if the whole of `data` fits.
 
     Args:
         task: says how `data` is cut.
         data: a micro-batch.
+        fits: runs a part of it.
+        device: whose memory it must fit into.
         num_samples: of the micro-batch, where that is known.
     """
     parts = [SubBatch(data, num_samples=num_samples)]
@@ -37,18 +48,18 @@ def fitting(task: Task, data: Any, fits: Callable[[Any], bool], *, num_samples: 
         parts.append(halves[0])
     largest = num_elements(parts[-1].data)
     for part in reversed(parts):
-        if not _tried(part.data, fits):
+        if not _tried(part.data, fits, device):
             return largest
         largest = num_elements(part.data)
     return None
 
 
-def _tried(part: Any, fits: Callable[[Any], bool]) -> bool:
-    if not torch.cuda.is_available():
+def _tried(part: Any, fits: Callable[[Any], bool], device: torch.device) -> bool:
+    total = memory_of(device)
+    if total is None:
         return fits(part)
-    torch.cuda.reset_peak_memory_stats()
-    total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-    return fits(part) and torch.cuda.max_memory_reserved() <= HEADROOM * total
+    torch.cuda.reset_peak_memory_stats(device)
+    return fits(part) and torch.cuda.max_memory_reserved(device) <= HEADROOM * total
 
 
 @contextmanager

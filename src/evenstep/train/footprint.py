@@ -16,7 +16,7 @@ from evenstep.internals import local_tensor
 from evenstep.names import named_parameters
 from evenstep.optim.multi import inner
 from evenstep.parallel import mapped
-from evenstep.parallel.reducer.ddp import gradient_format
+from evenstep.strides import gradient_format
 from evenstep.train.state import TrainState
 
 

@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from evenstep.arguments import said
 from evenstep.choice import advice
 from evenstep.errors import ArgumentError, MissingExtraError, TaskError
 from evenstep.events.meters import Meters
@@ -57,7 +58,7 @@ def check_names(task: Task, loss: Loss) -> None:
     if not isinstance(cast("object", loss.metrics), Mapping):
         raise TaskError(
             f"the metrics of {type(task).__name__} must be pairs by name, `{{'accuracy': (correct, total)}}`, but are "
-            f"a {type(loss.metrics).__name__}."
+            f"{said(loss.metrics)}; leave them out where there are none."
         )
     for name in loss.metrics:
         if not isinstance(cast("object", name), str):

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import nn
 
+from evenstep.devices import make_current
 from evenstep.events import Bus, Incident
 from evenstep.names import named_parameters
 from evenstep.optim.apply import HostApply, build_apply
@@ -26,6 +27,7 @@ from evenstep.train.guard import Guard
 from evenstep.train.layer_keys import in_order, key_layers
 from evenstep.train.number_formats import averaged_as, build_steps
 from evenstep.train.pipeline_state import PipelineStateSharding, build_pipeline_state_sharding
+from evenstep.train.recomputed import recompute
 from evenstep.train.settings import settings_of
 from evenstep.train.setup import Setup
 from evenstep.train.split_limit import SplitLimit
@@ -81,6 +83,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     norms = tasks.attach(model, optimizer)
     if precision.format is not None:
         strategy = strategy.gathering(precision.format)
+    make_current(device)
     model.to(device)
     if train.channels_last:
         cast("Any", model).to(memory_format=torch.channels_last)
@@ -105,6 +108,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     learning_rates = LearningRates(optimizer, setup.lr_schedule, updates)
     unkeyed = key_layers(model, context.randomness)
     execution, cuts = build_execution(model, strategy, optimizer, device), SplitLimit()
+    recompute(model, setup.recomputed.here, context.randomness)
     layout = execution.reducers.layout
     steps = build_steps(precision, model=model, optimizer=optimizer, rounded=rounded, layout=layout, seed=setup.seed)
     settle = train.settle_every_updates

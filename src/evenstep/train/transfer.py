@@ -38,7 +38,7 @@ def build_transfer(device: torch.device, cast_to: torch.dtype | None = None) -> 
         if isinstance(item, Tensor):
             return item.to(device, non_blocking=True)
         if isinstance(item, PackedSequence):  # a named tuple, of which one tensor must stay on the CPU
-            return cast("Any", item).to(device)
+            return cast("Any", item).to(device, non_blocking=True)
         if not isinstance(item, Mapping | tuple | list) and hasattr(item, "to") and callable(item.to):
             return item.to(device)
         if isinstance(item, Mapping | tuple | list) or (dataclasses.is_dataclass(item) and not isinstance(item, type)):
@@ -59,7 +59,7 @@ def build_cast(format: torch.dtype | None) -> Callable[[Any], Any]:
 
     def cast_all(item: Any) -> Any:
         if isinstance(item, Tensor):
-            return item.to(format) if item.is_floating_point() else item
+            return _cast(item, format) if item.is_floating_point() else item
         if isinstance(item, PackedSequence):
             return item._replace(data=cast_all(item.data))
         if isinstance(item, Mapping | tuple | list) or (dataclasses.is_dataclass(item) and not isinstance(item, type)):
@@ -67,6 +67,13 @@ def build_cast(format: torch.dtype | None) -> Callable[[Any], Any]:
         return item
 
     return cast_all
+
+
+def _cast(tensor: Tensor, format: torch.dtype) -> Tensor:
+    """The same numbers in `format`; what is pinned stays so, or it would not move while the host goes on."""
+    if not tensor.is_pinned():
+        return tensor.to(format)
+    return torch.empty_like(tensor, dtype=format, pin_memory=True).copy_(tensor)
 
 
 def _as_it_is(batch: Any) -> Any:

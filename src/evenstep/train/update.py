@@ -253,7 +253,8 @@ class Update:
         with state_allocated(self._optimizer, self._steps):
             first = batch.microbatches[0]
             task, fits = self._context.tasks[first.task], partial(self._fits, first.task)
-            self._cuts.limit = fitting(task, first.data, fits, num_samples=first.known_samples)
+            device = self._context.device
+            self._cuts.limit = fitting(task, first.data, fits, device=device, num_samples=first.known_samples)
         self._discard(self._context.storage.mark())
 
     def _fits(self, task: str, data: object) -> bool:

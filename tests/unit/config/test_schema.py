@@ -54,7 +54,19 @@ def test_the_public_keys_are_these() -> None:
             "hooks",
             "launch",
         ),
-        *("log", "loss_scale", "lr_schedule", "mixture", "model", "name", "optimizer", "parallel", "recipe", "resume"),
+        *(
+            "log",
+            "loss_scale",
+            "lr_schedule",
+            "memory",
+            "mixture",
+            "model",
+            "name",
+            "optimizer",
+            "parallel",
+            "recipe",
+            "resume",
+        ),
         *("runs", "seed", "task", "tasks", "threads", "train"),
     ]
     assert schema["required"] == ["name", "model", "train", "optimizer"]
@@ -64,6 +76,7 @@ def test_the_public_keys_are_these() -> None:
 
 PUBLIC_KEYS = {
     "Launch": ["max_restarts", "ranks", "slurm"],
+    "Memory": ["checkpoint", "empty_cache_every_updates"],
     "Slurm": [
         *("account", "additional", "cpus_per_rank", "gpus_per_rank", "memory_gb", "nodes", "partition", "qos"),
         *("ranks_per_node", "timeout_minutes"),
@@ -172,7 +185,13 @@ def test_a_table_of_an_option_object_has_its_fields() -> None:
         "Log": set(),
     }
     only_there = {
-        "Train": {"ema", "coefficients", "combine", "fit_memory"},  # tables of their own, and `micro_batch_size`
+        "Train": {
+            "ema",
+            "coefficients",
+            "combine",
+            "memory",
+            "fit_memory",
+        },  # tables of their own, and `micro_batch_size`
         "Checkpoint": {"config"},
         "Failures": set(),
         "Log": set(),

@@ -137,6 +137,35 @@ def test_layers_with_running_statistics_stay_float32_and_their_buffers_too() -> 
 
 
 @pytest.mark.parametrize("name", FORMATS)
+def test_a_model_that_is_given_in_16_bits_is_trained_alike_and_its_statistics_become_float32(name: str) -> None:
+    found: list[Tensor] = []
+    for given in (torch.float32, DTYPES[name]):
+        torch.manual_seed(0)
+        model: Any = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).to(DTYPES[name]).to(given)
+        engine = engine_of(model, name, optimizer=torch.optim.Adagrad(model.parameters(), lr=0.1))
+        train(engine, 3)
+        assert model[1].weight.dtype == model[1].running_var.dtype == torch.float32
+        found.append(values(engine))
+    assert torch.equal(*found)
+
+
+def test_a_buffer_that_stands_in_two_places_is_one_still() -> None:
+    class Half(nn.Module):
+        def __init__(self, table: Tensor) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+            self.register_buffer("table", table)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x) + self.table
+
+    table = torch.ones(3)
+    model: Any = nn.Sequential(Half(table), Half(table), nn.Linear(3, 1))
+    train(engine_of(model, "bf16-true"), 1)
+    assert model[0].table is model[1].table and model[0].table.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", FORMATS)
 def test_a_frozen_parameter_that_the_optimizer_does_not_hold_costs_16_bits_only(name: str) -> None:
     model = net()
     model[0].requires_grad_(False)

@@ -6,7 +6,8 @@ Stand-ins are made for a few parameters at a time, so the step takes little memo
 Only torch's own optimizers are stepped by pieces: another may count its steps. It holds nothing between two steps.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, final
 
 import torch
@@ -55,7 +56,7 @@ class RoundedSteps(Steps):
         piece_bytes: int = PIECE_BYTES,
     ) -> None:
         own = of_optimizer(optimizer, is_narrow)
-        widen_state(optimizer, own)
+        widen_state(optimizer)
         self._names = {id(one): names[id(one)] for one in own}
         self._branch = branch(seed, "rounding")
         self._first_element = first_element
@@ -66,8 +67,9 @@ class RoundedSteps(Steps):
     def __call__(self, optimizer: Any, update: int) -> None:
         of_update = branch_below(self._branch, update)
         for number, piece in enumerate(self._pieces):
-            pairs = [(one, _stand_in(one)) for one in piece if one.grad is not None and is_narrow(one)]
-            with standing_in(optimizer, pairs, beside=self._others if number == 0 else ()):
+            pairs = [(one, _stand_in(one)) for one in piece if one.grad is not None]
+            place, beside = {id(one): other for one, other in pairs}, self._others if number == 0 else ()
+            with standing_in(optimizer, place, beside=beside), _having_state(optimizer, pairs):
                 _step_piece(optimizer, number)
             for parameter, stand_in in pairs:
                 self._round(parameter, stand_in, of_update)
@@ -96,7 +98,28 @@ def _step_piece(optimizer: Any, number: int) -> None:
 
 
 def _stand_in(parameter: nn.Parameter) -> nn.Parameter:
-    return nn.Parameter(parameter.detach().float(), requires_grad=False)
+    made = nn.Parameter(parameter.detach().float(), requires_grad=False)
+    assert parameter.grad is not None
+    made.grad = parameter.grad.float()
+    return made
+
+
+@contextmanager
+def _having_state(optimizer: Optimizer, pairs: Sequence[tuple[nn.Parameter, nn.Parameter]]) -> Generator[None]:
+    """Inside, the second of each pair has the state of the first."""
+    _hand_over(optimizer, pairs)
+    try:
+        yield
+    finally:
+        _hand_over(optimizer, [(stand_in, parameter) for parameter, stand_in in pairs])
+
+
+def _hand_over(optimizer: Optimizer, pairs: Sequence[tuple[nn.Parameter, nn.Parameter]]) -> None:
+    for one in inner(optimizer):
+        states: dict[Any, Any] = one.state
+        for parameter, other in pairs:
+            if parameter in states:
+                states[other] = states.pop(parameter)
 
 
 def _cut(parameters: Sequence[nn.Parameter], piece_bytes: int) -> list[list[nn.Parameter]]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from evenstep.keys import key_below
 
-_BLOCK = 1 << 20  # elements drawn by one seed
+_BLOCK = 1 << 22  # elements drawn by one seed
 _SMALLEST_NORMAL, _STEP = 2.0**-14, 2.0**-24  # of float16, and the distance of all below
 _DROPPED = {torch.bfloat16: 16, torch.float16: 13}  # bits of float32's mantissa that the format has not
 

@@ -5,7 +5,7 @@ for the time of the step, with its gradient and its state. Outside of steps the 
 so names, groups, checkpoints and ranks need not know of stand-ins.
 """
 
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,8 +15,6 @@ from torch.optim import Optimizer
 
 from evenstep.optim.multi import inner
 from evenstep.optim.step import step
-
-Pair = tuple[nn.Parameter, nn.Parameter]  # a parameter, and what stands in for it
 
 
 class Steps:
@@ -46,52 +44,33 @@ class Steps:
 
 @contextmanager
 def standing_in(
-    optimizer: Optimizer, pairs: Sequence[Pair], *, beside: Collection[int] | None = None
+    optimizer: Optimizer, place: Mapping[int, nn.Parameter], *, beside: Collection[int] | None = None
 ) -> Generator[None]:
-    """Inside, the optimizer holds the stand-ins in place of their parameters, with gradients and state.
+    """Inside, the optimizer's groups hold stand-ins in place of their parameters.
 
     Args:
+        place: the stand-ins, by the `id`s of the parameters.
         beside: the `id`s of the other parameters that it holds inside; None for all.
     """
-    place = {id(parameter): stand_in for parameter, stand_in in pairs}
     groups: list[dict[str, Any]] = [group for one in inner(optimizer) for group in one.param_groups]
     held = [group["params"] for group in groups]
-    for parameter, stand_in in pairs:
-        gradient = parameter.grad
-        stand_in.grad = gradient if gradient is None or gradient.dtype == stand_in.dtype else gradient.float()
     for group, parameters in zip(groups, held, strict=True):
-        group["params"] = [
-            place.get(id(one), one) for one in parameters if beside is None or id(one) in place or id(one) in beside
-        ]
-    _hand_over(optimizer, pairs)
+        kept = parameters if beside is None else [one for one in parameters if id(one) in place or id(one) in beside]
+        group["params"] = [place.get(id(one), one) for one in kept]
     try:
         yield
     finally:
-        _hand_over(optimizer, [(stand_in, parameter) for parameter, stand_in in pairs])
         for group, parameters in zip(groups, held, strict=True):
             group["params"] = parameters
-        for _, stand_in in pairs:
-            stand_in.grad = None
 
 
-def _hand_over(optimizer: Optimizer, pairs: Sequence[Pair]) -> None:
-    """Let the second of each pair have the state of the first."""
+def widen_state(optimizer: Optimizer) -> None:
+    """Make float32 what an optimizer has made of 16-bit parameters when it was built: it steps in float32."""
     for one in inner(optimizer):
-        states: dict[Any, Any] = one.state
-        for parameter, other in pairs:
-            if parameter in states:
-                states[other] = states.pop(parameter)
-
-
-def widen_state(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> None:
-    """Make float32 what an optimizer has made of 16-bit parameters when it was built."""
-    known = {id(one) for one in parameters}
-    for one in inner(optimizer):
-        for parameter, state in one.state.items():
-            if id(parameter) in known:
-                for name, value in state.items():
-                    if isinstance(value, Tensor) and value.is_floating_point() and value.itemsize == 2:
-                        state[name] = value.float()
+        for state in one.state.values():
+            for name, value in state.items():
+                if isinstance(value, Tensor) and value.is_floating_point() and value.itemsize == 2:
+                    state[name] = value.float()
 
 
 def of_optimizer(optimizer: Optimizer, is_one: Callable[[Tensor], bool]) -> list[nn.Parameter]:
