@@ -275,12 +275,13 @@ AREAS = (
         "Memory",
         (
             works(
-                "activations computed again in the backward, of blocks or of modules by a pattern: the same bits, whatever "
-                "forwards draw from and move",
+                "activations computed again in the backward, of blocks or of modules by a pattern: the same bits, "
+                "whatever forwards draw from and move",
                 "usage/test_recomputed.py::test_it_is_the_same_run_whatever_the_forward_draws_from_and_moves",
             ),
             works(
-                "with every strategy and reduction, in stages with backwards in one piece and in two, in replicas of them",
+                "with every strategy and reduction, in stages with backwards in one piece and in two, in replicas of "
+                "them",
                 "usage/test_recomputed.py::test_it_is_the_same_run_on_two_ranks_with_every_strategy",
                 "usage/test_recomputed.py::test_it_is_the_same_run_in_stages_with_backwards_in_one_piece_and_in_two",
                 "usage/test_recomputed.py::test_it_is_the_same_run_in_stages_with_replicas",
