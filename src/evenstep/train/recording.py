@@ -85,6 +85,8 @@ class Recording:
         """Record the pairs that came with a loss."""
         check_names(task, loss)
         for name, pair in loss.metrics.items():
+            if isinstance(pair, Tensor):  # of two numbers, which need not be a sum and its weight
+                raise no_pair(task, name, pair)
             try:
                 metric_sum, metric_weight = pair
             except (TypeError, ValueError) as error:

@@ -368,6 +368,21 @@ def test_a_buffer_that_begins_to_move_late_is_refused_by_name() -> None:
         run.update(*batches(1))
 
 
+def test_a_forward_that_does_something_else_the_second_time_is_explained() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.calls = nn.Linear(WIDTH, WIDTH), 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return self.linear(x).tanh() if self.calls % 2 else self.linear(x[:1]).sigmoid()
+
+    with pytest.raises(RuntimeError) as raised:
+        engine(nn.Sequential(nn.Linear(4, WIDTH), Odd(), nn.Linear(WIDTH, 1)), "1").update(*batches(1))
+    assert "Let `memory.checkpoint`" in "".join(raised.value.__notes__)
+
+
 def test_a_compiled_block_is_computed_again_as_compiled() -> None:
     def made() -> nn.Sequential:
         torch.manual_seed(0)
