@@ -13,11 +13,10 @@ from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from evenstep.errors import TaskError
-from evenstep.internals import buffers_of, compiled_in_place, times_written
+from evenstep.internals import buffers_of, compiled_in_place, pytree, times_written
 from evenstep.parallel.buffers import NORMS
 from evenstep.train.randomness import Moment, Randomness
 
