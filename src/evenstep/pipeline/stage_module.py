@@ -67,6 +67,10 @@ class StageModule(nn.Module):
             del outputs, positional
         return {place: values[place] for place in self._leaving}
 
+    def called(self) -> dict[int, nn.Module]:
+        """The layers as they are called, by place."""
+        return {place: cast("nn.Module", one) for place, one in zip(self.places, self._calls, strict=True)}
+
     def compile_layers(self, *args: Any, **kwargs: Any) -> None:
         """Compile each layer by itself."""
         for called in self._calls:

@@ -18,8 +18,12 @@ from evenstep.optim.apply import HostApply, build_apply
 from evenstep.optim.ema import Ema
 from evenstep.optim.learning_rate import LearningRates
 from evenstep.optim.modes import Modes
+from evenstep.parallel import Strategy
+from evenstep.pipeline import PipelineModel
+from evenstep.pipeline.compiled import release
 from evenstep.train.channels_last import as_it_is
 from evenstep.train.channels_last import channels_last as in_channels_last
+from evenstep.train.compiled import CompiledModel, compile_model
 from evenstep.train.context import TrainContext
 from evenstep.train.execution import Execution, build_execution
 from evenstep.train.failures import Retry
@@ -53,6 +57,7 @@ class Parts(NamedTuple):
         portion: which part of the whole model this rank holds.
         reads_at_once: whether the host knows of each update at once whether it was applied.
         settings: what updates are made with, as plain values.
+        compiled: what of the model is compiled; None: nothing.
     """
 
     model: nn.Module
@@ -69,6 +74,7 @@ class Parts(NamedTuple):
     portion: PipelineStateSharding
     reads_at_once: bool
     settings: dict[str, Any]
+    compiled: CompiledModel | None
 
 
 def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> Parts:
@@ -110,6 +116,8 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
         optimizer, clip_norm=train.clip_norm, device=device, defer=None if settle is None else settle > 1
     )
     unkeyed = key_layers(model, context.randomness)
+    release(model)
+    compiled = compile_model(model, report, _rank_of(model, strategy)) if train.compile == "model" else None
     execution, cuts = build_execution(model, strategy, optimizer, device), SplitLimit()
     trained = TrainedParameters(model, optimizer, names, share=execution.reducers.share, check=precision.check_trained)
     core = Update(
@@ -127,6 +135,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
         trained=trained,
         combine=tasks.combine,
         unkeyed=unkeyed,
+        looks=() if compiled is None else (compiled.look,),
     )
     return Parts(
         model=model,
@@ -158,7 +167,12 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
         portion=build_pipeline_state_sharding(model, execution.trainer.peers.wire),
         reads_at_once=isinstance(apply, HostApply),
         settings=settings,
+        compiled=compiled,
     )
+
+
+def _rank_of(model: nn.Module, strategy: Strategy) -> int:
+    return model.mesh.world.rank if isinstance(model, PipelineModel) else strategy.group.rank
 
 
 def _stepped(model: nn.Module, names: Sequence[Sequence[str]]) -> list[nn.Parameter]:

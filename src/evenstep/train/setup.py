@@ -24,6 +24,7 @@ from evenstep.taken import check_free
 from evenstep.train import given
 from evenstep.train.arguments import check_launched, check_model, check_trains, choose_device
 from evenstep.train.coefficients import Fixed
+from evenstep.train.compiled import check_compiled
 from evenstep.train.metrics import build_meters
 from evenstep.train.optimizers import check_optimizer
 from evenstep.train.parameter_checks import check_parameters
@@ -105,6 +106,8 @@ def set_up(
     sharing = given.strategy_of(strategy, device)
     check_parameters(model, optimizer, formats)
     on = choose_device(device, formats)
+    if train.compile == "model":
+        check_compiled(model, sharing, on)
     check_optimizer(optimizer, model=model, strategy=sharing, device=on, keeps=keeps)
     tasks = Tasks.of(task, train.coefficients, given.combine_named(train.combine), train.norm_statistics)
     check_tasks(tasks, data, evaluations, model=model, policy=policies.non_finite)
