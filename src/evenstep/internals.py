@@ -6,6 +6,7 @@ optimizers, the autograd engine and process groups, then FSDP2's.
 """
 
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from importlib import import_module
@@ -98,11 +99,13 @@ def compile_graph(graph: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
     Random numbers are then drawn by the kernels that draw them without compiling, and on an accelerator kernels are
     chosen by rules instead of by timing them, where this torch can.
     """
-    inductor = cast("Any", import_module("torch._inductor"))
     options = {"fallback_random": True}
-    if hasattr(import_module("torch._inductor.config"), "deterministic"):
-        options["deterministic"] = True
-    return inductor.compile(graph, inputs, options=options)
+    with warnings.catch_warnings():  # torch's own, of what its compiler is made of
+        warnings.simplefilter("ignore")
+        inductor = cast("Any", import_module("torch._inductor"))
+        if hasattr(import_module("torch._inductor.config"), "deterministic"):
+            options["deterministic"] = True
+        return inductor.compile(graph, inputs, options=options)
 
 
 def compile_each_shape() -> None:
@@ -130,7 +133,9 @@ def is_compile_error(error: Exception) -> bool:
 
 def cpp_compiler_fault() -> str:
     """Why no C++ compiler can be used by `torch.compile` for the CPU, or ""."""
-    builder = cast("Any", import_module("torch._inductor.cpp_builder"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        builder = cast("Any", import_module("torch._inductor.cpp_builder"))
     try:
         builder.get_cpp_compiler()
     except Exception as error:  # noqa: BLE001 - of several private classes, for each way in which it is missing
