@@ -4,8 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEV_READY := $(VENV)/.ready-dev
+RESULTS ?= benchmarks/results
+PYTHON_THERE ?= 3.12
 
-.PHONY: help train test test-all check streams prove faults bench docs clean
+.PHONY: help train test test-all check streams prove faults bench gpu gpu-wheels docs clean
 
 help:
 	@echo "make train      train the demo, a byte-level GPT, to its end (about 3 minutes on 2 cores)"
@@ -15,6 +17,8 @@ help:
 	@echo "make prove      the promise, one row per way of cutting or stopping a run (ROWS=pattern for some)"
 	@echo "make faults     inject every fault of the battery, one line each (FAULTS=pattern for some)"
 	@echo "make docs       the documentation as a site, in build/site"
+	@echo "make gpu        tests and figures on a CUDA device, with the python3 that has torch there (ROWS=word for some)"
+	@echo "make gpu-wheels what make gpu needs beside torch, to be taken along (PYTHON_THERE=3.12)"
 	@echo "make bench      against plain loops and other trainers (NAME=overhead for one)"
 
 $(READY): pyproject.toml constraints.txt
@@ -54,6 +58,13 @@ faults: $(DEV_READY)
 
 bench: $(DEV_READY)
 	$(BIN)/python benchmarks/run.py $(NAME)
+
+# on a machine with a CUDA device and no network: neither make a .venv nor install anything
+gpu:
+	$(PYTHON) tests/gpu/run.py --rows '$(ROWS)' --results '$(RESULTS)'
+
+gpu-wheels: $(READY)
+	$(BIN)/python tests/gpu/wheels.py --python $(PYTHON_THERE)
 
 docs: $(DEV_READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'

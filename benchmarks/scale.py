@@ -1,10 +1,10 @@
 """What grows with the dataset, the model, its micro-batches and the length of a run, and what does not.
 
 Starts are measured up to the first batch, in the midst of an epoch, and up to the end of a trainer's first update;
-`ratio` is the share of the limit that they take. Updates are measured beside the loop tuned by hand as in `overhead`:
-`ratio` is evenstep's processor time divided by the mean of two copies of that loop, in the same round, the median over
-rounds. The store of metrics is fed those of a million updates; `ratio` is the most memory that it takes in the last
-quarter of them, divided by the most in the second quarter.
+`ratio` is the share of the limit that they take in processor time, `wall` that by the clock on the wall. Updates are
+measured beside the loop tuned by hand as in `overhead`: `ratio` is evenstep's processor time divided by the mean of two
+copies of that loop, in the same round, the median over rounds. The store of metrics is fed those of a million updates;
+`ratio` is the most memory that it takes in the last quarter of them, divided by the most in the second quarter.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -32,7 +32,7 @@ from evenstep import MapData, Trainer  # noqa: E402
 from evenstep.data import Position  # noqa: E402
 from evenstep.events import Storage  # noqa: E402
 from harness.rounds import Train, chunk_of, interleave  # noqa: E402
-from harness.row import Row, compared, mean_of, read_rows, table, write_rows  # noqa: E402
+from harness.row import Row, Times, compared, mean_of, read_rows, table, write_rows  # noqa: E402
 from harness.work import LOSS_EVERY_UPDATES, Work  # noqa: E402
 
 RESULTS = HERE / "results" / "scale.json"
@@ -55,9 +55,9 @@ def power(number: int) -> str:
     return f"10^{len(str(number)) - 1}"
 
 
-def within(case: str, num_samples: int, values: Sequence[float], unit: str, *, limit: float) -> Row:
+def within(case: str, num_samples: int, values: Times, unit: str, *, limit: float) -> Row:
     """A figure of a dataset, measured several times, as a share of its limit."""
-    lower, middle, upper = statistics.quantiles(values, n=4, method="inclusive")
+    lower, middle, upper = statistics.quantiles(values.cpu_s, n=4, method="inclusive")
     return Row(
         case=f"{case}, of {limit:g} {unit}",
         contender=f"{EVENSTEP}, {power(num_samples)} samples",
@@ -65,19 +65,21 @@ def within(case: str, num_samples: int, values: Sequence[float], unit: str, *, l
         unit=unit,
         ratio=middle / limit,
         spread=(upper - lower) / limit,
-        wall_ratio=middle / limit,
+        wall_ratio=statistics.median(values.wall_s) / limit,
         bound=1.0,
     )
 
 
-def times_ms(start: Callable[[int], None], num_samples: int) -> list[float]:
-    """How long starts take by the clock on the wall; one more comes first, after which caches are filled."""
-    times: list[float] = []
-    for _ in range(STARTS + 1):
-        began = time.perf_counter()
+def times_ms(start: Callable[[int], None], num_samples: int) -> Times:
+    """How long starts take, in ms; one more comes first, after which caches are filled."""
+    times = Times([], [])
+    for number in range(STARTS + 1):
+        wall, cpu = time.perf_counter(), time.process_time()
         start(num_samples)
-        times.append((time.perf_counter() - began) * 1e3)
-    return times[1:]
+        if number:
+            times.cpu_s.append((time.process_time() - cpu) * 1e3)
+            times.wall_s.append((time.perf_counter() - wall) * 1e3)
+    return times
 
 
 def first_batch(num_samples: int) -> None:
@@ -86,13 +88,13 @@ def first_batch(num_samples: int) -> None:
     next(data.batches(Position(epoch=1, batch=num_samples // BATCH // 2), seed=1))
 
 
-def memory_mb(num_samples: int) -> float:
-    """The most that a first batch takes."""
+def memory_mb(num_samples: int) -> Times:
+    """The most that a first batch takes, which no other process changes."""
     tracemalloc.start()
     first_batch(num_samples)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    return most / 1e6
+    return Times([most / 1e6] * 2, [most / 1e6])
 
 
 def starts() -> list[Row]:
@@ -102,7 +104,7 @@ def starts() -> list[Row]:
     run_of = partial(within, "a trainer and its first update: time", unit="ms", limit=START_MS)
     return [
         *(time_of(number, times_ms(first_batch, number)) for number in SAMPLES),
-        *(memory_of(number, [memory_mb(number)] * 2) for number in SAMPLES),
+        *(memory_of(number, memory_mb(number)) for number in SAMPLES),
         *(run_of(number, times_ms(one_update, number)) for number in SAMPLES),
     ]
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         Hook,
         Incident,
         JsonlWriter,
+        MemoryUse,
         Save,
         Statistics,
         StopFile,
@@ -49,10 +50,19 @@ if TYPE_CHECKING:
     from evenstep.optim.schedules import Constant as Constant
     from evenstep.optim.schedules import Cosine, InverseSqrt, LrSchedule, Polynomial, Wsd
     from evenstep.optim.schedules import Linear as Linear
-    from evenstep.options import Checkpointing, Failures, Logging, Training
+    from evenstep.options import Checkpointing, Failures, Logging, Memory, Training
     from evenstep.parallel import Ddp, Fsdp, Group, Mesh, Ordered, OrderedFsdp, Processes, Single, Strategy, Zero1
     from evenstep.pipeline import Layers, PipelineModel
-    from evenstep.precision import Bf16Mixed, Fp16Mixed, FullPrecision, Precision
+    from evenstep.precision import (
+        Bf16Mixed,
+        Bf16NoMaster,
+        Bf16True,
+        Fp16Mixed,
+        Fp16NoMaster,
+        Fp16True,
+        FullPrecision,
+        Precision,
+    )
     from evenstep.train import (
         Aborted,
         Coefficients,
@@ -72,6 +82,7 @@ if TYPE_CHECKING:
         Stop,
         Task,
         Trainer,
+        chunked_cross_entropy,
     )
 
 __all__ = [
@@ -81,6 +92,8 @@ __all__ = [
     "Batch",
     "Best",
     "Bf16Mixed",
+    "Bf16NoMaster",
+    "Bf16True",
     "Checkpointing",
     "Coefficients",
     "Combine",
@@ -100,6 +113,8 @@ __all__ = [
     "Failures",
     "Fixed",
     "Fp16Mixed",
+    "Fp16NoMaster",
+    "Fp16True",
     "Fsdp",
     "FullPrecision",
     "GradNorm",
@@ -114,6 +129,8 @@ __all__ = [
     "LossSpikes",
     "LrSchedule",
     "MapData",
+    "Memory",
+    "MemoryUse",
     "Mesh",
     "Mixture",
     "Ordered",
@@ -151,6 +168,7 @@ __all__ = [
     "Wsd",
     "Zero1",
     "__version__",
+    "chunked_cross_entropy",
 ]
 
 _PARTS = ("checkpoint", "data", "errors", "events", "optim", "parallel", "pipeline", "precision", "train")
@@ -161,16 +179,16 @@ _named, _ = lazy_names(
         ".data": "AllTasks Batch Data MapData Mixture RoundRobin Sampled StreamData UpdateData",
         ".errors": "EvenstepError",
         ".events": "Best ConsoleWriter CsvWriter EarlyStop Evaluate Hook Incident JsonlWriter "
-        "Save Statistics StopFile TensorBoardWriter TimeBudget Timer Watchdog Writer",
+        "MemoryUse Save Statistics StopFile TensorBoardWriter TimeBudget Timer Watchdog Writer",
         ".extras.multitask": "AlignedMtl GradNorm PcGrad Scheduled Uncertainty",
         ".optim.ema": "Ema",
         ".optim.schedules": "Constant Cosine InverseSqrt Linear LrSchedule Polynomial Wsd",
-        ".options": "Checkpointing Failures Logging Training",
+        ".options": "Checkpointing Failures Logging Memory Training",
         ".parallel": "Ddp Fsdp Group Mesh Ordered OrderedFsdp Processes Single Strategy Zero1",
         ".pipeline": "Layers PipelineModel",
-        ".precision": "Bf16Mixed Fp16Mixed FullPrecision Precision",
+        ".precision": "Bf16Mixed Bf16NoMaster Bf16True Fp16Mixed Fp16NoMaster Fp16True FullPrecision Precision",
         ".train": "Aborted Coefficients Combine Committed DropTask Engine FailurePolicy Fixed Loss "
-        "LossSpikes Prediction Result Retry Rewind Skip Stop Task Trainer",
+        "LossSpikes Prediction Result Retry Rewind Skip Stop Task Trainer chunked_cross_entropy",
     },
     old={"Full": "FullPrecision", "Staged": "PipelineModel"},
 )

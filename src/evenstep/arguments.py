@@ -10,7 +10,19 @@ from types import UnionType
 from typing import Any, cast
 
 from evenstep.choice import choose
-from evenstep.errors import ArgumentError
+from evenstep.errors import ArgumentError, CheckpointError
+
+_PARTS_OF_STATES: dict[str, tuple[str, dict[str, type]]] = {  # what each needs, and of which kind what it has is
+    **{name: ("", {}) for name in ("model", "ema", "precision", "trained", "tasks", "hooks", "storage")},
+    "optimizer": ("class state groups", {"class": str, "state": dict, "groups": list}),
+    "progress": ("update position samples skipped", {"update": int, "position": dict, "samples": int, "skipped": int}),
+    "run": (
+        "seed precision",
+        {"seed": int, "precision": str, "settings": dict, "evaluated_at": int, "cuts": list, "config": dict},
+    ),
+    "data": ("fingerprint", {"fingerprint": dict, "states": dict, "ranks": int}),
+    "position": ("epoch batch", {"epoch": int, "batch": int}),
+}
 
 
 def require_flag(name: str, value: object) -> None:
@@ -96,6 +108,34 @@ def require_several(name: str, value: object, kind: type | UnionType, write: str
     for one in cast("list[object]", value):
         if not isinstance(one, kind):
             raise ArgumentError(f"`{name}` must be like {write}, but holds {said(one)}; correct that.")
+
+
+def require_state(value: object, wanted: str) -> None:
+    """Raise CheckpointError unless `value` is a dict of dicts, as all that is known of a run is.
+
+    Args:
+        wanted: what gives one, such as "an engine's `state_dict`".
+    """
+    if not isinstance(value, dict):
+        raise CheckpointError(f"a state to load must be what {wanted} gave, but is {said(value)}; give that.")
+    for name, part in cast("dict[Any, object]", value).items():
+        if not (_is_whole(name, part) if name in _PARTS_OF_STATES else True):
+            raise CheckpointError(
+                f"a state to load must be what {wanted} gave, but its `{name}` is {said(part)}, not what that keeps "
+                f"there; give the state as it was."
+            )
+
+
+def _is_whole(name: str, part: object) -> bool:
+    """Whether a part of a state has all that it needs, each of its kind."""
+    if not isinstance(part, dict):
+        return False
+    held = cast("dict[Any, object]", part)
+    needed, kinds = _PARTS_OF_STATES[name]
+    if not held.keys() >= set(needed.split()):
+        return False
+    fits = all(isinstance(held[one], kind) for one, kind in kinds.items() if one in held)
+    return fits and (name != "progress" or _is_whole("position", held["position"]))
 
 
 def require_names(name: str, value: object, write: str) -> tuple[str, ...]:

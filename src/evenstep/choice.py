@@ -1,6 +1,6 @@
-"""Looks a word up in a table of names, for arguments that take one; an unknown word is answered with the closest.
+"""Arguments that are a choice: a word of a table of names, or one of two.
 
-The tables themselves stand beside what they name.
+An unknown word is answered with the closest. The tables themselves stand beside what they name.
 """
 
 from collections.abc import Collection, Mapping
@@ -21,13 +21,15 @@ def choose(argument: str, word: str, table: Mapping[str, T]) -> T:
     Raises:
         ArgumentError: it is none of them.
 
-    >>> choose("precision", "bf16", {"32-true": 1, "bf16-mixed": 2})
+    >>> choose("precision", "bf16", {"bf16-mixed": 1, "bf16-true": 2})
     Traceback (most recent call last):
-    evenstep.errors.ArgumentError: `precision` must be one of 32-true, bf16-mixed, but is 'bf16'; is it 'bf16-mixed'?
+    evenstep.errors.ArgumentError: `precision` must be one of bf16-mixed, bf16-true, but is 'bf16'; is it 'bf16-mixed'?
     """
     if word in table:
         return table[word]
-    close = get_close_matches(word.lower(), table, n=1) or [name for name in table if word and word.lower() in name]
+    said = word.lower()
+    begins = [name for name in table if said and name.startswith(said)]
+    close = begins or get_close_matches(said, table, n=1) or [name for name in table if said and said in name]
     advice = f"; is it {close[0]!r}?" if close else "."
     raise ArgumentError(f"`{argument}` must be one of {', '.join(table)}, but is {word!r}{advice}")
 
@@ -40,3 +42,13 @@ def advice(word: str, known: Collection[str], otherwise: str = "") -> str:
     """
     close = get_close_matches(word, known, n=1)
     return f"did you mean `{close[0]}`?" if close else otherwise or f"there are {', '.join(known) or 'none'}."
+
+
+def check_one_of_two(first: str, second: str, one: object, other: object) -> None:
+    """Raise ArgumentError unless one of two arguments is given, the other None."""
+    if (one is None) == (other is None):
+        both = one is not None
+        raise ArgumentError(
+            f"`{first}` and `{second}`: one of the two must be given, but {'both are' if both else 'neither is'}; "
+            f"{'leave one out' if both else 'set one'}."
+        )

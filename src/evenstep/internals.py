@@ -31,7 +31,7 @@ _profiler = cast("Callable[[], bool]", cast("Any", torch.autograd)._profiler_ena
 
 
 def foreach_norms(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> list[Tensor]:
-    """‖t‖₂ of each tensor, 0-dim, computed in `dtype` (None: in its own); this and the next three in one launch.
+    """‖t‖₂ of each tensor, 0-dim, computed in `dtype` (None: in its own); this and the next four in one launch.
 
     torch's optimizers are made of these kernels, which have no public names.
     """
@@ -48,6 +48,12 @@ def foreach_divide(tensors: Sequence[Tensor], divisor: Tensor) -> None:
     """t ← t / divisor, in place; the divisor is 0-dim and stays on its device."""
     if tensors:
         _torch._foreach_div_(tensors, divisor)
+
+
+def foreach_copy(tensors: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """t ← source, cast to the format of t, in place."""
+    if tensors:
+        _torch._foreach_copy_(tensors, sources)
 
 
 def foreach_move(tensors: Sequence[Tensor], ends: Sequence[Tensor], share: float | Sequence[Tensor]) -> None:
@@ -246,6 +252,14 @@ def group_around(backend: Any, kind: Any, device_type: str, store: Store, rank: 
 def set_timeout(backend: Any, timeout: timedelta) -> None:
     """Set how long a backend's operations may take from now on; its constructor has another one, for connecting."""
     backend._set_default_timeout(timeout)
+
+
+def nccl_around(store: Store, rank: int, ranks: int, timeout: timedelta) -> Any:
+    """NCCL's backend for the current CUDA device; how long its operations may take is an option without public name."""
+    kind = cast("Any", dist).ProcessGroupNCCL
+    options = kind.Options()
+    options._timeout = timeout
+    return kind(store, rank, ranks, options)
 
 
 def name_of_group(group: ProcessGroup) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import Any, TypeVar, final
 
+from evenstep.keywords import answer_calls
 from evenstep.plugins import load
 from evenstep.renamed import old_names
 
@@ -18,7 +19,7 @@ T = TypeVar("T")
 def lazy_names(
     package: str, homes: Mapping[str, str], old: Mapping[str, str] | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The `__getattr__` and `__dir__` of a package.
+    """The `__getattr__` and `__dir__` of a package, whose classes answer calls that do not fit (see `keywords`).
 
     Args:
         package: its `__name__`.
@@ -35,7 +36,7 @@ def lazy_names(
     def named(name: str) -> Any:
         if name not in home_of:
             return renamed(name)
-        return getattr(import_module(home_of[name], package), name)
+        return answer_calls(getattr(import_module(home_of[name], package), name))
 
     def listed() -> list[str]:
         return sorted({*vars(sys.modules[package]), *home_of})

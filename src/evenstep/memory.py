@@ -26,6 +26,8 @@ WORDS = (
     "hiperroroutofmemory",
     "cublas_status_alloc_failed",
     "cudnn_status_alloc_failed",
+    "cudnn_status_internal_error_device_allocation_failed",  # since cuDNN 9
+    "cudnn_status_internal_error_host_allocation_failed",
     "cusolver_status_alloc_failed",
     "cusparse_status_alloc_failed",
     "cufft_alloc_failed",

@@ -1,6 +1,6 @@
 """What belongs together of a trainer's arguments, as one object each; the tables of a run file have the same keys.
 
-    Training       how an update is made         `[train]`, with `[ema]`, `[coefficients]`, `[combine]`
+    Training       how an update is made         `[train]`, with `[ema]`, `[coefficients]`, `[combine]`, `[memory]`
     Checkpointing  when to save, what to keep    `[checkpoint]`
     Failures       what to do about what fails   `[failures]`
     Logging        where metrics go              `[log]`
@@ -17,9 +17,10 @@ from functools import wraps
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, final, get_args
 
-from evenstep.arguments import require_flag
-from evenstep.choice import choose
+from evenstep.arguments import require_flag, require_object, require_whole
+from evenstep.choice import check_one_of_two, choose
 from evenstep.errors import ArgumentError
+from evenstep.keywords import answering
 from evenstep.renamed import warn
 
 if TYPE_CHECKING:
@@ -50,6 +51,40 @@ RESERVED = ("loss", "lr", "grad_norm", "param_norm", "update_ratio")  # metrics 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What is done to need less of the device's memory; parameters do not depend on it.
+
+    Args:
+        checkpoint: of which modules nothing is kept between forward and backward but what they are called with, while
+            the backward computes the rest again (activation checkpointing): "none", "blocks" for the repeated blocks of
+            the model, or a pattern of module names such as "encoder.layers.*".
+        empty_cache_every_updates: how often memory that the device's allocator keeps for later is given back to the
+            device, which waits for it; None for never.
+
+    Raises:
+        ArgumentError: a value out of its range.
+
+    >>> Memory(checkpoint="blocks").empty_cache_every_updates is None
+    True
+    """
+
+    checkpoint: str = "none"
+    empty_cache_every_updates: int | None = None
+
+    def __post_init__(self) -> None:
+        given = cast("object", self.checkpoint)
+        if given == "" or not isinstance(given, str):
+            raise ArgumentError(
+                f'`checkpoint` must be "none", "blocks" or a pattern of module names such as "encoder.layers.*", but '
+                f"is {given!r}."
+            )
+        every = self.empty_cache_every_updates
+        if every is not None:
+            require_whole("empty_cache_every_updates", every, at_least=1, advice="None for never")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
     """How an update is made of what the micro-batches give.
 
@@ -73,6 +108,7 @@ class Training:
             itself. It draws the same random numbers, and differs from "off" in the last digits.
         fit_memory: whether to find at the start, by trying, how finely micro-batches must be cut to fit into memory.
             Where ranks share a model, sharded or in stages, the first updates find it, by running out.
+        memory: a `Memory`: which activations are computed again instead of kept.
 
     Raises:
         ArgumentError: a value out of its range.
@@ -91,6 +127,7 @@ class Training:
     settle_every_updates: int | None = None
     compile: Compile = "off"
     fit_memory: bool = False
+    memory: Memory = Memory()
 
     def __post_init__(self) -> None:
         _check_positive("clip_norm", self.clip_norm, "; None does not clip.")
@@ -99,6 +136,12 @@ class Training:
         for name in ("channels_last", "check_loss", "fit_memory"):
             require_flag(name, getattr(self, name))
         _check_count("settle_every_updates", self.settle_every_updates)
+        require_object("memory", self.memory, Memory, "`memory=Memory(checkpoint='blocks')`")
+        if self.compile != "off" and self.memory.checkpoint != "none":
+            raise ArgumentError(
+                f"`compile` must be 'off' where activations are computed again (`memory.checkpoint` is "
+                f"{self.memory.checkpoint!r}), but is {self.compile!r}; leave one of them out."
+            )
 
 
 @final
@@ -271,16 +314,6 @@ def check_evaluation_names(names: Iterable[str]) -> None:
             )
 
 
-def check_one_of_two(first: str, second: str, one: object, other: object) -> None:
-    """Raise ArgumentError unless one of two arguments is given, the other None."""
-    if (one is None) == (other is None):
-        both = one is not None
-        raise ArgumentError(
-            f"`{first}` and `{second}`: one of the two must be given, but {'both are' if both else 'neither is'}; "
-            f"{'leave one out' if both else 'set one'}."
-        )
-
-
 OPTIONS = {"train": Training, "checkpoint": Checkpointing, "failures": Failures, "log": Logging}
 """The option classes, by the trainer's arguments, which are the tables of a run file."""
 
@@ -321,10 +354,12 @@ def takes_old_arguments(constructor: _Function) -> _Function:
     '`log_every_updates=…` is called `log=Logging(every_updates=…)` now; the old name goes with the next version.'
     """
 
+    built = answering(constructor)
+
     @wraps(constructor)
     def called(*args: Any, **given: Any) -> Any:
         if not OLD_ARGUMENTS.keys() & given.keys():
-            return constructor(*args, **given)
+            return built(*args, **given)
         kept = {name: value for name, value in given.items() if name not in OLD_ARGUMENTS}
         fields: dict[str, dict[str, Any]] = {}
         for old in [name for name in given if name in OLD_ARGUMENTS]:
@@ -335,8 +370,9 @@ def takes_old_arguments(constructor: _Function) -> _Function:
             warn(f"{old}=…", new)
             fields.setdefault(argument, {})[field] = _OLD_NONES.get(old) if given[old] is None else given[old]
         made = {argument: OPTIONS[argument](**values) for argument, values in fields.items()}
-        return constructor(*args, **kept, **made)
+        return built(*args, **kept, **made)
 
+    cast("Any", called).answers = True
     return cast("_Function", called)
 
 

@@ -7,6 +7,7 @@ inside the `with`, and are given back as they were. Trainer and command line use
 theirs. How a run stops is not known here.
 """
 
+import atexit
 import os
 import signal
 import threading
@@ -28,8 +29,11 @@ class Terminated(KeyboardInterrupt):
 
 
 @contextmanager
-def ending() -> Generator[None]:
+def ending(*, leaves: bool = False) -> Generator[None]:
     """Let SIGTERM, SIGUSR1 and SIGUSR2 end the `with` as Ctrl-C does, so that what it has begun is tidied up.
+
+    Args:
+        leaves: whether the process ends after the `with`: then no handler is given back, and `leave_with` must follow.
 
     Raises:
         Terminated: at one of them.
@@ -43,7 +47,25 @@ def ending() -> Generator[None]:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if leaves else handler)
+
+
+def leave_with(code: int) -> None:
+    """Let a process that only has to tidy up itself end with `code`, whatever signals are still sent to it.
+
+    They end it at once while other modules' exit functions run, which may hang; what Python itself does last, when it
+    calls no handlers any more, passes in moments.
+    """
+    for number in (*REQUEUE, signal.SIGINT):
+        if (
+            number in REQUEUE or signal.getsignal(number) != signal.SIG_IGN
+        ):  # as a shell starts what is in its background
+            signal.signal(number, lambda _number, _frame: os._exit(code))
+
+
+def ignore_at_the_end() -> None:
+    """Ignore the signals once all exit functions have run that are registered after this call."""
+    atexit.register(lambda: [signal.signal(number, signal.SIG_IGN) for number in (*REQUEUE, signal.SIGINT)])
 
 
 def interrupted(said: str) -> KeyboardInterrupt:

@@ -2,11 +2,21 @@
 
 Parameters in channels-last order, or transposed ones, do not lie row by row, and torch's fused optimizers step each
 element with what lies at the same place in its gradient. So what comes from other ranks, which is sent row by row, is
-laid out as its parameter is. It changes no value.
+laid out as its parameter is. It changes no value. Beside it, in which format gradients are: that of the parameter,
+unless the parameter says another (`Tensor.grad_dtype`), as those of 16 bits do.
 """
 
 import torch
 from torch import Tensor
+
+
+def gradient_format(parameter: Tensor) -> torch.dtype:
+    """The number format in which a parameter's gradients are summed: mostly its own; float32 where that is left open.
+
+    >>> gradient_format(torch.zeros(1, dtype=torch.float64))
+    torch.float64
+    """
+    return parameter.grad_dtype or torch.float32
 
 
 def laid_out(tensor: Tensor, like: Tensor) -> Tensor:

@@ -344,7 +344,8 @@ def nan_in_16_mixed_stops() -> None:
         precision = evenstep.Fp16Mixed(initial=SCALE)
         ended = train(hooks=[Poison(4)], precision=precision, folder=Path(folder))
         failed(ended, NonFiniteError, "update 4")
-        again = good(train(precision=evenstep.Fp16Mixed(initial=1.0), folder=Path(folder), resume=True))
+        other = evenstep.Fp16Mixed(initial=1.0)
+        again = good(train(precision=other, folder=Path(folder), resume=True, new_settings=True))
         assert again.trainer.state_dict()["precision"]["scale"] == SCALE
         same(again, good(train(precision=evenstep.Fp16Mixed(initial=SCALE))).parameters, EXACT)
 
@@ -385,7 +386,7 @@ def nan_sample() -> None:
         return torch.where(weight[:, None] == 2, point * float("nan"), point), wanted, weight
 
     ended = train(data={"collate": collate})
-    failed(ended, NonFiniteError, "micro-batch 0: its loss is nan")
+    failed(ended, NonFiniteError, "micro-batch 1: its loss is nan")
     assert ended.update == 0
 
 
@@ -584,7 +585,11 @@ def shrank() -> None:
         good(train(folder=Path(folder)))
         runs.Points = lambda fail=None: Points(40, fail)  # type: ignore[assignment, misc]
         try:
-            failed(train(folder=Path(folder), resume=True, updates=9), CheckpointError, "data was")
+            failed(
+                train(folder=Path(folder), resume=True, updates=9),
+                CheckpointError,
+                "`data.num_samples` was 48 and is now 40",
+            )
         finally:
             runs.Points = Points  # type: ignore[misc]
 

@@ -7,6 +7,7 @@ save their parts, and the run goes on from them. `battery` lists these cases wit
 import itertools
 import tempfile
 from collections.abc import Callable
+from copy import copy
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,8 @@ ROUNDED = 1e-13
 
 def ended(ranks: int, faults: list[Fault], **more: Any) -> list[Ended]:
     """How all ranks of a run ended; errors are in it."""
-    ends = on_ranks(ranks, lambda group: train(group, faults, **more))
+    hooks = more.pop("hooks", [])
+    ends = on_ranks(ranks, lambda group: train(group, faults, hooks=[copy(hook) for hook in hooks], **more))
     for end in ends:
         if isinstance(end, Exception):
             raise AssertionError(f"a rank raised {type(end).__name__}: {end}") from end

@@ -78,6 +78,7 @@ def train(
     fit_memory: bool = False,
     writers: Sequence[evenstep.Writer] = (),
     resume: bool = False,
+    new_settings: bool = False,
     pipeline: int = 1,
     schedule: str = "1f1b",
     stoppable: bool = False,
@@ -118,7 +119,7 @@ def train(
     error = None
     try:
         if resume:
-            trainer.resume("auto")
+            trainer.resume("auto", new_settings=new_settings)
         with stopping(trainer.request_stop) if stoppable else nullcontext():
             trainer.train()
     except Exception as raised:  # noqa: BLE001 - what it was is looked at by the test

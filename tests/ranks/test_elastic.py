@@ -90,6 +90,7 @@ def test_torchrun_goes_on_with_the_node_that_is_left(recipe: Path) -> None:
     stays.wait_for((recipe / "elastic/run/checkpoints/step-00000006").exists)
     for each in (goes.pid, *children_of(goes.pid)):
         os.kill(each, signal.SIGKILL)
+    goes.kill()  # and what it has written goes, too
     end = stays.ended(TIMEOUT_S)
     assert end.code == 0, end
     assert same_bits(parameters(recipe / "elastic", 60), parameters(recipe / "undisturbed", 60))

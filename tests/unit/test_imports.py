@@ -14,11 +14,13 @@ LEAVES = {"precision", "optim", "data", "events", "checkpoint"}
 ROOT = {
     "arguments",
     "choice",
+    "devices",
     "errors",
     "exits",
     "frames",
     "internals",
     "keys",
+    "keywords",
     "lazy",
     "memory",
     "names",

@@ -20,6 +20,8 @@ def test_the_public_names_are_these_and_sorted() -> None:
         "Batch",
         "Best",
         "Bf16Mixed",
+        "Bf16NoMaster",
+        "Bf16True",
         "Checkpointing",
         "Coefficients",
         "Combine",
@@ -39,6 +41,8 @@ def test_the_public_names_are_these_and_sorted() -> None:
         "Failures",
         "Fixed",
         "Fp16Mixed",
+        "Fp16NoMaster",
+        "Fp16True",
         "Fsdp",
         "FullPrecision",
         "GradNorm",
@@ -53,6 +57,8 @@ def test_the_public_names_are_these_and_sorted() -> None:
         "LossSpikes",
         "LrSchedule",
         "MapData",
+        "Memory",
+        "MemoryUse",
         "Mesh",
         "Mixture",
         "Ordered",
@@ -90,6 +96,7 @@ def test_the_public_names_are_these_and_sorted() -> None:
         "Wsd",
         "Zero1",
         "__version__",
+        "chunked_cross_entropy",
     }
     assert all(hasattr(evenstep, name) for name in evenstep.__all__)
 

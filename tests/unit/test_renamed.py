@@ -52,7 +52,9 @@ def test_what_hooks_have_asked_for_is_requested_now(what: str) -> None:
             return (output - batch[1]).square().sum()
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    trainer = evenstep.Trainer(model=model, task=Line(), optimizer=optimizer, data=data, updates=1, device="cpu")
+    trainer = evenstep.Trainer(
+        model=model, task=Line(), optimizer=optimizer, data=data, evaluations={"valid": data}, updates=1, device="cpu"
+    )
     with pytest.warns(DeprecationWarning, match=rf"`trainer\.ask_{what}` is called `trainer\.request_{what}` now"):
         getattr(trainer, f"ask_{what}")()
     assert getattr(trainer._loop.requests, what)

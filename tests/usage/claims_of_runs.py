@@ -17,6 +17,13 @@ AREAS = (
                 "unit/train/test_guard.py::test_the_guard_leaves_no_trace",
                 "usage/test_guard_on_ranks.py::test_a_run_that_passes_has_the_bits_of_one_without_the_guard",
             ),
+            works(
+                "a cross-entropy whose scores are never in memory at once: 16 bits, autocast, tied matrices, stages",
+                "unit/train/test_cross_entropy.py::test_the_scores_of_all_tokens_are_never_in_memory",
+                "unit/train/test_cross_entropy.py::"
+                "test_as_the_last_stage_of_a_pipeline_with_a_tied_matrix_it_has_the_bits_of_one_process",
+                "usage/test_cross_entropy.py::test_with_shards_it_is_called_in_the_forward_and_refused_outside_of_it",
+            ),
             limit(
                 "BatchNorm in training mode is said once; other layers that look at the whole batch are not found",
                 "unit/train/test_guard.py::test_batch_norm_is_said_once_and_only_where_batches_are_cut",
@@ -235,13 +242,52 @@ AREAS = (
                 "`16-mixed` with a dynamic loss scale; an overflow takes the same batch again",
                 "unit/train/test_update.py::test_an_overflow_is_tried_again_with_the_same_batch_and_nothing_else_notices",
             ),
+            works(
+                "`bf16-true`, `16-true`: a model of 16 bits with float32 master weights, and `bf16-true-no-master`, "
+                "`16-true-no-master`, rounded at random",
+                "prove: formats",
+            ),
+            works(
+                "models of 16 bits with every strategy, in stages, resumed elsewhere: ordered, the same bits",
+                "usage/test_formats.py::test_each_format_has_the_bits_of_one_process_with_every_strategy_that_is_ordered",
+                "usage/test_formats.py::test_each_format_has_the_bits_of_one_process_in_stages_with_tied_weights",
+                "usage/test_formats.py::test_each_format_is_stopped_and_resumed_on_other_layouts_with_the_same_bits",
+            ),
+            works(
+                "the loss scale is taken out once, whatever clips and steps",
+                "unit/optim/test_stepping.py::test_the_loss_scale_is_taken_out_once_with_plain_sgd",
+            ),
+            works(
+                "bytes per parameter, as computed",
+                "unit/train/test_formats.py::test_a_parameter_costs_what_is_computed_and_that_is_what_is_allocated",
+            ),
+            refused(
+                "models of 16 bits: optimizers that evaluate other parameters or hold them in attributes, a float64 "
+                "model; with `fsdp` another `gather_dtype` and layers with running statistics",
+                "unit/train/test_formats.py::test_optimizers_that_stand_ins_would_pass_by_are_refused",
+                "unit/train/test_formats.py::test_a_float64_model_is_refused_by_name",
+                "unit/train/test_formats.py::"
+                "test_another_format_to_gather_in_and_layers_with_statistics_in_shards_are_refused",
+            ),
         ),
     ),
     Area(
         "Devices",
         (
             works("CPU", "prove: cut "),
-            works("one CUDA device per rank"),
+            works("one CUDA device per rank: `make gpu` (gpu.md) tries all of it where one is"),
+            works(
+                "inside an update the host waits for no device, with a fused optimizer: shown with a stand-in for one",
+                "unit/train/test_no_waiting.py::test_an_update_with_everything_armed_reads_nothing",
+            ),
+            works(
+                "ranks that share a device, through copies on the host: shown with a stand-in",
+                "unit/parallel/test_through_host.py::test_a_run_has_the_same_bits_through_the_host",
+            ),
+            refused(
+                "`fsdp` on ranks that share a device",
+                "unit/parallel/test_through_host.py::test_ranks_that_share_a_device_are_refused_shards",
+            ),
             works("other accelerators that torch knows"),
             refused(
                 "a device that is not there", "unit/train/test_trainer.py::test_a_device_that_is_not_there_is_refused"

@@ -11,6 +11,7 @@ from launched import digest, group_of_ranks, strategy_named
 from torch import Tensor, nn
 
 import evenstep
+from evenstep import Memory
 from evenstep.parallel import Group, Mesh, Ordered
 from evenstep.pipeline import Layer, PipelineModel
 
@@ -52,6 +53,28 @@ class Net(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.last(x)
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks, self.scale = nn.ModuleList(Block(8) for _ in range(2)), nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x) * self.scale
+        return x
+
+
+class Nested(nn.Module):
+    """Has its blocks in one of its parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.encoder, self.last = nn.Linear(4, 8), Encoder(), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.encoder(self.first(x)))
 
 
 class Numbers(nn.Module):
@@ -137,6 +160,7 @@ MODELS = {
     one.__name__: one
     for one in (
         Net,
+        Nested,
         sequence,
         checkpointed,
         shared_dropout,
@@ -188,6 +212,7 @@ def train(
     ema: bool = False,
     task: str = "Square",
     batch: int = 8,
+    checkpoint: str = "none",
     group: Any = None,
 ) -> dict[str, Any]:
     """Train a model by name on the ranks that there are; gives digests and what was said.
@@ -203,6 +228,7 @@ def train(
         ema: whether an average follows.
         task: of this module.
         batch: the global batch size.
+        checkpoint: of which modules activations are computed again.
         group: of the ranks, where there are several.
     """
     torch.manual_seed(0)
@@ -224,7 +250,9 @@ def train(
         device="cpu",
         strategy=strategy_named(strategy, data) if data is not None or "ordered" not in strategy else Ordered(),
         data=evenstep.MapData(points(), global_batch_size=batch, micro_batch_size=2),
-        train=evenstep.Training(clip_norm=0.5, ema=evenstep.Ema(decay=0.9) if ema else None),
+        train=evenstep.Training(
+            clip_norm=0.5, ema=evenstep.Ema(decay=0.9) if ema else None, memory=Memory(checkpoint=checkpoint)
+        ),
         evaluations={"valid": evenstep.MapData(points(6), global_batch_size=4, micro_batch_size=2, shuffle=False)},
         hooks=[heard, Watched(until)],
         folder=Path(folder) if folder else None,

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Ema, Engine, Group, Hook, Logging, Loss, MapData, Mixture, Task, Trainer, Training
-from evenstep.errors import ArgumentError, CheckpointError, TaskError
+from evenstep import Ema, Engine, Evaluate, Group, Hook, Logging, Loss, MapData, Mixture, Task, Trainer, Training
+from evenstep.errors import ArgumentError, CheckpointError, HookError, TaskError
 
 
 class Square(Task):
@@ -206,3 +206,49 @@ def test_what_a_wrong_loss_is_answered_with_is_for_an_engine_too() -> None:
     with pytest.raises(TaskError, match=r"If it is meant as it is: `train=Training\(check_loss=False\)`"):
         Engine(model, Mean(), optimizer, device="cpu").update(batch)
     Engine(model, Mean(), optimizer, device="cpu", train=Training(check_loss=False)).update(batch)
+
+
+def engine() -> Engine:
+    model = nn.Linear(4, 1)
+    return Engine(model, Square(), torch.optim.SGD(model.parameters(), lr=0.1), device="cpu")
+
+
+@pytest.mark.parametrize("name", ["model", "optimizer", "precision", "seed", "lr"])
+def test_what_would_have_no_effect_on_an_engine_cannot_be_set(name: str) -> None:
+    one = engine()
+    with pytest.raises(ArgumentError, match=f"`{name}` of an engine can't be set"):
+        setattr(one, name, None)
+    one.update((torch.ones(4, 4), torch.ones(4)))
+
+
+@pytest.mark.parametrize("source", [3, None, "", True])
+def test_a_resume_from_what_is_no_path_is_refused(source: Any) -> None:
+    with pytest.raises(ArgumentError, match="a path or 'auto'"):
+        trainer().resume(source)
+
+
+@pytest.mark.parametrize("state", [None, "state.pt", 3, [], {"model": None}, {"model": {}, "optimizer": {}}])
+def test_a_state_that_is_none_is_refused(state: Any) -> None:
+    for one in (trainer(), engine()):
+        with pytest.raises(CheckpointError, match="a state to load must be what"):
+            one.load_state_dict(state)
+
+
+@pytest.mark.parametrize("data", [MapData(points(), global_batch_size=4), torch.utils.data.DataLoader([1.0])])
+def test_an_engine_that_is_given_a_loader_says_to_go_through_it(data: Any) -> None:
+    for act in (engine().update, engine().evaluate):
+        with pytest.raises(ArgumentError, match="for batch in loader"):
+            act(data)
+
+
+def test_asking_to_evaluate_on_nothing_is_refused() -> None:
+    for act in (trainer().evaluate, trainer().request_evaluate):
+        with pytest.raises(ArgumentError, match="nothing to evaluate on"):
+            act()
+    with pytest.raises(HookError, match="nothing to evaluate on"):
+        trainer(hooks=[Evaluate(every_updates=1)]).train()
+
+
+def test_a_reason_to_stop_is_words() -> None:
+    with pytest.raises(ArgumentError, match="`reason`"):
+        trainer().request_stop(3)  # type: ignore[arg-type]

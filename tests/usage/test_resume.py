@@ -1,7 +1,9 @@
 """What may change when a run goes on: from the library, and from the command line."""
 
+import os
 import shutil
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -144,6 +146,7 @@ def test_an_average_may_be_dropped_and_it_is_said(tmp_path: Path) -> None:
 
 def built(folder: Path, heard: Heard, updates: int = 2, optimizer: Any = None, **more: Any) -> Trainer:
     """A trainer of two tasks, which has something to combine, with SGD unless another is asked for."""
+    more = deepcopy(more)  # each trainer has its own
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
     rows = torch.randn(16, 2, generator=torch.Generator().manual_seed(0))
@@ -226,18 +229,23 @@ def test_other_settings_of_updates_are_refused_unless_they_are_meant_and_then_th
     name: str, tmp_path: Path
 ) -> None:
     before, after, words = SETTINGS[name]
-    built(tmp_path, Heard(), **before).train()
-    trainer = built(tmp_path, Heard(), updates=3, **(before | after))
+    both = before | after
+
+    def fresh() -> dict[str, Any]:
+        return deepcopy(both)  # each trainer with a loss scale, learned coefficients … of its own
+
+    built(tmp_path, Heard(), **deepcopy(before)).train()
+    trainer = built(tmp_path, Heard(), updates=3, **fresh())
     with pytest.raises(CheckpointError, match="made with other settings") as refused:
         trainer.resume()
     assert words in str(refused.value)
     assert trainer.progress.update == 0
     heard = Heard()
-    again = built(tmp_path, heard, updates=3, **(before | after))
+    again = built(tmp_path, heard, updates=3, **fresh())
     again.resume(new_settings=True)
     assert again.train().update == 3
     assert any(words in said for said in heard.said)
-    later = built(tmp_path, Heard(), updates=4, **(before | after))
+    later = built(tmp_path, Heard(), updates=4, **fresh())
     later.resume()  # what was meant once is the run's from there on
     assert later.train().update == 4
 
@@ -368,6 +376,24 @@ def test_a_checkpoint_without_its_manifest_is_passed_over_and_it_is_said(tmp_pat
     (newest / "manifest.json").unlink()
     with pytest.raises(CheckpointError, match=r"no checkpoint in .* can be read, of 2"):
         trainer_of(tmp_path, Heard(), updates=6).resume()
+
+
+@pytest.mark.parametrize("name", ["", "checkpoints", "metrics.jsonl"])
+def test_what_may_not_be_written_is_refused_before_training(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used(tmp_path)
+    trainer = trainer_of(tmp_path, Heard(), updates=6)
+    trainer.resume()  # which only reads
+    allowed = os.access
+
+    def access(path: Path, mode: int) -> bool:
+        return path != tmp_path / name and allowed(path, mode)
+
+    monkeypatch.setattr(os, "access", access)
+    with pytest.raises(ArgumentError, match="nothing may be written to"):
+        trainer.train()
+    assert trainer.progress.update == 4
 
 
 def in_epochs(folder: Path | None, *hooks: Hook, earlier: bool) -> Trainer:

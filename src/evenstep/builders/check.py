@@ -12,18 +12,20 @@ from evenstep.builders.pipeline import build_layout
 from evenstep.builders.ranks import is_launched, rank_device, ranks_of
 from evenstep.builders.schedule import build_schedule
 from evenstep.builders.tasks import build_coefficients, build_combine, build_mixing, windows_of
+from evenstep.choice import check_one_of_two
 from evenstep.config.faults import Fault, told
 from evenstep.config.schema import Config
 from evenstep.config.tasks import data_tables, evaluations_of
 from evenstep.config.translate import faults_of, keys_in
 from evenstep.data.mixture import check_windows
-from evenstep.data.sampling import check_curriculum, check_measure, check_only_for_tokens
+from evenstep.data.sampling import check_curriculum, check_only_for_tokens
 from evenstep.events.hooks.target import MetricTarget
 from evenstep.optim.ema import Ema
-from evenstep.options import check_evaluation_names, check_length, check_one_of_two, check_rewinds, check_task_names
+from evenstep.options import Memory, check_evaluation_names, check_length, check_rewinds, check_task_names
 from evenstep.parallel.mesh import check_pipelines
 from evenstep.parallel.named import check_single
 from evenstep.parallel.reducer.sharded import check_sharding
+from evenstep.precision import PRECISIONS, LossScaled
 
 
 def refused(config: Config) -> list[Fault]:
@@ -48,7 +50,8 @@ def _options(config: Config) -> Iterator[Fault]:
 def _updates(config: Config) -> Iterator[Fault]:
     train = config.train
     yield from faults_of(partial(check_length, train.updates, train.epochs), keys_in("train", train))
-    if config.loss_scale is not None and train.precision == "16-mixed":
+    yield from faults_of(lambda: Memory(**config.memory.model_dump()), keys_in("memory", config.memory))
+    if config.loss_scale is not None and issubclass(PRECISIONS[train.precision], LossScaled):
         yield from faults_of(partial(build_precision, config), keys_in("loss_scale", config.loss_scale))
     if train.updates is None:
         return  # how many updates the epochs are is the data's to say
@@ -68,7 +71,8 @@ def _data(config: Config) -> Iterator[Fault]:
     for key, data in data_tables(config).items():
         size, tokens = data.global_batch_size, data.global_batch_tokens
         keys = keys_in(key, data)
-        yield from faults_of(partial(check_measure, size, tokens), keys)
+        one_of_two = partial(check_one_of_two, "global_batch_size", "global_batch_tokens", size, tokens)
+        yield from faults_of(one_of_two, keys)
         for name in data.evaluations:
             yield from faults_of(partial(check_evaluation_names, [name]), {name: f"{key}.evaluations.{name}"})
         yield from faults_of(partial(check_curriculum, data.curriculum_epochs, shuffle=data.shuffle), keys)

@@ -7,17 +7,18 @@ from evenstep.builders.tasks import build_coefficients, build_combine
 from evenstep.config.schema import Config
 from evenstep.events import Best, EarlyStop, Evaluate, Hook, TimeBudget
 from evenstep.optim.ema import Ema
-from evenstep.options import Checkpointing, Failures, Logging, Training
-from evenstep.precision import PRECISIONS, Precision
+from evenstep.options import Checkpointing, Failures, Logging, Memory, Training
+from evenstep.precision import PRECISIONS, Precision, SixteenBits
 
 
 def build_training(config: Config) -> Training:
     """How an update is made."""
     return Training(
-        **config.train.model_dump(exclude={"updates", "epochs", "precision", "max_minutes"}),
+        **config.train.model_dump(exclude={"updates", "epochs", "precision", "max_minutes", *_CASTS}),
         ema=None if config.ema is None else Ema(**config.ema.model_dump()),
         coefficients=build_coefficients(config),
         combine=build_combine(config),
+        memory=Memory(**config.memory.model_dump()),
         fit_memory=config.data is not None and config.data.micro_batch_size == "auto",
     )
 
@@ -47,9 +48,14 @@ def build_logging(config: Config) -> Logging:
 
 
 def build_precision(config: Config) -> Precision:
-    """The precision mode, with its loss scale if it has one."""
+    """The precision mode, with its loss scale and its casts if it has any."""
+    kind = PRECISIONS[config.train.precision]
+    casts = config.train.model_dump(include=set(_CASTS)) if issubclass(kind, SixteenBits) else {}
     scale = {} if config.loss_scale is None else config.loss_scale.model_dump()
-    return PRECISIONS[config.train.precision](**scale)
+    return kind(**casts, **scale)
+
+
+_CASTS = ("cast_inputs", "float32_outputs")
 
 
 def build_hooks(config: Config, own: Sequence[Hook]) -> list[Hook]:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from evenstep.checkpoint.layout import complete_checkpoints, step_name, step_update
     from evenstep.checkpoint.lock import LOCK, locked
     from evenstep.checkpoint.manifest import FileEntry, Manifest
-    from evenstep.checkpoint.parts import EMERGENCY, discard_parts, join_parts, write_part
+    from evenstep.checkpoint.parts import discard_parts, join_parts, write_part
     from evenstep.checkpoint.ranks import ALONE, RankGroup, on_all_ranks
     from evenstep.checkpoint.reader import CheckpointReader, newest_checkpoint, read_checkpoint, verify
     from evenstep.checkpoint.retention import clean_leftovers, remove_checkpoint, retain
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ALONE",
-    "EMERGENCY",
     "LOCK",
     "AsyncWriter",
     "CheckpointReader",
@@ -66,7 +65,7 @@ __getattr__, __dir__ = lazy_names(
         ".layout": "complete_checkpoints step_name step_update",
         ".lock": "LOCK locked",
         ".manifest": "FileEntry Manifest",
-        ".parts": "EMERGENCY discard_parts join_parts write_part",
+        ".parts": "discard_parts join_parts write_part",
         ".ranks": "ALONE RankGroup on_all_ranks",
         ".reader": "CheckpointReader newest_checkpoint read_checkpoint verify",
         ".retention": "clean_leftovers remove_checkpoint retain",

@@ -9,11 +9,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from evenstep.checkpoint.layout import CHECKPOINTS, CLAIM, is_complete, step_name, step_update
+from evenstep.checkpoint.layout import CHECKPOINTS, CLAIM, FAILURES, is_complete, step_name, step_update
 from evenstep.checkpoint.writer import CheckpointWrite, write_checkpoint
 from evenstep.errors import CheckpointError
-
-FAILURES = "failures"
 
 
 def write_emergency(

@@ -6,6 +6,8 @@
     checkpoints/.replaced-step-00001000/   complete, while another of the same update takes its place
     checkpoints/.removing-step-00001000/   being deleted, its manifest first
     checkpoints/.emergency-step-00001000/  a rank of a failing run says by it that it saves this update
+    emergency/update-00001000-part-…       what one rank of a failing run held of the state (`parts`)
+    failures/update-00001001-rank-00000/   what a rank failed at (`emergency`)
     latest                                 the name of the newest, for people; nothing here reads it
 
 Whatever the instant at which a process dies, what it leaves is one of these. This module neither changes anything
@@ -18,7 +20,7 @@ from pathlib import Path
 from evenstep.checkpoint.manifest import MANIFEST
 from evenstep.errors import ArgumentError, CheckpointError
 
-CHECKPOINTS = "checkpoints"
+CHECKPOINTS, EMERGENCY, FAILURES = "checkpoints", "emergency", "failures"
 LATEST = "latest"
 STATE = "state.json"
 TENSORS_SUFFIX = ".safetensors"

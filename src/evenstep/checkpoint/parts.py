@@ -17,7 +17,7 @@ from torch import Tensor
 
 from evenstep.checkpoint.damage import BadFileError
 from evenstep.checkpoint.emergency import write_once
-from evenstep.checkpoint.layout import CHECKPOINTS, complete_checkpoints, is_complete, step_update
+from evenstep.checkpoint.layout import CHECKPOINTS, EMERGENCY, complete_checkpoints, is_complete, step_update
 from evenstep.checkpoint.reader import read_checkpoint
 from evenstep.checkpoint.retention import discard
 from evenstep.checkpoint.state import is_sharded
@@ -26,7 +26,6 @@ from evenstep.checkpoint.table import TensorEntry, TensorPiece, check_cover
 from evenstep.checkpoint.writer import CheckpointWrite, write_checkpoint
 from evenstep.errors import CheckpointError
 
-EMERGENCY = "emergency"
 _NAME = re.compile(r"update-(\d{8,18})-part-(\d{5,})-of-(\d{5,})")
 _SHARED = (
     "model",

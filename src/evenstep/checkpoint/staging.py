@@ -68,7 +68,8 @@ class Staging:
         if device is None:
             return _nothing
         event = torch.Event(device)
-        event.record()
+        # of the tensors' own device, on which the copies are, whichever one is the current
+        event.record(torch.accelerator.current_stream(device))
         return event.synchronize
 
     def _reserve(self, num_bytes: int, device: torch.device | None) -> None:

@@ -30,3 +30,20 @@ def split(arguments: Sequence[str], options: Collection[str] = ()) -> tuple[list
         if "=" not in argument and rest and not rest[0].startswith("--"):
             settings.append(rest.pop(0))
     return own, settings
+
+
+def without(settings: Sequence[str], keys: Collection[str]) -> list[str]:
+    """`settings`, as `split` gives them, but for those of `keys` and of what is below them.
+
+    >>> without(["--launch.slurm.nodes", "2", "--seed=1", "--resume", "never"], ["launch.slurm", "resume"])
+    ['--seed=1']
+    """
+    left: list[str] = []
+    taken = False
+    for argument in settings:
+        if argument.startswith("--"):
+            name = argument.partition("=")[0].removeprefix("--")
+            taken = any(name == key or name.startswith(f"{key}.") for key in keys)
+        if not taken:
+            left.append(argument)
+    return left

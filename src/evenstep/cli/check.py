@@ -31,7 +31,7 @@ from evenstep.checkpoint import UnreadableError, complete_checkpoints, pack
 from evenstep.checkpoint.layout import without_manifest
 from evenstep.cli.folder import OWN, where_to_begin
 from evenstep.cli.starting import start_ranks
-from evenstep.cli.summary import describe
+from evenstep.cli.summary import describe, parameters_of
 from evenstep.cli.trial import FirstBatch, OneUpdate, followers
 from evenstep.config.load import read
 from evenstep.config.named import OpenRun
@@ -159,8 +159,15 @@ def _check(opened: OpenRun, folder: Path, source: str, group: Group, unmet: str)
         }
         for name, state in states.items():
             pack(state, name, {})
+        parameters, _ = parameters_of(parts.model)  # by all ranks together
+        if says and one.num_samples:
+            print(f"memory      {trainer.footprint().described(parameters)}{_kept_by(group)}")
         if says:
             _say(one, result.metrics)
+
+
+def _kept_by(group: Group) -> str:
+    return "" if group.ranks == 1 else f", on the first of {group.ranks} ranks"
 
 
 def _staying(config: Config) -> Config:

@@ -18,7 +18,7 @@ from evenstep.cli.arguments import split
 from evenstep.cli.messages import paragraphs
 from evenstep.errors import ConfigError
 from evenstep.exits import EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
-from evenstep.signals import Terminated, ending
+from evenstep.signals import Terminated, ending, ignore_at_the_end, leave_with
 from evenstep.version import __version__
 
 
@@ -118,10 +118,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    leaves = arguments is None
+    if leaves:
+        ignore_at_the_end()
+    code = _run(given, leaves=leaves)
+    if leaves:
+        leave_with(code)
+    return code
+
+
+def _run(given: list[str], *, leaves: bool) -> int:
     traceback = "--traceback" in given
     try:
         try:
-            code = _dispatch(given)
+            code = _dispatch(given, leaves=leaves)
         except BrokenPipeError:
             raise
         except KeyboardInterrupt as error:
@@ -141,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _dispatch(arguments: list[str]) -> int:
+def _dispatch(arguments: list[str], *, leaves: bool) -> int:
     parser = _parser()
     if not arguments:
         parser.print_help()
@@ -156,9 +166,13 @@ def _dispatch(arguments: list[str]) -> int:
     except SystemExit as stop:  # argparse has said everything: help and version end with 0, a wrong line with 2
         return cast("int", stop.code)
     command = COMMANDS[options.command]
+    given = [argument.partition("=")[0] for argument in own]
+    twice = [f"--{one.name}" for one in command.options if one.value is not None and given.count(f"--{one.name}") > 1]
+    if twice:
+        raise ConfigError([f"`{name}` is given twice; leave one out." for name in twice])
     if settings and command.settings is None:
         raise ConfigError([f"`{settings[0]}` can't be given: `evenstep {options.command}` takes no settings."])
-    with ending() if command.trains else nullcontext():
+    with ending(leaves=leaves) if command.trains else nullcontext():
         run = cast("Callable[..., int]", import_module(f"evenstep.cli.{command.module}").run)
         own_options = {option.name: getattr(options, option.name) for option in command.options}
         return run(getattr(options, "path", ""), settings, **own_options)

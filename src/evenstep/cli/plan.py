@@ -121,7 +121,7 @@ def _measured(path: str, settings: Sequence[Setting]) -> tuple[Layered, dict[str
     from evenstep.pipeline import Layers
     from evenstep.pipeline.split import flows
     from evenstep.train import Task
-    from evenstep.train.transfer import build_transfer
+    from evenstep.train.transfer import build_cast, build_transfer
 
     with open_run(Path(path), [*from_environment(os.environ), *settings]) as opened:
         parts = build_parts(opened)
@@ -133,7 +133,13 @@ def _measured(path: str, settings: Sequence[Setting]) -> tuple[Layered, dict[str
             task = parts.task if isinstance(parts.task, Task) else parts.task[first.task]
             data = task.transform(build_transfer(device)(first.data))
             precision = build_precision(opened.config)
-            costs = measure(layers, task.inputs(data), device=device, context=lambda: precision.forward(device))
+            costs = measure(
+                layers,
+                build_cast(precision.format)(task.inputs(data)),
+                device=device,
+                context=lambda: precision.forward(device),
+                convert=precision.computes_in,
+            )
         of_run: dict[str, Any] = {"microbatches": batch.num_microbatches}
         if opened.config.parallel.pipeline > 1:
             of_run["ranks"] = opened.config.parallel.pipeline

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from evenstep.builders import is_launched, joined, open_run
+from evenstep.cli.arguments import without
 from evenstep.cli.folder import OWN, RECIPE, check_usable, edited_since, find_config, origin_of_recipe
 from evenstep.cli.starting import start_ranks, submit_run
 from evenstep.cli.training import train_in
-from evenstep.config.schema import CoefficientsTable, Config, MixtureTable
+from evenstep.config.schema import CoefficientsTable, Config, LossScaleTable, MixtureTable
 from evenstep.config.sources import Setting, from_arguments, read_file, settings_of
 from evenstep.errors import ConfigError
 
@@ -49,8 +50,10 @@ def run(path: str, settings: list[str]) -> int:
             raise ConfigError([_refusal(unsafe, file)])
         slurm = opened.config.launch.slurm
         if slurm is not None and not is_launched():
-            again = ["resume", path, *settings, "--launch.slurm", "none"]
-            return submit_run(slurm, again, name=opened.config.name, folder=folder.parent / f"{folder.name}-slurm")
+            alone = [*without(settings, ["launch.slurm"]), "--launch.slurm", "none"]
+            return submit_run(
+                slurm, ["resume", path, *alone], name=opened.config.name, folder=folder.parent / f"{folder.name}-slurm"
+            )
         if not is_launched():
             check_usable(folder)  # refused before any rank is started
         code = start_ranks(opened.config, ["resume", path, *settings])
@@ -81,7 +84,7 @@ def changed_keys(before: dict[str, Any], after: dict[str, Any], outer: str = "")
 
 def _values(config: Config) -> dict[str, Any]:
     """All values; a table that is left out has its defaults."""
-    left_out = {"mixture": MixtureTable(), "coefficients": CoefficientsTable()}
+    left_out = {"mixture": MixtureTable(), "coefficients": CoefficientsTable(), "loss_scale": LossScaleTable()}
     values = config.model_dump()
     return values | {key: table.model_dump() for key, table in left_out.items() if values[key] is None}
 

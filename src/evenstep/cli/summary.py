@@ -18,19 +18,20 @@ from evenstep.train import Trainer
 def describe(parts: RunParts, trainer: Trainer) -> list[str]:
     """Lines about model, data and length of the run; all ranks call it together."""
     config = parts.config
-    parameters, trained = _counted_parameters(parts.model)
+    parameters, trained = parameters_of(parts.model)
     some = "" if trained == parameters else f" ({trained:,} of them trained)"
     length = "until the data end" if trainer.updates is None else f"{trainer.updates:,} updates"
     return [
         f"model       {type(parts.model).__name__}, {parameters:,} parameters{some}, on {trainer.device}",
         *_stages(parts),
+        *_recomputed(trainer.recomputed),
         f"data        {_samples(parts)}",
         *_updates(parts),
         f"run         {length}{_epochs(parts, trainer)}, precision {config.train.precision}, seed {config.seed}",
     ]
 
 
-def _counted_parameters(model: nn.Module) -> tuple[int, int]:
+def parameters_of(model: nn.Module) -> tuple[int, int]:
     """How many numbers the parameters hold, and how many of them are trained."""
     if isinstance(model, PipelineModel):
         return model.count_parameters()
@@ -63,6 +64,22 @@ def _stages(parts: RunParts) -> list[str]:
     ranks = "this process holds all" if layout.ranks == 1 else f"the first of {layout.ranks} ranks holds these"
     own = " | ".join(f"{stage}: {layers}" for stage, layers in parts.model.described().items())
     return [f"stages      {layout.stages}, {ranks}: {own}"]
+
+
+def _recomputed(names: Sequence[str]) -> list[str]:
+    """Which activations are not kept.
+
+    >>> _recomputed(["blocks.0", "blocks.1", "blocks.2"])
+    ['memory      computed again in the backward: 3 modules, blocks.0, blocks.1, blocks.2']
+    """
+    if not names:
+        return []
+    some = [*names] if len(names) <= _MOST_NAMES else [*names[:2], "…", names[-1]]
+    count = f"{len(names)} module{'s' * (len(names) > 1)}"
+    return [f"memory      computed again in the backward: {count}, {', '.join(some)}"]
+
+
+_MOST_NAMES = 6
 
 
 def _samples(parts: RunParts) -> str:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from evenstep.builders import is_launched, joined, open_run
+from evenstep.cli.arguments import without
 from evenstep.cli.folder import check_free, where_to_begin
 from evenstep.cli.starting import start_ranks, submit_run
 from evenstep.cli.training import train_in
@@ -18,9 +19,10 @@ def run(path: str, settings: list[str]) -> int:
             if config.resume != "auto":
                 check_free(folder)
             # a job that was stopped is queued again, and then goes on
-            again = ["--launch.slurm", "none", *(["--resume", "auto"] if config.resume == "never" else [])]
+            others = {"launch.slurm": "none"} | ({"resume": "auto"} if config.resume == "never" else {})
+            again = [*without(settings, others), *(part for key in others for part in (f"--{key}", others[key]))]
             logs = Path(config.runs) / f"{config.name}-slurm"
-            return submit_run(config.launch.slurm, ["train", path, *settings, *again], name=config.name, folder=logs)
+            return submit_run(config.launch.slurm, ["train", path, *again], name=config.name, folder=logs)
         if not is_launched():
             where_to_begin(config.resume, folder)  # refused before any rank is started
         code = start_ranks(config, ["train", path, *settings])

@@ -17,6 +17,7 @@ from typing import Any, cast, final
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
+from evenstep.choice import advice
 from evenstep.config.faults import Fault, allowed
 
 
@@ -102,8 +103,8 @@ def _unknown(where: str, name: str, function: Callable[..., Any], options: list[
             about=(where, meant),
             text=f"`{where}` is not an argument of {_name(function)}; did you mean `{meant}`?",
         )
-    advice = f"it takes {', '.join(options)}." if options else "it takes none."
-    return Fault(about=(where,), text=f"`{where}` is not an argument of {_name(function)}; {advice}")
+    takes = f"it takes {', '.join(options)}." if options else "it takes none."
+    return Fault(about=(where,), text=f"`{where}` is not an argument of {_name(function)}; {takes}")
 
 
 def _name(function: Callable[..., Any]) -> str:
@@ -140,8 +141,7 @@ def _type_faults(where: str, value: object, hint: Any, error: ValidationError) -
         if kind in _UNKNOWN:
             tables = [table for table in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(table)]
             names = [field.name for table in tables for field in dataclasses.fields(table)]
-            close = get_close_matches(inner[-1], names, n=1)
-            text = f"is not known; {f'did you mean `{close[0]}`?' if close else 'leave it out.'}"
+            text = f"is not known; {advice(inner[-1], names, 'leave it out.')}"
         elif kind in ("missing", "missing_argument"):
             text = "is missing; set it."
         else:

@@ -21,7 +21,13 @@ ONLY_FOR: dict[str, dict[Sequence[object], tuple[str, ...]]] = {
     },
     "parallel.pipeline": {range(2, 2**31): ("parallel.stages_per_rank", "parallel.split_at", "parallel.relay_skips")},
     "parallel.reduction": {("fast",): ("parallel.compression",)},  # "ordered" promises bits, which rounding would spoil
-    "train.precision": {("16-mixed",): ("loss_scale",)},
+    "train.precision": {
+        ("16-mixed", "16-true", "16-true-no-master"): ("loss_scale",),
+        ("bf16-true", "16-true", "bf16-true-no-master", "16-true-no-master"): (
+            "train.cast_inputs",
+            "train.float32_outputs",
+        ),
+    },
     "mixture.kind": {
         ("sampled",): ("mixture.temperature", "mixture.draws", "tasks.NAME.sampling_weight"),
         ("all", "round_robin"): ("tasks.NAME.repeats",),

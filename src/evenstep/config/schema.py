@@ -19,7 +19,7 @@ from evenstep.optim.ema import Ema
 from evenstep.options import default_of
 from evenstep.parallel import Fsdp, Processes
 from evenstep.pipeline import PipelineModel
-from evenstep.precision import Fp16Mixed
+from evenstep.precision import Bf16True, Fp16Mixed
 from evenstep.train import Trainer
 
 
@@ -86,8 +86,14 @@ class TrainTable(Section):
     """Length of the run in updates. Give either this or `epochs`."""
     epochs: Count | None = None
     """Length of the run in epochs of the training set."""
-    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
-    """In which number formats the model computes."""
+    precision: Literal[
+        "32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true", "bf16-true-no-master", "16-true-no-master"
+    ] = "32-true"
+    """In which number formats the model computes, and in which it is kept."""
+    cast_inputs: Literal["after-transfer", "before-transfer"] = default_of(Bf16True, "cast_inputs")
+    """Where floating inputs of a model of 16 bits are cast: on the device, or before they are moved there."""
+    float32_outputs: bool = default_of(Bf16True, "float32_outputs")
+    """Whether the outputs of a model of 16 bits are cast to float32 for the loss."""
     clip_norm: Positive | None = default_of(options.Training, "clip_norm")
     """Gradients with a larger global 2-norm are scaled down to it; not clipped by default."""
     norm_statistics: options.NormStatistics = default_of(options.Training, "norm_statistics")
@@ -169,7 +175,7 @@ class CombineTable(Section):
 
 
 class LossScaleTable(Section):
-    """The dynamic loss scale of precision 16-mixed."""
+    """The dynamic loss scale of precisions 16-mixed, 16-true and 16-true-no-master."""
 
     initial: Positive = default_of(Fp16Mixed, "initial")
     """The first scale."""
@@ -294,6 +300,16 @@ class FailuresTable(Section):
     in again when it comes back; on CPUs, with ddp, and the extra `torchft`."""
 
 
+class MemoryTable(Section):
+    """What is done to need less of the device's memory; parameters do not depend on it."""
+
+    checkpoint: str = default_of(options.Memory, "checkpoint")
+    """Of which modules activations are computed again in the backward instead of kept: `none`, `blocks` for the
+    repeated blocks of the model, or a pattern of module names such as `encoder.layers.*`."""
+    empty_cache_every_updates: Count | None = default_of(options.Memory, "empty_cache_every_updates")
+    """How often memory that the device's allocator keeps for later is given back to the device; never by default."""
+
+
 class EmaTable(Section):
     """An exponential moving average of the parameters, evaluated in their place."""
 
@@ -401,7 +417,7 @@ class Config(Section):
     train: TrainTable
     """How long to train, and how an update is made."""
     loss_scale: LossScaleTable | None = None
-    """The dynamic loss scale, with precision 16-mixed only."""
+    """The dynamic loss scale, with precisions 16-mixed, 16-true and 16-true-no-master only."""
     optimizer: OptimizerTable
     """What turns a gradient into a step."""
     lr_schedule: LrScheduleTable = ConstantTable()
@@ -412,6 +428,8 @@ class Config(Section):
     """How many processes to start."""
     failures: FailuresTable = FailuresTable()
     """What to do about what goes wrong."""
+    memory: MemoryTable = MemoryTable()
+    """What is done to need less of the device's memory."""
     ema: EmaTable | None = None
     """An exponential moving average of the parameters; none by default."""
     evaluate: EvaluateTable = EvaluateTable()

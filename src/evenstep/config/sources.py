@@ -77,23 +77,27 @@ def read_file(path: Path) -> Tree:
 def from_environment(environ: Mapping[str, str]) -> list[Setting]:
     """The settings among environment variables: those that begin with `EVENSTEP_`, the rest in lower case.
 
-    What says how errors look is none (`train.tracebacks`).
+    What says how errors look is none (`train.tracebacks`). A table comes before what is in it.
+
+    Raises:
+        ConfigError: two that mean the same key.
 
     >>> from_environment({"EVENSTEP_TRAIN__UPDATES": "10", "HOME": "/"})[0].path
     ('train', 'updates')
     """
-    return [
+    settings = [
         Setting(path=tuple(name.removeprefix(PREFIX).lower().split("__")), text=text, origin=name)
         for name, text in environ.items()
         if name.startswith(PREFIX) and name != FULL
     ]
+    return _effective(sorted(settings, key=lambda setting: len(setting.path)), [])
 
 
 def from_arguments(arguments: Sequence[str]) -> list[Setting]:
     """The settings among command-line arguments: `--section.key value` or `--section.key=value`.
 
     Raises:
-        ConfigError: an argument is no setting, or has no value.
+        ConfigError: an argument is no setting, has no value, or takes the place of an earlier one.
 
     >>> [(s.path, s.text) for s in from_arguments(["--train.updates", "10", "--seed=7"])]
     [(('train', 'updates'), '10'), (('seed',), '7')]
@@ -112,6 +116,23 @@ def from_arguments(arguments: Sequence[str]) -> list[Setting]:
                 continue
             text = rest.pop(0)
         settings.append(Setting(path=tuple(name.removeprefix("--").split(".")), text=text, origin=name))
+    return _effective(settings, faults)
+
+
+def _effective(settings: list[Setting], faults: list[str]) -> list[Setting]:
+    """The settings of one source; raises ConfigError with `faults` and for each that a later one takes the place of."""
+    for place, setting in enumerate(settings):
+        later = next((one for one in settings[place + 1 :] if setting.path[: len(one.path)] == one.path), None)
+        if later is None:
+            continue
+        if later.path != setting.path:
+            faults.append(
+                f"`{later.origin}` comes after `{setting.origin}` and takes its place; give it first, or leave it out."
+            )
+        elif later.origin == setting.origin:
+            faults.append(f"`{setting.origin}` is given twice, {setting.text} and {later.text}; leave one out.")
+        else:
+            faults.append(f"`{setting.origin}` and `{later.origin}` set the same key; leave one out.")
     if faults:
         raise ConfigError(faults)
     return settings

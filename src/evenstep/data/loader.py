@@ -5,6 +5,8 @@ prefetching does too, and a new run of requests goes to the same processes. Work
 with the requests that they have not answered. What the requests are is not known here.
 """
 
+import atexit
+import os
 import signal
 import threading
 from collections import deque
@@ -14,6 +16,7 @@ from itertools import chain, islice
 from pickle import PicklingError
 from types import FrameType
 from typing import Any, cast, final
+from weakref import WeakSet
 
 import torch
 from torch.utils.data import DataLoader
@@ -140,6 +143,7 @@ class Workers:
             DataError: the processes cannot be started, or no longer answer.
         """
         assert self._loader is not None
+        _end_at_exit(self)
         self._requests.source = requests
         self._num_taken = 0
         try:
@@ -223,6 +227,28 @@ class Workers:
             f"`num_workers=0`. If fetching may take longer than {self._timeout_s:g} s, raise `timeout_s` "
             "(of a DataLoader its `timeout`)."
         )
+
+
+_OPEN: "WeakSet[Workers]" = WeakSet()
+_watching: set[int] = set()  # the process that ends those that are open: one that was forked from it has none
+
+
+def _end_at_exit(workers: Workers) -> None:
+    """End the workers with this process, if nobody has closed them: at its end Python would ask them by a signal that
+    they outlive, and wait for them.
+    """
+    if os.getpid() not in _watching:
+        _OPEN.clear()
+        _watching.clear()
+        _watching.add(os.getpid())
+        atexit.register(_end_all, os.getpid())
+    _OPEN.add(workers)
+
+
+def _end_all(process: int) -> None:
+    if os.getpid() == process:
+        for workers in list(_OPEN):
+            workers.close()
 
 
 _OUTLIVED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)

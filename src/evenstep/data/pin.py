@@ -21,13 +21,13 @@ def can_pin() -> bool:
 
 
 def pin(batch: object) -> object:
-    """The same batch with every tensor in pinned memory.
+    """The same batch with every tensor of the host in pinned memory; those on a device stay there.
 
     >>> pin({"text": ["a", "b"]})
     {'text': ['a', 'b']}
     """
     if isinstance(batch, Tensor):
-        return batch.pin_memory()
+        return batch.pin_memory() if batch.device.type == "cpu" else batch
     method = cast("Callable[[], object] | None", getattr(batch, "pin_memory", None))
     if method is not None:
         return method()

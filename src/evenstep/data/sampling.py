@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evenstep.arguments import require_flag
+from evenstep.choice import check_one_of_two
 from evenstep.data.arguments import require_count
 from evenstep.data.batching import cut_by_count, cut_by_tokens, group_by_length, shuffle_batches
 from evenstep.data.lengths import Lengths, fitting, measure
@@ -21,7 +22,7 @@ from evenstep.data.order import Kind, Order, order_of
 from evenstep.errors import ArgumentError
 from evenstep.keys import key
 
-__all__ = ["EpochBatches", "Sampling", "check_curriculum", "check_measure", "check_only_for_tokens"]
+__all__ = ["EpochBatches", "Sampling", "check_curriculum", "check_only_for_tokens"]
 
 _LENGTH_WINDOW = 8192
 
@@ -105,7 +106,8 @@ class Sampling:
                 object.__setattr__(self, name, require_count(name, getattr(self, name)))
         require_flag("shuffle", self.shuffle)
         require_count("batch_size_multiple", self.batch_size_multiple)
-        check_measure(self.global_batch_size, self.global_batch_tokens)
+        sizes = self.global_batch_size, self.global_batch_tokens
+        check_one_of_two("global_batch_size", "global_batch_tokens", *sizes)
         budgets = [tokens for tokens in (self.global_batch_tokens, self.micro_batch_tokens) if tokens is not None]
         _check_token_choices(lengths, oversized, has_budget=bool(budgets))
         check_only_for_tokens(
@@ -186,16 +188,6 @@ class Sampling:
         if shuffle_key is not None:
             samples, edges = shuffle_batches(samples, edges, shuffle_key=shuffle_key)
         return samples, edges
-
-
-def check_measure(global_batch_size: int | None, global_batch_tokens: int | None) -> None:
-    """Raise ArgumentError unless an update is measured either in samples or in tokens."""
-    if (global_batch_size is None) == (global_batch_tokens is None):
-        both = global_batch_size is not None
-        raise ArgumentError(
-            "`global_batch_size` and `global_batch_tokens`: one of the two must be given, but "
-            f"{'both are; leave one out' if both else 'neither is; set one'}."
-        )
 
 
 def check_curriculum(curriculum_epochs: int, *, shuffle: bool) -> None:

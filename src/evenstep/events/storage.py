@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, final
 import torch
 from torch import Tensor
 
+from evenstep.devices import scalar_on
 from evenstep.errors import ArgumentError
 from evenstep.events.meters import Meters, Seen
 from evenstep.events.series import Record, Series
@@ -107,7 +108,7 @@ class Storage:
         pairs = [(total, weight) for number, key, total, weight in self._pending if number == update and key == name]
         device = next((one.device for pair in pairs for one in pair if isinstance(one, Tensor)), torch.device("cpu"))
         wide = torch.float32 if device.type == "mps" else torch.float64
-        numbers = [torch.as_tensor(one, dtype=wide, device=device) for pair in pairs for one in pair]
+        numbers = [scalar_on(one, device, wide) for pair in pairs for one in pair]
         return torch.stack(numbers).view(-1, 2).sum(0) if numbers else torch.zeros(2, dtype=wide, device=device)
 
     def settle(self, gather: Callable[[Pairs], list[Pairs]] = _alone) -> list[Record]:

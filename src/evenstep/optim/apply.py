@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from evenstep.internals import foreach_divide, foreach_multiply, foreach_norms, local_tensor, takes_scale
-from evenstep.optim.step import step
+from evenstep.optim.stepping import Steps
 
 CLIP_EPSILON = 1e-6
 
@@ -78,21 +78,31 @@ class Apply(ABC):
         optimizer: any optimizer of parameters on one device.
         clip_norm: c of the formula above; None does not clip.
         in_kernel: whether the optimizer's kernel divides the gradient by itself (`takes_scale`).
+        steps: in which format the step is taken; in that of the parameters by default.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, *, clip_norm: float | None, in_kernel: bool) -> None:
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        clip_norm: float | None,
+        in_kernel: bool,
+        steps: Steps | None = None,
+    ) -> None:
         self._optimizer = cast("Any", optimizer)
+        self._step = steps or Steps()
         self._clip_norm = clip_norm
         self._in_kernel = in_kernel
 
     @abstractmethod
-    def __call__(self, grads: list[Tensor], squared: Tensor, divisor: float | Tensor) -> Applied:
+    def __call__(self, grads: list[Tensor], squared: Tensor, divisor: float | Tensor, update: int = 0) -> Applied:
         """Take the step with g/divisor clipped, unless it is not finite.
 
         Args:
             grads: the gradients, perhaps in shards, changed in place or by the kernel.
             squared: ‖g‖₂² over all parameters, stages and shards.
             divisor: loss scale × late weight.
+            update: number of the update.
         """
 
     def resume(self) -> None:
@@ -103,7 +113,7 @@ class Apply(ABC):
 class HostApply(Apply):
     """Reads the norm on the host before the step: free on CPU, one wait on an accelerator."""
 
-    def __call__(self, grads: list[Tensor], squared: Tensor, divisor: float | Tensor) -> Applied:
+    def __call__(self, grads: list[Tensor], squared: Tensor, divisor: float | Tensor, update: int = 0) -> Applied:
         divisor = float(divisor)
         norm = math.sqrt(float(squared)) / divisor if divisor else math.nan
         if not math.isfinite(norm):
@@ -111,14 +121,14 @@ class HostApply(Apply):
         if self._clip_norm is not None:
             divisor *= max(1.0, (norm + CLIP_EPSILON) / self._clip_norm)
         if divisor == 1.0:
-            step(self._optimizer)
+            self._step(self._optimizer, update)
         elif self._in_kernel:
             self._optimizer.grad_scale = torch.full((), divisor, device=squared.device)
-            step(self._optimizer)
+            self._step(self._optimizer, update)
             del self._optimizer.grad_scale
         else:
             foreach_multiply([local_tensor(grad) for grad in grads], 1 / divisor)
-            step(self._optimizer)
+            self._step(self._optimizer, update)
         return Applied(norm=norm, aborted=0.0)
 
 
@@ -131,14 +141,21 @@ class DeviceApply(Apply):
     SGD leaves its momentum uninitialised when its kernel skips the step that makes it.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, *, clip_norm: float | None, in_kernel: bool) -> None:
-        super().__init__(optimizer, clip_norm=clip_norm, in_kernel=in_kernel)
-        self._first: HostApply | None = HostApply(optimizer, clip_norm=clip_norm, in_kernel=in_kernel)
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        clip_norm: float | None,
+        in_kernel: bool,
+        steps: Steps | None = None,
+    ) -> None:
+        super().__init__(optimizer, clip_norm=clip_norm, in_kernel=in_kernel, steps=steps)
+        self._first: HostApply | None = HostApply(optimizer, clip_norm=clip_norm, in_kernel=in_kernel, steps=steps)
         self._halted: Tensor | None = None
 
-    def __call__(self, grads: list[Tensor], squared: Tensor, divisor: float | Tensor) -> Applied:
+    def __call__(self, grads: list[Tensor], squared: Tensor, divisor: float | Tensor, update: int = 0) -> Applied:
         if self._first is not None:
-            return self._first_step(self._first, grads, squared, divisor)
+            return self._first_step(self._first, grads, squared, divisor, update)
         norm = squared.sqrt() / divisor
         not_finite = (norm * 0).ne_(0).float()  # 0·inf and 0·NaN are NaN, which differs from 0
         aborted = not_finite if self._halted is None else torch.maximum(self._halted, not_finite)
@@ -151,16 +168,18 @@ class DeviceApply(Apply):
         else:
             foreach_divide([local_tensor(grad) for grad in grads], scale)
         self._optimizer.found_inf = aborted
-        step(self._optimizer)
+        self._step(self._optimizer, update)
         del self._optimizer.found_inf
         if self._in_kernel:
             del self._optimizer.grad_scale
         return Applied(norm=norm, aborted=aborted)
 
-    def _first_step(self, first: HostApply, grads: list[Tensor], squared: Tensor, divisor: float | Tensor) -> Applied:
+    def _first_step(
+        self, first: HostApply, grads: list[Tensor], squared: Tensor, divisor: float | Tensor, update: int
+    ) -> Applied:
         if self._halted is not None:
             return Applied(norm=math.nan, aborted=1.0)
-        applied = first(grads, squared, divisor)
+        applied = first(grads, squared, divisor, update)
         if applied.aborted:
             self._halted = torch.ones((), device=squared.device)
         else:
@@ -172,7 +191,12 @@ class DeviceApply(Apply):
 
 
 def build_apply(
-    optimizer: torch.optim.Optimizer, *, clip_norm: float | None, device: torch.device, defer: bool | None = None
+    optimizer: torch.optim.Optimizer,
+    *,
+    clip_norm: float | None,
+    device: torch.device,
+    defer: bool | None = None,
+    steps: Steps | None = None,
 ) -> Apply:
     """The way of applying that costs least for this optimizer and device.
 
@@ -181,10 +205,11 @@ def build_apply(
         clip_norm: see `Apply`.
         device: where the parameters are.
         defer: whether the verdict stays on the device; None: on an accelerator, if the optimizer can skip a step.
+        steps: see `Apply`.
     """
     scales = takes_scale(optimizer)
     # The kernels read the scale as float32: too coarse for float64 parameters.
     in_kernel = scales and all(p.dtype != torch.float64 for g in optimizer.param_groups for p in g["params"])
     defer = device.type != "cpu" if defer is None else defer
     apply = DeviceApply if defer and scales else HostApply
-    return apply(optimizer, clip_norm=clip_norm, in_kernel=in_kernel)
+    return apply(optimizer, clip_norm=clip_norm, in_kernel=in_kernel, steps=steps)

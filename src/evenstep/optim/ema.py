@@ -12,6 +12,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import final
 
+import torch
 from torch import Tensor, nn
 
 from evenstep.arguments import require_number, require_whole
@@ -33,7 +34,6 @@ class Ema:
     Raises:
         ArgumentError: a number is out of its range.
 
-    >>> import torch
     >>> model = nn.Linear(1, 1, bias=False)
     >>> ema = Ema(decay=0.75); ema.attach(model)
     >>> with torch.no_grad(): old = model.weight.clone(); _ = model.weight.add_(4.0)
@@ -55,6 +55,7 @@ class Ema:
         self._average: dict[str, Tensor] = {}
         self._moving: list[str] = []
         self._copied: list[str] = []
+        self._formats: dict[str, torch.dtype] = {}
 
     @property
     def settings(self) -> dict[str, float]:
@@ -69,8 +70,12 @@ class Ema:
                 f"average would never begin; lower it."
             )
 
-    def attach(self, model: nn.Module) -> None:
-        """Follow `model`, whose tensors are on their device already. The average begins as a copy."""
+    def attach(self, model: nn.Module, formats: Mapping[str, torch.dtype] | None = None) -> None:
+        """Follow `model`, whose tensors are on their device already. The average begins as a copy.
+
+        Args:
+            formats: to which parameters of these names are rounded where the average takes them.
+        """
         if self._live:
             raise ArgumentError(
                 "`ema` follows the model of another trainer already, and would let go of it; give each trainer an "
@@ -91,13 +96,16 @@ class Ema:
                 for name, tensor in self._live.items()
             }
 
+        self._formats = dict(formats or {})
+        for name in self._formats:
+            local_tensor(self._average[name]).copy_(self._value(name))
         self._moving = [name for name, one in self._average.items() if one.is_floating_point() or one.is_complex()]
         self._copied = [name for name in self._average if name not in self._moving]
 
     def restart(self) -> None:
         """Begin again as a copy of what the model holds now."""
-        for name, tensor in self._live.items():
-            self._average[name].copy_(tensor)
+        for name, average in self._average.items():
+            local_tensor(average).copy_(self._value(name))
 
     def after_update(self, update: int, aborted: Tensor | float = 0.0) -> None:
         """Move the average after committed update `update`.
@@ -110,9 +118,7 @@ class Ema:
             return
         weight = 1.0 - (0.0 if update <= self._start_update else self._decay)
         average = [local_tensor(self._average[name]) for name in self._moving]
-        live = [
-            local_tensor(self._live[name]).to(tensor.dtype) for name, tensor in zip(self._moving, average, strict=True)
-        ]
+        live = [self._value(name).to(tensor.dtype) for name, tensor in zip(self._moving, average, strict=True)]
         if isinstance(aborted, Tensor):
             share = (1.0 - aborted) * weight
             foreach_move(average, live, [share.to(tensor.dtype) for tensor in average])
@@ -120,6 +126,11 @@ class Ema:
             foreach_move(average, live, weight)
         for name in self._copied:
             self._average[name].copy_(self._live[name])
+
+    def _value(self, name: str) -> Tensor:
+        """What this rank holds of what is followed, as the model computes with it."""
+        value = local_tensor(self._live[name])
+        return value.to(self._formats[name]) if name in self._formats else value
 
     @contextmanager
     def swapped(self) -> Generator[None]:

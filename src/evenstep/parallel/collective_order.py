@@ -109,7 +109,11 @@ class CollectiveOrder:
         part.set_custom_reduce_scatter(_Reduce(self, reduce, number, alone))
         self._parts.append(_Part(name=name, module=part, record=record))
         if alone:  # nothing is gathered, which would tell it
-            part.register_forward_pre_hook(torch.compiler.disable(lambda *_: self._goes_forward(number)))
+
+            def going(*_: Any) -> None:
+                self._goes_forward(number)
+
+            part.register_forward_pre_hook(torch.compiler.disable(going))
 
     def reset(self, kind: str = "") -> None:
         """No pass of this kind has begun yet; the collectives that an earlier one still had to run are dropped."""

@@ -107,6 +107,10 @@ class ParameterLayout:
         """What of `full` this rank holds, cut as `live`, which it will replace."""
         return full
 
+    def first_element(self, tensor: Tensor) -> int:
+        """The place in the whole tensor, row by row, of the first element that this rank holds of `tensor`."""
+        return 0
+
     def optimizer_state(self, states: States) -> States:
         """The optimizer state of all parameters, from this rank's; what one rank holds is a `ShardedTensorRef`."""
         return states
@@ -170,6 +174,12 @@ class Shards(ParameterLayout):
         own = cast("Tensor", tensor)
         full = getattr(own.to(self.group.device), "full_tensor", None)
         return own if full is None else full().to(own.device)
+
+    def first_element(self, tensor: Tensor) -> int:
+        if local_tensor(tensor) is tensor:
+            return 0
+        rows = tensor.shape[0]  # of which each rank but the last ones has as many
+        return min(self.shard_index * -(-rows // self._num_shards), rows) * (tensor.numel() // rows)
 
     def scatter_like(self, live: Tensor, full: Tensor) -> Tensor:
         from torch.distributed.tensor import DTensor, distribute_tensor

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from evenstep.arguments import require_number, require_object
+from evenstep.devices import device_here, make_current
 from evenstep.errors import ArgumentError, EvenstepError, LostRankError, clause
 from evenstep.internals import PrefixStore, Store
 from evenstep.parallel.flight import Entry, Flight
@@ -29,6 +30,7 @@ from evenstep.parallel.notices import ANSWER_S, Notices
 from evenstep.parallel.rank_info import RankInfo, rank_info_of
 from evenstep.parallel.rendezvous import meet
 from evenstep.parallel.renewable import GLOO, NCCL, Connections, register
+from evenstep.parallel.through_host import directly, place_of, through_host
 
 T = TypeVar("T")
 _A_WHILE = timedelta(seconds=1)
@@ -45,14 +47,15 @@ class Processes(Group):
     """The processes that torchrun, or `evenstep train --launch.ranks`, has started.
 
     Reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets them, or what srun sets. Hosts talk through
-    gloo, devices through the backend of their kind.
+    gloo, devices through the backend of their kind; where ranks share a device, through copies on the host. The device
+    becomes torch's current one.
 
     Args:
         device: of this rank's tensors, also by name.
         timeout_s: the longest wait for the other ranks, in seconds, at the rendezvous and in every collective.
 
     Raises:
-        ArgumentError: the environment is not that of a launched rank.
+        ArgumentError: the environment is not that of a launched rank, or there is no such device.
         EvenstepError: the other ranks did not come within the timeout.
     """
 
@@ -89,8 +92,10 @@ class Processes(Group):
     def _join(
         self, place: RankInfo, device: torch.device, *, timeout_s: float, meeting_s: float, answer_s: float
     ) -> None:
+        self.device = device_here(device)
+        make_current(self.device)
         store = meet(place, timeout_s=meeting_s)
-        self.rank, self.ranks, self.device = place.rank, place.ranks, device
+        self.rank, self.ranks = place.rank, place.ranks
         self._connect(store, timeout_s)
         self._meeting_place = "the launcher" if place.store_is_served else "rank 0"
         try:
@@ -111,6 +116,7 @@ class Processes(Group):
         try:
             register()
             dist.init_process_group(GLOO, store=store, rank=self.rank, world_size=self.ranks, timeout=timeout)
+            self._share_devices = self.device.type == "cuda" and self._on_one_device(place_of(self.device))
         except (RuntimeError, ValueError) as error:
             raise EvenstepError(
                 f"rank {self.rank} of {self.ranks} met the others, but could not connect to each of them within "
@@ -123,12 +129,20 @@ class Processes(Group):
         self._connections = Connections()
         self._hosts: dist.ProcessGroup = self._connections.add(dist.group.WORLD)
         self._devices = self._hosts
-        if self.device.type == "cuda":
+        self._through = through_host if self._share_devices else directly
+        if self.device.type == "cuda" and not self._share_devices:
             self._devices = self._connections.add(dist.new_group(backend=NCCL, timeout=timeout))
         self._has_failed = False
         self._flight = Flight()
         self._process = os.getpid()
         atexit.register(self.close)  # an error that nobody catches ends the process without it
+
+    def _on_one_device(self, place: int) -> bool:
+        """Whether any two ranks are at the same place."""
+        places = torch.zeros(self.ranks, dtype=torch.int64)
+        places[self.rank] = place
+        dist.all_reduce(places)
+        return len(set(cast("list[int]", places.tolist()))) < self.ranks
 
     @property
     def waited_s(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride] - shared with its parts
@@ -157,25 +171,33 @@ class Processes(Group):
         return [pickle.loads(one[: int(size)].numpy().tobytes()) for one, size in zip(every, sizes, strict=True)]
 
     def sum(self, tensor: Tensor) -> Callable[[], None]:
-        act = partial(dist.all_reduce, tensor, group=self._devices, async_op=True)
-        return self._begin("sum gradients", tensor, act)
+        def begin(one: Tensor) -> Callable[[], None]:
+            return self._begin("sum gradients", one, partial(dist.all_reduce, one, group=self._devices, async_op=True))
+
+        return self._through(tensor, begin, comes_back=True)
 
     def begin_send(self, tensor: Tensor, rank: int, channel: int = 0) -> Callable[[], None]:
-        return self._begin(f"send to rank {rank}", tensor, partial(self._of(tensor).send, [tensor], rank, channel))
+        def begin(one: Tensor) -> Callable[[], None]:
+            return self._begin(f"send to rank {rank}", one, partial(self._of(one).send, [one], rank, channel))
+
+        return self._through(tensor, begin, comes_back=False)
 
     def begin_receive(self, tensor: Tensor, rank: int, channel: int = 0) -> Callable[[], None]:
-        return self._begin(f"receive from rank {rank}", tensor, partial(self._of(tensor).recv, [tensor], rank, channel))
+        def begin(one: Tensor) -> Callable[[], None]:
+            return self._begin(f"receive from rank {rank}", one, partial(self._of(one).recv, [one], rank, channel))
+
+        return self._through(tensor, begin, comes_back=True)
 
     def _of(self, tensor: Tensor) -> dist.ProcessGroup:
         return self._hosts if tensor.device.type == "cpu" else self._devices
 
     def broadcast(self, tensors: Sequence[Tensor], rank: int = 0) -> None:
+        def begin(one: Tensor) -> Callable[[], None]:
+            act = partial(dist.broadcast, one, group=self._devices, group_src=rank, async_op=True)
+            return self._begin("broadcast", one, act)
+
         for tensor in map(_as_sent, tensors):
-            self._do(
-                "broadcast",
-                tensor,
-                partial(dist.broadcast, tensor, group=self._devices, group_src=rank, async_op=True),
-            )
+            self._through(tensor, begin, comes_back=True)()
 
     def split(self, parts: Sequence[Sequence[int]]) -> Group:
         mine = copy(self)
@@ -262,6 +284,11 @@ class Processes(Group):
         return self._flight.last()
 
     def mesh(self, shard_ranks: int) -> DeviceMesh:
+        if self._share_devices:
+            raise ArgumentError(
+                f"with `fsdp` each rank needs an accelerator of its own, but ranks share {self.device}; start one rank "
+                f"for each device, or choose `ddp` or `zero1`."
+            )
         if shard_ranks not in self._meshes:
             self._meshes[shard_ranks] = self._mesh(shard_ranks)
         return self._meshes[shard_ranks]

@@ -1,8 +1,8 @@
 """Where this process stands among the ranks of a run: what its environment says.
 
 torchrun, and `evenstep train --launch.ranks`, set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT. Where they
-are not set but SLURM's `srun` has started the process, the same is read from what it sets. It changes no variable and
-speaks to nobody.
+are not set but SLURM's `srun` has started the process, the same is read from what it sets. Processes that may be lost
+and come back are told so by torchft's variables. It changes no variable and speaks to nobody.
 """
 
 import os
@@ -14,6 +14,7 @@ from typing import final
 
 from evenstep.errors import ArgumentError
 
+ADDRESS, NUMBER, COUNT = "TORCHFT_LIGHTHOUSE", "REPLICA_GROUP_ID", "NUM_REPLICA_GROUPS"  # torchft's names
 ATTEMPT = "_EVENSTEP_ATTEMPT"  # how often a launcher of evenstep's has started this rank again
 _RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 FIRST_PORT, NUM_PORTS = 20_000, 12_000  # below those that Linux hands out by itself
@@ -44,6 +45,44 @@ class RankInfo:
 
     def __str__(self) -> str:
         return f"rank {self.rank} of {self.ranks}"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElasticRank:
+    """Where a process stands among those of a run that may be lost and come back.
+
+    Args:
+        number: its own, which it keeps when it comes back.
+        count: how many were started.
+    """
+
+    number: int
+    count: int
+    lighthouse: str
+
+
+def elastic_rank_of(environ: Mapping[str, str]) -> ElasticRank | None:
+    """The place that the environment gives to this process, in torchft's own names; None where it gives none.
+
+    Raises:
+        ArgumentError: the variables are incomplete, no numbers, or do not fit each other.
+
+    >>> elastic_rank_of({"TORCHFT_LIGHTHOUSE": "http://a:29510", "REPLICA_GROUP_ID": "1", "NUM_REPLICA_GROUPS": "3"})
+    ElasticRank(number=1, count=3, lighthouse='http://a:29510')
+    >>> elastic_rank_of({}) is None
+    True
+    """
+    if ADDRESS not in environ or NUMBER not in environ:
+        return None
+    texts = [environ.get(name, "") for name in (NUMBER, COUNT)]
+    if not all(text.isdecimal() for text in texts) or int(texts[0]) >= int(texts[1]):
+        raise ArgumentError(
+            f"beside {ADDRESS} a process needs {COUNT}, how many are started, and {NUMBER}, its own number from 0 on, "
+            f"but they are {texts[1] or 'not set'} and {texts[0] or 'not set'}; set both, or start the run with "
+            f"`--launch.ranks`, which does."
+        )
+    return ElasticRank(number=int(texts[0]), count=int(texts[1]), lighthouse=environ[ADDRESS])
 
 
 def rank_info_of(environ: Mapping[str, str]) -> RankInfo | None:

@@ -25,6 +25,7 @@ from evenstep.internals import (
     Store,
     group_around,
     name_of_group,
+    nccl_around,
     set_timeout,
 )
 
@@ -152,13 +153,21 @@ class RenewableNccl(Renewable):
         self._begun.record()  # pyright: ignore[reportUnknownMemberType]
 
     def _connected(self, store: Store, timeout: timedelta) -> Any:
-        return cast("Any", dist).ProcessGroupNCCL(store, self._rank, self._ranks, timeout=self._timeout)
+        return nccl_around(store, self._rank, self._ranks, self._timeout)
 
     def _kind(self) -> Any:
         return ProcessGroup.BackendType.NCCL
 
     def _device_type(self) -> str:
         return "cuda"
+
+    def shutdown(self) -> None:
+        """Let go of the connections: NCCL's are closed now, not when the garbage collector finds them."""
+        backend = self._backend
+        super().shutdown()
+        if backend is not None:
+            with suppress(RuntimeError):  # broken before
+                backend.shutdown()
 
     def _break(self, backend: Any) -> None:
         if backend is not None:

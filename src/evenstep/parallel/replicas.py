@@ -35,6 +35,7 @@ def synchronise(module: nn.Module, group: Group) -> None:
 
 
 CHECKED_EVERY_UPDATES = 100
+_CHUNK_BYTES = 1 << 22  # that are integers of 8 bytes at a time: all at once, a device that is nearly full has no room
 
 
 def compare_replicas(module: nn.Module, group: Group, update: int, *, replica_ranks: int = 1) -> None:
@@ -75,5 +76,10 @@ def bits(tensor: Tensor) -> Tensor:
     >>> bits(torch.tensor([0.0, 1.0])), bits(torch.tensor([1.0, 0.0]))
     (tensor(1400), tensor(636))
     """
-    data = local_tensor(tensor).detach().contiguous().flatten().view(torch.uint8).long()
-    return (data * (torch.arange(data.numel(), device=data.device) % 65521 + 1)).sum()
+    data = local_tensor(tensor).detach().contiguous().flatten().view(torch.uint8)
+    total = torch.zeros((), dtype=torch.int64, device=data.device)
+    for begin in range(0, data.numel(), _CHUNK_BYTES):  # whole numbers: the sum is the same in any parts
+        part = data[begin : begin + _CHUNK_BYTES].long()
+        places = torch.arange(begin, begin + part.numel(), device=data.device).remainder_(65521).add_(1)
+        total += part.mul_(places).sum()
+    return total

@@ -6,6 +6,7 @@ nothing of a run and wraps nothing.
 """
 
 from abc import ABC, abstractmethod
+from typing import Self
 
 import torch
 from torch import nn
@@ -44,6 +45,14 @@ class Strategy(ABC):
     def ranks(self) -> int:
         """How many data-parallel ranks there are."""
         return self.group.ranks
+
+    def gathering(self, dtype: torch.dtype) -> Self:
+        """This strategy for a model that computes in `dtype`: how it gathers parameters, where it does.
+
+        Raises:
+            ArgumentError: it was told to gather them in another format.
+        """
+        return self
 
     @abstractmethod
     def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:

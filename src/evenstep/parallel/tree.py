@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from evenstep.parallel.group import Group
-from evenstep.strides import laid_out
+from evenstep.strides import gradient_format, laid_out
 
 Gradients: TypeAlias = "list[Tensor | None]"
 
@@ -111,7 +111,9 @@ class Tree:
 
     def _room(self, present: list[bool]) -> Gradients:
         return [
-            torch.empty_like(parameter, memory_format=torch.contiguous_format) if has else None
+            torch.empty_like(parameter, dtype=gradient_format(parameter), memory_format=torch.contiguous_format)
+            if has
+            else None
             for parameter, has in zip(self._parameters, present, strict=True)
         ]
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from evenstep.internals import compiled_in_place, unwrapped
 from evenstep.pipeline.compiled import is_compiled
+from evenstep.strides import gradient_format
 
 Work = Callable[[], None]
 
@@ -68,9 +69,9 @@ def _weight_gradients(
 ) -> list[tuple[nn.Parameter, Tensor]]:
     found: list[tuple[nn.Parameter, Tensor]] = []
     if weight.requires_grad:
-        found.append((weight, gradient.t().mm(x).to(weight.dtype)))
+        found.append((weight, gradient.t().mm(x).to(gradient_format(weight))))
     if bias is not None and bias.requires_grad:
-        found.append((bias, gradient.sum(0).to(bias.dtype)))
+        found.append((bias, gradient.sum(0).to(gradient_format(bias))))
     return found
 
 

@@ -234,6 +234,11 @@ def unfit(model: nn.Module, inputs: Any) -> str:
         forward = signature(model.forward)
     except (TypeError, ValueError):  # compiled: it does not tell
         return ""
+    if inputs is None:
+        return (
+            "the task's `inputs` gives None for a batch (did it forget to return it?); return what the model takes of "
+            "a batch, `def inputs(self, batch): return batch[0]`."
+        )
     try:
         positional, named = arguments((), inputs, True)
         forward.bind(*positional, **named)

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from evenstep.arguments import require_flag, require_names, require_object, require_seed, require_whole
+from evenstep.choice import choose
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.internals import has_gradient_hooks, unwrapped
 from evenstep.keys import key
@@ -69,7 +70,7 @@ class PipelineModel(nn.Module):
         super().__init__()
         require_object("mesh", mesh, Mesh, "`mesh=Mesh.of(Processes(device), pipeline=2)`", may_be_none=True)
         require_object("schedule", schedule, str, "`schedule='1f1b'`")
-        _named(schedule)
+        chosen = choose("schedule", schedule, SCHEDULES)
         if stages_per_rank is not None:
             require_whole("stages_per_rank", stages_per_rank, at_least=1, advice="the schedule's is the default")
         if split_at is not None:
@@ -79,7 +80,7 @@ class PipelineModel(nn.Module):
         require_seed(seed)
         self.mesh = mesh or Mesh()
         ranks = self.mesh.pipeline.ranks
-        self.schedule = _named(schedule) if ranks > 1 else _named("sequential")
+        self.schedule: Schedule = chosen if ranks > 1 else SCHEDULES["sequential"]
         self.layers = Layers.of(model)
         check_covered(model, self.layers)
         if stages_per_rank is None:
@@ -162,8 +163,7 @@ class PipelineModel(nn.Module):
         >>> [*PipelineModel([nn.ReLU(), nn.Tanh()]).own_layers()]
         ['0', '1']
         """
-        names = [layer.name for layer in self.layers.layers]
-        return {names[place]: one for stage in self.own for place, one in self.stage_modules[stage].called().items()}
+        return {name: one for stage in self.own for name, one in self.stage_modules[stage].called.items()}
 
     def _build(self, seed: int) -> dict[int, nn.Module]:
         """This rank's layers, by place."""
@@ -209,13 +209,6 @@ class PipelineModel(nn.Module):
         names = tuple(name for name in owner_of if name not in copies)
         self._sizes = {name: size for _, sizes, _ in sorted(held, key=itemgetter(0)) for name, size in sizes.items()}
         return names, tuple(Tie(tie, tuple(owner_of[name] for name in tie)) for tie in ties)
-
-
-def _named(name: str) -> Schedule:
-    if name not in SCHEDULES:
-        close = get_close_matches(name, SCHEDULES) or list(SCHEDULES)
-        raise ArgumentError(f"there is no pipeline schedule '{name}'; did you mean {' or '.join(close)}?")
-    return SCHEDULES[name]
 
 
 def _shared(layers: Layers) -> list[tuple[str, ...]]:

@@ -232,7 +232,7 @@ def _apply_whole(
     positional, named = arguments((), inputs, True)
     try:
         return {0: model(*positional, **named)}
-    except TypeError as error:
+    except (TypeError, AttributeError) as error:
         fault = unfit(model, inputs)
         if not fault:
             raise

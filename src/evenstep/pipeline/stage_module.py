@@ -32,6 +32,7 @@ class StageModule(nn.Module):
         self._sources = [layers.sources(place) for place in places]
         self._wanted = [layers.inputs(place) for place in places]
         self._calls: list[Callable[..., Any]] = [*modules]
+        self._names = [layers.layers[place].name for place in places]
         last_use = {source: place for place in places for source in layers.sources(place)}
         self._done = [
             [source for source, last in last_use.items() if last == place and source not in self._leaving]
@@ -67,9 +68,10 @@ class StageModule(nn.Module):
             del outputs, positional
         return {place: values[place] for place in self._leaving}
 
-    def called(self) -> dict[int, nn.Module]:
-        """The layers as they are called, by place."""
-        return {place: cast("nn.Module", one) for place, one in zip(self.places, self._calls, strict=True)}
+    @property
+    def called(self) -> dict[str, nn.Module]:
+        """The layers as they are called, a compiled one as what it was compiled to, by name."""
+        return dict(zip(self._names, cast("list[nn.Module]", self._calls), strict=True))
 
     def compile_layers(self, *args: Any, **kwargs: Any) -> None:
         """Compile each layer by itself."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from evenstep.errors import ArgumentError
 from evenstep.internals import local_tensor
 from evenstep.parallel.group import Group
+from evenstep.strides import gradient_format
 
 
 @final
@@ -72,14 +73,14 @@ def _sum_one(tie: Tie, present: set[str], parameters: Mapping[str, nn.Parameter]
     root, total = tie.owners[0], None
     waits: list[Callable[[], None]] = []
     if group.rank == root:
-        like = _held(parameters[tie.names[0]])
+        like = _like(parameters[tie.names[0]])
         for name, owner in owners:
             gradient = _held(parameters[name].grad) if owner == root else _received(like, owner, group)
             total = gradient.clone() if total is None else total.add_(gradient)
         assert total is not None
         waits = [group.begin_send(total, owner) for owner in sorted(set(tie.owners) - {root})]
     elif group.rank in tie.owners:
-        like = _held(next(parameters[name] for name in tie.names if name in parameters))
+        like = _like(next(parameters[name] for name in tie.names if name in parameters))
         for name, owner in owners:
             if owner == group.rank:
                 group.send(_held(parameters[name].grad).contiguous(), root)
@@ -90,13 +91,19 @@ def _sum_one(tie: Tie, present: set[str], parameters: Mapping[str, nn.Parameter]
         if name in parameters and total is not None:
             parameter = parameters[name]
             if parameter.grad is None:
-                parameter.grad = torch.empty_like(parameter)
+                parameter.grad = torch.empty_like(parameter, dtype=gradient_format(parameter))
             _held(parameter.grad).copy_(total)
 
 
 def _held(tensor: Any) -> Tensor:
     """What this rank holds of a tensor that may be in shards: the owners cut it alike, so sums of shards are shards."""
     return local_tensor(tensor)
+
+
+def _like(parameter: Tensor) -> Tensor:
+    """A stand-in for what this rank holds of a gradient, which takes no memory."""
+    held = _held(parameter)
+    return torch.empty((), dtype=gradient_format(parameter), device=held.device).expand(held.shape)
 
 
 def _received(like: Tensor, rank: int, group: Group) -> Tensor:

@@ -1,17 +1,18 @@
 """In which number formats a model computes: the seam, whose defaults do nothing.
 
-A mode says in which context the forward runs, by what the loss is multiplied before its backward, and what it learns
-from an update that was committed or overflowed. Its state is one immutable value, so that the loop can go back to an
-earlier one. It is not where gradients are unscaled: the scale is one factor of the update's deferred multiplier.
+A mode says in which format the model is and in which context its forward runs, by what the loss is multiplied before
+its backward, and what it learns from an update that was committed or overflowed. Its state is one immutable value, so
+that the loop can go back to an earlier one. It is not where gradients are unscaled: the scale is one factor of the
+update's deferred multiplier.
 """
 
 from abc import ABC
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError
 
@@ -27,9 +28,17 @@ class Precision(ABC):
         scale: what every loss is multiplied by before its backward.
         lowest_scale: the smallest that `scale` ever becomes.
         retries_overflow: whether inf and NaN gradients may be this mode's own overflow, to be tried again.
+        format: the number format of the model and of what goes into it; None leaves all as it is.
+        keeps_masters: whether the optimizer steps float32 weights that are kept, of which the model has rounded values.
+        casts_before_transfer: whether batches are cast to `format` before they are transferred to the device.
+        float32_outputs: whether the model's outputs are cast to float32.
     """
 
     name: ClassVar[str]
+    format: ClassVar[torch.dtype | None] = None
+    keeps_masters: ClassVar[bool] = False
+    casts_before_transfer: bool = False
+    float32_outputs: bool = False
     scale: float = 1.0
     lowest_scale: float = 1.0
     retries_overflow: bool = False
@@ -49,6 +58,21 @@ class Precision(ABC):
         for name, parameter in trained.items():
             if parameter.dtype in _SIXTEEN_BITS:
                 raise ArgumentError(_refusal(name, str(parameter.dtype).removeprefix("torch."), trained))
+
+    def convert(self, model: nn.Module, held: Collection[int]) -> frozenset[int]:
+        """Give the model the format that it has in this mode, in place.
+
+        Args:
+            model: on its device, not yet shared between ranks.
+            held: the `id`s of the parameters that the optimizer holds.
+
+        Returns:
+            The `id`s of those of them that are of this format, or become so when they have masters.
+        """
+        return frozenset()
+
+    def computes_in(self, module: nn.Module) -> None:
+        """Give a module by itself the formats that it and its gradients have while an update computes with it."""
 
     def forward(self, device: torch.device) -> AbstractContextManager[Any]:
         """The context in which forward and loss run."""

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from evenstep.train.coefficients import Coefficients, Fixed
     from evenstep.train.collect import Collected, Trained
     from evenstep.train.combine import Combine, Separate
+    from evenstep.train.cross_entropy import chunked_cross_entropy
     from evenstep.train.engine import Engine
     from evenstep.train.failures import Answer, DropTask, FailurePolicy, Retry, Rewind, Skip, Stop
     from evenstep.train.outcome import Aborted, Committed
@@ -48,12 +49,14 @@ __all__ = [
     "Trained",
     "Trainer",
     "Uncertainty",
+    "chunked_cross_entropy",
 ]
 
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "evenstep.extras.multitask": "AlignedMtl GradNorm PcGrad Scheduled Uncertainty",
+        ".cross_entropy": "chunked_cross_entropy",
         ".coefficients": "Coefficients Fixed",
         ".collect": "Collected Trained",
         ".combine": "Combine Separate",

@@ -4,8 +4,8 @@ Each rank describes what it was given, and all compare it with the first rank's.
 that ranks stay together while they train is the strategy's.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -16,15 +16,17 @@ from evenstep.errors import ArgumentError
 from evenstep.names import named_parameters, state_of
 from evenstep.pipeline import PipelineModel
 from evenstep.train.arguments import check_same_on_all_ranks
-from evenstep.train.loop import Loop
 from evenstep.train.state import unwrapped
 from evenstep.version import __version__
 
+if TYPE_CHECKING:
+    from evenstep.train.loop import Loop
+
 
 def check_agreement(
-    loop: Loop,
+    loop: "Loop",
     optimizer: Optimizer,
-    groups: list[list[str]],
+    groups: Sequence[Sequence[str]],
     evaluations: Mapping[str, Data],
     given: Mapping[str, object],
 ) -> None:
@@ -64,7 +66,7 @@ def check_agreement(
     check_ties(unwrapped(engine.model), groups)
 
 
-def check_ties(model: nn.Module, groups: list[list[str]]) -> None:
+def check_ties(model: nn.Module, groups: Sequence[Sequence[str]]) -> None:
     """Raise ArgumentError where stages would step their copies of one parameter otherwise; all pipeline ranks ask.
 
     Args:
@@ -75,7 +77,7 @@ def check_ties(model: nn.Module, groups: list[list[str]]) -> None:
     group_of = {name: number for number, names in enumerate(groups) for name in names}
     firsts, held = model.aliases, named_parameters(model)
     tied = {*firsts, *firsts.values()} & held.keys()
-    everybody = model.mesh.pipeline.gather({name: group_of.get(name) for name in tied})
+    everybody = model.mesh.pipeline.gather({name: group_of.get(name) for name in sorted(tied)})
     places: dict[str, tuple[str, int | None]] = {}
     for name, number in [each for theirs in everybody for each in theirs.items()]:
         other, before = places.setdefault(firsts.get(name, name), (name, number))

@@ -13,9 +13,11 @@ from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
 from evenstep.data import Data
+from evenstep.devices import device_here
 from evenstep.errors import ArgumentError, DataError, ReplicaError, TaskError
 from evenstep.events import Incident
 from evenstep.parallel import Group, Single, Strategy, device_of_rank, rank_info_of
+from evenstep.parallel.rank_info import elastic_rank_of
 from evenstep.pipeline import PipelineModel
 from evenstep.precision import Precision
 from evenstep.strides import shares_memory
@@ -31,20 +33,8 @@ def choose_device(device: str | torch.device, precision: Precision) -> torch.dev
     >>> choose_device("cpu", FullPrecision())
     device(type='cpu')
     """
-    chosen = device_of_rank("auto") if device == "auto" else _device_named(device)
+    chosen = device_here(device_of_rank("auto") if device == "auto" else device)
     precision.check(chosen)
-    return chosen
-
-
-def _device_named(device: str | torch.device) -> torch.device:
-    try:
-        chosen = torch.device(device)
-        torch.empty(0, device=chosen)
-    except (RuntimeError, AssertionError) as error:
-        raise ArgumentError(
-            f"`device` must be 'auto', 'cpu' or an accelerator of this machine, but is '{device}': "
-            f"{str(error).splitlines()[0]}"
-        ) from error
     return chosen
 
 
@@ -195,6 +185,7 @@ def check_launched(strategy: Strategy | str | None, model: nn.Module, environ: M
         strategy: as it was given; None if it was not.
         model: whose stages may be shared.
     """
+    _check_elastic(strategy, environ)
     alone = isinstance(strategy, Strategy) and strategy.ranks == 1 and not isinstance(strategy, Single)
     if alone and dist.is_initialized():
         return  # a process that has joined the others, and trains by itself now, does so on purpose
@@ -217,3 +208,19 @@ def check_launched(strategy: Strategy | str | None, model: nn.Module, environ: M
         f'`strategy="ddp"` (or "fsdp", "zero1") to train together, or `strategy=Single()` of '
         f"`evenstep.parallel` if each is a run of its own, in a folder of its own."
     )
+
+
+def _check_elastic(strategy: Strategy | str | None, environ: Mapping[str, str]) -> None:
+    """Raise ArgumentError for a strategy whose group knows nothing of the others that may come and go."""
+    if isinstance(strategy, Single) or (isinstance(strategy, Strategy) and strategy.group.can_change):
+        return
+    place = elastic_rank_of(environ)
+    if place is not None and place.count > 1:
+        said = f'"{strategy}"' if isinstance(strategy, str) else type(strategy).__name__
+        given = "was not given" if strategy is None else f"knows only ranks that stay ({said})"
+        raise ArgumentError(
+            f"this process was started as {place.number} of {place.count} that may come and go (REPLICA_GROUP_ID), but "
+            f"`strategy` {given}, so each would train without the others: give `strategy=Ordered(Elastic(Lighthouse("
+            f"elastic_rank_of(os.environ)), timeout_s=60))`, with names of `evenstep.extras.elastic`, or "
+            f"`strategy=Single()` of `evenstep.parallel` if each is a run of its own, in a folder of its own."
+        )

@@ -33,6 +33,8 @@ class TrainContext:
         storage: takes losses and metrics.
         bus: told of what happens.
         reorder: puts a batch that is on the device, after transforms, into the model's memory format.
+        cast_inputs: puts the model's inputs into its number format.
+        cast_outputs: puts its outputs into that of postprocessing and losses.
         norms: whose statistics the model's normalisation layers use.
         randomness: the generators that forwards and losses draw from.
         seeds: the factors that backwards began with last, as tensors: mostly the next ones' too.
@@ -48,6 +50,8 @@ class TrainContext:
     bus: Bus
     seed: int
     reorder: Callable[[Any], Any] = _as_it_is
+    cast_inputs: Callable[[Any], Any] = _as_it_is
+    cast_outputs: Callable[[Any], Any] = _as_it_is
     coefficients: Coefficients = field(default_factory=Fixed)
     norms: Norms = field(default_factory=Norms)
     randomness: Randomness = field(default_factory=Randomness)

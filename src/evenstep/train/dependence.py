@@ -14,6 +14,8 @@ from evenstep.train.buffers import Buffers
 from evenstep.train.execution import Execution
 from evenstep.train.randomness import Randomness
 
+LEARNED = ("task_coefficients", "task_balance")  # a model's parts that hold what is learned about its tasks
+
 
 @final
 @dataclass(slots=True, kw_only=True)
@@ -48,8 +50,13 @@ class Dependence:
         rank = self.execution.group.rank
         self.report(Incident(kind="dependence", update=update, message=message, rank=rank))
 
+    def _moved(self, *, only_temporary: bool = False) -> list[str]:
+        names = self.buffers.moved_names(only_temporary=only_temporary)
+        # those are written once per update, by what combines the tasks' gradients
+        return [name for name in names if name.partition(".")[0] not in LEARNED]
+
     def _of_buffers(self) -> str:
-        names = self.buffers.moved_names()
+        names = self._moved()
         if not names:
             return ""
         shared = (
@@ -64,7 +71,7 @@ class Dependence:
         )
 
     def _of_temporary(self) -> str:
-        names = self.buffers.moved_names(only_temporary=True)
+        names = self._moved(only_temporary=True)
         if not names:
             return ""
         return (

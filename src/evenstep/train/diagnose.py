@@ -54,6 +54,12 @@ def diagnose(model: nn.Module, rerun: Callable[[], object], *, if_finite: str = 
         return found[0]
     bad = [name for name, p in named_parameters(model).items() if p.grad is not None and not is_finite(p.grad)]
     if not bad:
+        squared = sum(_norm(p.grad) ** 2 for p in model.parameters() if p.grad is not None)
+        if squared > torch.finfo(torch.float32).max:
+            return (
+                f"all numbers are finite, but the square of the gradient's norm, {math.sqrt(squared):.3g}, "
+                "is not in float32: training has diverged"
+            )
         different = "running the update again gave finite numbers: the model or its task computes differently each time"
         return if_finite or different
     more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
@@ -74,15 +80,19 @@ def gradient_norms(model: nn.Module, group: Group) -> dict[str, float | str]:
         if parameter.grad is not None:
             grad: Any = parameter.grad
             place = grad.device_mesh.get_local_rank() if hasattr(grad, "device_mesh") else 0
-            values = local_tensor(grad.coalesce().values() if grad.is_sparse else grad)
-            wide = values.dtype in (torch.float64, torch.complex128)
-            mine[name, place] = float(norms([values], torch.float64 if wide else torch.float32))
+            mine[name, place] = _norm(grad)
     squares: dict[str, float] = {}
     # copies of one shard are equal, so each place counts once
     for (name, _), norm in {place: norm for theirs in group.gather(mine) for place, norm in theirs.items()}.items():
         squares[name] = squares.get(name, 0.0) + norm * norm
     whole = {name: math.sqrt(square) for name, square in squares.items()}
     return {name: norm if math.isfinite(norm) else str(norm) for name, norm in whole.items()}
+
+
+def _norm(grad: Tensor) -> float:
+    """‖g‖₂ of this rank's part of a gradient, so wide that it does not overflow."""
+    values = local_tensor(grad.coalesce().values() if grad.is_sparse else grad)
+    return float(norms([values], torch.float64 if values.device.type != "mps" else torch.float32))
 
 
 def _finite(tensor: Tensor) -> bool:

@@ -13,16 +13,18 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self, cast, final
+from typing import TYPE_CHECKING, Any, Self, cast, final
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from evenstep.arguments import require_state
 from evenstep.checkpoint import ALONE, RankGroup, on_all_ranks
 from evenstep.data import Data, GlobalBatch, Position
 from evenstep.errors import ArgumentError, CheckpointError, EvenstepError, LostRankError, clause
 from evenstep.events import Bus, Incident, Storage
+from evenstep.internals import unwrapped
 from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Training, check_length
 from evenstep.parallel import Strategy
@@ -30,11 +32,14 @@ from evenstep.precision import Precision
 from evenstep.taken import take
 from evenstep.train import given
 from evenstep.train.aborts import AbortCauses
+from evenstep.train.agreement import check_ties
 from evenstep.train.context import TrainContext
 from evenstep.train.evaluate import Evaluation
 from evenstep.train.failures import Stop
+from evenstep.train.footprint import Footprint, footprint
 from evenstep.train.global_batch import OneBatch, global_batch
 from evenstep.train.metrics import build_meters
+from evenstep.train.optimizers import let_begin_late
 from evenstep.train.outcome import Aborted, Committed, PendingUpdate, SummedLoss, first_aborted
 from evenstep.train.parts import build_parts
 from evenstep.train.policies import Policies
@@ -44,9 +49,10 @@ from evenstep.train.setup import Setup, set_up
 from evenstep.train.split_limit import SplitLimit
 from evenstep.train.state import Tree, check_same_run, with_plain_names
 from evenstep.train.task import Task
-from evenstep.train.tasks import check_task_states
+from evenstep.train.tasks import check_task_states, state_of
 
 _LOSS = "train/loss"
+_COUNTERS = ("progress", "is_computing")  # the only public attributes that change
 
 
 @final
@@ -74,6 +80,7 @@ class Engine:
         reducers: how gradients are shared between data-parallel ranks.
         bus: of the hooks that are told of updates.
         seed: see the arguments.
+        recomputed: the names of the modules whose activations are not kept, of all stages.
 
     Raises:
         ArgumentError: an argument that cannot be.
@@ -125,6 +132,23 @@ class Engine:
         self.prepare()
         take(setup.kept)
 
+    if not TYPE_CHECKING:  # which knows what there is
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name[0] != "_" and name not in _COUNTERS and "_causes" in self.__dict__:
+                raise ArgumentError(
+                    f"`{name}` of an engine can't be set once it is built: it would have no effect. Build another "
+                    f"engine with it, which goes on by `load_state_dict(old.state_dict())`; set learning rates in "
+                    f"`engine.optimizer.param_groups`."
+                )
+            super().__setattr__(name, value)
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise ArgumentError(
+            "an engine can't be copied or pickled, as its parts belong to one model and one optimizer; build another "
+            "with another model and optimizer, and let it `load_state_dict(engine.state_dict())`."
+        )
+
     @classmethod
     def of(cls, setup: Setup, *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> Self:
         """The engine of a trainer, whose hooks, metrics and incidents go with it; arguments as of `build_parts`."""
@@ -134,19 +158,22 @@ class Engine:
 
     def _build(self, setup: Setup, *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> None:
         self.parts = parts = build_parts(setup, updates=updates, bus=bus, report=report)
-        self.model, self.optimizer, self.core = parts.model, parts.optimizer, parts.core
+        self.model, self.optimizer, self.core = setup.model, setup.optimizer, parts.core
         self.storage, self.precision = setup.storage, setup.precision
         self.group, self.reducers = parts.execution.group, parts.execution.reducers
-        self.bus, self.seed = bus, setup.seed
+        self.bus, self.seed, self._ema = bus, setup.seed, setup.train.ema
+        self.recomputed, self._empty_cache = setup.recomputed.names, setup.empty_cache
         self.progress = Progress()
         self.is_computing = False
         self._report = report
         self._pending: list[PendingUpdate] = []
         self._cuts: dict[str, SplitLimit] = {}
         self._last_loss: SummedLoss | None = None
+        check_ties(unwrapped(self.model), parts.core.trained.names)
+        let_begin_late(self.optimizer)
         self._causes = AbortCauses(
             core=parts.core,
-            model=parts.model,
+            model=self.model,
             execution=parts.execution,
             precision=self.precision,
             storage=self.storage,
@@ -157,7 +184,7 @@ class Engine:
     def update(self, *microbatches: Any) -> Committed | Aborted:
         """Make one update of all ranks' micro-batches; all ranks call it together.
 
-        A gradient that overflows the loss scale of "fp16-mixed" is computed again at lower ones. After an abort nothing
+        A gradient that overflows the loss scale of "16-mixed" is computed again at lower ones. After an abort nothing
         has changed; the next call is the same update again, with whatever batch it is given.
 
         Args:
@@ -247,6 +274,7 @@ class Engine:
         Raises:
             CheckpointError: it is of another model, optimizer, seed or precision. Nothing has been changed.
         """
+        require_state(state, "an engine's `state_dict`")
         lacking = [part for part in ("model", "optimizer", "ema", "precision", "progress", "run") if part not in state]
         if lacking:
             raise CheckpointError(
@@ -301,6 +329,7 @@ class Engine:
         if self.progress.update >= number:
             self.reducers.after_update(number)
             self.core.begin()  # statistics that the ranks have averaged stay, whatever breaks off next
+            self._empty_cache(number)
 
     def lower_scale(self) -> None:
         """Let an update that overflowed be tried again.
@@ -341,8 +370,7 @@ class Engine:
     @contextmanager
     def evaluating(self) -> Generator[None]:
         """Inside, the parameters are those to evaluate: the average's, or the optimizer's own."""
-        ema = self.parts.ema
-        with self.parts.modes.evaluating(), ema.swapped() if ema is not None else nullcontext():
+        with self.parts.modes.evaluating(), self._ema.swapped() if self._ema is not None else nullcontext():
             yield
 
     def evaluation(self, name: str, data: Data, *, context: TrainContext | None = None) -> Evaluation:
@@ -376,9 +404,13 @@ class Engine:
         tensors = {**self.parts.saved.part(), "trained": self.core.trained.state_dict()}
         return self.parts.portion.part(tensors)
 
+    def footprint(self) -> Footprint:
+        """What this rank keeps in memory for the parameters; the optimizer's state is known after the first update."""
+        return footprint(self.parts.saved)
+
     def task_states(self) -> dict[str, Any]:
         """The states of the tasks that have one, by name."""
-        return {name: state for name, task in self.parts.context.tasks.items() if (state := task.state_dict())}
+        return {name: state for name, task in self.parts.context.tasks.items() if (state := state_of(task, name))}
 
     def own_part(
         self, state: Tree, *, take: Callable[[Tensor, Tensor], Tensor] | None = None, ranks: RankGroup = ALONE

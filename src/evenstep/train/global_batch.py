@@ -6,11 +6,14 @@ What is one micro-batch is told by how it was given, never by its type: each arg
 from collections.abc import Iterator, Sequence
 from typing import Any, final
 
+from torch.utils.data import DataLoader
+
+from evenstep.arguments import said
 from evenstep.data import Batch, Data, GlobalBatch, Microbatch, Part, Position
 from evenstep.data.batch import JSON
 from evenstep.data.stream import samples_in
 from evenstep.data.update_data import named_batch
-from evenstep.errors import DataError
+from evenstep.errors import ArgumentError, DataError
 from evenstep.parallel import Group
 
 
@@ -27,6 +30,12 @@ def global_batch(given: Sequence[Any], position: Position, group: Group) -> Glob
     if len(given) == 1 and isinstance(given[0], GlobalBatch):
         return given[0]
     mine = [named_batch(one) for one in given]
+    source = next((one.data for one in mine if isinstance(one.data, Data | DataLoader)), None)
+    if source is not None:
+        raise ArgumentError(
+            f"an engine takes batches, but was given {said(source)}, which gives them: `for batch in loader: "
+            f"engine.update(batch)`; a `Trainer` takes data as a whole."
+        )
     told = group.gather([(one.task, _num_samples(one.data)) for one in mine])
     first = sum(len(theirs) for theirs in told[: group.rank])
     everything = [one for theirs in told for one in theirs]

@@ -9,9 +9,13 @@ from functools import partial
 from typing import Protocol, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from evenstep.arguments import require_table, said
+from evenstep.choice import advice
+from evenstep.errors import ArgumentError
+from evenstep.internals import local_tensor, unwrapped
 from evenstep.names import named_parameters
 from evenstep.optim.apply import norms
 from evenstep.parallel import ParameterLayout, each_norm, squared_norm
@@ -68,6 +72,7 @@ class NormsOfStages:
         self._counted = [(slots[n], p) for n, p in named_parameters(model).items() if n in slots and n in names]
         dtypes = {dtype for theirs in self._pipeline.gather({p.dtype for _, p in self._counted}) for dtype in theirs}
         self._dtype = _norm_dtype(dtypes)
+        self._known_places: dict[tuple[int, ...], Tensor] = {}  # few: which have a gradient changes seldom
         self._zeros = torch.zeros(len(slots), dtype=self._dtype or next(iter(dtypes), torch.float32), device=device)
 
     def squared(self, gradients: list[Tensor]) -> Tensor | None:
@@ -77,7 +82,7 @@ class NormsOfStages:
         """
         anywhere, each = self._each([(slot, p.grad) for slot, p in self._counted if p.grad is not None])
         if len(anywhere) < len(each):
-            each = each[torch.tensor(anywhere, dtype=torch.long, device=each.device)]
+            each = each.index_select(0, self._places(tuple(anywhere)))
         return each.dot(each) if anywhere else None
 
     def each(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -93,10 +98,33 @@ class NormsOfStages:
         counts = self._pipeline.sum_floats([float(slot in having) for slot in range(len(each))])
         anywhere = [slot for slot, count in enumerate(counts) if count]
         if present:
-            places = torch.tensor([slot for slot, _ in present], device=each.device)
+            places = self._places(tuple([slot for slot, _ in present]))
             each[places] = each_norm(self._layout, [g for _, g in present], partial(norms, dtype=self._dtype))
         self._pipeline.sum(each)()
         return anywhere, each
+
+    def _places(self, slots: tuple[int, ...]) -> Tensor:
+        """These slots on the device, where they stay; nothing waits for their way there."""
+        if slots not in self._known_places:
+            places = torch.tensor(slots, dtype=torch.long)
+            self._known_places[slots] = places.to(self._zeros.device, non_blocking=True)
+        return self._known_places[slots]
+
+
+def check_like_parameters(values: object, model: nn.Module) -> None:
+    """Raise ArgumentError unless `values` are tensors like the parameters of their names."""
+    given = require_table("values", values, "`trainer.norms({name: tensor})`")
+    parameters = named_parameters(unwrapped(model))
+    for name, value in given.items():
+        if name not in parameters:
+            raise ArgumentError(f"`values` has `{name}`, which no parameter is called; {advice(name, parameters)}")
+        one = parameters[name]
+        if not isinstance(value, Tensor) or value.shape not in (one.shape, local_tensor(one).shape):
+            what = f"of shape {list(value.shape)}" if isinstance(value, Tensor) else said(value)
+            raise ArgumentError(
+                f"`values['{name}']` must be a tensor of shape {list(one.shape)}, as the parameter is, but is {what}; "
+                f"give such a tensor."
+            )
 
 
 def trained_by(optimizer: Optimizer) -> list[Tensor]:

@@ -130,8 +130,7 @@ class _Begin:
             return
         if self._begun != self._randomness.begun:
             self._begun, self._calls = self._randomness.begun, 0
-        self._randomness.place(self._places[self._calls % len(self._places)])
-        self._calls += 1
+        self._calls += self._randomness.begin_layer(self._places, self._calls)
 
 
 def layers_of(model: nn.Module) -> Sequence[Layer]:

@@ -6,12 +6,13 @@ torchmetrics does that, or any object of its `Metric`.
 
 import inspect
 from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from evenstep.arguments import said
+from evenstep.choice import advice
 from evenstep.errors import ArgumentError, MissingExtraError, TaskError
 from evenstep.events.meters import Meters
 from evenstep.internals import pytree
@@ -57,7 +58,7 @@ def check_names(task: Task, loss: Loss) -> None:
     if not isinstance(cast("object", loss.metrics), Mapping):
         raise TaskError(
             f"the metrics of {type(task).__name__} must be pairs by name, `{{'accuracy': (correct, total)}}`, but are "
-            f"a {type(loss.metrics).__name__}."
+            f"{said(loss.metrics)}; leave them out where there are none."
         )
     for name in loss.metrics:
         if not isinstance(cast("object", name), str):
@@ -120,9 +121,7 @@ def _check_complete(task: Task, name: str, metric: Any, taken: Mapping[str, Any]
     needed = [one.name for one in parameters if one.kind not in _FREE and one.default is inspect.Parameter.empty]
     for missing in needed:
         if missing not in taken:
-            close = get_close_matches(missing, given, n=1)
-            advice = f"is it `{close[0]}`?" if close else f"there are {', '.join(given)}."
             raise TaskError(
                 f"the metric `{name}` ({type(metric).__name__}) of {type(task).__name__} needs `{missing}`, which is "
-                f"not in `observed`; {advice} A metric's own arguments can be given under its name."
+                f"not in `observed`; {advice(missing, given)} A metric's own arguments can be given under its name."
             )

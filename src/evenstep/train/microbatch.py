@@ -169,14 +169,14 @@ class MicrobatchStep:
             self.doing = "forward", one.index, piece
             with context.precision.forward(context.device):
                 with self._around_forward(stage, one, batch) if self._observed else _NOTHING as seen:
-                    inputs = task.inputs(batch) if stage.takes_inputs else None
+                    inputs = context.cast_inputs(task.inputs(batch)) if stage.takes_inputs else None
                     outputs = stage.apply(received, inputs, randomness.place)
                     if not stage.gives_loss:
                         return outputs, None
                     if randomness.by_layer:
                         randomness.place(LOSS)
                     (output,) = outputs.values()
-                    output = task.postprocess(output, batch)
+                    output = task.postprocess(context.cast_outputs(output), batch)
                     if seen is not None:
                         seen.append(output)
                 loss = task.loss(output, batch)

@@ -10,17 +10,17 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
+from evenstep.devices import make_current
 from evenstep.events import Bus, Incident
 from evenstep.names import named_parameters
 from evenstep.optim.apply import HostApply, build_apply
-from evenstep.optim.ema import Ema
 from evenstep.optim.learning_rate import LearningRates
 from evenstep.optim.modes import Modes
 from evenstep.parallel import Strategy
 from evenstep.pipeline import PipelineModel
 from evenstep.pipeline.compiled import release
+from evenstep.precision import Precision
 from evenstep.train.channels_last import as_it_is
 from evenstep.train.channels_last import channels_last as in_channels_last
 from evenstep.train.compiled import CompiledModel, compile_model
@@ -29,14 +29,16 @@ from evenstep.train.execution import Execution, build_execution
 from evenstep.train.failures import Retry
 from evenstep.train.guard import Guard
 from evenstep.train.layer_keys import in_order, key_layers
+from evenstep.train.number_formats import averaged_as, build_steps
 from evenstep.train.pipeline_state import PipelineStateSharding, build_pipeline_state_sharding
+from evenstep.train.recomputed import recompute
 from evenstep.train.settings import settings_of
 from evenstep.train.setup import Setup
 from evenstep.train.split_limit import SplitLimit
 from evenstep.train.state import TrainState, parameter_names, unwrapped
 from evenstep.train.tasks import poison_of
 from evenstep.train.trained import TrainedParameters
-from evenstep.train.transfer import build_transfer
+from evenstep.train.transfer import build_cast, build_transfer
 from evenstep.train.update import Update
 
 
@@ -44,14 +46,11 @@ class Parts(NamedTuple):
     """The parts of an engine.
 
     Args:
-        optimizer: of its parameters, or of those that this rank steps.
-        names: of the optimizer's groups' parameters, over all ranks.
         context: tasks, precision, device and recording.
         execution: how forwards and backwards are run, and on which ranks.
         core: computes and applies one update.
         guard: compares losses with those of halves, before the first update.
         cuts: how finely micro-batches are cut to fit into this rank's memory.
-        ema: the average that follows the parameters, or None.
         modes: of the optimizer, which may have other parameters to evaluate than it trains.
         saved: the tensors of the state.
         portion: which part of the whole model this rank holds.
@@ -60,15 +59,11 @@ class Parts(NamedTuple):
         compiled: what of the model is compiled; None: nothing.
     """
 
-    model: nn.Module
-    optimizer: Optimizer
-    names: list[list[str]]
     context: TrainContext
     execution: Execution
     core: Update
     guard: Guard
     cuts: SplitLimit
-    ema: Ema | None
     modes: Modes
     saved: TrainState
     portion: PipelineStateSharding
@@ -92,33 +87,47 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     device, precision, strategy = setup.device, setup.precision, setup.strategy
     settings = settings_of(train, tasks.coefficients, tasks.combine, precision, setup.lr_schedule)
     norms = tasks.attach(model, optimizer)
+    if precision.format is not None:
+        strategy = strategy.gathering(precision.format)
+    make_current(device)
     model.to(device)
     if train.channels_last:
         cast("Any", model).to(memory_format=torch.channels_last)
     names = parameter_names(model, optimizer)  # before the strategy has divided them between ranks
+    rounded = _rounded(precision, model, names)
     context = TrainContext(
         tasks=tasks.by_name,
         precision=precision,
         device=device,
-        transfer=build_transfer(device),
+        transfer=build_transfer(device, precision.format if precision.casts_before_transfer else None),
         storage=setup.storage,
         bus=bus,
         seed=setup.seed,
         reorder=in_channels_last if train.channels_last else as_it_is,
+        cast_inputs=build_cast(precision.format),
+        cast_outputs=build_cast(torch.float32 if precision.float32_outputs else None),
         coefficients=tasks.coefficients,
         norms=norms,
         poison=poison_of(optimizer, setup.policies.non_finite, strategy),
     )
     context.coefficients.check(updates)
     learning_rates = LearningRates(optimizer, setup.lr_schedule, updates)
-    settle = train.settle_every_updates
-    apply = build_apply(
-        optimizer, clip_norm=train.clip_norm, device=device, defer=None if settle is None else settle > 1
-    )
     unkeyed = key_layers(model, context.randomness)
     release(model)
+    recompute(model, {}, context.randomness)  # what an earlier engine has chosen is not to be compiled
     compiled = compile_model(model, report, _rank_of(model, strategy)) if train.compile == "model" else None
     execution, cuts = build_execution(model, strategy, optimizer, device), SplitLimit()
+    recompute(model, setup.recomputed.here, context.randomness)
+    layout = execution.reducers.layout
+    steps = build_steps(precision, model=model, optimizer=optimizer, rounded=rounded, layout=layout, seed=setup.seed)
+    settle = train.settle_every_updates
+    apply = build_apply(
+        optimizer,
+        clip_norm=train.clip_norm,
+        device=device,
+        defer=None if settle is None else settle > 1,
+        steps=steps,
+    )
     trained = TrainedParameters(model, optimizer, names, share=execution.reducers.share, check=precision.check_trained)
     core = Update(
         model=model,
@@ -127,6 +136,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
         context=context,
         execution=execution,
         apply=apply,
+        steps=steps,
         ema=train.ema,
         learning_rates=learning_rates,
         cuts=cuts,
@@ -138,9 +148,6 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
         looks=() if compiled is None else (compiled.look,),
     )
     return Parts(
-        model=model,
-        optimizer=optimizer,
-        names=names,
         context=context,
         execution=execution,
         core=core,
@@ -153,16 +160,17 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
             pending=set(context.tasks) if train.check_loss else set[str](),
         ),
         cuts=cuts,
-        ema=train.ema,
         modes=Modes(optimizer, model.parameters(), execution.reducers.after_step),
         # After the strategy has made replicas equal: the average begins as a copy of the parameters.
         saved=TrainState(
             model=unwrapped(model),
             optimizer=optimizer,
             names=names,
-            layout=execution.reducers.layout,
+            layout=layout,
             ema=train.ema,
             precision=precision,
+            steps=steps,
+            averaged_as=averaged_as(precision, model, rounded),
         ),
         portion=build_pipeline_state_sharding(model, execution.trainer.peers.wire),
         reads_at_once=isinstance(apply, HostApply),
@@ -173,6 +181,13 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
 
 def _rank_of(model: nn.Module, strategy: Strategy) -> int:
     return model.mesh.world.rank if isinstance(model, PipelineModel) else strategy.group.rank
+
+
+def _rounded(precision: Precision, model: nn.Module, names: Sequence[Sequence[str]]) -> list[str]:
+    """Give the model its format; gives the names of what the optimizer holds and the model has in 16 bits."""
+    by_name, held = named_parameters(model), [name for group in names for name in group]
+    rounded = precision.convert(model, {id(by_name[name]) for name in held})
+    return [name for name in held if id(by_name[name]) in rounded]
 
 
 def _stepped(model: nn.Module, names: Sequence[Sequence[str]]) -> list[nn.Parameter]:

@@ -8,9 +8,9 @@ generators cost more to seed than a small update may; they are seeded as well wh
 
 import random
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from typing import Any, final
+from typing import Any, NamedTuple, final
 from zlib import crc32
 
 import numpy as np
@@ -23,14 +23,14 @@ _seed_cpu = torch.default_generator.manual_seed
 LOOKS = 256  # passages between two looks, once it has looked at the 1st, 2nd, 4th, … of them
 
 
-def seed_generators(device: torch.device, number: int) -> None:
+def seed_torch(device: torch.device, number: int) -> None:
     """Seed torch's CPU generator and that of `device` with `number`, a key.
 
     >>> from evenstep.keys import key
     >>> cpu = torch.device("cpu")
-    >>> seed_generators(cpu, key(42, 1, 0)); first = torch.rand(1)
-    >>> seed_generators(cpu, key(42, 1, 1)); second = torch.rand(1)
-    >>> seed_generators(cpu, key(42, 1, 0)); bool(first == torch.rand(1)), bool(first == second)
+    >>> seed_torch(cpu, key(42, 1, 0)); first = torch.rand(1)
+    >>> seed_torch(cpu, key(42, 1, 1)); second = torch.rand(1)
+    >>> seed_torch(cpu, key(42, 1, 0)); bool(first == torch.rand(1)), bool(first == second)
     (True, False)
     """
     # torch.manual_seed would also walk over every other backend: 0.3 ms on an idle machine, in each micro-batch.
@@ -46,6 +46,24 @@ def seed_device(device: torch.device, number: int) -> None:
             torch.cuda.manual_seed(number)
     else:
         torch.get_device_module(device).manual_seed(number)
+
+
+class Moment(NamedTuple):
+    """What a part of a forward draws from beside torch's generators, to be computed again with the same numbers.
+
+    Args:
+        python: the state of Python's generator as it begins.
+        numpy: that of numpy's.
+        state: the branch of the keys of its micro-batch.
+        places: of the layers that begin within it, in their order.
+        seeds_all: whether Python's and numpy's are seeded with each of them.
+    """
+
+    python: Any
+    numpy: Any
+    state: int
+    places: list[int]
+    seeds_all: bool
 
 
 @final
@@ -75,6 +93,8 @@ class Randomness:
         self.by_layer = False  # whether a whole model's layers are known, so that the loss has a key of its own
         self.under_way = False
         self.begun = 0
+        self._moment: Moment | None = None  # of the part of a forward that runs now, to be computed again
+        self._again: tuple[Moment, Iterator[int]] | None = None  # that which is being computed again
         self.found = ""  # what was not keyed until now, for whoever tells people; they empty it
 
     @contextmanager
@@ -119,6 +139,56 @@ class Randomness:
     def place(self, place: int) -> None:
         """A layer of it begins, by its place in the model, or its `LOSS`."""
         self._seed(key_below(self._state, place))
+
+    def begin_layer(self, places: list[int], call: int) -> bool:
+        """A layer of a whole model begins, as its place among `places` says for the `call`-th time in a micro-batch.
+
+        Returns:
+            Whether that counts: False where its forward is computed again.
+        """
+        if self._again is not None:
+            moment, again = self._again
+            number = key_below(moment.state, next(again))
+            seed_torch(self._device, number)
+            if moment.seeds_all:
+                random.seed(number)
+                np.random.seed(number >> 31)
+            return False
+        place = places[call % len(places)]
+        self.place(place)
+        if self._moment is not None:
+            self._moment.places.append(place)
+        return True
+
+    @contextmanager
+    def noted(self) -> Generator[Moment]:
+        """Inside, a part of a forward runs that is to be computed again; gives what it draws from."""
+        moment = Moment(random.getstate(), np.random.get_state(), self._state, [], self._seeds_all)
+        outer, self._moment = self._moment, moment
+        try:
+            yield moment
+        finally:
+            self._moment = outer
+
+    @contextmanager
+    def again(self, moment: Moment) -> Generator[None]:
+        """Inside, it is computed again; afterwards all is as it was. Torch's generators are the caller's to set.
+
+        >>> randomness = Randomness()
+        >>> with randomness.noted() as moment: first = random.random()
+        >>> with randomness.again(moment): print(random.random() == first)
+        True
+        """
+        before, outer = (random.getstate(), np.random.get_state()), self._again
+        random.setstate(moment.python)
+        np.random.set_state(moment.numpy)
+        self._again = moment, iter(moment.places)
+        try:
+            yield
+        finally:
+            self._again = outer
+            random.setstate(before[0])
+            np.random.set_state(before[1])
 
     def _seed(self, number: int) -> None:
         _seed_cpu(number)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from evenstep.data import Microbatch
+from evenstep.devices import scalar_on
 from evenstep.errors import TaskError
 from evenstep.train.context import MicrobatchResults, TrainContext
 from evenstep.train.metrics import check_names, is_number, no_pair, observations
@@ -64,7 +65,7 @@ class Recording:
         put, update = self._context.storage.put, self._update
         prefix = f"{self._prefix}{one.task}/" if one.task else self._prefix
         weight = self._weight_of(one, piece, loss)
-        if loss.metrics:
+        if loss.metrics.__class__ is not dict or loss.metrics:  # also what is no mapping, so that it is refused
             self._record_metrics(task, loss, prefix)
         if task.metrics:
             for name, seen in observations(task, loss, one.index):
@@ -97,7 +98,7 @@ class Recording:
     def _weight_of(self, one: Microbatch, piece: SubBatch, loss: Loss) -> float | Tensor:
         """What a micro-batch, or a piece of it, weighs."""
         if loss.weight is not None:
-            weight = torch.as_tensor(loss.weight, device=self._context.device).detach()
+            weight = scalar_on(loss.weight, self._context.device).detach()
             earlier = self.late_weights.get(one.index)
             self.late_weights[one.index] = weight if earlier is None else earlier + weight
             return weight

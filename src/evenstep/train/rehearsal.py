@@ -22,7 +22,15 @@ from evenstep.train.state import unwrapped
 from evenstep.train.sub_batch import parts_of, whole_of
 
 # by precision; float32 as accelerators multiply it, with the 10 bits of TF32
-_ROUNDING = {"32-true": 2e-3, "bf16-mixed": 6e-2, "16-mixed": 2e-2}
+_ROUNDING = {
+    "32-true": 2e-3,
+    "bf16-mixed": 6e-2,
+    "bf16-true": 6e-2,
+    "bf16-true-no-master": 6e-2,
+    "16-mixed": 2e-2,
+    "16-true": 2e-2,
+    "16-true-no-master": 2e-2,
+}
 
 
 @final

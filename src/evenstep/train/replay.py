@@ -34,7 +34,8 @@ def replay_failure(engine: Engine, data: Data, state: Tree, failure: Tree) -> st
     """
     whole = unwrapped(engine.model)
     saved = by_plain_name(state["model"])
-    check_fits(saved, state_of(whole), "model")
+    # it may be looked at in another precision than it was saved in
+    check_fits(saved, state_of(whole), "model", formats={name: tensor.dtype for name, tensor in saved.items()})
     load_state(whole, saved)
     if state["run"]["precision"] == engine.precision.name:
         engine.precision.state = state["precision"]

@@ -13,6 +13,7 @@ from typing import Any, cast, final
 from evenstep.data import GlobalBatch
 from evenstep.errors import LostRankError
 from evenstep.events import Bus, Incident, IncidentFiles, Record, Storage, Writer, Writers
+from evenstep.events.hooks.memory_use import only_extremes
 from evenstep.parallel import Group
 from evenstep.train.stragglers import Stragglers
 
@@ -101,7 +102,7 @@ class Reporter:
                     self.bus.emit("on_incident", incident)
         for incident in self._stragglers.found([busy for _, _, busy, _ in everybody], update):
             self.report(incident)
-        return [theirs for theirs, _, _, _ in everybody]
+        return only_extremes([theirs for theirs, _, _, _ in everybody])
 
 
 def failed(error: BaseException, group: Group, update: int) -> Incident:

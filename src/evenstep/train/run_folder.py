@@ -2,13 +2,13 @@
 
 import os
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import final
 
 from evenstep.checkpoint import (
-    EMERGENCY,
     clean_leftovers,
     complete_checkpoints,
     discard_parts,
@@ -18,8 +18,15 @@ from evenstep.checkpoint import (
     step_name,
     step_update,
 )
-from evenstep.checkpoint.emergency import FAILURES
-from evenstep.checkpoint.layout import CHECKPOINTS, LATEST, LATEST_SAVING, is_step, without_manifest
+from evenstep.checkpoint.layout import (
+    CHECKPOINTS,
+    EMERGENCY,
+    FAILURES,
+    LATEST,
+    LATEST_SAVING,
+    is_step,
+    without_manifest,
+)
 from evenstep.checkpoint.lock import LOCK
 from evenstep.errors import ArgumentError
 from evenstep.events import Incident
@@ -155,23 +162,30 @@ class RunFolder:
 
     @contextmanager
     def hold(self) -> Generator[None]:
-        """Keep other runs out of the folder; within another such `with`, nothing more.
+        """Keep other runs out of the folder; within another such `with`, nothing more. All ranks enter it together.
 
         Raises:
-            CheckpointError: another run is in it.
+            CheckpointError: another run is in it; so on the other ranks, as an EvenstepError.
             ArgumentError: it can't be one's folder.
         """
         self._depth += 1
         try:
-            mine = self._depth == 1 and self.group.rank == 0
-            if mine and self.path is not None:
-                check_folder(self.path)
-                check_writable(self.path)
-            with locked(self.path) if mine and self.path is not None else nullcontext("") as taken:
-                self._taken_over = taken or self._taken_over
+            with ExitStack() as held:
+                if self._depth == 1 and self.path is not None:
+                    take = partial(self._take, self.path, held)
+                    if not self.group.can_change:
+                        self.group.first_rank_does(take)
+                    elif self.group.rank == 0:  # the others may be on their way yet
+                        take()
                 yield
         finally:
             self._depth -= 1
+
+    def _take(self, folder: Path, held: ExitStack) -> None:
+        """On one rank: check and lock the folder, until `held` is left."""
+        check_folder(folder)
+        check_writable(folder)
+        self._taken_over = held.enter_context(locked(folder)) or self._taken_over
 
     def clean(self, update: int) -> None:
         """Delete what killed processes have left half written, and say so."""

@@ -13,6 +13,7 @@ from typing import Any, cast, final
 
 from torch import Tensor
 
+from evenstep.arguments import require_state
 from evenstep.checkpoint import CheckpointReader, on_all_ranks
 from evenstep.data import Data
 from evenstep.errors import CheckpointError
@@ -156,6 +157,7 @@ class RunState:
     @contextmanager
     def _following(self, state: Tree) -> Generator[None]:
         """Have the data in the order of the run that was saved; in their own again if that turns out to be another."""
+        require_state(state, "a trainer's `state_dict`")
         before = self.data.fingerprint()
         try:
             self._follow(state.get("data", {}).get("fingerprint", {}))
@@ -206,7 +208,7 @@ class RunState:
         self.data.load_state_dict(data)
         changed += self.engine.load_own(own)
         self.engine.storage.load_state_dict(own["storage"])
-        self.evaluations.all_at = own["run"]["evaluated_at"]
+        self.evaluations.all_at = own["run"].get("evaluated_at", -1)
         self._load_cuts(own["run"].get("cuts", []))
         return changed
 
@@ -228,7 +230,13 @@ class RunState:
                 f"Resume on {then} {_ranks(then)}; or start a new run with a stream that all ranks read whole "
                 f"(`StreamData(…, shared=True)`) or with `MapData`, which go on on any number of ranks."
             )
-        return states[reducers.rank if of_rank else 0]
+        mine = reducers.rank if of_rank else 0
+        if mine not in states:
+            raise CheckpointError(
+                f"a state to load must be what a trainer's `state_dict` gave, but its `data` has nothing of rank "
+                f"{mine}; give the state as it was."
+            )
+        return states[mine]
 
     def _load_cuts(self, limits: list[int | None]) -> None:
         """Cut as finely as this rank did; on another number of ranks, and in stages, as the one that did so most."""

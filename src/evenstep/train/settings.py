@@ -16,7 +16,7 @@ from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Training
 from evenstep.precision import Precision
 
-LEAVE_NO_TRACE = ("check_loss", "settle_every_updates", "fit_memory")
+LEAVE_NO_TRACE = ("check_loss", "settle_every_updates", "fit_memory", "memory")
 """Fields of `Training` that the parameters do not depend on."""
 
 MAY_CHANGE = ("train.ema",)

@@ -5,7 +5,7 @@
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, final
@@ -23,9 +23,12 @@ from evenstep.precision import Precision
 from evenstep.taken import check_free
 from evenstep.train import given
 from evenstep.train.arguments import check_launched, check_model, check_trains, choose_device
+from evenstep.train.blocks import Chosen, choose_modules
+from evenstep.train.cache import build_emptying
 from evenstep.train.coefficients import Fixed
 from evenstep.train.compiled import check_compiled
 from evenstep.train.metrics import build_meters
+from evenstep.train.number_formats import check_formats
 from evenstep.train.optimizers import check_optimizer
 from evenstep.train.parameter_checks import check_parameters
 from evenstep.train.policies import Policies
@@ -42,6 +45,8 @@ class Setup:
         policies: what is done about what goes wrong.
         storage: takes the metrics.
         train: how an update is made.
+        recomputed: the modules whose activations are not kept.
+        empty_cache: called with the number of each update that has ended.
     """
 
     model: nn.Module
@@ -55,6 +60,8 @@ class Setup:
     train: Training
     policies: Policies
     storage: Storage
+    recomputed: Chosen
+    empty_cache: Callable[[int], None]
 
     @property
     def kept(self) -> dict[str, object]:
@@ -106,6 +113,7 @@ def set_up(
     sharing = given.strategy_of(strategy, device)
     check_parameters(model, optimizer, formats)
     on = choose_device(device, formats)
+    check_formats(formats, model=model, optimizer=optimizer, strategy=sharing)
     if train.compile == "model":
         check_compiled(model, sharing, on)
     check_optimizer(optimizer, model=model, strategy=sharing, device=on, keeps=keeps)
@@ -123,6 +131,8 @@ def set_up(
         train=train,
         policies=policies,
         storage=Storage(meters=build_meters(tasks.by_name, on)),
+        recomputed=choose_modules(model, train.memory.checkpoint),
+        empty_cache=build_emptying(train.memory.empty_cache_every_updates, on),
     )
     check_free(setup.kept)
     return setup

@@ -1,6 +1,6 @@
 """What a run has without being asked: metrics in its folder, a word on the screen, a page at the end.
 
-    with a folder      writers `console` and `jsonl`; hooks Timer, Save, StopFile, Status; the report at its end
+    with a folder      writers `console` and `jsonl`; hooks Timer, MemoryUse, Save, StopFile, Status; a report
     with `console`     the hook Console, which says what happens around the numbers
     with neither       `console`, where a person watches (a terminal, a notebook); else nothing
 
@@ -26,6 +26,7 @@ from evenstep.events import (
     HookTrainer,
     Incident,
     IncidentFiles,
+    MemoryUse,
     Save,
     Status,
     StopFile,
@@ -97,7 +98,7 @@ def hooks_of(
     before: list[Hook] = []
     after: list[Hook] = []
     if folder is not None:
-        before += [Timer(every_updates=every_updates), *_saves(checkpoint)]
+        before += [Timer(every_updates=every_updates), MemoryUse(every_updates=every_updates), *_saves(checkpoint)]
         after += [StopFile(), Status()]
     if screen is not None:
         after.insert(0, Console(writer=screen))

@@ -7,8 +7,10 @@ state is kept by parameter name instead of position, so that it survives a reord
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any, final
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -18,6 +20,7 @@ from evenstep.internals import unwrapped
 from evenstep.names import by_plain_name, load_state, named_parameters, plain, state_of
 from evenstep.optim.aside import Aside
 from evenstep.optim.ema import Ema
+from evenstep.optim.stepping import Steps
 from evenstep.parallel import ParameterLayout, ShardedTensorRef, States, mapped
 from evenstep.precision import Precision
 from evenstep.train.optimizer_state import (
@@ -63,6 +66,8 @@ class TrainState:
         layout: who holds what of a tensor.
         ema: the average that follows them, or None.
         precision: whose state may be a loss scale.
+        steps: whose masters, where there are some, are the values of the parameters.
+        averaged_as: the formats in which the average takes parameters that are held in others, by name.
 
     Attributes:
         aside: what the optimizer keeps that its state does not hold.
@@ -77,6 +82,8 @@ class TrainState:
     layout: ParameterLayout
     ema: Ema | None
     precision: Precision
+    steps: Steps = field(default_factory=Steps)
+    averaged_as: Mapping[str, torch.dtype] = field(default_factory=dict)
     _own: list[list[str]] = field(init=False)
     _built: list[Tree] = field(init=False)
     aside: Aside = field(init=False)
@@ -86,7 +93,7 @@ class TrainState:
         self._built = options_of(self.optimizer)
         self.aside = Aside(self.optimizer, shared=is_shared(self.model, self.layout))
         if self.ema is not None:
-            self.ema.attach(self.model)
+            self.ema.attach(self.model, self.averaged_as)
 
     def state_dict(self, *, whole: bool = True) -> Tree:
         """The parts "model", "optimizer", "ema" (empty without one) and "precision"; on all ranks together.
@@ -99,29 +106,32 @@ class TrainState:
 
     def part(self) -> Tree:
         """The same of what this rank holds; it needs no other rank."""
-        return self._tree(dict, lambda states: states)
+        tree, others = self._tree(dict, lambda states: states), self.steps.rounded - self.steps.masters.keys()
+        elsewhere = _under_all_names(self.model, dict.fromkeys(others))  # ranks that hold their masters give them
+        return {**tree, "model": {name: one for name, one in tree["model"].items() if name not in elsewhere}}
 
     def _tree(self, taken: Callable[[Mapping[str, Any]], Tree], of_all: Callable[[States], States]) -> Tree:
         fault = self.aside.fault()
         if fault:
             raise CheckpointError(f"the state of the optimizer can't be saved: {fault}.")
         state = optimizer_state(self.optimizer, self._own, self._built, self.aside.values())
-        everybody = of_all(state["state"])
+        everybody = of_all(_with_masters(state["state"], self.steps.masters))
         for group, names in zip(state["groups"], self.names, strict=True):
             group["parameters"] = list(names)
+        model = taken(state_of(self.model))
+        states = {name: taken(everybody[name]) for names in self.names for name in names if name in everybody}
+        masters = {name: one.pop(_MASTER) for name, one in states.items() if _MASTER in one}
         return {
-            "model": taken(state_of(self.model)),
-            "optimizer": {
-                **state,
-                "state": {name: taken(everybody[name]) for names in self.names for name in names if name in everybody},
-            },
+            "model": {**model, **_under_all_names(self.model, masters)},
+            "optimizer": {**state, "state": {name: one for name, one in states.items() if one}},
             "ema": {} if self.ema is None else taken(self.ema.state_dict()),
             "precision": self.precision.state,
         }
 
     def check(self, state: Tree) -> None:
         """Raise CheckpointError unless `state` fits."""
-        check_fits(state["model"], state_of(self.model), "model")
+        masters = _under_all_names(self.model, dict.fromkeys(self.steps.rounded, torch.float32))
+        check_fits(state["model"], state_of(self.model), "model", formats=masters)
         check_optimizer(state["optimizer"], self.optimizer, self.names)
         if self.ema is not None and state["ema"]:
             check_fits(state["ema"], self.ema.state_dict(), "average")
@@ -156,6 +166,7 @@ class TrainState:
     def load_state_dict(self, state: Tree) -> list[str]:
         """Restore what `own_part` gave; says what began afresh or was given up."""
         load_state(self.model, state["model"])
+        self.steps.load_masters(state["model"])
         load_optimizer(state["optimizer"], self.optimizer, self._own, self._built)
         self.aside.restore(state["optimizer"].get("beside", {}).get("attributes", []))
         self.precision.state = state["precision"]
@@ -170,6 +181,22 @@ class TrainState:
 
 def _each_taken(live: Mapping[str, Tensor], whole: Mapping[str, Any], take: Callable[[Tensor, Tensor], Tensor]) -> Tree:
     return {name: take(live[name], value) if isinstance(value, Tensor) else value for name, value in whole.items()}
+
+
+_MASTER = "master"  # beside an optimizer's state of a parameter, on its way to those who save
+
+
+def _with_masters(states: Tree, masters: Mapping[str, Tensor]) -> Tree:
+    return {**states, **{name: {**states.get(name, {}), _MASTER: master} for name, master in masters.items()}}
+
+
+def _under_all_names(model: nn.Module, values: Mapping[str, Any]) -> Tree:
+    """Values by parameter name, under the other names of parameters that have several as well."""
+    if not values:
+        return {}
+    first = {id(parameter): name for name, parameter in named_parameters(model).items()}
+    every = ((plain(name), first[id(one)]) for name, one in model.named_parameters(remove_duplicate=False))
+    return {name: values[known] for name, known in every if known in values}
 
 
 def _as_shard(tensor: Tensor | ShardedTensorRef) -> Tensor | Shard:
@@ -201,12 +228,22 @@ def check_same_run(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         )
 
 
-def _format(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
+def _said(format: torch.dtype) -> str:
+    return str(format).removeprefix("torch.")
 
 
-def check_fits(saved: Mapping[str, Tensor], live: Mapping[str, Tensor], what: str) -> None:
-    """Raise CheckpointError unless both have the same names and shapes."""
+def check_fits(
+    saved: Mapping[str, Tensor],
+    live: Mapping[str, Tensor],
+    what: str,
+    *,
+    formats: Mapping[str, torch.dtype] = MappingProxyType({}),
+) -> None:
+    """Raise CheckpointError unless both have the same names, shapes and number formats.
+
+    Args:
+        formats: in which tensors of these names are saved, where that is not the format that they have.
+    """
     faults = [f"{name} is missing" for name in live if name not in saved]
     faults += [f"{name} is not known here" for name in saved if name not in live]
     faults += [
@@ -215,9 +252,9 @@ def check_fits(saved: Mapping[str, Tensor], live: Mapping[str, Tensor], what: st
         if name in saved and saved[name].shape != tensor.shape
     ]
     faults += [
-        f"{name} is of {_format(saved[name])} instead of {_format(tensor)}"
+        f"{name} is of {_said(saved[name].dtype)} instead of {_said(formats.get(name, tensor.dtype))}"
         for name, tensor in live.items()
-        if name in saved and saved[name].dtype != tensor.dtype
+        if name in saved and saved[name].dtype != formats.get(name, tensor.dtype)
     ]
     if faults:
         more = f"; and {len(faults) - 5} more" if len(faults) > 5 else ""

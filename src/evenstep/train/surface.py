@@ -7,13 +7,14 @@ updates there are.
 
 from collections.abc import Mapping
 from inspect import signature
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
 from evenstep.errors import ArgumentError, HookError
 from evenstep.parallel import Group
 from evenstep.renamed import warn
+from evenstep.train.gradient_norms import check_like_parameters
 from evenstep.train.loop import Loop
 from evenstep.train.progress import Progress
 
@@ -41,6 +42,12 @@ class Surface:
         if self._is_built and not name.startswith("_") and settable is None:
             self._refuse(name)
         super().__setattr__(name, value)
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise ArgumentError(
+            "a trainer can't be copied or pickled, as its parts belong to one model and one optimizer; build another "
+            "with another model and optimizer, and let it `load_state_dict(trainer.state_dict())`."
+        )
 
     @property
     def updates(self) -> int | None:
@@ -91,6 +98,11 @@ class Surface:
         """
         return tuple(tuple(group) for group in self._loop.engine.core.trained.names)
 
+    @property
+    def recomputed(self) -> tuple[str, ...]:
+        """The names of the modules whose activations are computed again instead of kept, of all stages."""
+        return self._loop.engine.recomputed
+
     def norms(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """‖v‖₂ of tensors that are held as the parameters of these names are, such as gradients, on every strategy.
 
@@ -99,7 +111,11 @@ class Surface:
 
         Args:
             values: by the name of a parameter that the optimizer holds: those that this rank has.
+
+        Raises:
+            ArgumentError: a name that is none of these, or a value that is not like its parameter.
         """
+        check_like_parameters(values, self._loop.engine.model)
         return self._loop.engine.core.norms(values)
 
     def _check_idle(self, what: str, advice: str) -> None:
@@ -112,10 +128,18 @@ class Surface:
                 f"{advice}."
             )
 
+    def _check_evaluates(self) -> None:
+        """Raise ArgumentError where there is nothing to evaluate on."""
+        if not self._loop.evaluator.sets:
+            raise ArgumentError(
+                "this trainer has nothing to evaluate on: give it `evaluations={'valid': MapData(dataset, "
+                "global_batch_size=32, shuffle=False)}`."
+            )
+
     def _check_hooks(self) -> None:
         """Raise HookError where a hook has been given to another trainer since: it would act on that one."""
         for hook in self._loop.engine.bus.hooks:
-            if hook.trainer is not self:
+            if cast("object", hook.trainer) is not self:
                 raise HookError(
                     f"hook `{hook.name}` has been given to another trainer since, and would act on that one; make one "
                     f"for each."

@@ -13,6 +13,7 @@ from typing import Any, Literal, Self, final
 import torch
 from torch import Tensor
 
+from evenstep.devices import scalar_on
 from evenstep.errors import TaskError
 from evenstep.renamed import warn
 from evenstep.train.split import contents, halves, num_samples
@@ -71,7 +72,7 @@ class Loss:
         tensor(6.)
         """
         wide = mean.float() if mean.dtype in (torch.float16, torch.bfloat16) else mean
-        given = torch.as_tensor(count, dtype=wide.dtype, device=wide.device)
+        given = scalar_on(count, wide.device, wide.dtype)
         total = torch.where(given > 0, wide, torch.zeros_like(wide)) * given
         return cls(total, metrics=dict(metrics or {}), observed=observed, count=count)
 

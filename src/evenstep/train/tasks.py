@@ -8,19 +8,24 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, Self, final
+from inspect import signature
+from types import FunctionType
+from typing import Any, Self, cast, final
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from evenstep.arguments import require_flag, said
+from evenstep.choice import advice
 from evenstep.data import Data
-from evenstep.errors import ArgumentError, CheckpointError
+from evenstep.errors import ArgumentError, CheckpointError, TaskError
 from evenstep.options import check_task_names
 from evenstep.parallel import Strategy
 from evenstep.pipeline import PipelineModel
 from evenstep.train.coefficients import Coefficients, Fixed
 from evenstep.train.combine import Combine, Separate
+from evenstep.train.dependence import LEARNED
 from evenstep.train.failures import FailurePolicy
 from evenstep.train.norms import Kind, Norms, build_norms
 from evenstep.train.state import unwrapped
@@ -72,8 +77,9 @@ class Tasks:
     def attach(self, model: nn.Module, optimizer: Optimizer) -> Norms:
         """Make what is learned about the tasks a part of the model; gives its normalisation layers."""
         names = tuple(self.by_name)
-        _attach(model, optimizer, "task_coefficients", self.coefficients.build(names))
-        _attach(model, optimizer, "task_balance", None if self.combine is None else self.combine.build(names))
+        built = (self.coefficients.build(names), None if self.combine is None else self.combine.build(names))
+        for name, module in zip(LEARNED, built, strict=True):
+            _attach(model, optimizer, name, module)
         return build_norms(model, names, self.norm_statistics)
 
 
@@ -130,6 +136,7 @@ def check_tasks(
         _check_names(f"the evaluation '{name}'", one.tasks, by_name)
     for name, task in by_name.items():
         _check_methods(type(task))
+        _check_members(task)
         if task.reduction not in ("weight", "sum", "mean"):
             raise ArgumentError(
                 f'`reduction` of `{type(task).__name__}` must be "weight", "sum" or "mean", but is {task.reduction!r}.'
@@ -165,6 +172,49 @@ def _check_methods(kind: type[Task]) -> None:
                 )
 
 
+def _check_members(task: Task) -> None:
+    """Raise ArgumentError for a member of a task that could not be called, or used, as it will be."""
+    kind = type(task).__name__
+    for name, one in vars(Task).items():
+        if name.startswith("_") or not isinstance(one, FunctionType):
+            continue
+        own: Any = getattr(task, name)
+        names = [*signature(one).parameters][1:]
+        written = f"def {name}({', '.join(['self', *names])})"
+        if not callable(own):
+            raise ArgumentError(f"`{kind}.{name}` must be a method, but is {said(own)}; write `{written}`.")
+        try:
+            signature(own).bind(*names)
+        except TypeError:
+            raise ArgumentError(
+                f"`{kind}.{name}` is called with {' and '.join(names) or 'nothing'}, but takes "
+                f"`{signature(own)}`; write `{written}`."
+            ) from None
+        except ValueError:  # compiled: it does not tell
+            continue
+    require_flag(f"{kind}.late_weight", task.late_weight)
+    if not isinstance(cast("object", task.metrics), Mapping):
+        raise ArgumentError(
+            f"`{kind}.metrics` must be objects of torchmetrics by name, but is {said(task.metrics)}; write `metrics = "
+            f"{{'f1': F1Score(…)}}` in the class, and numbers of a batch as `Loss(…, metrics={{name: (sum, weight)}})`."
+        )
+
+
+def state_of(task: Task, name: str) -> dict[str, Any]:
+    """What a task keeps in checkpoints.
+
+    Raises:
+        TaskError: that is no dict.
+    """
+    state: Any = task.state_dict()
+    if not isinstance(state, dict):
+        raise TaskError(
+            f"`state_dict` of {_named(name)} must give a dict, but gave {said(state)}; return `{{'name': value}}`, or "
+            f"`{{}}` where there is nothing to keep."
+        )
+    return cast("dict[str, Any]", state)
+
+
 def _check_stages(tasks: Tasks, policy: FailurePolicy) -> None:
     asked = {
         "learned coefficients": tasks.coefficients.are_learned,
@@ -183,17 +233,14 @@ def _check_names(what: str, names: Sequence[str] | None, tasks: Mapping[str, Tas
     for name in names or ():
         if name in tasks:
             continue
-        known = ", ".join(tasks) or "none"
         if name == "":
             raise ArgumentError(
-                f"{what} does not say which task a batch is for, but the run has tasks {known}; give it as "
+                f"{what} does not say which task a batch is for, but the run has tasks {', '.join(tasks)}; give it as "
                 f"`Mixture({{task: data}})`."
             )
         if "" in tasks:
             raise ArgumentError(f"{what} has batches of task `{name}`, but the run's task has no name; give it one.")
-        close = get_close_matches(name, tasks, n=1)
-        advice = f"did you mean `{close[0]}`?" if close else f"there are {known}."
-        raise ArgumentError(f"{what} has batches of task `{name}`, which the run has not; {advice}")
+        raise ArgumentError(f"{what} has batches of task `{name}`, which the run has not; {advice(name, tasks)}")
 
 
 def _check_separable(model: nn.Module) -> None:
@@ -212,6 +259,8 @@ def _attach(model: nn.Module, optimizer: Optimizer, name: str, module: nn.Module
         return
     dtype = next(model.parameters()).dtype
     module.to(torch.float64 if dtype == torch.float64 else torch.float32)
+    for part in module.modules():
+        part.__dict__["stays_float32"] = True  # also in a model of 16 bits: it is no part of what that computes
     unwrapped(model).add_module(name, module)
     parameters = list(module.parameters())
     if parameters:
@@ -232,7 +281,7 @@ def poison_of(optimizer: Optimizer, policy: FailurePolicy, strategy: Strategy) -
 
 def check_task_states(saved: Mapping[str, Any], tasks: Mapping[str, Task]) -> None:
     """Raise CheckpointError unless the tasks that have a state are those whose state was saved."""
-    missing = [name for name, task in tasks.items() if name not in saved and task.state_dict()]
+    missing = [name for name, task in tasks.items() if name not in saved and state_of(task, name)]
     surplus = [name for name in saved if name not in tasks]
     faults = [f"has no state of {_named(name)}, which has some" for name in missing]
     faults += [f"has a state of {_named(name)}, which this run has not" for name in surplus]

@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, cast, final
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from evenstep.arguments import require_flag, require_object, said
 from evenstep.data import Data, data_of
 from evenstep.data.seeding import undisturbed
 from evenstep.errors import ArgumentError
@@ -32,6 +33,7 @@ from evenstep.train.conduct import conducted, where
 from evenstep.train.emergency import emergency_save
 from evenstep.train.engine import Engine
 from evenstep.train.evaluations import named_set
+from evenstep.train.footprint import Footprint
 from evenstep.train.optimizers import watch_first_step
 from evenstep.train.predict import Prediction
 from evenstep.train.rehearsal import compare_cuts
@@ -168,10 +170,14 @@ class Trainer(Surface):
             watch_first_step(optimizer, engine.parts.saved.aside)
         said = {"tasks": [*setup.tasks.by_name], "config": config, "clip_norm": train.clip_norm}
         said["ema"] = train.ema and train.ema.settings
-        self._agree = partial(check_agreement, self._loop, optimizer, engine.parts.names, self.evaluations, said)
+        self._agree = partial(check_agreement, self._loop, optimizer, engine.core.trained.names, self.evaluations, said)
         self._run = self._group.run_of(self._loop, self._agree)
         take({**setup.kept, **reporter.bus.kept})
         self._is_built = True
+
+    def footprint(self) -> Footprint:
+        """What this rank keeps in memory for the parameters; the optimizer's state is known after the first update."""
+        return self._loop.engine.footprint()
 
     def request_stop(self, reason: str, *, requeue: bool = False) -> None:
         """Stop at the end of this update.
@@ -180,6 +186,8 @@ class Trainer(Surface):
             reason: what the result and the logs will say.
             requeue: whether the run wants to be run again, to go on from there.
         """
+        require_object("reason", reason, str, "`request_stop('good enough')`")
+        require_flag("requeue", requeue)
         self._loop.requests.request_stop(reason, requeue=requeue)
 
     def request_save(self) -> None:
@@ -188,6 +196,7 @@ class Trainer(Surface):
 
     def request_evaluate(self) -> None:
         """Evaluate at the end of this update."""
+        self._check_evaluates()
         self._loop.requests.evaluate = True
 
     def train(self) -> Result:
@@ -295,6 +304,8 @@ class Trainer(Surface):
         Raises:
             ArgumentError: there is no evaluation of this name.
         """
+        if name is None:
+            self._check_evaluates()
         sets = self.evaluations if name is None else named_set(self.evaluations, name)
         self._check_hooks()
         self._check_idle("evaluate", "call `request_evaluate`, which does it when the update is complete")
@@ -340,6 +351,12 @@ class Trainer(Surface):
             CheckpointError: it is not there, damaged, of another run, or made with other settings. Nothing has been
                 changed then.
         """
+        require_flag("new_settings", new_settings)
+        if not isinstance(cast("object", source), str | Path) or not str(source):
+            raise ArgumentError(
+                f"`resume` must be given a path or 'auto', but was given {said(source)}; `trainer.resume()` goes on in "
+                f"the trainer's own folder."
+            )
         checkpointer = self._loop.checkpointer
         if source == "auto":
             path = checkpointer.resume_newest(new_settings=new_settings)

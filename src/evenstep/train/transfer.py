@@ -1,7 +1,8 @@
 """Moves a batch to the model's device, whatever it is made of.
 
 Tensors are moved without blocking, containers are rebuilt around them, everything with a `to` of its own (a packed
-sequence, a user's batch class) is asked to move itself, and all else stays. It does not cast.
+sequence, a user's batch class) is asked to move itself, and all else stays. Where the model is of 16 bits, floating
+tensors are cast on their way into it and out of it; complex ones and integers stay.
 """
 
 import dataclasses
@@ -15,22 +16,29 @@ from torch.nn.utils.rnn import PackedSequence
 from evenstep.train.split import rebuilt
 
 
-def build_transfer(device: torch.device) -> Callable[[Any], Any]:
+def build_transfer(device: torch.device, cast_to: torch.dtype | None = None) -> Callable[[Any], Any]:
     """The function that moves a batch to `device`. Loaders give batches on the CPU, where there is nothing to move.
+
+    Args:
+        cast_to: what floating tensors become before they are moved; None leaves them.
 
     >>> batch = build_transfer(torch.device("cpu"))({"x": [torch.ones(1), "name"]})
     >>> batch["x"][1]
     'name'
     """
 
+    cast_before = build_cast(cast_to)
     if device.type == "cpu":
-        return _as_it_is
+        return cast_before
+    if cast_to is not None:
+        move = build_transfer(device)
+        return lambda batch: move(cast_before(batch))
 
     def transfer(item: Any) -> Any:
         if isinstance(item, Tensor):
             return item.to(device, non_blocking=True)
         if isinstance(item, PackedSequence):  # a named tuple, of which one tensor must stay on the CPU
-            return cast("Any", item).to(device)
+            return cast("Any", item).to(device, non_blocking=True)
         if not isinstance(item, Mapping | tuple | list) and hasattr(item, "to") and callable(item.to):
             return item.to(device)
         if isinstance(item, Mapping | tuple | list) or (dataclasses.is_dataclass(item) and not isinstance(item, type)):
@@ -38,6 +46,34 @@ def build_transfer(device: torch.device) -> Callable[[Any], Any]:
         return item
 
     return transfer
+
+
+def build_cast(format: torch.dtype | None) -> Callable[[Any], Any]:
+    """The function that casts the floating tensors of anything to `format`; None leaves them.
+
+    >>> build_cast(torch.bfloat16)({"x": torch.ones(1), "index": torch.ones(1, dtype=torch.long)})
+    {'x': tensor([1.], dtype=torch.bfloat16), 'index': tensor([1])}
+    """
+    if format is None:
+        return _as_it_is
+
+    def cast_all(item: Any) -> Any:
+        if isinstance(item, Tensor):
+            return _cast(item, format) if item.is_floating_point() else item
+        if isinstance(item, PackedSequence):
+            return item._replace(data=cast_all(item.data))
+        if isinstance(item, Mapping | tuple | list) or (dataclasses.is_dataclass(item) and not isinstance(item, type)):
+            return rebuilt(item, cast_all)
+        return item
+
+    return cast_all
+
+
+def _cast(tensor: Tensor, format: torch.dtype) -> Tensor:
+    """The same numbers in `format`; what is pinned stays so, or it would not move while the host goes on."""
+    if not tensor.is_pinned():
+        return tensor.to(format)
+    return torch.empty_like(tensor, dtype=format, pin_memory=True).copy_(tensor)
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -22,6 +22,7 @@ from evenstep.names import named_parameters
 from evenstep.optim.apply import Apply, gradients
 from evenstep.optim.ema import Ema
 from evenstep.optim.learning_rate import LearningRates
+from evenstep.optim.stepping import Steps
 from evenstep.train.buffers import Buffers
 from evenstep.train.combine import Combine
 from evenstep.train.context import MicrobatchResults, TrainContext
@@ -66,6 +67,7 @@ class Update:
         context: task, precision, device and recording.
         execution: how forwards and backwards are run, and gradients shared.
         apply: how a gradient is applied.
+        steps: in which format the optimizer takes its step.
         ema: the average that follows the parameters, or None.
         learning_rates: the optimizer's, for each update.
         cuts: how finely micro-batches are cut to fit into this rank's memory.
@@ -90,6 +92,7 @@ class Update:
         context: TrainContext,
         execution: Execution,
         apply: Apply,
+        steps: Steps,
         ema: Ema | None,
         learning_rates: LearningRates,
         cuts: SplitLimit,
@@ -112,7 +115,7 @@ class Update:
         self._recovery = Recovery(
             execution=execution, tasks=context.tasks, cuts=cuts, report=report, on_out_of_memory=on_out_of_memory
         )
-        self._apply = apply
+        self._apply, self._steps = apply, steps
         self._ema = ema
         self.learning_rates = learning_rates
         self._buffers = Buffers(model)
@@ -186,7 +189,7 @@ class Update:
         divisor = scale if late is None else scale * late
         begin = partial(StepBegin, update=update, divisor=divisor)
         with self._context.bus.span("step", begin, lambda error: StepEnd(update=update)):
-            applied = self._apply(grads, squared, divisor)
+            applied = self._apply(grads, squared, divisor, update)
             self._execution.reducers.after_step()
         self._buffers.restore(applied.aborted)
         # a verdict that is still on the device is not read here: the average follows it there
@@ -251,10 +254,11 @@ class Update:
         """
         if not batch.microbatches or self._cuts.limit is not None:
             return
-        with state_allocated(self._optimizer):
+        with state_allocated(self._optimizer, self._steps):
             first = batch.microbatches[0]
             task, fits = self._context.tasks[first.task], partial(self._fits, first.task)
-            self._cuts.limit = fitting(task, first.data, fits, num_samples=first.known_samples)
+            device = self._context.device
+            self._cuts.limit = fitting(task, first.data, fits, device=device, num_samples=first.known_samples)
         self._discard(self._context.storage.mark())
 
     def _fits(self, task: str, data: object) -> bool:

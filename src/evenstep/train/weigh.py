@@ -7,9 +7,9 @@ g = Σ_t λ_t · Σ_{m∈t} ∇S_m / Σ_{m∈t} w_m. It does not look at outputs
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from typing import Self, final
 
+from evenstep.choice import advice
 from evenstep.data import GlobalBatch, Microbatch
 from evenstep.errors import ReplicaError, TaskError
 from evenstep.parallel import Group
@@ -162,10 +162,9 @@ def task_of(tasks: Mapping[str, Task], microbatch: Microbatch) -> Task:
             f"micro-batch {microbatch.index} does not say which task it is for, but the run has {names}; give it as "
             f"(data, task name) or Batch(task=…, data=…), or the data of each task in a `Mixture`."
         )
-    close = get_close_matches(microbatch.task, tasks, n=1)
-    advice = f"did you mean `{close[0]}`?" if close else "name the tasks when you build the trainer."
     has = f"has {names}" if "" not in tasks else "has one task without a name"
-    raise TaskError(f"micro-batch {microbatch.index} is for task `{microbatch.task}`, but the run {has}; {advice}")
+    meant = advice(microbatch.task, tasks, "name the tasks when you build the trainer.")
+    raise TaskError(f"micro-batch {microbatch.index} is for task `{microbatch.task}`, but the run {has}; {meant}")
 
 
 def weight_of(task: Task, data: object, what: str | int, num_samples: int | None = None) -> float:

@@ -209,12 +209,12 @@ def test_a_typo_lists_the_benchmarks(monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.setattr(sys, "argv", ["run.py", "overhed"])
     assert run.main() == 2
     assert capsys.readouterr().err.endswith(
-        "there are: checkpoint, overhead, pipeline, ranks, scale, tasks. Did you mean 'overhead'?\n"
+        "there are: checkpoint, formats, gpu, overhead, pipeline, ranks, scale, tasks. Did you mean 'overhead'?\n"
     )
 
 
 def test_all_benchmarks_run_unless_one_is_named() -> None:
-    assert run.names(BENCHMARKS) == ["checkpoint", "overhead", "pipeline", "ranks", "scale", "tasks"]
+    assert run.names(BENCHMARKS) == ["checkpoint", "formats", "gpu", "overhead", "pipeline", "ranks", "scale", "tasks"]
     assert run.choose("", ["a", "b"]) == run.choose(None, ["a", "b"]) == ["a", "b"]
     assert run.choose("b", ["a", "b"]) == ["b"]
 

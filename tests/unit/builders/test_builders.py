@@ -228,7 +228,18 @@ def test_hooks_come_in_a_fixed_order_around_the_recipes_own(build: Build, tmp_pa
         evaluations=parts.evaluations,
     )
     names = [type(hook).__name__ for hook in trainer._loop.engine.bus.hooks]
-    assert names == ["Timer", "Save", "Best", "Evaluate", "EarlyStop", "Noted", "Console", "StopFile", "Status"]
+    assert names == [
+        "Timer",
+        "MemoryUse",
+        "Save",
+        "Best",
+        "Evaluate",
+        "EarlyStop",
+        "Noted",
+        "Console",
+        "StopFile",
+        "Status",
+    ]
 
 
 def test_writers_are_those_that_are_named(build: Build) -> None:

@@ -18,6 +18,20 @@ def test_a_good_run_is_built_and_tried_and_nothing_is_written(evenstep: Run, rec
 
 
 @pytest.mark.parametrize(
+    ("precision", "says"),
+    [
+        ("32-true", "memory      16 bytes per parameter: model 4, gradients 4, optimizer 8"),
+        ("bf16-true", "memory      18 bytes per parameter: model 2, masters 4, gradients 4, optimizer 8"),
+        ("16-true-no-master", "memory      14 bytes per parameter: model 2, gradients 4, optimizer 8"),
+    ],
+)
+def test_what_a_parameter_costs_is_said(evenstep: Run, recipe: Path, precision: str, says: str) -> None:
+    done = evenstep("check", "run.toml", "--train.precision", precision)
+    assert done.code == 0, done.err
+    assert says in done.out
+
+
+@pytest.mark.parametrize(
     ("settings", "code", "says"),
     [
         (["--train.updates", "0", "--seed", "x"], 2, "2 faults in the configuration"),

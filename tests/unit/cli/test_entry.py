@@ -54,6 +54,9 @@ def test_it_tells_its_version(evenstep: Run) -> None:
         (["report", "runs/tiny", "--seed", "1"], "`--seed` can't be given: `evenstep report` takes no settings."),
         (["train", "run.toml", "--seed"], "`--seed` has no value"),
         (["train", "none.toml"], "there is no file none.toml"),
+        (["train", "run.toml", "--seed", "1", "--seed", "2"], "`--seed` is given twice, 1 and 2; leave one out."),
+        (["plan", "--ranks", "4", "--ranks=8"], "`--ranks` is given twice, 4 and 8; leave one out."),
+        (["inspect", "a", "--diff", "b", "--diff", "c"], "`--diff` is given twice; leave one out."),
     ],
 )
 def test_a_command_line_that_cannot_be_ends_with_2(evenstep: Run, arguments: list[str], says: str) -> None:

@@ -85,6 +85,40 @@ def test_sigterm_saves_and_asks_to_be_run_again(recipe: Path) -> None:
     assert read_checkpoint(recipe / "runs" / "tiny").update == status["update"]
 
 
+_LEAVES = """
+import atexit, os, sys
+
+class Last:
+    def __del__(self, write=os.write, sleep=time.sleep):  # modules are gone by then
+        write(1, b"last\\n")
+        sleep(1.0)
+
+def first():
+    os.write(1, b"first\\n")
+    time.sleep({pause})
+
+sys.last = Last()
+atexit.register(first)
+"""
+
+
+@pytest.mark.parametrize(("at", "pause"), [("first", 60.0), ("last", 0.0)])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_a_signal_while_python_ends_leaves_the_exit_code_as_it_is(
+    recipe: Path, at: str, pause: float, number: signal.Signals
+) -> None:
+    with (recipe / "parts.py").open("a") as parts:
+        parts.write(_LEAVES.format(pause=pause))
+    with training(recipe) as process:
+        process.terminate()
+        assert process.stdout is not None
+        assert any(line == f"{at}\n" for line in process.stdout)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 75, err
+    assert "Traceback" not in err
+
+
 def test_sigterm_to_the_data_workers_too_loses_nothing(recipe: Path) -> None:
     strict = ["--failures.loader_retries", "0", "--checkpoint.every_updates", "none"]
     with training(recipe, "--data.num_workers", "2", *strict) as process:

@@ -243,3 +243,15 @@ class Once(Hook):
             struck.touch()
             raise RuntimeError("once")
 """
+
+
+@pytest.mark.parametrize("name", ["_EVENSTEP_ATTEMPT", "TORCHELASTIC_RESTART_COUNT"])
+@pytest.mark.parametrize("count", ["1", "x"])
+def test_what_a_launcher_counts_says_nothing_to_who_is_no_rank(
+    name: str, count: str, evenstep: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert evenstep("train", "run.toml").code == 0
+    monkeypatch.setenv(name, count)
+    done = evenstep("train", "run.toml")
+    assert done.code == 1
+    assert "exists already, and nothing in it was touched" in done.err

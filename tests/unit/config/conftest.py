@@ -71,8 +71,8 @@ def faults(recipe: Path) -> Callable[..., list[str]]:
 
     def read(*arguments: str, environ: dict[str, str] | None = None, added: str = "") -> list[str]:
         (recipe / "run.toml").write_text(RUN + added)
-        settings = [*from_environment(environ or {}), *from_arguments(arguments)]
         try:
+            settings = [*from_environment(environ or {}), *from_arguments(arguments)]
             with open_run(recipe / "run.toml", settings):
                 return []
         except ConfigError as error:

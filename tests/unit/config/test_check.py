@@ -73,7 +73,22 @@ VALID = '\n[data.evaluations.valid]\ntarget = "parts.py:samples"\n'
         (
             ["--loss_scale.floor", "1"],
             "",
-            '`loss_scale` is for `train.precision` "16-mixed", but that is "32-true"',
+            '`loss_scale` is for `train.precision` "16-mixed", "16-true" or "16-true-no-master", but that is',
+        ),
+        (
+            ["--train.cast_inputs", "before-transfer", "--train.precision", "bf16-mixed"],
+            "",
+            '`train.cast_inputs` is for `train.precision` "bf16-true", "16-true", "bf16-true-no-master" or',
+        ),
+        (
+            ["--train.float32_outputs", "false"],
+            "",
+            '`train.float32_outputs` is for `train.precision` "bf16-true", "16-true", "bf16-true-no-master" or',
+        ),
+        (
+            ["--loss_scale", "{floor = 9, initial = 8}", "--train.precision", "16-true-no-master"],
+            "",
+            "`loss_scale.floor` must be at most the `loss_scale.initial` of 8, but is 9",
         ),
         (
             ["--loss_scale", "{floor = 9, initial = 8}", "--train.precision", "16-mixed"],

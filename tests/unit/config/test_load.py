@@ -150,6 +150,33 @@ def test_a_setting_below_a_plain_value_fails(faults: Faults) -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "environ", "fault"),
+    [
+        (["--seed", "1", "--seed=2"], {}, "`--seed` is given twice, 1 and 2; leave one out."),
+        (
+            ["--model.args.width", "8", "--model.args", "{width = 4}"],
+            {},
+            "`--model.args` comes after `--model.args.width` and takes its place; give it first, or leave it out.",
+        ),
+        (
+            [],
+            {"EVENSTEP_SEED": "1", "EVENSTEP_seed": "2"},
+            "`EVENSTEP_SEED` and `EVENSTEP_seed` set the same key; leave one out.",
+        ),
+    ],
+)
+def test_a_setting_that_takes_the_place_of_another_from_the_same_source_fails(
+    faults: Faults, arguments: list[str], environ: dict[str, str], fault: str
+) -> None:
+    assert faults(*arguments, environ=environ) == [fault]
+
+
+def test_in_the_environment_a_table_comes_before_what_is_in_it() -> None:
+    environ = {"EVENSTEP_MODEL__ARGS__WIDTH": "8", "EVENSTEP_MODEL__ARGS": "{width = 4}"}
+    assert [one.text for one in from_environment(environ)] == ["{width = 4}", "8"]
+
+
+@pytest.mark.parametrize(
     ("content", "says"),
     [
         (b"name = ", r"is not TOML: .*line 1"),

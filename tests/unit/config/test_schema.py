@@ -54,7 +54,19 @@ def test_the_public_keys_are_these() -> None:
             "hooks",
             "launch",
         ),
-        *("log", "loss_scale", "lr_schedule", "mixture", "model", "name", "optimizer", "parallel", "recipe", "resume"),
+        *(
+            "log",
+            "loss_scale",
+            "lr_schedule",
+            "memory",
+            "mixture",
+            "model",
+            "name",
+            "optimizer",
+            "parallel",
+            "recipe",
+            "resume",
+        ),
         *("runs", "seed", "task", "tasks", "threads", "train"),
     ]
     assert schema["required"] == ["name", "model", "train", "optimizer"]
@@ -64,6 +76,7 @@ def test_the_public_keys_are_these() -> None:
 
 PUBLIC_KEYS = {
     "Launch": ["max_restarts", "ranks", "slurm"],
+    "Memory": ["checkpoint", "empty_cache_every_updates"],
     "Slurm": [
         *("account", "additional", "cpus_per_rank", "gpus_per_rank", "memory_gb", "nodes", "partition", "qos"),
         *("ranks_per_node", "timeout_minutes"),
@@ -107,7 +120,8 @@ PUBLIC_KEYS = {
     "Polynomial": ["end_factor", "kind", "power", "warmup_updates"],
     "Target": ["args", "target"],
     "Train": [
-        *("channels_last", "check_loss", "clip_norm", "epochs", "max_minutes", "norm_statistics", "precision"),
+        *("cast_inputs", "channels_last", "check_loss", "clip_norm", "epochs", "float32_outputs", "max_minutes"),
+        *("norm_statistics", "precision"),
         *("settle_every_updates", "updates"),
     ],
     "Wsd": ["decay_updates", "end_factor", "kind", "shape", "warmup_updates"],
@@ -164,13 +178,20 @@ def test_a_table_has_the_defaults_of_what_is_constructed_from_it(section: str, c
 
 def test_a_table_of_an_option_object_has_its_fields() -> None:
     only_here = {
-        "Train": {"updates", "epochs", "precision", "max_minutes"},  # the trainer's own arguments, and a hook
+        # the trainer's own arguments, a precision's, and a hook
+        "Train": {"updates", "epochs", "precision", "cast_inputs", "float32_outputs", "max_minutes"},
         "Checkpoint": set(),
         "Failures": {"loader", "loader_retries", "lost_rank"},  # of the data, and of the ranks
         "Log": set(),
     }
     only_there = {
-        "Train": {"ema", "coefficients", "combine", "fit_memory"},  # tables of their own, and `micro_batch_size`
+        "Train": {
+            "ema",
+            "coefficients",
+            "combine",
+            "memory",
+            "fit_memory",
+        },  # tables of their own, and `micro_batch_size`
         "Checkpoint": {"config"},
         "Failures": set(),
         "Log": set(),

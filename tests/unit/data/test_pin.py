@@ -58,3 +58,8 @@ def test_tensors_are_pinned_where_there_is_an_accelerator() -> None:
     pinned = pin({"inputs": torch.zeros(3)})
     assert isinstance(pinned, dict)
     assert pinned["inputs"].is_pinned()
+
+
+def test_a_tensor_of_a_device_stays_there() -> None:
+    there = torch.ones(2, device="meta")  # which can't be pinned: neither can one of an accelerator
+    assert pin({"x": there})["x"] is there  # pyright: ignore[reportIndexIssue]

@@ -2,6 +2,8 @@ import multiprocessing
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from itertools import islice
@@ -210,3 +212,17 @@ def test_workers_stop_at_the_last_epoch() -> None:
     assert len(list(data.batches(Position(), seed=1))) == 6
     assert len(list(data.batches(Position(epoch=1, batch=2), seed=1))) == 1
     data.close()
+
+
+LEFT_OPEN = """
+from evenstep import MapData
+from evenstep.data import Position
+
+data = MapData(list(range(16)), global_batch_size=8, micro_batch_size=4, num_workers=2)
+print(len(next(iter(data.batches(Position(), seed=1))).microbatches))
+"""
+
+
+def test_a_program_that_closes_no_data_ends_all_the_same() -> None:
+    done = subprocess.run([sys.executable, "-c", LEFT_OPEN], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr

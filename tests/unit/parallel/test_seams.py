@@ -37,12 +37,13 @@ def test_a_reducer_has_six_verbs() -> None:
     assert public(Reducer) - functions(Reducer) == {"collects"}
 
 
-def test_a_layout_has_five_functions_and_says_which_shard_is_held() -> None:
+def test_a_layout_has_six_functions_and_says_which_shard_is_held() -> None:
     assert functions(ParameterLayout) == {
         "local_shard",
         "all_reduce_shards",
         "gather_full",
         "scatter_like",
+        "first_element",
         "optimizer_state",
     }
     assert public(ParameterLayout) - functions(ParameterLayout) == {
@@ -55,7 +56,7 @@ def test_a_layout_has_five_functions_and_says_which_shard_is_held() -> None:
 
 
 def test_a_strategy_describes() -> None:
-    assert functions(Strategy) == {"reducer", "check_optimizer"}
+    assert functions(Strategy) == {"reducer", "check_optimizer", "gathering"}
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,7 @@ def test_a_rank_that_holds_some_stages_cannot_be_called(on_ranks: Callable[..., 
 def test_a_schedule_that_is_not_known_or_not_for_these_stages_is_refused(on_ranks: Callable[..., list[Any]]) -> None:
     def act(group: Any) -> None:
         mesh = Mesh.of(group, pipeline=2)
-        with pytest.raises(ArgumentError, match="did you mean 1f1b"):
+        with pytest.raises(ArgumentError, match="is it '1f1b'"):
             PipelineModel(linears(), mesh=mesh, schedule="1f2b")
         with pytest.raises(PlanError, match="stages per rank"):
             PipelineModel(linears(), mesh=mesh, schedule="1f1b", stages_per_rank=2)

@@ -48,5 +48,5 @@ def test_copies_of_one_parameter_must_be_in_the_same_group_on_all_ranks(
 def test_a_model_in_stages_that_is_not_tied_and_a_whole_one_have_nothing_to_compare() -> None:
     check_ties(tied(), [["0.weight"]])
     check_ties(PipelineModel(tied(), stages_per_rank=2), [["0.weight", "3.weight"], ["1.weight", "2.weight"]])
-    with pytest.raises(ArgumentError, match=r"in group 1 and in group 0"):
+    with pytest.raises(ArgumentError, match=r"in group 0 and in group 1"):
         check_ties(PipelineModel(tied(), stages_per_rank=2), [["0.weight"], ["3.weight"]])

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from evenstep import MapData, Task, Trainer
 from evenstep.errors import ArgumentError, TaskError
-from evenstep.parallel import Mesh, Ordered, Single
+from evenstep.parallel import Ddp, Group, Mesh, Ordered, Single
 from evenstep.pipeline import PipelineModel
 from evenstep.train.arguments import check_model, check_trains, check_unwrapped
 
@@ -56,6 +56,24 @@ def test_a_strategy_of_one_rank_in_one_of_two_processes_is_refused_when_built(mo
         monkeypatch.setenv(name, value)
     with pytest.raises(ArgumentError, match=r"`strategy`, Ordered, was given a group of one.*`Ordered\(Processes\(dev"):
         trainer(nn.Linear(4, 1), strategy=Ordered())
+
+
+MAY_GO = {"TORCHFT_LIGHTHOUSE": "http://a:1", "REPLICA_GROUP_ID": "0", "NUM_REPLICA_GROUPS": "2"}
+
+
+@pytest.mark.parametrize("strategy", [None, "auto", "ddp", "fsdp", "zero1", "single", Ordered(), Ddp(Group())])
+def test_a_strategy_that_does_not_know_of_ranks_that_come_and_go_is_refused_when_built(
+    monkeypatch: pytest.MonkeyPatch, strategy: Any
+) -> None:
+    for name, value in MAY_GO.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(
+        ArgumentError, match=r"started as 0 of 2 that may come and go .*, but `strategy` (was not|knows)"
+    ):
+        trainer(nn.Linear(4, 1), strategy=strategy)
+    assert trainer(nn.Linear(4, 1), strategy=Single()).train().update == 1  # as the error says
+    monkeypatch.setenv("NUM_REPLICA_GROUPS", "1")
+    assert trainer(nn.Linear(4, 1), strategy="ddp").train().update == 1
 
 
 @pytest.mark.parametrize("environ", [{"RANK": "1"}, {"RANK": "0", "WORLD_SIZE": "1"}, {"SLURM_PROCID": "0"}])

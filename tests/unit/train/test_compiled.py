@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from evenstep import Aborted, Committed, Ema, Engine, Task, Training
 from evenstep.errors import ArgumentError, NonFiniteError, TaskError
+from evenstep.options import Memory
 from evenstep.pipeline import Layer, PipelineModel
 from evenstep.pipeline import compiled as forwards
 from evenstep.train.compiled import REPEATED, parts_of
@@ -89,7 +90,11 @@ def trained(model: nn.Module, compile: str = "model", *, updates: int = 4, **mor
 def as_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs are run as torch has found them."""
     torch.compiler.reset()
-    monkeypatch.setattr(forwards, "compile_graph", lambda graph, inputs: graph.forward)
+
+    def forward_of(graph: Any, inputs: Any) -> Any:
+        return graph.forward
+
+    monkeypatch.setattr(forwards, "compile_graph", forward_of)
 
 
 @pytest.fixture
@@ -103,6 +108,37 @@ def test_blocks_are_compiled_one_by_one_and_single_operations_are_not() -> None:
     assert [*parts_of(chain(stages=3))] == ["1", "2", "3"]
     assert [*parts_of(Listed())] == ["blocks.0", "blocks.1"]
     assert [*parts_of(Listed(1))] == [""]
+
+
+@pytest.mark.usefixtures("as_found")
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
+def test_a_compiled_run_is_the_run_that_is_not_in_other_formats(precision: str) -> None:
+    assert torch.equal(trained(chain(), precision=precision), trained(chain(), "off", precision=precision))
+
+
+@pytest.mark.usefixtures("as_found")
+def test_a_micro_batch_that_does_not_fit_is_cut_and_compiled_in_pieces() -> None:
+    class Narrow(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x)
+
+    found: list[Tensor] = []
+    for compile in ("model", "off"):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, WIDTH), Narrow(0.0), nn.Linear(WIDTH, 1))
+
+        def full(module: Any, args: Any) -> None:
+            if len(args[0]) > 2:
+                raise torch.OutOfMemoryError("no memory for so many")
+
+        model.get_submodule("1").register_forward_pre_hook(full)
+        found.append(trained(model, compile, train={"check_loss": False}))
+    assert torch.equal(found[0], found[1])
+
+
+def test_activations_that_are_computed_again_are_refused_beside_it() -> None:
+    with pytest.raises(ArgumentError, match=r"`compile` must be 'off'.*`memory.checkpoint` is 'blocks'"):
+        Training(compile="model", memory=Memory(checkpoint="blocks"))
 
 
 @pytest.mark.usefixtures("as_found")
@@ -155,7 +191,8 @@ def test_names_copies_and_states_are_those_of_the_model_as_it_is_written() -> No
     assert not any(map(forwards.is_compiled, other.modules()))
     engine.update(*batches(1))
     x = torch.ones(2, 3)
-    model.eval(), other.eval()
+    model.eval()
+    other.eval()
     assert not torch.equal(model(x), other(x))
     other.load_state_dict(model.state_dict())
     assert torch.equal(model(x), other(x))
@@ -227,7 +264,11 @@ def test_a_hook_that_comes_later_is_called_inside_of_a_block_as_well() -> None:
     engine = engine_of(model)
     engine.update(*batches(0))
     seen: list[int] = []
-    handle = model.get_submodule("1.inner").register_forward_hook(lambda *_: seen.append(1))
+
+    def notes(*_: Any) -> None:
+        seen.append(1)
+
+    handle = model.get_submodule("1.inner").register_forward_hook(notes)
     engine.update(*batches(1))
     handle.remove()
     engine.update(*batches(2))
@@ -262,8 +303,10 @@ def test_what_is_compiled_in_parts_is_said_with_the_reason(said: Callable[[], li
 
 @pytest.mark.usefixtures("as_found")
 def test_a_block_with_hooks_inside_is_left_as_it_is_and_named(said: Callable[[], list[str]]) -> None:
+    def sees(*_: Any) -> None: ...
+
     model = chain()
-    model.get_submodule("2.inner").register_forward_hook(lambda *_: None)
+    model.get_submodule("2.inner").register_forward_hook(sees)
     engine = engine_of(model)
     engine.update(*batches(0))
     assert said() == [

@@ -234,7 +234,10 @@ def test_numbers_by_class_are_named_and_a_tensor_is_refused(several: Any) -> Non
     ("observed", "text"),
     [
         (None, "has metrics .error., but its `loss` did not say what they see of micro-batch 0"),
-        ({"pred": torch.ones(2), "target": torch.ones(2)}, "needs `preds`, which is not in `observed`; is it `pred`"),
+        (
+            {"pred": torch.ones(2), "target": torch.ones(2)},
+            "needs `preds`, which is not in .*; did you mean `pred`",
+        ),
     ],
 )
 def test_what_a_metric_is_not_given_is_said(several: Any, observed: Any, text: str) -> None:

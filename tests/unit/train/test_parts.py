@@ -18,7 +18,7 @@ from evenstep.parallel import Group
 from evenstep.train.arguments import check_same_on_all_ranks
 from evenstep.train.buffers import Buffers
 from evenstep.train.diagnose import diagnose
-from evenstep.train.randomness import seed_generators
+from evenstep.train.randomness import seed_torch
 from evenstep.train.task import Loss, Task
 from evenstep.train.transfer import build_transfer
 from evenstep.train.weigh import weigh
@@ -209,7 +209,7 @@ def test_generators_are_left_as_they_were() -> None:
     wanted = torch.rand(2)
     torch.manual_seed(0)
     with undisturbed(CPU):
-        seed_generators(CPU, key(1, 2, 3))
+        seed_torch(CPU, key(1, 2, 3))
         torch.rand(5)
     assert torch.equal(torch.rand(2), wanted)
 

@@ -31,7 +31,7 @@ from evenstep.data import AllTasks
 from evenstep.errors import ArgumentError, NonFiniteError, TaskError
 from evenstep.events.hooks import Timer
 from evenstep.optim.schedules import Linear
-from evenstep.train import PcGrad, Scheduled, Uncertainty
+from evenstep.train import GradNorm, PcGrad, Scheduled, Uncertainty
 
 BATCHES = {"a": 6, "b": 4}
 
@@ -290,6 +290,17 @@ def test_coefficients_follow_their_schedule(several: Any) -> None:
             (factor * divided(several, wanted, name, [some], "weight")).backward()
         optimizer.step()
     torch.testing.assert_close(several.flat(model), several.flat(wanted), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("more", [{"combine": GradNorm()}, {"coefficients": Uncertainty()}])
+def test_what_is_learned_about_tasks_is_not_said_to_be_changed_by_forwards(several: Any, more: Any) -> None:
+    class Listens(Hook):
+        def on_incident(self, event: Any) -> None:
+            said.append(event.message)
+
+    said: list[str] = []
+    trainer_of(several, several.model_of("a", "b"), hooks=[Listens()], train=Training(**more)).train()
+    assert said == []
 
 
 def test_uncertainty_is_optimised_with_the_model_saved_and_idle_with_its_task(several: Any, tmp_path: Path) -> None:

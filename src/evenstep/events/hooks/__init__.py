@@ -4,6 +4,7 @@ from evenstep.events.hooks.best import Best
 from evenstep.events.hooks.console import Console
 from evenstep.events.hooks.early_stop import EarlyStop
 from evenstep.events.hooks.evaluate import Evaluate
+from evenstep.events.hooks.memory_use import MemoryUse
 from evenstep.events.hooks.save import Save
 from evenstep.events.hooks.statistics import Statistics
 from evenstep.events.hooks.status import Status
@@ -17,6 +18,7 @@ __all__ = [
     "Console",
     "EarlyStop",
     "Evaluate",
+    "MemoryUse",
     "Save",
     "Statistics",
     "Status",

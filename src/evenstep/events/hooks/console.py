@@ -69,7 +69,8 @@ class Console(Hook):
     def after_train(self, event: TrainEnd) -> None:
         why = event.reason if event.error is None else f"{type(event.error).__name__}: {event.error}"
         spent = _duration(monotonic() - self._train_began)
-        self._say(f"{event.outcome} after update {event.update}, {spent}: {why}")
+        done = f"{event.update} update{'' if event.update == 1 else 's'}"
+        self._say(f"{event.outcome}, {done} committed, {spent}: {why}")
 
     def _committed(self) -> int:
         return self.trainer.progress.update

@@ -6,9 +6,9 @@ training is the trainer's own.
 
 from typing import final
 
-from evenstep.errors import ArgumentError
+from evenstep.errors import ArgumentError, HookError
 from evenstep.events.arguments import require_count
-from evenstep.events.event import EpochEnd, EvaluateEnd, UpdateEnd
+from evenstep.events.event import EpochEnd, EvaluateEnd, TrainBegin, UpdateEnd
 from evenstep.events.hook import Hook
 
 
@@ -37,6 +37,12 @@ class Evaluate(Hook):
         self._every_updates = every_updates
         self._every_epochs = every_epochs
         self._evaluated_at = -1
+
+    def before_train(self, event: TrainBegin) -> None:
+        if not self.trainer.evaluations:
+            raise HookError(
+                f"hook `{self.name}` has nothing to evaluate on; give the trainer `evaluations`, or leave the hook out."
+            )
 
     def after_update(self, event: UpdateEnd) -> None:
         if event.committed and self._every_updates and event.update % self._every_updates == 0:

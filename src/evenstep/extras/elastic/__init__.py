@@ -11,8 +11,9 @@ from evenstep.lazy import lazy_names
 
 if TYPE_CHECKING:
     from evenstep.extras.elastic.launch import launch_elastic
-    from evenstep.extras.elastic.lighthouse import ElasticRank, Lighthouse, elastic_rank_of
+    from evenstep.extras.elastic.lighthouse import Lighthouse
     from evenstep.extras.elastic.membership import Elastic
+    from evenstep.parallel.rank_info import ElasticRank, elastic_rank_of
 
 __all__ = ["Elastic", "ElasticRank", "Lighthouse", "elastic_rank_of", "launch_elastic"]
 
@@ -20,7 +21,8 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         ".launch": "launch_elastic",
-        ".lighthouse": "ElasticRank Lighthouse elastic_rank_of",
+        ".lighthouse": "Lighthouse",
         ".membership": "Elastic",
+        "evenstep.parallel.rank_info": "ElasticRank elastic_rank_of",
     },
 )

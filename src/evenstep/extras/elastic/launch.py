@@ -18,8 +18,8 @@ from types import FrameType
 from typing import Any, final
 
 from evenstep.exits import EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
-from evenstep.extras.elastic.lighthouse import ADDRESS, COUNT, NUMBER, SILENT_S, coordination
-from evenstep.parallel.rank_info import ATTEMPT
+from evenstep.extras.elastic.lighthouse import SILENT_S, coordination
+from evenstep.parallel.rank_info import ADDRESS, ATTEMPT, COUNT, NUMBER
 from evenstep.signals import REQUEUE
 
 _FINAL = (EXIT_DONE, EXIT_CONFIG, EXIT_REQUEUE, EXIT_INTERRUPTED)

@@ -7,7 +7,6 @@ are alive as long as they send heartbeats, which they do from the first question
 
 import os
 import socket
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
@@ -16,51 +15,12 @@ from threading import Event, Thread
 from time import monotonic
 from typing import Any, final
 
-from evenstep.errors import ArgumentError, LostRankError, MissingExtraError
-from evenstep.parallel.rank_info import this_process
+from evenstep.errors import LostRankError, MissingExtraError
+from evenstep.parallel.rank_info import ElasticRank, this_process
 
-ADDRESS, NUMBER, COUNT = "TORCHFT_LIGHTHOUSE", "REPLICA_GROUP_ID", "NUM_REPLICA_GROUPS"
 HEARTBEAT_S = 0.1
 SILENT_S = 2.0  # a process that has sent no heartbeat for so long is lost
 _ANSWER_S = 5.0
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ElasticRank:
-    """Where a process stands among those of a run that may be lost and come back.
-
-    Args:
-        number: its own, which it keeps when it comes back.
-        count: how many were started.
-    """
-
-    number: int
-    count: int
-    lighthouse: str
-
-
-def elastic_rank_of(environ: Mapping[str, str]) -> ElasticRank | None:
-    """The place that the environment gives to this process, in torchft's own names; None where it gives none.
-
-    Raises:
-        ArgumentError: the variables are incomplete, no numbers, or do not fit each other.
-
-    >>> elastic_rank_of({"TORCHFT_LIGHTHOUSE": "http://a:29510", "REPLICA_GROUP_ID": "1", "NUM_REPLICA_GROUPS": "3"})
-    ElasticRank(number=1, count=3, lighthouse='http://a:29510')
-    >>> elastic_rank_of({}) is None
-    True
-    """
-    if ADDRESS not in environ or NUMBER not in environ:
-        return None
-    texts = [environ.get(name, "") for name in (NUMBER, COUNT)]
-    if not all(text.isdecimal() for text in texts) or int(texts[0]) >= int(texts[1]):
-        raise ArgumentError(
-            f"beside {ADDRESS} a process needs {COUNT}, how many are started, and {NUMBER}, its own number from 0 on, "
-            f"but they are {texts[1] or 'not set'} and {texts[0] or 'not set'}; set both, or start the run with "
-            f"`--launch.ranks`, which does."
-        )
-    return ElasticRank(number=int(texts[0]), count=int(texts[1]), lighthouse=environ[ADDRESS])
 
 
 def coordination() -> Any:

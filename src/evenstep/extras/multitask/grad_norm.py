@@ -112,7 +112,9 @@ class GradNorm(Combine):
         mean = sum(lengths) / count
         paces = [loss / begin if begin > 0 and loss >= 0 else 1.0 for loss, begin in zip(losses, first, strict=True)]
         mean_pace = sum(paces) / count or 1.0
-        targets = [mean * (pace / mean_pace) ** self._alpha for pace in paces]
+        # a tensor's power is infinite where a number's raises OverflowError
+        powers = torch.tensor([pace / mean_pace for pace in paces], dtype=torch.float64).pow(self._alpha).tolist()
+        targets = [mean * power for power in powers]
         lr = self._coefficient_lr
         raw = [
             max(share - lr * (math.copysign(1.0, length - target) if length != target else 0.0) * norm, _SMALLEST)

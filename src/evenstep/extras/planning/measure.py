@@ -18,6 +18,7 @@ from evenstep.extras.planning.balance import LayerCost
 from evenstep.internals import pytree
 from evenstep.pipeline.boundary import tensors
 from evenstep.pipeline.layers import Layers, arguments
+from evenstep.strides import gradient_format
 
 
 def measure(
@@ -26,6 +27,7 @@ def measure(
     *,
     device: torch.device | None = None,
     context: Callable[[], AbstractContextManager[object]] = nullcontext,
+    convert: Callable[[nn.Module], object] = lambda module: None,
     repeats: int = 5,
 ) -> list[LayerCost]:
     """The cost of each layer for one micro-batch.
@@ -34,6 +36,7 @@ def measure(
         inputs: the task's, of one micro-batch, on `device`.
         device: where to run; the CPU by default.
         context: in which forwards run, such as a precision's.
+        convert: gives a layer the number format that it computes in.
         repeats: how often each layer is run.
 
     >>> [cost.name for cost in measure(Layers.of(nn.Sequential(nn.Linear(2, 3), nn.ReLU())), torch.ones(4, 2))]
@@ -45,6 +48,7 @@ def measure(
     for place, layer in enumerate(layers.layers):
         module = layer.build if isinstance(layer.build, nn.Module) else layer.build()
         module.to(where)
+        convert(module)
         taken = [_fresh(values[source]) for source in layers.sources(place)]
 
         def forward(module: nn.Module = module, taken: list[Any] = taken, place: int = place) -> Any:
@@ -94,7 +98,10 @@ def _measured(
         weight_backward_s=whole - inputs_alone,
         activation_bytes=sum(saved.values()),
         output_bytes=sum(tensor.nbytes for tensor in tensors(output)),
-        state_bytes=sum(parameter.nbytes * (1 + parameter.requires_grad) for parameter in module.parameters()),
+        state_bytes=sum(
+            parameter.nbytes + parameter.requires_grad * parameter.numel() * gradient_format(parameter).itemsize
+            for parameter in module.parameters()
+        ),
     )
     return cost, output
 

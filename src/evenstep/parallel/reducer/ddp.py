@@ -20,7 +20,7 @@ from evenstep.parallel.group import Group
 from evenstep.parallel.reducer.reducer import ChoosesTrained, Compresses, Reducer
 from evenstep.parallel.replicas import compare_replicas, synchronise
 from evenstep.parallel.strategy import Strategy
-from evenstep.strides import laid_out
+from evenstep.strides import gradient_format, laid_out
 
 BUCKET_BYTES = 25 * 2**20  # as torch's DDP has it
 
@@ -80,7 +80,7 @@ class DdpReducer(Reducer, ChoosesTrained, Compresses):
         return self.module
 
     def share(self, parameters: Sequence[nn.Parameter]) -> None:
-        self._compression.check([parameter.dtype for parameter in parameters])
+        self._compression.check([gradient_format(parameter) for parameter in parameters])
         for hook in self._hooks:
             hook.remove()
         # A backward reaches the last parameters first.
@@ -111,7 +111,7 @@ class DdpReducer(Reducer, ChoosesTrained, Compresses):
         for bucket in self._buckets:
             assert bucket.flat is not None and bucket.wait is not None
             bucket.wait()
-            total = self._compression.unpack(bucket.flat, bucket.parameters[0].dtype)
+            total = self._compression.unpack(bucket.flat, gradient_format(bucket.parameters[0]))
             sizes = [parameter.numel() for parameter in bucket.parameters]
             for parameter, gradient in zip(bucket.parameters, total.split(sizes), strict=True):
                 parameter.grad = laid_out(gradient, parameter) if next(anywhere) else None
@@ -158,16 +158,19 @@ class DdpReducer(Reducer, ChoosesTrained, Compresses):
 
 def _flat_gradient(parameter: nn.Parameter) -> Tensor:
     gradient = parameter.grad
-    return parameter.new_zeros(parameter.numel()) if gradient is None else gradient.reshape(-1)
+    if gradient is None:
+        return parameter.new_zeros(parameter.numel(), dtype=gradient_format(parameter))
+    return gradient.reshape(-1)
 
 
 def _in_buckets(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[_Bucket]:
-    """Neighbours of one dtype, up to `bucket_bytes` together."""
+    """Neighbours whose gradients have one format, up to `bucket_bytes` together."""
     buckets: list[_Bucket] = []
     room = 0
     for parameter in parameters:
-        size = parameter.numel() * parameter.element_size()
-        if not buckets or size > room or buckets[-1].parameters[0].dtype != parameter.dtype:
+        format = gradient_format(parameter)
+        size = parameter.numel() * format.itemsize
+        if not buckets or size > room or gradient_format(buckets[-1].parameters[0]) != format:
             buckets.append(_Bucket([]))
             room = bucket_bytes
         buckets[-1].parameters.append(parameter)

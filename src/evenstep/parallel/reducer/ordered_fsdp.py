@@ -21,6 +21,7 @@ from evenstep.parallel.reducer.per_plan import PlanReducer, unreduced
 from evenstep.parallel.reducer.reducer import Reducer
 from evenstep.parallel.reducer.sharded import Sharded
 from evenstep.parallel.tree import Tree
+from evenstep.strides import gradient_format
 
 
 @final
@@ -64,6 +65,7 @@ class OrderedFsdpReducer(PaddedReducer):
         super()._prepare()
         for part in self._parts():
             leave_inputs_alone(part)
+        _sum_uses(self._shards)
         self._fsdp.set_requires_gradient_sync(False)
         self._new_tree()
 
@@ -87,7 +89,7 @@ class OrderedFsdpPlanReducer(PlanReducer):
 
     def collect(self, microbatch: int) -> None:
         present = [*map(unreduced, self._shards), *(number.grad for number in self._numbers)]
-        dtypes = [*(shard.orig_dtype for shard in self._shards), *(number.dtype for number in self._numbers)]
+        dtypes = [*map(_summed_in, self._shards), *map(gradient_format, self._numbers)]
         self._forget_gradients()
         self._tree.add(microbatch, [g if g is None else g.to(d) for g, d in zip(present, dtypes, strict=True)])
 
@@ -102,6 +104,7 @@ class OrderedFsdpPlanReducer(PlanReducer):
         super()._prepare()
         for part in self._parts():
             leave_inputs_alone(part)
+        _sum_uses(self._shards)
         self._new_tree()
 
     def _new_tree(self) -> None:
@@ -115,8 +118,20 @@ def _keep_shards(parameters: Sequence[Any], total: Sequence[Tensor | None], layo
 
 
 def _like(shard: Any, device: torch.device) -> Tensor:
-    """A stand-in for the whole parameter in its own format, which takes no memory."""
-    return torch.empty((), dtype=shard.orig_dtype, device=device).expand(shard.unsharded_param.shape)
+    """A stand-in for the whole parameter in the format of its gradient, which takes no memory."""
+    return torch.empty((), dtype=_summed_in(shard), device=device).expand(shard.unsharded_param.shape)
+
+
+def _sum_uses(shards: Sequence[Any]) -> None:
+    """Let what comes back from several uses of a parameter in one pass be added in the format of the sums."""
+    for shard in shards:
+        if shard.unsharded_param.dtype != _summed_in(shard):
+            shard.unsharded_param.grad_dtype = _summed_in(shard)
+
+
+def _summed_in(shard: Any) -> torch.dtype:
+    """The number format in which gradients of a shard are summed."""
+    return torch.float32 if shard.orig_dtype.itemsize < 4 else shard.orig_dtype
 
 
 def check_exact(group: Group, optimizer: torch.optim.Optimizer) -> None:
@@ -130,7 +145,8 @@ def check_exact(group: Group, optimizer: torch.optim.Optimizer) -> None:
             "`foreach=True` instead of `fused=True`, or reduce as `fast`."
         )
     trained = [p for options in optimizer.param_groups for p in options["params"] if p.requires_grad]
-    narrow = {parameter.dtype for parameter in trained} & {torch.float16, torch.bfloat16}
+    # those whose gradients are float32 are stepped in float32
+    narrow = {one.dtype for one in trained if one.grad_dtype == one.dtype} & {torch.float16, torch.bfloat16}
     if narrow:
         names = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in narrow))
         raise ArgumentError(

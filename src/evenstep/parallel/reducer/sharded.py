@@ -7,9 +7,10 @@ reduction is a SUM. Parameters that are single numbers stay whole on every rank.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast, final
+from typing import Any, Self, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from evenstep.parallel.reducer.reducer import ChoosesTrained, Reducer
 from evenstep.parallel.replicas import compare_replicas, synchronise
 from evenstep.parallel.shardable import check_shardable, check_steppable, cuttable
 from evenstep.parallel.strategy import Strategy
+from evenstep.strides import gradient_format
 
 
 class Sharded(Strategy):
@@ -60,9 +62,24 @@ class Sharded(Strategy):
         self.gather_dtype = gather_dtype
         self._options = Sharding(layout=layout, gather_dtype=gather_dtype, offload=offload)
 
+    def gathering(self, dtype: torch.dtype) -> Self:
+        if self.gather_dtype not in (None, dtype):
+            raise ArgumentError(
+                f"`gather_dtype` must be the format that the model computes in, {_said(dtype)}, or left out, but is "
+                f"{_said(self.gather_dtype)}; leave it out."
+            )
+        other = copy(self)
+        other.gather_dtype = dtype
+        other._options = replace(self._options, gather_dtype=dtype)
+        return other
+
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         parameters: list[nn.Parameter] = [one for group in optimizer.param_groups for one in group["params"]]
         check_steppable([one for one in parameters if not cuttable(one)], optimizer)
+
+
+def _said(dtype: torch.dtype | None) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def check_sharding(ranks: int, device: torch.device, *, shard_ranks: int | None, offload: bool) -> None:
@@ -158,6 +175,9 @@ class ShardedReducer(Reducer, ChoosesTrained):
             part.unshard()  # makes the parameters that autograd sees
             part.reshard()
             self._shards += getattr(record(part), "fsdp_params", ())
+        for shard in self._shards:
+            if shard.sharded_param.itemsize < 4:
+                shard.sharded_param.grad_dtype = None  # FSDP2 puts one of its own format there, which becomes float32
         begin(self.module)
         self._present = [False] * (len(self._shards) + len(self._numbers))
         self._watched = set()
@@ -212,8 +232,11 @@ class ShardedReducer(Reducer, ChoosesTrained):
     def _finish(self, present: Sequence[bool]) -> None:
         """After the shards' gradients were summed: take away those that no rank has, and sum the single numbers'."""
         for shard, has in zip(self._shards, present, strict=False):
+            parameter = shard.sharded_param
             if not has:
-                shard.sharded_param.grad = None
+                parameter.grad = None
+            elif parameter.grad_dtype is None:
+                parameter.grad = parameter.grad.float()
         self._sum_numbers(present[len(self._shards) :])
 
     def _sum_numbers(self, present: Sequence[bool]) -> None:
@@ -223,14 +246,16 @@ class ShardedReducer(Reducer, ChoosesTrained):
             number.grad = number.grad if any(number is one for one in having) else None
         for number in having:
             if not number.numel():
-                number.grad = torch.zeros_like(number)
+                number.grad = torch.zeros_like(number, dtype=gradient_format(number))
         having = [number for number in having if number.numel()]
         if not having:
             return
-        total = torch.stack([torch.zeros_like(one) if one.grad is None else one.grad for one in having])
+        total = torch.stack(
+            [torch.zeros_like(one, dtype=gradient_format(one)) if one.grad is None else one.grad for one in having]
+        )
         self.group.sum(total)()
         for number, gradient in zip(having, total, strict=True):
-            number.grad = gradient.to(number.dtype)
+            number.grad = gradient.to(gradient_format(number))
 
 
 def _called(item: nn.Module) -> Iterator[nn.Module]:

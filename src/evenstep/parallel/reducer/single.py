@@ -20,9 +20,4 @@ class Single(Strategy):
     """
 
     def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
-        return SingleReducer(module, self.group)
-
-
-@final
-class SingleReducer(Reducer):
-    """Leaves gradients as they are."""
+        return Reducer(module, self.group)

@@ -63,8 +63,8 @@ def test_the_end_tells_success_from_failure(said: tuple[Console, io.StringIO]) -
     hook.after_train(TrainEnd(update=9, outcome="done", reason="all 9 updates are done", error=None))
     hook.after_train(TrainEnd(update=9, outcome="failed", reason="", error=ValueError("too bad")))
     assert stream.getvalue().splitlines() == [
-        "done after update 9, 0.0 s: all 9 updates are done",
-        "failed after update 9, 0.0 s: ValueError: too bad",
+        "done, 9 updates committed, 0.0 s: all 9 updates are done",
+        "failed, 9 updates committed, 0.0 s: ValueError: too bad",
     ]
 
 
@@ -82,4 +82,4 @@ def test_a_duration_is_told_as_people_do(
     hook, stream = said
     monkeypatch.setattr(module, "monotonic", lambda: seconds)
     hook.after_train(TrainEnd(update=9, outcome="done", reason="x", error=None))
-    assert stream.getvalue() == f"done after update 9, {text}: x\n"
+    assert stream.getvalue() == f"done, 9 updates committed, {text}: x\n"

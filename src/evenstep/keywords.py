@@ -1,0 +1,250 @@
+"""Answers a call of a constructor that does not fit it: a name that it does not have, one too few, one by place.
+
+Python's own TypeError names the wrong one and not the right one. Who comes from another trainer writes that one's
+names, so the commonest of them stand here beside ours. Nothing is done unless a call has failed. It loads no torch.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
+from functools import wraps
+from inspect import Parameter, signature
+from typing import Any, TypeVar, cast
+
+from evenstep.errors import ArgumentError
+
+T = TypeVar("T")
+
+_LOGS = "log_every_n_steps logging_steps log_interval log_every logging_interval"
+_SAVES = "save_steps save_every save_every_updates save_interval_updates every_n_train_steps"
+_EVALUATES = "eval_steps eval_every evaluate_every val_check_interval validate_interval_updates eval_interval"
+_OURS = {
+    "updates": "max_steps max_step max_update max_updates max_train_steps num_steps num_training_steps n_steps steps "
+    "total_steps train_steps num_updates total_updates iterations max_iters",
+    "epochs": "max_epochs max_epoch num_train_epochs num_epochs n_epochs train_epochs epoch",
+    "clip_norm": "gradient_clip_val gradient_clip max_grad_norm clip_grad clip_grad_norm grad_clip grad_norm_clip "
+    "max_norm clip gradient_clipping",
+    "precision": "mixed_precision fp16 bf16 amp dtype use_amp half float16 bfloat16 torch_dtype autocast",
+    "strategy": "devices num_devices num_nodes gpus num_gpus n_gpus tpu_cores num_processes world_size ddp fsdp "
+    "deepspeed distributed plugins distributed_backend backend ddp_backend",
+    "device": "accelerator cpu use_cpu no_cuda cuda",
+    "data": "train_dataloader train_dataloaders train_dataset dataloader dataloaders train_loader loader train_data "
+    "datamodule dataset train_set",
+    "evaluations": "val_dataloader val_dataloaders valid_dataloader eval_dataset eval_datasets eval_dataloader "
+    "val_dataset valid_dataset val_loader valid_loader val_data valid_data evaluation eval_data valid_set "
+    "validation_data",
+    "hooks": "callbacks callback hook",
+    "writers": "logger loggers report_to log_with writer tensorboard wandb enable_progress_bar disable_tqdm "
+    "progress_bar",
+    "every_updates": f"{_LOGS} {_SAVES} {_EVALUATES} every_n_steps every_steps",
+    "every_epochs": "every_n_epochs check_val_every_n_epoch save_every_n_epochs save_interval validate_interval",
+    "keep_last": "save_total_limit save_top_k total_limit keep_last_epochs keep_interval_updates",
+    "folder": "default_root_dir output_dir project_dir save_dir run_dir logging_dir log_dir root_dir checkpoint_dir "
+    "dirpath out_dir path",
+    "lr_schedule": "scheduler schedulers lr_scheduler lr_schedulers lr_scheduler_type warmup warmup_steps "
+    "warmup_ratio num_warmup_steps schedule",
+    "warmup_updates": "num_warmup_steps warmup_steps warmup num_warmup_updates",
+    "optimizer": "optimizers optim opt lr learning_rate weight_decay adam_beta1 adam_beta2 adam_epsilon betas momentum "
+    "optim_args",
+    "model": "module net network lightning_module",
+    "task": "criterion loss loss_fn loss_function loss_func compute_loss compute_metrics metrics tasks "
+    "compute_loss_func",
+    "seed": "random_seed random_state manual_seed data_seed",
+    "global_batch_size": "batch_size train_batch_size total_batch_size batch samples_per_update",
+    "micro_batch_size": "per_device_train_batch_size per_device_batch_size accumulate_grad_batches micro_batch "
+    "gradient_accumulation_steps update_freq grad_accumulation_steps accumulation_steps grad_accum microbatch_size "
+    "per_gpu_train_batch_size auto_find_batch_size num_microbatches_per_update",
+    "global_batch_tokens": "max_tokens batch_tokens tokens_per_batch tokens_per_update",
+    "collate": "collate_fn data_collator collator",
+    "num_workers": "dataloader_num_workers workers n_workers",
+    "ema": "ema_decay averaging use_ema",
+    "metric": "monitor metric_for_best_model best_checkpoint_metric",
+    "patience_evaluations": "patience early_stopping_patience",
+    "max_minutes": "max_time max_duration",
+}
+"""The names of other trainers, by ours."""
+
+_MEANT: dict[str, list[str]] = {}
+for _ours, _theirs in _OURS.items():
+    for _word in _theirs.split():
+        _MEANT.setdefault(_word, []).append(_ours)
+
+_ELSEWHERE = {
+    **dict.fromkeys(("learning_rate", "lr"), "give it to the optimizer: `torch.optim.AdamW(parameters, lr=…)`"),
+    **dict.fromkeys(("weight_decay", "betas", "momentum"), "give it to the optimizer: `torch.optim.AdamW(…)`"),
+    **dict.fromkeys(("resume_from_checkpoint", "ckpt_path", "resume"), "call `trainer.resume(…)` before `train`"),
+    "args": "give what it holds as arguments of their own, such as `epochs=…`",
+    **dict.fromkeys(_LOGS.split(), "write `log=Logging(every_updates=…)`"),
+    **dict.fromkeys(_SAVES.split(), "write `checkpoint=Checkpointing(every_updates=…)`"),
+    **dict.fromkeys(_EVALUATES.split(), "write `hooks=[Evaluate(every_updates=…)]`"),
+    "every_epochs": "write `checkpoint=Checkpointing(every_epochs=…)` or `hooks=[Evaluate(every_epochs=…)]`",
+    "max_minutes": "write `hooks=[TimeBudget(max_minutes=…)]`",
+    "patience_evaluations": "write `hooks=[EarlyStop(patience_evaluations=…)]`",
+    **dict.fromkeys(("every_n_steps", "every_steps"), "write `log=Logging(every_updates=…)`"),
+    "keep_last": "give a `Trainer` `checkpoint=Checkpointing(keep_last=…)`",
+    "every_updates": "give it to a `Trainer`: `log=Logging(every_updates=…)`",
+    "warmup_updates": "write `lr_schedule={'kind': 'cosine', 'warmup_updates': 100}`",
+    "metric": "write `checkpoint=Checkpointing(best=Best(metric=…))`",
+    "global_batch_size": "write `data=MapData(dataset, global_batch_size=…)`, which counts the samples of an update",
+    "micro_batch_size": "write `data=MapData(dataset, global_batch_size=…, micro_batch_size=…)`: the samples of an "
+    "update, and of one forward",
+    "global_batch_tokens": "write `data=MapData(dataset, global_batch_tokens=…, lengths=…)`",
+    "epochs": "give it to a `Trainer`",
+    "updates": "give it to a `Trainer`",
+    "data": "give it to a `Trainer`, or an engine's `update(batch)` the batches",
+    "evaluations": "give it to a `Trainer`, or an engine's `evaluate(batch)` the batches",
+    **dict.fromkeys(("folder", "checkpoint", "failures", "log"), "give it to a `Trainer`"),
+    "hooks": "give it to a `Trainer`",
+    "writers": "write `log=Logging(writers=…)` for a `Trainer`",
+    "num_workers": "write `data=MapData(dataset, num_workers=…)`",
+    "collate": "write `data=MapData(dataset, collate=…)`",
+    "shuffle": "write `data=MapData(dataset, shuffle=…)`",
+    "clip_norm": "write `train=Training(clip_norm=…)`",
+    "drop_last": "leave it out: every sample is taken, in an update of its own weight",
+    **dict.fromkeys(("sampler", "batch_sampler"), "give the samples in an order of your own to `StreamData(loader)`"),
+    **dict.fromkeys(("pin_memory", "dataloader_pin_memory"), "leave it out: batches for an accelerator are pinned"),
+    "strategy": "give it to the trainer or engine",
+    "precision": "give it to the trainer or engine",
+    "lr_schedule": "give it to the trainer or engine",
+    "optimizer": "give it to the trainer or engine",
+    "task": "give it to the trainer or engine",
+    "seed": "give it to the trainer or engine",
+}
+"""What to do about a name, ours or another trainer's, where the constructor has nothing of the kind."""
+
+_BY_NAME = {
+    "precision": '`precision="bf16-mixed"` or `"16-mixed"`',
+    "strategy": '`strategy="ddp"`, `"zero1"` or `"fsdp"`, and start the ranks with torchrun',
+    "device": '`device="cpu"`; "auto" takes the accelerator that is there',
+    "lr_schedule": '`lr_schedule={"kind": "cosine", "warmup_updates": 100}`',
+    "task": "`task=…`, an object of a class of `evenstep.Task`, whose `loss` gives the loss and its metrics",
+    "optimizer": "`optimizer=torch.optim.AdamW(model.parameters(), lr=…)`",
+}
+_OF_BATCHES = ("data", "evaluations", "global_batch_size", "micro_batch_size", "global_batch_tokens", "collate")
+_MADE_IN_UPDATES = ("Action", "Committed", "Trained")  # many, and not by a person
+
+
+def answer_calls(target: T) -> T:
+    """A public name; if it is a class that a person builds, a call that does not fit is answered from now on.
+
+    Only classes that nobody derives from: what derives from one has a constructor of its own. They stay what they are,
+    and tell the same signature.
+
+    >>> class Curve:
+    ...     __final__ = True
+    ...     def __init__(self, *, warmup_updates=0): pass
+    >>> answer_calls(Curve)(warmup_update=3)
+    Traceback (most recent call last):
+    evenstep.errors.ArgumentError: `Curve` has no argument `warmup_update`; did you mean `warmup_updates`?
+    """
+    kind: Any = target
+    if not isinstance(kind, type) or "__final__" not in vars(kind) or kind.__name__ in _MADE_IN_UPDATES:
+        return target
+    if kind.__new__ is object.__new__ and not hasattr(kind.__init__, "answers"):
+        build: Any = _nothing if kind.__init__ is object.__init__ else kind.__init__
+        kind.__init__ = answering(build)
+    return target
+
+
+def _nothing(self: object) -> None:
+    pass
+
+
+def answering(constructor: Callable[..., None]) -> Callable[..., None]:
+    """An `__init__` that answers calls that do not fit."""
+
+    @wraps(constructor)
+    def __init__(self: object, /, *args: Any, **given: Any) -> None:
+        try:
+            constructor(self, *args, **given)
+        except TypeError:
+            check_call(constructor, self, args, given)
+            raise
+
+    cast("Any", __init__).answers = True
+    return __init__
+
+
+def check_call(constructor: Callable[..., None], made: object, args: tuple[Any, ...], given: Mapping[str, Any]) -> None:
+    """Raise ArgumentError if `constructor` can't be called so; the message says what was meant.
+
+    Args:
+        made: what it was to build.
+    """
+    try:
+        signature(constructor).bind(made, *args, **given)
+    except TypeError as error:
+        said, text = type(made).__name__, str(error)
+    else:
+        return
+    parameters = dict(list(signature(constructor).parameters.items())[1:])
+    unknown = [name for name in given if name not in parameters]
+    if unknown:
+        faults = [f"`{said}` has no argument `{name}`; {advice_for(name, parameters)}" for name in unknown]
+        raise ArgumentError(" ".join(faults)) from None
+    placed = [one.name for one in parameters.values() if one.kind is Parameter.POSITIONAL_OR_KEYWORD]
+    if len(args) > len(placed):
+        by_name = [name for name in parameters if name not in placed]
+        many = f"{len(args)} argument{'s' if len(args) > 1 else ''} by place"
+        how = f"write `{by_name[0]}=…`" if by_name else "leave the others out"
+        takes = f"{', '.join(placed)} at most" if placed else "none" if not by_name else "its arguments by name"
+        raise ArgumentError(f"`{said}` was given {many}, but takes {takes}; {how}.") from None
+    placed = placed[: len(args)]
+    twice = [name for name in placed if name in given]
+    if twice:
+        raise ArgumentError(
+            f"`{said}` was given `{twice[0]}` twice, by place and by name; leave one of them out."
+        ) from None
+    lacking = [
+        one.name
+        for one in parameters.values()
+        if one.default is Parameter.empty and one.name not in {*placed, *given} and one.kind is not one.VAR_POSITIONAL
+    ]
+    if not lacking:
+        raise ArgumentError(f"`{said}` can't be built so: {text}; see `help({said})`.") from None
+    names = " and ".join(filter(None, [", ".join(f"`{name}`" for name in lacking[:-1]), f"`{lacking[-1]}`"]))
+    write = ", ".join(f"{name}=…" for name in lacking)
+    raise ArgumentError(f"`{said}` must be given {names} too; write `{said}(…, {write})`.") from None
+
+
+def advice_for(name: str, known: Mapping[str, object]) -> str:
+    """What to write instead of an argument that is none of `known`, as the end of a sentence.
+
+    >>> advice_for("max_epochs", {"epochs": 1, "updates": 1}), advice_for("weigth", {"weight": 1})
+    ('write `epochs=…`.', 'did you mean `weight`?')
+    >>> advice_for("lr", {"optimizer": 1})
+    'write `optimizer=torch.optim.AdamW(model.parameters(), lr=…)`.'
+    """
+    word = name.lower()
+    meant = [word, *_MEANT.get(word, ())]
+    for one in meant:
+        if one in known:
+            return f"write {_BY_NAME.get(one, f'`{one}=…`')}."
+    close = get_close_matches(word, known, n=1, cutoff=0.6 if "task" in known else 0.7)
+    if "task" not in known and close:  # neither a trainer nor an engine, to which other trainers' names belong
+        return f"did you mean `{close[0]}`?"
+    if word in _ELSEWHERE:
+        return f"{_ELSEWHERE[word]}."
+    options = {
+        field.name: f"{name}={type(default).__name__}({field.name}=…)"
+        for name, one in known.items()
+        if is_dataclass(default := getattr(one, "default", None)) and not isinstance(default, type)
+        for field in fields(default)
+    }
+    for one in meant:
+        if one in options:
+            return f"write `{options[one]}`."
+    if "task" in known and "data" not in known and any(one in _OF_BATCHES for one in meant):
+        return "an engine is given its batches by whoever calls it: `engine.update(first, second)`."
+    for one in meant:
+        if one in _ELSEWHERE:
+            return f"{_ELSEWHERE[one]}."
+    if close:
+        return f"did you mean `{close[0]}`?"
+    if "task" not in known:
+        return f"there are {', '.join(known)}." if known else "it takes none."
+    if close := get_close_matches(word, options, n=1):
+        return f"did you mean `{options[close[0]]}`?"
+    if word not in _MEANT and (close := get_close_matches(word, _MEANT, n=1, cutoff=0.85)):
+        return advice_for(close[0], known)
+    return f"there are {', '.join(known)}."

@@ -1,0 +1,129 @@
+"""Master weights: the optimizer steps float32 weights that are kept, and the model holds their rounded values.
+
+    θ ← Optimizer(θ, g, …) in float32,   p ← round(θ)
+
+The master is the parameter, and p an image of it: checkpoints hold θ under the model's names, and p follows from it. A
+parameter that somebody writes to between two updates (a hook that clamps weights) is noticed, and its elements that
+are no longer the rounded master's become the master's. Where a strategy holds parameters in float32 and rounds when it
+gathers them, those are masters already.
+"""
+
+from collections import defaultdict
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from evenstep.internals import foreach_copy, times_written
+from evenstep.optim.multi import inner
+from evenstep.optim.step import step
+from evenstep.optim.stepping.stepping import Steps, of_optimizer, standing_in, widen_state
+
+
+@final
+class MasterSteps(Steps):
+    """Steps master weights.
+
+    Args:
+        optimizer: of the parameters that this rank steps; what it steps gets masters.
+        parameters: those that are to be rounded, in float32, by name; they are cast here, in place.
+        format: to which.
+
+    >>> weight = nn.Parameter(torch.tensor([1.0]))
+    >>> steps = MasterSteps(sgd := torch.optim.SGD([weight], lr=1.0), {"weight": weight}, torch.bfloat16)
+    >>> weight.grad = torch.tensor([-0.001])
+    >>> for update in (1, 2): steps(sgd, update)
+    >>> weight.item(), round(steps.masters["weight"].item(), 6)
+    (1.0, 1.002)
+    """
+
+    def __init__(self, optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], format: torch.dtype) -> None:
+        names = {id(parameter): name for name, parameter in parameters.items()}
+        own = of_optimizer(optimizer, lambda one: id(one) in names)
+        widen_state(optimizer)
+        self._parameters: Sequence[nn.Parameter] = own
+        self._masters = [nn.Parameter(one.detach().clone(), requires_grad=False) for one in own]
+        self._pairs = list(zip(self._parameters, self._masters, strict=True))
+        self._place = {id(one): master for one, master in self._pairs}
+        self._states = [_States(one, self._pairs) for one in inner(optimizer)]
+        self._by_name = {names[id(one)]: master.data for one, master in self._pairs}
+        self._rounded = frozenset(parameters)
+        for parameter in parameters.values():
+            parameter.data = parameter.data.to(format)
+            parameter.grad_dtype = torch.float32
+        self._written = list(map(times_written, self._parameters))
+
+    @property
+    def masters(self) -> Mapping[str, Tensor]:
+        return self._by_name
+
+    @property
+    def rounded(self) -> frozenset[str]:
+        return self._rounded
+
+    def load_masters(self, values: Mapping[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, master in self._by_name.items():
+                master.copy_(values[name])
+        self._written = list(map(times_written, self._parameters))
+
+    def __call__(self, optimizer: Any, update: int) -> None:
+        if list(map(times_written, self._parameters)) != self._written:
+            self._follow()
+        with ExitStack() as stack:
+            stack.callback(self._let_go)
+            for parameter, master in self._pairs:
+                master.grad = parameter.grad
+            stack.enter_context(standing_in(optimizer, self._place))
+            for states in self._states:
+                stack.enter_context(states.of_masters())
+            step(optimizer)
+        with torch.no_grad():
+            foreach_copy(self._parameters, self._masters)
+        self._written = list(map(times_written, self._parameters))
+
+    def _let_go(self) -> None:
+        for master in self._masters:
+            master.grad = None
+
+    def _follow(self) -> None:
+        """Let masters be what has been written into their parameters, and as they are where nothing has changed."""
+        with torch.no_grad():
+            for parameter, master in self._pairs:
+                same = parameter == master.to(parameter.dtype)
+                master.copy_(torch.where(same, master, parameter.to(master.dtype)))
+
+
+@final
+class _States:
+    """An optimizer's states under the keys of its masters: the same states, which only the keys tell apart.
+
+    Looking up a parameter costs more than stepping a small one, so they are put under other keys only when the
+    optimizer has made or been given others than before.
+    """
+
+    def __init__(self, optimizer: Optimizer, pairs: Sequence[tuple[nn.Parameter, nn.Parameter]]) -> None:
+        self._optimizer: Any = optimizer
+        self._master = {id(parameter): master for parameter, master in pairs}
+        self._parameter = {id(master): parameter for parameter, master in pairs}
+        self._of_masters: defaultdict[Any, Any] = defaultdict(dict)
+        self._known: list[int] = []
+
+    @contextmanager
+    def of_masters(self) -> Generator[None]:
+        """Inside, the optimizer finds states by its masters."""
+        own = self._optimizer.state
+        if list(map(id, own.values())) != self._known or len(own) != len(self._of_masters):
+            self._of_masters.clear()
+            self._of_masters.update((self._master.get(id(key), key), state) for key, state in own.items())
+        self._optimizer.state = self._of_masters
+        try:
+            yield
+        finally:
+            self._optimizer.state = own
+            if len(own) != len(self._of_masters):
+                own.update((self._parameter.get(id(key), key), state) for key, state in self._of_masters.items())
+            self._known = list(map(id, own.values()))

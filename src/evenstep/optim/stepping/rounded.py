@@ -1,0 +1,136 @@
+"""Without master weights: each step is made in float32 and rounded back into the parameters at random.
+
+    θ ← Optimizer(p, g, …) in float32,   p ← one of θ's two neighbours, with mean θ
+
+Stand-ins are made for a few parameters at a time, so the step takes little memory beside the state, which is float32.
+Only torch's own optimizers are stepped by pieces: another may count its steps. It holds nothing between two steps.
+"""
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from evenstep.errors import OutOfMemoryError
+from evenstep.internals import local_tensor
+from evenstep.keys import branch, branch_below
+from evenstep.optim.multi import inner
+from evenstep.optim.sharing import TORCH
+from evenstep.optim.step import step
+from evenstep.optim.stepping.rounding import round_into
+from evenstep.optim.stepping.stepping import Steps, is_narrow, of_optimizer, standing_in, widen_state
+
+PIECE_BYTES = 64 * 2**20  # of stand-ins at a time; a larger parameter is a piece by itself
+
+
+@final
+class RoundedSteps(Steps):
+    """Steps parameters of 16 bits in float32, and rounds them stochastically.
+
+    Args:
+        optimizer: of the parameters that this rank steps.
+        names: of parameters, by their `id`.
+        seed: the run's.
+        first_element: where in the whole tensor that begins which this rank holds of a parameter.
+        piece_bytes: how much memory stand-ins may take at a time.
+
+    >>> weight = nn.Parameter(torch.ones(4096, dtype=torch.bfloat16)); weight.grad_dtype = torch.float32
+    >>> sgd = torch.optim.SGD([weight], lr=1.0)
+    >>> steps = RoundedSteps(sgd, {id(weight): "weight"}, seed=1, first_element=lambda tensor: 0)
+    >>> weight.grad = torch.full((4096,), -0.001)
+    >>> for update in range(1, 11): steps(sgd, update)
+    >>> round(weight.mean(dtype=torch.float32).item(), 3)
+    1.01
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        names: Mapping[int, str],
+        *,
+        seed: int,
+        first_element: Callable[[Tensor], int],
+        piece_bytes: int = PIECE_BYTES,
+    ) -> None:
+        own = of_optimizer(optimizer, is_narrow)
+        widen_state(optimizer)
+        self._names = {id(one): names[id(one)] for one in own}
+        self._branch = branch(seed, "rounding")
+        self._first_element = first_element
+        self._others = {id(one) for one in of_optimizer(optimizer, lambda one: not is_narrow(one))}
+        in_pieces = all(type(one) in TORCH for one in inner(optimizer))
+        self._pieces = _cut(own, piece_bytes) if in_pieces else [own]
+
+    def __call__(self, optimizer: Any, update: int) -> None:
+        of_update = branch_below(self._branch, update)
+        for number, piece in enumerate(self._pieces):
+            pairs = [(one, _stand_in(one)) for one in piece if one.grad is not None]
+            place, beside = {id(one): other for one, other in pairs}, self._others if number == 0 else ()
+            with standing_in(optimizer, place, beside=beside), _having_state(optimizer, pairs):
+                _step_piece(optimizer, number)
+            for parameter, stand_in in pairs:
+                self._round(parameter, stand_in, of_update)
+
+    def _round(self, parameter: nn.Parameter, stand_in: nn.Parameter, of_update: int) -> None:
+        with torch.no_grad():
+            round_into(
+                local_tensor(parameter),
+                local_tensor(stand_in),
+                branch=branch_below(of_update, self._names[id(parameter)]),
+                first=self._first_element(parameter),
+                size=parameter.numel(),
+            )
+
+
+def _step_piece(optimizer: Any, number: int) -> None:
+    try:
+        step(optimizer)
+    except OutOfMemoryError as error:
+        if not number:
+            raise
+        raise OutOfMemoryError(
+            f"memory ran out when some parameters had been stepped and others not: {error} Go on from the last "
+            f"checkpoint."
+        ) from error
+
+
+def _stand_in(parameter: nn.Parameter) -> nn.Parameter:
+    made = nn.Parameter(parameter.detach().float(), requires_grad=False)
+    assert parameter.grad is not None
+    made.grad = parameter.grad.float()
+    return made
+
+
+@contextmanager
+def _having_state(optimizer: Optimizer, pairs: Sequence[tuple[nn.Parameter, nn.Parameter]]) -> Generator[None]:
+    """Inside, the second of each pair has the state of the first."""
+    _hand_over(optimizer, pairs)
+    try:
+        yield
+    finally:
+        _hand_over(optimizer, [(stand_in, parameter) for parameter, stand_in in pairs])
+
+
+def _hand_over(optimizer: Optimizer, pairs: Sequence[tuple[nn.Parameter, nn.Parameter]]) -> None:
+    for one in inner(optimizer):
+        states: dict[Any, Any] = one.state
+        for parameter, other in pairs:
+            if parameter in states:
+                states[other] = states.pop(parameter)
+
+
+def _cut(parameters: Sequence[nn.Parameter], piece_bytes: int) -> list[list[nn.Parameter]]:
+    """Pieces of neighbours whose stand-ins take up to `piece_bytes` together."""
+    pieces: list[list[nn.Parameter]] = [[]]
+    room = piece_bytes
+    for parameter in parameters:
+        size = 4 * local_tensor(parameter).numel()
+        if pieces[-1] and size > room:
+            pieces.append([])
+            room = piece_bytes
+        pieces[-1].append(parameter)
+        room -= size
+    return pieces

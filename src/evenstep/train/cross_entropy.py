@@ -1,0 +1,182 @@
+"""The summed cross-entropy of scores that are never in memory all at once.
+
+Where a vocabulary is large, the scores of all tokens are the largest tensor of a training run, and autograd keeps them,
+as float32, for the backward. Here some tokens' scores are made at a time, and again in the backward, which costs one
+more product of the head's matrix. It chooses no words: it is a loss, to be called in `Task.loss`.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from evenstep.errors import ArgumentError
+
+__all__ = ["chunked_cross_entropy"]
+
+_ELEMENTS = 2**24  # of the scores of a chunk: 64 MiB in float32
+
+
+def chunked_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    bias: Tensor | None = None,
+    weights: Tensor | None = None,
+    ignore_index: int = -100,
+    chunk_tokens: int | None = None,
+) -> Tensor:
+    """Σ_t w_t · (log Σ_v exp(z_tv) − z_{t, target_t}) with z = hidden · weightᵀ + bias, over the targets that count.
+
+    Value and gradients are those of `cross_entropy(linear(hidden, weight, bias), targets, reduction="sum")` up to the
+    rounding of sums. Products are made in the formats that `linear` would make them in, autocast included; all else
+    in float32 (float64 for float64), and the gradient of `weight` is summed over chunks in that.
+
+    What is in memory at a time beside its arguments and their gradients are a few tensors `[chunk_tokens, vocab]`. The
+    model gives `hidden` and the head's matrix to the task; with `fsdp`, whose matrices are whole in a forward only, it
+    calls this in its forward and gives the loss.
+
+    Args:
+        hidden: `[…, width]`, what the head would be applied to.
+        weight: `[vocab, width]`, the head's matrix, perhaps that of the embedding as well.
+        targets: `[…]`, the number of each token's right score.
+        bias: `[vocab]`.
+        weights: `[…]`, w_t, 1 by default, constants; weights of classes are `of_class[targets.clamp(min=0)]`.
+        ignore_index: the target of tokens that do not count.
+        chunk_tokens: tokens whose scores are made together; by default as many as make 64 MiB of them in float32, or
+            as much as `hidden` holds if that is more.
+
+    Returns:
+        The sum, 0-dim; it can't be differentiated twice.
+
+    Raises:
+        ArgumentError: shapes or formats that do not go together.
+
+    >>> hidden, weight = torch.randn(2, 5, 8), torch.randn(100, 8)
+    >>> targets = torch.randint(100, (2, 5))
+    >>> plain = functional.cross_entropy((hidden @ weight.T).flatten(0, 1), targets.flatten(), reduction="sum")
+    >>> bool(torch.isclose(chunked_cross_entropy(hidden, weight, targets, chunk_tokens=3), plain))
+    True
+    """
+    _check(hidden, weight, targets, bias, weights)
+    if chunk_tokens is None:
+        chunk_tokens = max(1, max(_ELEMENTS, hidden.numel()) // max(1, weight.shape[0]))
+    elif type(chunk_tokens) is not int or chunk_tokens < 1:
+        raise ArgumentError(f"`chunk_tokens` must be a whole number of at least 1, but is {chunk_tokens!r}.")
+    kind = hidden.device.type
+    # autocast leaves float64 as it is
+    casts = torch.is_autocast_enabled(kind) and torch.float64 not in (hidden.dtype, weight.dtype)
+    formats = [str(one.dtype) for one in (hidden, weight, bias) if one is not None]
+    if not casts and len(set(formats)) > 1:
+        raise ArgumentError(
+            f"`hidden`, `weight` and `bias` must be of one format outside of autocast, but are {', '.join(formats)}; "
+            "compute the loss under the autocast of the forward, or convert them."
+        )
+    computed = torch.get_autocast_dtype(kind) if casts else hidden.dtype
+    given = None if weights is None else weights.flatten()
+    return _Chunked.apply(
+        hidden.flatten(0, -2), weight, bias, targets.flatten(), given, ignore_index, chunk_tokens, computed
+    )
+
+
+def _check(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, weights: Tensor | None) -> None:
+    if any(map(_is_cut, (hidden, weight))):
+        raise ArgumentError(
+            "`weight` is cut over ranks, so its scores can't be made here; call `chunked_cross_entropy` in the forward "
+            "of the module that holds it, where it is whole, and let the model give the loss."
+        )
+    if hidden.dim() < 2 or weight.dim() != 2 or hidden.shape[-1] != weight.shape[1]:
+        raise ArgumentError(
+            f"`hidden` must be [tokens, width] and `weight` [vocab, width], but they are {list(hidden.shape)} and "
+            f"{list(weight.shape)}."
+        )
+    if targets.shape != hidden.shape[:-1] or targets.is_floating_point():
+        raise ArgumentError(
+            f"`targets` must be whole numbers of the shape {list(hidden.shape[:-1])} of `hidden` without its width, "
+            f"but are {targets.dtype} of the shape {list(targets.shape)}."
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ArgumentError(f"`bias` must be of the shape {[weight.shape[0]]}, but is {list(bias.shape)}.")
+    if weights is not None and (weights.shape != targets.shape or weights.requires_grad):
+        what = "asks for a gradient" if weights.requires_grad else f"is of the shape {list(weights.shape)}"
+        raise ArgumentError(f"`weights` must be constants of the shape {list(targets.shape)} of `targets`, but {what}.")
+
+
+def _is_cut(one: Tensor) -> bool:
+    """Whether ranks hold parts of a tensor, or it has been given up for such parts when its module's forward ended."""
+    if hasattr(one, "placements"):
+        return True
+    return not torch.compiler.is_compiling() and one.numel() > 0 and one.untyped_storage().nbytes() == 0
+
+
+class _Chunked(torch.autograd.Function):
+    """The sum, of which the backward makes the scores again instead of keeping them.
+
+    The gradient of scores is multiplied by that of the sum, which holds a loss scale, before it is rounded to 16 bits.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        weights: Tensor | None,
+        ignore_index: int,
+        chunk_tokens: int,
+        computed: torch.dtype,
+    ) -> Tensor:
+        wide = torch.float64 if computed == torch.float64 else torch.float32
+        counts = targets != ignore_index
+        share = counts.to(wide) if weights is None else counts * weights.to(wide)
+        right = targets.masked_fill(~counts, 0).to(torch.int64).unsqueeze(1)
+        logs = torch.empty(len(hidden), dtype=wide, device=hidden.device)  # log Σ exp of each token's scores
+        losses = torch.empty_like(logs)
+        with torch.autocast(hidden.device.type, enabled=False):
+            head = weight.to(computed), None if bias is None else bias.to(computed)
+            for chunk in _chunks(len(hidden), chunk_tokens):
+                scores = functional.linear(hidden[chunk].to(computed), *head).to(wide)
+                logs[chunk] = scores.logsumexp(1)
+                losses[chunk] = logs[chunk] - scores.gather(1, right[chunk]).squeeze(1)
+        ctx.save_for_backward(hidden, weight, bias, right, share, logs)
+        ctx.chunk_tokens, ctx.computed = chunk_tokens, computed
+        return losses.mul_(share).masked_fill_(~counts, 0.0).sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        hidden, weight, bias, right, share, logs = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        of_hidden = torch.empty_like(hidden) if needs[0] else None
+        of_weight = torch.zeros_like(weight, dtype=logs.dtype) if needs[1] else None
+        of_bias = torch.zeros_like(bias, dtype=logs.dtype) if needs[2] else None
+        share = (share * gradient).unsqueeze(1)
+        with torch.autocast(hidden.device.type, enabled=False):
+            matrix, offset = weight.to(ctx.computed), None if bias is None else bias.to(ctx.computed)
+            for chunk in _chunks(len(hidden), ctx.chunk_tokens):
+                some = hidden[chunk].to(ctx.computed)
+                scores = functional.linear(some, matrix, offset).to(logs.dtype)
+                # share · (softmax − 1 at the right score), in the place of the scores
+                scores.sub_(logs[chunk].unsqueeze(1)).exp_()
+                scores.scatter_add_(1, right[chunk], -torch.ones_like(right[chunk], dtype=scores.dtype))
+                slopes = scores.mul_(share[chunk]).to(ctx.computed)
+                if of_hidden is not None:
+                    of_hidden[chunk] = slopes @ matrix
+                if of_weight is not None:
+                    of_weight += slopes.T @ some
+                if of_bias is not None:
+                    of_bias += slopes.sum(0, dtype=logs.dtype)
+        return (
+            of_hidden,
+            None if of_weight is None else of_weight.to(weight.dtype),
+            None if bias is None or of_bias is None else of_bias.to(bias.dtype),
+            *(None,) * 5,
+        )
+
+
+def _chunks(tokens: int, chunk_tokens: int) -> list[slice]:
+    return [slice(begin, begin + chunk_tokens) for begin in range(0, tokens, chunk_tokens)]

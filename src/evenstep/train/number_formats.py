@@ -1,0 +1,93 @@
+"""What a precision whose model is of 16 bits means for the other parts of a run: decided once, when it is built.
+
+Who steps in which format, how a strategy gathers, and what can't be together. What the formats are is `precision`'s.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from evenstep.errors import ArgumentError
+from evenstep.internals import local_tensor
+from evenstep.names import named_parameters
+from evenstep.optim.aside import holds_parameters
+from evenstep.optim.modes import has_modes
+from evenstep.optim.multi import inner
+from evenstep.optim.stepping import MasterSteps, RoundedSteps, Steps
+from evenstep.parallel import ParameterLayout, Strategy
+from evenstep.pipeline import PipelineModel
+from evenstep.precision import Precision
+from evenstep.precision.sixteen_bits import stays_float32
+
+
+def check_formats(precision: Precision, *, model: nn.Module, optimizer: Optimizer, strategy: Strategy) -> None:
+    """Raise ArgumentError for what can't be together with a model of 16 bits; nothing is changed."""
+    if precision.format is None:
+        return
+    mixed = "bf16-mixed" if precision.format is torch.bfloat16 else "16-mixed"
+    for one in inner(optimizer):
+        if has_modes(one):
+            raise ArgumentError(
+                f"{type(one).__name__} evaluates other parameters than it trains (it has `train` and `eval`), which it "
+                f"computes from those of the model, but with precision '{precision.name}' it steps float32 stand-ins "
+                f"of those; use precision '{mixed}', or another optimizer."
+            )
+    held = holds_parameters(optimizer)
+    if held:
+        raise ArgumentError(
+            f"with precision '{precision.name}' the optimizer steps float32 stand-ins of the model's parameters, but "
+            f"it holds the parameters themselves in its attribute `{held}`; let it use those of its `param_groups` "
+            f"only, or use precision '{mixed}'."
+        )
+    strategy.gathering(precision.format)  # may be refused
+    if strategy.layout.divides != "elements":
+        return
+    for name, module in model.named_modules():
+        if stays_float32(module) and any(one.ndim for one in module.parameters(recurse=False)):
+            raise ArgumentError(
+                f"with precision '{precision.name}' the parameters of `{name}`, a {type(module).__name__}, stay "
+                f"float32 beside its statistics, but `fsdp` gathers all parameters in one format; use `ddp` or "
+                f"`zero1`, a layer without running statistics, or precision '{mixed}'."
+            )
+
+
+def build_steps(
+    precision: Precision,
+    *,
+    model: nn.Module,
+    optimizer: Optimizer,
+    rounded: Sequence[str],
+    layout: ParameterLayout,
+    seed: int,
+) -> Steps:
+    """How the optimizer steps a model of this precision.
+
+    Args:
+        model: as ranks hold it.
+        optimizer: of the parameters that this rank steps.
+        rounded: the names of the parameters that the optimizers of all ranks hold and the model has in 16 bits.
+        layout: who holds what of them.
+        seed: the run's.
+    """
+    if precision.format is None:
+        return Steps()
+    named = named_parameters(model)
+    if precision.keeps_masters:  # what is in shards is rounded when it is gathered
+        own = {name: named[name] for name in rounded if local_tensor(named[name]) is named[name]}
+        return MasterSteps(optimizer, own, precision.format)
+    aliases = model.aliases if isinstance(model, PipelineModel) else {}
+    names = {id(parameter): aliases.get(name, name) for name, parameter in named.items()}
+    return RoundedSteps(optimizer, names, seed=seed, first_element=layout.first_element)
+
+
+def averaged_as(precision: Precision, model: nn.Module, rounded: Sequence[str]) -> dict[str, torch.dtype]:
+    """The formats, by name, of parameters that ranks hold in more bits than the model computes with.
+
+    An average follows what the model computes with, so that it is the same with every strategy.
+    """
+    if precision.format is None:
+        return {}
+    named = named_parameters(model)
+    return {name: precision.format for name in rounded if named[name].dtype != precision.format}

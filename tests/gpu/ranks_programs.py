@@ -1,0 +1,92 @@
+"""What the ranks of the tests run: updates of the small network on whatever device they are given."""
+
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+from work import Squares, batches, flat, network, sha256
+
+from evenstep import Engine, Training
+from evenstep.parallel import Ddp, Fsdp, Group, Mesh, Ordered, Processes, Single, Strategy, Zero1
+from evenstep.pipeline import PipelineModel
+
+KINDS: dict[str, Any] = {"ddp": Ddp, "ordered": Ordered, "zero1": lambda group: Zero1(Ddp(group))}
+UPDATES, MICROBATCHES = 4, 8
+
+
+def _group(name: str) -> Group:
+    return Processes(name, timeout_s=60) if os.environ.get("WORLD_SIZE") else Group()
+
+
+def trained(name: str, strategy: str, stages: int = 1, precision: str = "32-true") -> tuple[str, list[float]]:
+    """What a run on these ranks, or with so many of them as stages, ends with: its sha256 and its parameters."""
+    world = _group(name)
+    model: Any = network()
+    group, mine, others = world, world.rank, world.ranks
+    if stages > 1:
+        mesh = Mesh.of(world, pipeline=stages)
+        model = PipelineModel(model, mesh=mesh)
+        group, mine, others = mesh.data, mesh.data.rank, mesh.data.ranks
+    engine = _engine(name, model, KINDS[strategy](group), precision)
+    for _ in range(UPDATES):
+        some = batches(MICROBATCHES)
+        share = MICROBATCHES // others
+        engine.update(*some[mine * share : (mine + 1) * share])
+    state = engine.state_dict()["model"]
+    world.gather(None)
+    ended = (sha256(state), flat(model).tolist()) if world.rank == 0 else ("", [])
+    world.close()
+    return ended
+
+
+def _engine(name: str, model: Any, strategy: Strategy, precision: str = "32-true") -> Engine:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+    train = Training(clip_norm=1.0, check_loss=False)
+    return Engine(model, Squares(), optimizer, strategy=strategy, precision=precision, device=name, train=train)
+
+
+def sharded(name: str) -> str:
+    group = Processes(name, timeout_s=60)
+    model = network()
+    try:
+        engine = _engine(name, model, Fsdp(group))
+        engine.update(*batches(2))
+    except Exception as error:  # noqa: BLE001 - told to the test
+        return f"{type(error).__name__}: {error}"
+    finally:
+        group.close()
+    return "trained"
+
+
+def alone(name: str, strategy: str) -> list[Any]:
+    """A process group of one rank, whose collectives go through the device's own backend."""
+    group = Processes(name, timeout_s=60)
+    made: dict[str, Any] = {**KINDS, "fsdp": Fsdp}
+    model = network()
+    engine = _engine(name, model, made[strategy](group))
+    for _ in range(UPDATES):
+        engine.update(*batches(MICROBATCHES))
+    state = engine.state_dict()["model"]
+    ended = [sha256({name: _whole(value) for name, value in state.items()})]
+    one = torch.full((3,), 2.0, device=group.device)
+    group.begin_work()
+    group.interrupt("a test")
+    ended.append(group.meet("here"))  # the connections are new
+    group.sum(one)()
+    group.broadcast([one])
+    ended += [one.tolist(), str(group.device)]
+    group.close()
+    return ended
+
+
+def _whole(value: Tensor) -> Tensor:
+    full = getattr(value, "full_tensor", None)
+    return value if full is None else full()
+
+
+def single(name: str) -> str:
+    engine = _engine(name, network(), Single())
+    for _ in range(UPDATES):
+        engine.update(*batches(MICROBATCHES))
+    return sha256(engine.state_dict()["model"])

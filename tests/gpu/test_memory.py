@@ -1,0 +1,204 @@
+"""Memory on a device: one that runs out and is cut, pinned batches, and saves while training goes on."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from work import WIDTH, engine_of, flat, network, samples, sha256, trainer_of
+
+from evenstep import Engine, MapData, Task, Training
+from evenstep.checkpoint.staging import Staging
+from evenstep.checkpoint.tensorfile import TensorFile
+from evenstep.data import Position
+from evenstep.memory import give_back
+from evenstep.options import Checkpointing
+from evenstep.precision import PRECISIONS
+from evenstep.train.transfer import build_cast
+
+ROOM = 448 << 20  # bytes that the balloon leaves
+SIDE = 256
+
+
+class Waves(nn.Module):
+    """Needs about 768 MiB for the graph of 256 samples of width 256, and 1 KiB for its parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frequencies = nn.Parameter(torch.linspace(0.1, 1.0, 1024))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sin(x.unsqueeze(-1) * self.frequencies).mean((1, 2))
+
+
+class Small(Waves):
+    """The same where there is no device whose memory can run out: it says that it has room for half the samples."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) > SIDE // 2 and torch.is_grad_enabled():
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 256.00 MiB (stand-in).")
+        return super().forward(x[:, :4])
+
+
+class Mean(Task):
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        return (output - batch[1]).square().sum()
+
+
+@contextmanager
+def balloon(device: torch.device) -> Generator[None]:
+    """Inside, only `ROOM` bytes of the device's memory are free."""
+    if device.type != "cuda":
+        yield
+        return
+    torch.cuda.synchronize()
+    give_back()
+    free, _ = torch.cuda.mem_get_info(device)
+    held: Any = torch.empty(free - ROOM, dtype=torch.uint8, device=device)
+    try:
+        yield
+    finally:
+        del held
+        give_back()
+
+
+def test_a_micro_batch_that_does_not_fit_is_cut_and_the_update_is_the_same(
+    device: torch.device, caplog: pytest.LogCaptureFixture
+) -> None:
+    def batch() -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(2)
+        return torch.randn(SIDE, SIDE, generator=generator), torch.randn(SIDE, generator=generator)
+
+    def engine(kind: type[nn.Module]) -> Engine:
+        model = kind()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+        return Engine(model, Mean(), optimizer, device=device, train=Training(check_loss=False))
+
+    cut = engine(Waves if device.type == "cuda" else Small)
+    with balloon(device):
+        for _ in range(2):
+            cut.update(batch())
+    assert cut.parts.cuts.limit is not None
+    assert any("memory" in record.getMessage() for record in caplog.records)
+    if device.type == "cuda":
+        whole = engine(Waves)
+        for _ in range(2):
+            whole.update(batch())
+        assert whole.parts.cuts.limit is None
+        torch.testing.assert_close(flat(cut.model), flat(whole.model), rtol=1e-5, atol=1e-7)
+
+
+def test_the_first_cut_is_found_by_trying(device: torch.device) -> None:
+    model = Waves() if device.type == "cuda" else Small()
+    generator = torch.Generator().manual_seed(2)
+    data = [(torch.randn(SIDE, generator=generator), torch.tensor(0.5)) for _ in range(SIDE)]
+    with balloon(device):
+        trainer = trainer_of(
+            device,
+            model,
+            task=Mean(),
+            data=MapData(data, global_batch_size=SIDE),
+            updates=2,
+            train=Training(fit_memory=True, check_loss=False),
+        )
+        trainer.train()
+    assert trainer.progress.update == 2
+
+
+class Devices(Task):
+    """Notes where batches are when they come to the task."""
+
+    def __init__(self) -> None:
+        self.seen: set[str] = set()
+
+    def transform(self, batch: Any) -> Any:
+        self.seen.add(batch[0].device.type)
+        return batch
+
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        return (output.squeeze(-1) - batch[1]).square().sum()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_batches_are_pinned_and_moved_also_those_of_workers(device: torch.device, num_workers: int) -> None:
+    """Workers are forked after CUDA was used in this process."""
+    torch.ones(1, device=device).sum().item()
+    data = MapData(samples(), global_batch_size=8, micro_batch_size=4, num_workers=num_workers)
+    pins = device.type == "cuda"
+    task = Devices()
+    trainer = trainer_of(device, task=task, data=data)
+    trainer.train()
+    assert task.seen == {device.type}
+    try:
+        one = next(iter(data.batches(Position(), seed=1, pin_memory=pins)))
+    finally:
+        data.close()
+    first: Any = one.microbatches[0].data
+    assert first[0].is_pinned() == pins
+
+
+def test_what_is_cast_before_it_is_moved_stays_pinned(device: torch.device) -> None:
+    pins = device.type == "cuda"
+    batch = {"x": torch.ones(4).pin_memory() if pins else torch.ones(4), "number": torch.ones(2, dtype=torch.int64)}
+    cast = build_cast(torch.bfloat16)(batch)
+    assert cast["x"].is_pinned() == pins
+    assert cast["x"].tolist() == [1.0] * 4 and cast["x"].dtype == torch.bfloat16
+    assert cast["number"] is batch["number"]
+
+
+def test_what_a_save_has_copied_is_what_was_there_when_it_began(device: torch.device) -> None:
+    """Training writes to the tensors while the copies are on their way to the host."""
+    tensors = {str(number): torch.full((1 << 18,), float(number), device=device) for number in range(8)}
+    staging = Staging()
+    staging.prepare(list(tensors.values()))
+    for number in range(3):
+        expected = {name: value.cpu().clone() for name, value in tensors.items()}
+        file = TensorFile(tensors)
+        wait = staging.copy([file])
+        for value in tensors.values():
+            for _ in range(20):
+                value.add_(1.0)
+        wait()
+        assert b"".join(file.chunks()) == b"".join(TensorFile(expected).chunks()), number
+
+
+@pytest.mark.parametrize("precision", sorted(PRECISIONS))
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_run_is_gone_on_with_to_the_bit(
+    device: torch.device, tmp_path: Path, asynchronous: bool, precision: str
+) -> None:
+    if device.type == "cpu" and not (asynchronous and precision == "32-true"):
+        pytest.skip("on the CPU other tests show it")
+
+    def run(folder: str, updates: int, resume: str | None = None) -> str:
+        trainer = trainer_of(
+            device,
+            network(norm=True),
+            folder=tmp_path / folder,
+            updates=updates,
+            precision=precision,
+            checkpoint=Checkpointing(every_updates=2, keep_last=None, asynchronous=asynchronous),
+        )
+        if resume is not None:
+            trainer.resume(resume)
+        trainer.train()
+        return sha256(trainer.model.state_dict())
+
+    whole = run("whole", 9)
+    run("parts", 4)
+    assert run("parts", 9, "auto") == whole
+
+
+def test_a_state_of_the_device_is_loaded_on_the_host(device: torch.device) -> None:
+    engine = engine_of(device)
+    one = [(torch.randn(4, WIDTH), torch.randn(4))]
+    engine.update(*one)
+    other = engine_of(torch.device("cpu"))
+    other.load_state_dict(engine.state_dict())
+    assert sha256(other.model.state_dict()) == sha256(engine.model.state_dict())
+    other.update(*one)
+    engine.update(*one)
+    torch.testing.assert_close(flat(other.model), flat(engine.model), rtol=1e-3, atol=1e-3)

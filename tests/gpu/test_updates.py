@@ -1,0 +1,264 @@
+"""Updates on a device: the fused multiplier, verdicts that are read late, and a host that never waits."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from work import SAMPLES, adamw, batches, engine_of, flat, network, no_waiting, samples, sha256, trainer_of
+
+from evenstep import Ema, Engine, Failures, Loss, Task, Training
+from evenstep.data import GlobalBatch
+from evenstep.events import Hook, Incident, UpdateBegin, UpdateEnd
+from evenstep.optim.apply import CLIP_EPSILON, build_apply, gradients, norms
+from evenstep.options import Logging
+from evenstep.precision import PRECISIONS
+from evenstep.train.global_batch import global_batch
+
+FORMATS = sorted(PRECISIONS)
+FUSED = {
+    "AdamW": partial(torch.optim.AdamW, lr=0.1, fused=True),
+    "Adam": partial(torch.optim.Adam, lr=0.1, fused=True),
+    "SGD": partial(torch.optim.SGD, lr=0.1, momentum=0.9, fused=True),
+}
+
+
+def given(engine: Engine, microbatches: Any) -> GlobalBatch:
+    return global_batch(microbatches, engine.progress.position, engine.reducers.group)
+
+
+@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("divisor", [1.0, 1024.0, 3.7])
+def test_the_fused_multiplier_is_the_formula(device: torch.device, name: str, divisor: float) -> None:
+    """g / (d · max(1, (‖g/d‖ + 1e-6) / c)), in the optimizer's own kernel, against float64 on the host."""
+    model, clip = network(dropout=0.0).to(device), 0.5
+    exact = network(dropout=0.0).double()
+    optimizer = FUSED[name](model.parameters())
+    reference = type(optimizer)(exact.parameters(), **{**FUSED[name].keywords, "fused": False})
+    apply = build_apply(optimizer, clip_norm=clip, device=device, defer=True)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(4):
+        for one, other in zip(model.parameters(), exact.parameters(), strict=True):
+            drawn = torch.randn(one.shape, generator=generator)
+            one.grad, other.grad = drawn.to(device) * divisor, drawn.double()
+        norm = torch.cat([one.grad.flatten() for one in exact.parameters() if one.grad is not None]).norm()
+        for one in exact.parameters():
+            assert one.grad is not None
+            one.grad /= max(1.0, (float(norm) + CLIP_EPSILON) / clip)
+        reference.step()
+        grads = gradients(list(model.parameters()))
+        each = norms(grads)
+        applied = apply(grads, each.dot(each), torch.tensor(divisor, device=device))
+        assert float(applied.norm) == pytest.approx(float(norm), rel=1e-5)
+        assert float(applied.aborted) == 0.0
+    torch.testing.assert_close(flat(model), flat(exact), rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_a_kernel_that_skips_leaves_parameters_and_state_as_they_are(device: torch.device, name: str) -> None:
+    model = network(dropout=0.0).to(device)
+    optimizer = FUSED[name](model.parameters())
+    apply = build_apply(optimizer, clip_norm=1.0, device=device, defer=True)
+
+    def step(value: float) -> Any:
+        for one in model.parameters():
+            one.grad = torch.full_like(one, value)
+        grads = gradients(list(model.parameters()))
+        each = norms(grads)
+        return apply(grads, each.dot(each), 1.0)
+
+    step(1.0)
+    step(1.0)
+    before = sha256(model.state_dict()), _state(optimizer)
+    with no_waiting(device):
+        verdicts = [step(value).aborted for value in (float("inf"), 1.0, float("nan"))]  # the second comes too early
+    assert [float(one) for one in verdicts] == [1.0, 1.0, 1.0]
+    assert (sha256(model.state_dict()), _state(optimizer)) == before
+    apply.resume()
+    assert float(step(1.0).aborted) == 0.0
+    assert sha256(model.state_dict()) != before[0]
+
+
+def _state(optimizer: torch.optim.Optimizer) -> str:
+    tensors = {
+        f"{number} {name}": value
+        for number, one in enumerate(optimizer.state.values())
+        for name, value in one.items()
+        if isinstance(value, Tensor)
+    }
+    return sha256(tensors)
+
+
+@pytest.mark.parametrize("precision", FORMATS)
+def test_the_host_waits_for_nothing_inside_updates(device: torch.device, precision: str) -> None:
+    train = Training(clip_norm=1.0, ema=Ema(decay=0.9), check_loss=False, settle_every_updates=100)
+    engine = engine_of(device, network(norm=True), precision=precision, train=train)
+    one = batches(3, device=device)
+    while engine.progress.update < 3:  # kernels are loaded, and the host decides the first step
+        engine.dispatch(given(engine, one))
+        if engine.settle() is not None:
+            engine.lower_scale()
+    with no_waiting(device):
+        for _ in range(5):
+            engine.dispatch(given(engine, one))
+    assert engine.settle() is None
+    assert engine.progress.update == 8
+
+
+class Late(Task):
+    """Its weight comes with the loss: as a number, or on the device."""
+
+    late_weight = True
+
+    def __init__(self, *, number: bool) -> None:
+        self._number = number
+
+    def loss(self, output: Any, batch: Any) -> Loss:
+        count = (batch[1] > 0).sum() + 1
+        return Loss((output.squeeze(-1) - batch[1]).square().sum(), weight=4.0 if self._number else count)
+
+
+class OfMean(Task):
+    def loss(self, output: Any, batch: Any) -> Loss:
+        return Loss.of_mean((output.squeeze(-1) - batch[1]).square().mean(), len(batch[1]))
+
+
+@pytest.mark.parametrize("task", [Late(number=True), Late(number=False), OfMean()], ids=["number", "device", "mean"])
+def test_the_host_waits_for_no_weight(device: torch.device, task: Task) -> None:
+    engine = engine_of(device, task=task)
+    one = batches(2, device=device)
+    for _ in range(2):
+        engine.dispatch(given(engine, one))
+    assert engine.settle() is None
+    with no_waiting(device):
+        for _ in range(3):
+            engine.dispatch(given(engine, one))
+    assert engine.settle() is None
+
+
+class Quiet(Hook):
+    """Inside updates from the third on, torch raises where the host waits."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.seen, self._cuda = 0, device.type == "cuda"
+
+    def _set(self, mode: str) -> None:
+        if self._cuda:
+            torch.cuda.set_sync_debug_mode(mode)
+
+    def before_update(self, event: UpdateBegin) -> None:
+        self.seen += event.update > 2
+        self._set("error" if event.update > 2 else "default")
+
+    def after_update(self, event: UpdateEnd) -> None:
+        self._set("default")
+
+
+def test_a_run_with_every_policy_armed_waits_for_nothing_inside_updates(device: torch.device, tmp_path: Any) -> None:
+    quiet = Quiet(device)
+    trainer = trainer_of(
+        device,
+        network(norm=True),
+        hooks=[quiet],
+        folder=tmp_path / "run",
+        updates=10,
+        train=Training(clip_norm=1.0, ema=Ema(decay=0.9), settle_every_updates=100),
+        failures=Failures(non_finite="rewind", loss_spike="rewind", out_of_memory="retry"),
+        log=Logging(every_updates=100, writers=["jsonl"]),
+    )
+    trainer.train()
+    assert quiet.seen == 8
+    assert trainer.progress.update == 10
+
+
+class Told(Hook):
+    def __init__(self) -> None:
+        self.kinds: list[tuple[str, int]] = []
+
+    def on_incident(self, incident: Incident) -> None:
+        self.kinds.append((incident.kind, incident.update))
+
+
+@pytest.mark.parametrize("precision", FORMATS)
+def test_verdicts_that_are_read_late_end_in_the_same_bits(device: torch.device, precision: str) -> None:
+    """A batch that is not finite is skipped: that is known an update later, or up to six."""
+
+    def run(settle: int) -> tuple[str, str, int]:
+        told, ema = Told(), Ema(decay=0.5)
+        trainer = trainer_of(
+            device,
+            network(norm=True),
+            samples=samples(bad=[SAMPLES // 3]),
+            hooks=[told],
+            precision=precision,
+            updates=14,
+            train=Training(clip_norm=1.0, ema=ema, settle_every_updates=settle, check_loss=False),
+            failures=Failures(non_finite="skip"),
+        )
+        trainer.train()
+        skipped = [update for kind, update in told.kinds if kind == "non_finite"]
+        return sha256(trainer.model.state_dict()), sha256(ema.state_dict()), len(skipped)
+
+    soon, late = run(2), run(6)
+    assert soon == late
+    assert late[2] > 0
+
+
+def test_memory_does_not_grow_with_the_number_of_updates(device: torch.device) -> None:
+    engine = engine_of(device)
+    one = batches(2, device=device)
+    held: list[int] = []
+    for number in range(30):
+        engine.update(*one)
+        if number % 10 == 9:
+            held.append(torch.cuda.memory_allocated() if device.type == "cuda" else 0)
+    assert len(set(held)) == 1
+
+
+@pytest.mark.parametrize("precision", FORMATS)
+def test_a_format_trains(device: torch.device, precision: str) -> None:
+    model = network(dropout=0.0)
+    trainer = trainer_of(device, model, precision=precision, updates=60, train=Training(clip_norm=10.0))
+    trainer.train()
+    losses = [record.value for record in trainer.storage.history("train/loss")]
+    assert sum(losses[-5:]) < 0.3 * sum(losses[:5])
+    assert {parameter.device.type for parameter in model.parameters()} == {device.type}
+
+
+def test_an_optimizer_that_is_not_fused_trains_as_a_fused_one(device: torch.device) -> None:
+    """The host reads the norm in each update then, which is said in the documentation."""
+    ends: list[Tensor] = []
+    for fused in (True, False):
+        model = network()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=fused)
+        trainer_of(device, model, optimizer=optimizer).train()
+        ends.append(flat(model))
+    torch.testing.assert_close(ends[0], ends[1], rtol=1e-4, atol=1e-6)
+
+
+def test_rates_in_tensors_on_the_device_are_set_there(device: torch.device) -> None:
+    model = network().to(device)
+    rate = torch.tensor(0.01, device=device)
+    engine = engine_of(device, model, optimizer=torch.optim.AdamW(model.parameters(), lr=rate, fused=True))
+    one = batches(2, device=device)
+    for _ in range(2):
+        engine.dispatch(given(engine, one))
+    assert engine.settle() is None
+    with no_waiting(device):
+        for _ in range(3):
+            engine.dispatch(given(engine, one))
+    assert engine.settle() is None
+    other = network()
+    plain = engine_of(device, other, optimizer=adamw(other))
+    for _ in range(5):
+        plain.update(*one)
+    torch.testing.assert_close(flat(model), flat(other), rtol=1e-5, atol=1e-7)
+
+
+def test_a_whole_network_is_moved_to_the_device_and_back_into_a_plain_one(device: torch.device) -> None:
+    trainer = trainer_of(device)
+    trainer.train()
+    plain: nn.Module = network()
+    plain.load_state_dict({name: value.cpu() for name, value in trainer.model.state_dict().items()})
+    assert sha256(plain.state_dict()) == sha256(trainer.model.state_dict())

@@ -1,0 +1,73 @@
+"""What ranks run whose tensors say that they are on a device that the ranks share; and the stand-in for one."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from evenstep import Engine, Task
+from evenstep.parallel import Ddp, Fsdp, Ordered, Processes
+from evenstep.parallel.through_host import directly, through_host
+
+
+class Elsewhere:
+    """Stands in for a tensor of a device: says that it is none of the host's."""
+
+    def __init__(self, held: Tensor) -> None:
+        self.held = held
+        self.device = torch.device("meta")
+
+    def detach(self) -> "Elsewhere":
+        return self
+
+    def cpu(self) -> Tensor:
+        return self.held.clone()
+
+    def copy_(self, other: Tensor) -> None:
+        self.held.copy_(other)
+
+
+def trained(through: bool) -> list[Any]:
+    """Parameters of a run on these ranks, whose tensors say that they are on a device of which there is one."""
+    group = Processes("cpu", timeout_s=30)
+    copies = [0]
+
+    def counted(tensor: Tensor, begin: Any, *, comes_back: bool) -> Any:
+        copies[0] += 1
+        return through_host(Elsewhere(tensor), begin, comes_back=comes_back)  # pyright: ignore[reportArgumentType]
+
+    group._through = counted if through else directly
+    results = [_run(strategy) for strategy in (Ddp(group, bucket_bytes=16), Ordered(group))]
+    group.gather(None)
+    group.close()
+    return [results, copies[0] > 0]
+
+
+class _Squares(Task):
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        return (output.squeeze(-1) - batch[1]).square().sum()
+
+
+def _run(strategy: Any) -> list[list[float]]:
+    torch.manual_seed(strategy.group.rank)  # rank 0's are broadcast
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    engine = Engine(model, _Squares(), torch.optim.SGD(model.parameters(), lr=0.1), strategy=strategy, device="cpu")
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(3):
+        batches = [(torch.randn(2, 3, generator=generator), torch.randn(2, generator=generator)) for _ in range(4)]
+        engine.update(*batches[strategy.group.rank :: strategy.group.ranks])
+    return [parameter.detach().flatten().tolist() for parameter in model.parameters()]
+
+
+def refused() -> str:
+    """What ranks that share a device are told about shards."""
+    group = Processes("cpu", timeout_s=30)
+    group._share_devices = True
+    try:
+        model = nn.Linear(3, 1)
+        Engine(model, _Squares(), torch.optim.SGD(model.parameters(), lr=0.1), strategy=Fsdp(group), device="cpu")
+    except Exception as error:  # noqa: BLE001 - told to the test
+        return f"{type(error).__name__}: {error}"
+    finally:
+        group.close()
+    return "built"

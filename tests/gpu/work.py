@@ -1,0 +1,110 @@
+"""What the tests on a device train: a small network, its data, and ways to say what became of it."""
+
+import hashlib
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from evenstep import Engine, Loss, MapData, Task, Trainer, Training
+from evenstep.optim.schedules import Linear
+
+WIDTH, SAMPLES = 16, 48
+
+
+class Squares(Task):
+    """Σ (output - y)², with a metric."""
+
+    def loss(self, output: Any, batch: Any) -> Loss:
+        error = output.float().squeeze(-1) - batch[1]
+        return Loss(error.square().sum(), metrics={"error": (error.detach().abs().sum(), len(batch[1]))})
+
+
+def network(*, norm: bool = False, dropout: float = 0.1) -> nn.Sequential:
+    """The same numbers each time, on the CPU."""
+    torch.manual_seed(3)
+    middle = nn.BatchNorm1d(WIDTH) if norm else nn.LayerNorm(WIDTH)
+    return nn.Sequential(
+        nn.Linear(WIDTH, WIDTH), middle, nn.GELU(), nn.Dropout(dropout), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+    )
+
+
+def samples(count: int = SAMPLES, *, bad: Iterable[int] = ()) -> list[tuple[Tensor, Tensor]]:
+    """y is the mean of x; those that are `bad` are NaN."""
+    generator = torch.Generator().manual_seed(4)
+    inputs = [torch.randn(WIDTH, generator=generator) for _ in range(count)]
+    return [(x * float("nan") if number in set(bad) else x, x.mean()) for number, x in enumerate(inputs)]
+
+
+def adamw(model: nn.Module, lr: float = 0.01) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=lr, fused=True)
+
+
+def trainer_of(device: torch.device, model: nn.Module | None = None, **given: Any) -> Trainer:
+    """A trainer of the network with the work's data; everything may be given."""
+    model = network() if model is None else model
+    data = given.pop("samples", None) or samples()
+    arguments: dict[str, Any] = {
+        "model": model,
+        "task": Squares(),
+        "optimizer": adamw(model),
+        "data": MapData(data, global_batch_size=8, micro_batch_size=given.pop("micro", 4), shuffle=True),
+        "updates": 8,
+        "device": device,
+        "train": Training(clip_norm=1.0),
+    }
+    return Trainer(**{**arguments, **given})
+
+
+def engine_of(device: torch.device, model: nn.Module | None = None, **given: Any) -> Engine:
+    """An engine of the network, with everything armed that may stand in an update."""
+    model = network(norm=True) if model is None else model
+    arguments: dict[str, Any] = {
+        "task": Squares(),
+        "optimizer": adamw(model),
+        "lr_schedule": Linear(warmup_updates=2),
+        "updates": 100,
+        "device": device,
+        "train": Training(clip_norm=1.0, check_loss=False, settle_every_updates=100),
+    }
+    return Engine(model, **{**arguments, **given})
+
+
+def batches(count: int, size: int = 4, *, device: torch.device | None = None) -> list[tuple[Tensor, Tensor]]:
+    """Micro-batches on the host, in pinned memory where they go to a CUDA device."""
+    some = samples(count * size)
+    parts = [some[begin : begin + size] for begin in range(0, len(some), size)]
+    made = [(torch.stack([x for x, _ in part]), torch.stack([y for _, y in part])) for part in parts]
+    pins = device is not None and device.type == "cuda"
+    return [(x.pin_memory(), y.pin_memory()) for x, y in made] if pins else made
+
+
+@contextmanager
+def no_waiting(device: torch.device) -> Generator[None]:
+    """Inside, torch raises where the host waits for a CUDA device; a CPU is never waited for."""
+    if device.type != "cuda":
+        yield
+        return
+    torch.cuda.synchronize()
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+def sha256(state: Any) -> str:
+    """Of all bits of a state's tensors, in the order of their names."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(state.items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def flat(model: nn.Module) -> Tensor:
+    """All parameters, on the host, in float64."""
+    return torch.cat([parameter.detach().double().cpu().flatten() for parameter in model.parameters()])

@@ -1,0 +1,254 @@
+"""Optimizers that step parameters of 16 bits in float32: with master weights, and rounded stochastically."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from evenstep.keys import branch
+from evenstep.optim.apply import build_apply
+from evenstep.optim.multi import MultiOptimizer
+from evenstep.optim.stepping import MasterSteps, RoundedSteps
+from evenstep.optim.stepping.rounding import round_into
+
+CPU = torch.device("cpu")
+FORMATS = (torch.bfloat16, torch.float16)
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "fused sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
+    "fused adamw": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01),
+    "adafactor": lambda p: torch.optim.Adafactor(p, lr=0.01),
+    "several": lambda p: MultiOptimizer(torch.optim.Muon(p[:1], lr=0.02), torch.optim.AdamW(p[1:], lr=0.01)),
+}
+
+
+def weights() -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(1)
+    return [nn.Parameter(torch.randn(shape, generator=generator)) for shape in ((5, 3), (7,), ())]
+
+
+def gradients(update: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(100 + update)
+    return [torch.randn(shape, generator=generator) for shape in ((5, 3), (7,), ())]
+
+
+def named(parameters: list[nn.Parameter]) -> dict[str, nn.Parameter]:
+    return {f"p{number}": one for number, one in enumerate(parameters)}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_masters_are_stepped_to_the_bit_as_float32_parameters_are(name: str, format: torch.dtype) -> None:
+    plain, narrow = weights(), weights()
+    wanted, optimizer = OPTIMIZERS[name](plain), OPTIMIZERS[name](narrow)
+    steps = MasterSteps(optimizer, named(narrow), format)
+    for update in range(1, 6):
+        for one, other, gradient in zip(plain, narrow, gradients(update), strict=True):
+            one.grad, other.grad = gradient, gradient.clone()
+        wanted.step()
+        steps(optimizer, update)
+    for number, (one, other) in enumerate(zip(plain, narrow, strict=True)):
+        assert torch.equal(steps.masters[f"p{number}"], one)
+        assert other.dtype == format and torch.equal(other, one.detach().to(format))
+        for key, value in wanted.state[one].items():
+            assert torch.equal(torch.as_tensor(optimizer.state[other][key]), torch.as_tensor(value)), key
+    assert [id(p) for group in optimizer.param_groups for p in group["params"]] == list(map(id, narrow))
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("masters", [False, True])
+def test_the_loss_scale_is_taken_out_once_with_plain_sgd(clip: float | None, fused: bool, masters: bool) -> None:
+    """In fairseq's AMP it was taken out by the clip and by the step: SGD moved 1/128 of the way, and Adam hid it."""
+    scale, weight = 128.0, nn.Parameter(torch.tensor([3.0, 4.0]))
+    sgd = torch.optim.SGD([weight], lr=0.5, fused=fused)
+    if masters:
+        steps: Any = MasterSteps(sgd, {"w": weight}, torch.float16)
+    else:
+        weight.data = weight.data.half()
+        weight.grad_dtype = torch.float32
+        steps = RoundedSteps(sgd, {id(weight): "w"}, seed=1, first_element=lambda tensor: 0)
+    weight.grad = torch.tensor([0.75, 1.0]) * scale  # of norm 1.25
+    apply = build_apply(sgd, clip_norm=clip, device=CPU, steps=steps)
+    applied = apply([weight.grad], weight.grad.square().sum(), scale, 1)
+    share = 1.0 if clip is None else 0.5 / (1.25 + 1e-6)
+    wanted = torch.tensor([3.0, 4.0], dtype=torch.float64) - 0.5 * share * torch.tensor([0.75, 1.0])
+    assert applied.norm == pytest.approx(1.25)
+    torch.testing.assert_close(weight.double(), wanted.double(), rtol=2**-10, atol=0.0)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_updates_far_below_the_last_bit_add_up(format: torch.dtype) -> None:
+    """1,000 steps of 2⁻¹⁴ at 1: rounded to the nearest, each would be lost."""
+    for masters in (True, False):
+        weight = nn.Parameter(torch.ones(256))
+        sgd = torch.optim.SGD([weight], lr=1.0)
+        if masters:
+            steps: Any = MasterSteps(sgd, {"w": weight}, format)
+        else:
+            weight.data = weight.data.to(format)
+            weight.grad_dtype = torch.float32
+            steps = RoundedSteps(sgd, {id(weight): "w"}, seed=1, first_element=lambda tensor: 0)
+        for update in range(1, 1001):
+            weight.grad = torch.full((256,), -(2.0**-14))
+            steps(sgd, update)
+        mean = float(weight.detach().double().mean())
+        assert mean == pytest.approx(1 + 1000 * 2**-14, rel=2e-3)
+
+
+def test_what_somebody_writes_into_a_parameter_counts_and_nothing_else_changes() -> None:
+    weight = nn.Parameter(torch.tensor([1.001, 2.002, 3.003]))
+    sgd = torch.optim.SGD([weight], lr=1.0)
+    steps = MasterSteps(sgd, {"w": weight}, torch.bfloat16)
+    kept = steps.masters["w"].clone()
+    with torch.no_grad():
+        weight[1] = -5.0
+    weight.grad = torch.zeros(3)
+    steps(sgd, 1)
+    assert steps.masters["w"].tolist() == [kept[0].item(), -5.0, kept[2].item()]
+
+
+def test_values_put_away_and_back_leave_the_masters_as_they_are() -> None:
+    weight = nn.Parameter(torch.tensor([1.001, 2.002]))
+    sgd = torch.optim.SGD([weight], lr=1.0)
+    steps = MasterSteps(sgd, {"w": weight}, torch.bfloat16)
+    before, kept = steps.masters["w"].clone(), weight.detach().clone()
+    with torch.no_grad():
+        weight.fill_(9.0)  # as an average does for an evaluation
+        weight.copy_(kept)
+    weight.grad = torch.zeros(2)
+    steps(sgd, 1)
+    assert torch.equal(steps.masters["w"], before)
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "several"])
+def test_stepping_in_pieces_gives_the_bits_of_stepping_at_once(name: str) -> None:
+    results: list[list[Tensor]] = []
+    for piece_bytes in (1, 1 << 20):
+        parameters = weights()
+        for one in parameters:
+            one.data = one.data.bfloat16()
+            one.grad_dtype = torch.float32
+        optimizer = OPTIMIZERS[name](parameters)
+        names = {id(one): key for key, one in named(parameters).items()}
+        steps = RoundedSteps(optimizer, names, seed=1, first_element=lambda tensor: 0, piece_bytes=piece_bytes)
+        for update in range(1, 4):
+            for one, gradient in zip(parameters, gradients(update), strict=True):
+                one.grad = gradient
+            steps(optimizer, update)
+        states = [value for one in parameters for value in optimizer.state[one].values() if isinstance(value, Tensor)]
+        assert all(value.dtype == torch.float32 for value in states)
+        results.append([*(one.detach() for one in parameters), *states])
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
+def test_an_optimizer_of_ones_own_is_stepped_once() -> None:
+    class Counting(torch.optim.SGD):
+        steps = 0
+
+        def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+            self.steps += 1
+            super().step()
+
+    parameters = weights()
+    for one in parameters:
+        one.data = one.data.half()
+        one.grad_dtype = torch.float32
+    counting = Counting(parameters, lr=0.1)
+    names = {id(one): key for key, one in named(parameters).items()}
+    steps = RoundedSteps(counting, names, seed=1, first_element=lambda tensor: 0, piece_bytes=1)
+    for one, gradient in zip(parameters, gradients(1), strict=True):
+        one.grad = gradient
+    steps(counting, 1)
+    assert counting.steps == 1
+
+
+def test_parameters_without_a_gradient_stay_as_they_are() -> None:
+    one, other = (nn.Parameter(torch.ones(2, dtype=torch.bfloat16)) for _ in range(2))
+    adamw = torch.optim.AdamW([one, other], lr=0.1)
+    steps = RoundedSteps(adamw, {id(one): "a", id(other): "b"}, seed=1, first_element=lambda tensor: 0)
+    one.grad_dtype = torch.float32
+    one.grad = torch.ones(2)
+    steps(adamw, 1)
+    assert other.tolist() == [1.0, 1.0] and other not in adamw.state and one in adamw.state
+
+
+def test_state_that_was_made_in_16_bits_becomes_float32() -> None:
+    weight = nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+    adagrad = torch.optim.Adagrad([weight], lr=0.1)  # makes its state when it is built
+    assert adagrad.state[weight]["sum"].dtype == torch.bfloat16
+    weight.data = weight.data.float()
+    MasterSteps(adagrad, {"w": weight}, torch.bfloat16)
+    assert adagrad.state[weight]["sum"].dtype == torch.float32
+
+
+# --- stochastic rounding
+
+
+def neighbours(value: Tensor, format: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The numbers of the format at or below, and above, found from the nearest one in float64."""
+    nearest = value.to(format)
+    below = torch.where(
+        nearest.double() > value.double(), torch.nextafter(nearest, torch.full_like(nearest, -torch.inf)), nearest
+    )
+    return below, torch.nextafter(below, torch.full_like(below, torch.inf))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("value", [1.0 + 2**-13, -3.0 - 2**-12, 1e-3 * 1.00003, 3e-6, 5e-8, -2.5e-8, 300.7])
+def test_rounding_goes_to_a_neighbour_and_its_mean_is_the_value(format: torch.dtype, value: float) -> None:
+    count = 1 << 16
+    wide = torch.full((count,), value)
+    narrow = torch.empty(count, dtype=format)
+    round_into(narrow, wide, branch=branch(1, "test"))
+    below, above = neighbours(wide[:1], format)
+    assert set(narrow.tolist()) <= {below.item(), above.item()}
+    low, step = below.double().item(), above.double().item() - below.double().item()
+    share = (wide[0].double().item() - low) / step
+    found = (narrow.double().mean().item() - low) / step
+    assert abs(found - share) <= 5 * (share * (1 - share) / count) ** 0.5 + 1e-12
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_what_the_format_has_is_not_moved(format: torch.dtype) -> None:
+    values = torch.tensor([0.0, -0.0, 1.0, -1.5, 2.0**-20, torch.inf, -torch.inf]).to(format)
+    narrow = torch.empty_like(values)
+    round_into(narrow, values.float(), branch=3)
+    assert torch.equal(narrow, values)
+
+
+@given(rows=st.integers(1, 9), cut=st.integers(0, 9), seed=st.integers(0, 3))
+def test_shards_are_rounded_as_the_whole_is(rows: int, cut: int, seed: int) -> None:
+    wide = torch.randn(rows, 5, generator=torch.Generator().manual_seed(seed))
+    whole, cut = torch.empty(rows, 5, dtype=torch.bfloat16), min(cut, rows)
+    round_into(whole, wide, branch=seed)
+    parts = torch.empty_like(whole)
+    round_into(parts[:cut], wide[:cut], branch=seed, first=0, size=wide.numel())
+    round_into(parts[cut:], wide[cut:], branch=seed, first=5 * cut, size=wide.numel())
+    assert torch.equal(parts, whole)
+
+
+def test_shards_across_blocks_are_rounded_as_the_whole_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evenstep.optim.stepping.rounding._BLOCK", 8)
+    wide = torch.randn(50, generator=torch.Generator().manual_seed(1))
+    whole, parts = torch.empty(50, dtype=torch.bfloat16), torch.empty(50, dtype=torch.bfloat16)
+    round_into(whole, wide, branch=1)
+    for begin, end in ((0, 13), (13, 16), (16, 41), (41, 50)):
+        round_into(parts[begin:end], wide[begin:end], branch=1, first=begin, size=50)
+    assert torch.equal(parts, whole)
+
+
+def test_which_way_is_keyed_by_update_and_parameter() -> None:
+    wide = torch.full((999,), 1 + 2.0**-9)
+    drawn: list[Tensor] = []
+    for key in (branch(1, 1, "a"), branch(1, 1, "b"), branch(1, 2, "a"), branch(2, 1, "a"), branch(1, 1, "a")):
+        drawn.append(torch.empty(999, dtype=torch.bfloat16))
+        round_into(drawn[-1], wide, branch=key)
+    assert torch.equal(drawn[0], drawn[-1])
+    assert not any(torch.equal(drawn[0], other) for other in drawn[1:-1])

@@ -1,0 +1,116 @@
+"""Calls of public constructors that do not fit, each answered in one line by what to write."""
+
+import inspect
+import warnings
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+import evenstep
+from evenstep.errors import ArgumentError
+from evenstep.keywords import _MADE_IN_UPDATES, _MEANT  # pyright: ignore[reportPrivateUsage]
+
+PACKAGES = ("", ".checkpoint", ".data", ".events", ".optim", ".parallel", ".pipeline", ".precision", ".train")
+
+
+def _constructors() -> list[Any]:
+    found: dict[int, Any] = {}
+    for package in (import_module(f"evenstep{name}") for name in PACKAGES):
+        for name in package.__all__:
+            one = getattr(package, name)
+            plain = inspect.isclass(one) and one.__new__ is object.__new__ and "__final__" in vars(one)
+            if plain and name not in _MADE_IN_UPDATES:
+                found[id(one)] = one
+    return list(found.values())
+
+
+CONSTRUCTORS = _constructors()
+
+
+def test_there_are_constructors() -> None:
+    assert len(CONSTRUCTORS) > 60
+    assert evenstep.Trainer in CONSTRUCTORS
+    assert evenstep.MapData in CONSTRUCTORS
+
+
+@pytest.mark.parametrize("constructor", CONSTRUCTORS, ids=lambda one: one.__name__)
+def test_a_call_that_does_not_fit_is_answered_in_one_line(constructor: Any) -> None:
+    name = constructor.__name__
+    with pytest.raises(ArgumentError, match=f"^`{name}` has no argument `nothing_of_the_kind`; ") as unknown:
+        constructor(nothing_of_the_kind=3)
+    parameters = inspect.signature(constructor).parameters
+    kinds = [one.kind for one in parameters.values()]
+    faults = [str(unknown.value)]
+    if inspect.Parameter.VAR_POSITIONAL not in kinds:
+        with pytest.raises(ArgumentError, match=f"^`{name}` was given 30 arguments by place, but takes ") as many:
+            constructor(*range(30))
+        faults.append(str(many.value))
+    needed = [one for one in parameters.values() if one.default is one.empty and one.kind is not one.VAR_POSITIONAL]
+    if needed:
+        with pytest.raises(ArgumentError, match=f"^`{name}` must be given `{needed[0].name}`") as lacking:
+            constructor()
+        faults.append(str(lacking.value))
+    assert not [fault for fault in faults if "\n" in fault or (not fault.endswith(".") and not fault.endswith("?"))]
+
+
+@pytest.mark.parametrize("constructor", CONSTRUCTORS, ids=lambda one: one.__name__)
+def test_a_slip_of_the_pen_is_answered_by_the_name(constructor: Any) -> None:
+    kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(constructor).parameters
+    for name, parameter in parameters.items():
+        if parameter.kind in kinds and len(name) > 4 and name[:-1] not in parameters:
+            with pytest.raises(ArgumentError, match=f"`{name[:-1]}`; .*`{name}(=…)?`") as raised:
+                constructor(**{name[:-1]: 3})
+            assert "there are" not in str(raised.value)
+
+
+@pytest.mark.parametrize("word", sorted(_MEANT))
+def test_another_trainers_name_is_answered_by_ours(word: str) -> None:
+    for constructor in (evenstep.Trainer, evenstep.Engine):
+        if word not in inspect.signature(constructor).parameters:
+            with pytest.raises(ArgumentError, match=rf"^`\w+` has no argument `{word}`; ") as raised:
+                constructor(**{word: 3})  # pyright: ignore
+            assert "there are" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("constructor", "word", "write"),
+    [
+        (evenstep.Trainer, "max_epochs", "write `epochs=…`."),
+        (evenstep.Trainer, "max_steps", "write `updates=…`."),
+        (evenstep.Trainer, "callbacks", "write `hooks=…`."),
+        (evenstep.Trainer, "train_dataloader", "write `data=…`."),
+        (evenstep.Trainer, "learning_rate", "write `optimizer=torch.optim.AdamW(model.parameters(), lr=…)`."),
+        (evenstep.Trainer, "gradient_clip_val", "write `train=Training(clip_norm=…)`."),
+        (evenstep.Trainer, "logger", "write `log=Logging(writers=…)`."),
+        (evenstep.Trainer, "clipnorm", "did you mean `train=Training(clip_norm=…)`?"),
+        (evenstep.Engine, "clip_norm", "write `train=Training(clip_norm=…)`."),
+        (evenstep.Engine, "max_epochs", "give it to a `Trainer`."),
+        (evenstep.MapData, "batch_size", "write `global_batch_size=…`."),
+        (evenstep.MapData, "collate_fn", "write `collate=…`."),
+        (evenstep.Training, "clipnorm", "did you mean `clip_norm`?"),
+        (evenstep.EarlyStop, "monitor", "write `metric=…`."),
+        (evenstep.Loss, "metric", "did you mean `metrics`?"),
+    ],
+)
+def test_what_is_meant(constructor: Any, word: str, write: str) -> None:
+    with pytest.raises(ArgumentError) as raised:
+        constructor(**{word: 3})
+    assert str(raised.value) == f"`{constructor.__name__}` has no argument `{word}`; {write}"
+
+
+def test_old_arguments_beside_a_wrong_one_warn_at_the_callers_line() -> None:
+    with warnings.catch_warnings(record=True) as caught, pytest.raises(ArgumentError, match="max_epochs"):
+        warnings.simplefilter("always")
+        evenstep.Trainer(clip_norm=1.0, max_epochs=3)  # pyright: ignore
+    assert caught[0].filename == __file__
+
+
+def test_an_error_from_inside_a_constructor_stays_as_it_is() -> None:
+    class Fails(dict[str, Any]):
+        def items(self) -> Any:
+            raise TypeError("the user's")
+
+    with pytest.raises(TypeError, match="the user's"):
+        evenstep.Fixed(Fails(box=1.0))

@@ -1,0 +1,107 @@
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from evenstep.errors import ArgumentError
+from evenstep.pipeline import PipelineModel
+from evenstep.train.blocks import choose_modules
+
+
+def block() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+
+
+class Own(nn.Module):
+    """A block of parameters alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def forward(self, x: Any) -> Any:
+        return x * self.weight
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2))
+
+
+def within(**parts: nn.Module) -> nn.Module:
+    """As in `transformers`: a dict of parts, one of which is the list of blocks."""
+    return nn.ModuleDict({"transformer": nn.ModuleDict(parts)})
+
+
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [
+        (within(wte=nn.Linear(2, 2), h=nn.ModuleList([block(), block()])), ("transformer.h.0", "transformer.h.1")),
+        (nn.Sequential(nn.Linear(2, 2), Own(), Own(), nn.Linear(2, 1)), ("1", "2")),
+        (nn.Sequential(mlp(), nn.ModuleList([Own(), nn.Linear(2, 2), Own()])), ("1.0", "1.2")),  # one of each class
+        (nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, batch_first=True), 2), ("layers.0", "layers.1")),
+        (nn.ModuleList([nn.ModuleList([block(), block()]) for _ in range(2)]), ("0.0", "0.1", "1.0", "1.1")),
+    ],
+)
+def test_blocks_are_what_is_repeated_in_lists_and_more_than_a_layer(model: nn.Module, names: tuple[str, ...]) -> None:
+    chosen = choose_modules(model, "blocks")
+    assert chosen.names == names == tuple(chosen.here)
+    assert all(chosen.here[name] is model.get_submodule(name) for name in names)
+
+
+def test_a_block_that_stands_in_several_places_is_chosen_once() -> None:
+    one = Own()
+    assert choose_modules(nn.Sequential(one, one, one), "blocks").names == ("0",)
+
+
+@pytest.mark.parametrize("model", [mlp(), nn.Sequential(Own(), block()), nn.ModuleDict({"a": Own(), "b": Own()})])
+def test_a_model_without_blocks_is_refused(model: nn.Module) -> None:
+    with pytest.raises(ArgumentError, match=r'`memory.checkpoint` is "blocks", but .* has none: .* give a pattern'):
+        choose_modules(model, "blocks")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("h.*", ("h.0", "h.1")),  # and nothing of what is inside of them
+        ("h.?.0", ("h.0.0", "h.1.0")),
+        ("*", ("wte", "h.0", "h.1")),  # the list itself is called by nobody
+        ("wte", ("wte",)),
+    ],
+)
+def test_a_pattern_means_the_outermost_modules_that_are_called(pattern: str, names: tuple[str, ...]) -> None:
+    model = nn.ModuleDict({"wte": nn.Linear(2, 2), "h": nn.ModuleList([block(), block()])})
+    assert choose_modules(model, pattern).names == names
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said"),
+    [("g.*", "fits none; there are .*`h.0`"), ("h", r"'h' fits only `h`, which holds others; write 'h\.\*'")],
+)
+def test_a_pattern_that_fits_nothing_is_refused_with_what_there_is(pattern: str, said: str) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        choose_modules(nn.ModuleDict({"h": nn.ModuleList([block(), block()])}), pattern)
+
+
+def test_the_blocks_of_a_model_in_stages_are_among_its_layers() -> None:
+    model = PipelineModel([nn.Linear(2, 2), Own(), Own(), nn.Linear(2, 1)], stages_per_rank=2)
+    assert choose_modules(model, "blocks").names == ("1", "2")
+    assert choose_modules(model, "[03]").names == ("0", "3")
+    opened = PipelineModel(nn.Sequential(block(), block()), stages_per_rank=2)
+    with pytest.raises(ArgumentError, match="nor the layers that its stages are made of"):
+        choose_modules(opened, "blocks")
+
+
+def test_what_was_compiled_as_a_whole_is_refused_by_name() -> None:
+    model = nn.Sequential(block(), block())
+    model[1].compile(backend="eager")
+    assert choose_modules(model, "blocks").names == ("0", "1")
+    with pytest.raises(ArgumentError, match=r"means `1\.0`, but `1`, which it is a part of, was compiled as a whole"):
+        choose_modules(model, "1.0")
+    model.compile(backend="eager")
+    with pytest.raises(ArgumentError, match="means `0`, but the model, which it is a part of"):
+        choose_modules(model, "blocks")
+    wrapped = torch.compile(nn.Sequential(block(), block()), backend="eager")
+    assert isinstance(wrapped, nn.Module)
+    with pytest.raises(ArgumentError, match="the model, which it is a part of"):
+        choose_modules(wrapped, "blocks")

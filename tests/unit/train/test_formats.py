@@ -1,0 +1,570 @@
+"""Models of 16 bits, by the engine: what is in which format, and that nothing of it is lost, late or done twice."""
+
+import gc
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from evenstep import Aborted, Committed, Ema, Engine, Failures, Logging, Loss, MapData, Task, Trainer, Training
+from evenstep.errors import ArgumentError, CheckpointError, NonFiniteError
+from evenstep.parallel import Fsdp, OrderedFsdp
+from evenstep.parallel.fake import Fake
+from evenstep.precision import PRECISIONS, Bf16NoMaster, Bf16True, Fp16NoMaster, Fp16True, SixteenBits
+from evenstep.train.fit import state_allocated
+
+FORMATS = ("bf16-true", "16-true", "bf16-true-no-master", "16-true-no-master")
+MASTERS = FORMATS[:2]
+FP16 = ("16-mixed", "16-true", "16-true-no-master")
+DTYPES = {name: PRECISIONS[name].format for name in FORMATS}
+
+
+class Squares(Task):
+    def inputs(self, batch: Any) -> Any:
+        return batch[0]
+
+    def loss(self, output: Tensor, batch: Any) -> Tensor:
+        return ((output.squeeze(-1) - batch[1]) ** 2).sum()
+
+
+def net() -> Any:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def points(update: int = 0, count: int = 8) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(update)
+    x = torch.randn(count, 3, generator=generator)
+    return x, x.sum(-1).sin()
+
+
+def engine_of(model: nn.Module, precision: Any, *, task: Task | None = None, **more: Any) -> Engine:
+    optimizer = more.pop("optimizer", None) or torch.optim.AdamW(model.parameters(), lr=1e-2)
+    return Engine(model, task or Squares(), optimizer, precision=precision, device="cpu", **more)
+
+
+def train(engine: Engine, updates: int, *, begin: int = 0, size: int = 4) -> None:
+    for number in range(begin, begin + updates):
+        x, y = points(number)
+        engine.update(*zip(x.split(size), y.split(size), strict=True))
+
+
+def values(engine: Engine) -> Tensor:
+    saved = engine.state_dict()["model"]
+    return torch.cat([one.double().flatten() for one in saved.values()])
+
+
+# --- what is in which format
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_model_is_of_16_bits_and_all_that_is_summed_or_stepped_float32(name: str) -> None:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    engine = engine_of(model, name, optimizer=optimizer)
+    train(engine, 2)
+    engine.core.rerun(engine_batch(engine), 3)
+    for parameter in model.parameters():
+        assert parameter.dtype == DTYPES[name]
+        assert parameter.grad is not None and parameter.grad.dtype == torch.float32
+        assert optimizer.state[parameter]["exp_avg_sq"].dtype == torch.float32
+    saved = torch.float32 if name in MASTERS else DTYPES[name]
+    assert {value.dtype for value in engine.state_dict()["model"].values()} == {saved}
+
+
+def engine_batch(engine: Engine) -> Any:
+    from evenstep.train.global_batch import global_batch
+
+    return global_batch((points(7),), engine.progress.position, engine.reducers.group)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_losses_are_computed_in_float32_unless_it_is_said_otherwise(name: str) -> None:
+    seen: list[torch.dtype] = []
+
+    class Watching(Squares):
+        def loss(self, output: Tensor, batch: Any) -> Tensor:
+            seen.append(output.dtype)
+            return super().loss(output, batch)
+
+    engine_of(net(), name, task=Watching()).update(points())
+    assert set(seen) == {torch.float32}
+    seen.clear()
+    kind: Any = PRECISIONS[name]
+    engine_of(net(), kind(float32_outputs=False), task=Watching()).update(points())
+    assert set(seen) == {DTYPES[name]}
+
+
+def test_inputs_are_cast_at_the_model_or_with_all_of_the_batch_before_the_transfer() -> None:
+    seen: list[tuple[torch.dtype, torch.dtype, torch.dtype]] = []
+
+    class Net(nn.Sequential):
+        def forward(self, input: Tensor) -> Tensor:
+            self.given = input.dtype
+            return super().forward(input)
+
+    class Watching(Squares):
+        def loss(self, output: Tensor, batch: Any) -> Tensor:
+            seen.append((model.given, batch[0].dtype, batch[1].dtype))
+            return super().loss(output, batch)
+
+    found: list[Tensor] = []
+    for where in ("after-transfer", "before-transfer"):
+        torch.manual_seed(0)
+        model = Net(nn.Linear(3, 1))
+        engine = engine_of(model, Bf16True(cast_inputs=where), task=Watching())
+        x, y = points()
+        engine.update((x, y.bfloat16().float()))  # targets that the cast does not change
+        found.append(values(engine))
+    b, f = torch.bfloat16, torch.float32
+    assert set(seen) == {(b, f, f), (b, b, b)}
+    assert torch.equal(*found)
+
+
+def test_layers_with_running_statistics_stay_float32_and_their_buffers_too() -> None:
+    model: Any = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    model.register_buffer("table", torch.ones(3))
+    model.register_buffer("index", torch.arange(3))
+    engine = engine_of(model, "bf16-true")
+    train(engine, 3)
+    assert {str(one.dtype) for one in model[1].parameters()} == {"torch.float32"}
+    assert model[1].running_mean.dtype == torch.float32 and model[1].running_mean.abs().sum() > 0
+    assert model.table.dtype == torch.bfloat16 and model.index.dtype == torch.int64
+    assert {"1.weight", "1.bias"}.isdisjoint(engine.parts.saved.steps.masters)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_model_that_is_given_in_16_bits_is_trained_alike_and_its_statistics_become_float32(name: str) -> None:
+    found: list[Tensor] = []
+    for given in (torch.float32, DTYPES[name]):
+        torch.manual_seed(0)
+        model: Any = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).to(DTYPES[name]).to(given)
+        engine = engine_of(model, name, optimizer=torch.optim.Adagrad(model.parameters(), lr=0.1))
+        train(engine, 3)
+        assert model[1].weight.dtype == model[1].running_var.dtype == torch.float32
+        found.append(values(engine))
+    assert torch.equal(*found)
+
+
+def test_a_buffer_that_stands_in_two_places_is_one_still() -> None:
+    class Half(nn.Module):
+        def __init__(self, table: Tensor) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+            self.register_buffer("table", table)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x) + self.table
+
+    table = torch.ones(3)
+    model: Any = nn.Sequential(Half(table), Half(table), nn.Linear(3, 1))
+    train(engine_of(model, "bf16-true"), 1)
+    assert model[0].table is model[1].table and model[0].table.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_frozen_parameter_that_the_optimizer_does_not_hold_costs_16_bits_only(name: str) -> None:
+    model = net()
+    model[0].requires_grad_(False)
+    held = [one for one in model.parameters() if one.requires_grad]
+    engine = engine_of(model, name, optimizer=torch.optim.AdamW(held, lr=1e-2))
+    before = model[0].weight.clone()
+    train(engine, 2)
+    assert model[0].weight.dtype == DTYPES[name] and torch.equal(model[0].weight, before)
+    assert "0.weight" not in engine.parts.saved.steps.masters
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_parameter_may_be_frozen_and_unfrozen(name: str) -> None:
+    model = net()
+    engine = engine_of(model, name)
+    model[0].requires_grad_(False)
+    before = values(engine)[:24].clone()
+    train(engine, 1)
+    assert torch.equal(values(engine)[:24], before)
+    model[0].requires_grad_(True)
+    train(engine, 1, begin=1)
+    assert not torch.equal(values(engine)[:24], before)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_recurrent_layers_train(name: str) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm, self.out = nn.LSTM(3, 4, batch_first=True), nn.Linear(4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.lstm(x[:, None])[0][:, -1])
+
+    torch.manual_seed(0)
+    engine = engine_of(Net(), name)
+    before = values(engine)
+    train(engine, 2)
+    assert not torch.equal(values(engine), before) and bool(values(engine).isfinite().all())
+
+
+# --- against float64
+
+
+def reference(
+    updates: int, *, optimizer: Callable[[Any], torch.optim.Optimizer], clip: float | None
+) -> tuple[Tensor, Tensor]:
+    """The same training in plain PyTorch in float64: the parameters before and after it."""
+    model = net().double()
+    begin = torch.cat([one.detach().clone().flatten() for one in model.parameters()])
+    stepping = optimizer(model.parameters())
+    for number in range(updates):
+        x, y = points(number)
+        stepping.zero_grad()
+        (((model(x.double()).squeeze(-1) - y.double()) ** 2).sum() / len(x)).backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        stepping.step()
+    return begin, torch.cat([one.detach().flatten() for one in model.parameters()])
+
+
+@pytest.mark.parametrize("clip", [None, 0.3])
+@pytest.mark.parametrize("name", FORMATS)
+def test_plain_sgd_goes_the_way_of_float64_but_for_the_mantissa(name: str, clip: float | None) -> None:
+    """With unit roundoff u of the format and rounding in each of the 8 products and sums on the way of a gradient, the
+    way gone is off by at most 8·u of itself, and without masters by a last bit of the weights at random on top. A loss
+    scale that is taken out twice, or not at all, is off by a factor of 128 or more."""
+    updates, unit = 20, 2.0**-8 if "bf16" in name else 2.0**-11
+    begin, wanted = reference(updates, optimizer=lambda p: torch.optim.SGD(p, lr=0.05), clip=clip)
+    model = net()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.05)
+    kind: Any = PRECISIONS[name]
+    precision = name if "bf16" in name else kind(initial=128.0)
+    engine = engine_of(model, precision, optimizer=sgd, train=Training(clip_norm=clip))
+    train(engine, updates)
+    bound = 8 * unit * float((wanted - begin).norm())
+    if name not in MASTERS:
+        bound += math.sqrt(updates) * unit * float(wanted.norm())
+    assert float((values(engine) - wanted).norm()) <= bound
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("name", FP16)
+def test_the_loss_scale_changes_nothing_but_the_last_bits(name: str, fused: bool) -> None:
+    found: list[Tensor] = []
+    for scale in (1.0, 128.0, 2.0**12):
+        model = net()
+        sgd = torch.optim.SGD(model.parameters(), lr=0.05, fused=fused)
+        kind: Any = PRECISIONS[name]
+        engine = engine_of(model, kind(initial=scale), optimizer=sgd, train=Training(clip_norm=0.3))
+        begin = values(engine)
+        train(engine, 5)
+        found.append(values(engine) - begin)
+    for other in found[1:]:
+        assert float((other - found[0]).norm()) <= 0.1 * float(found[0].norm())
+
+
+def test_gradients_of_many_micro_batches_are_added_in_float32() -> None:
+    """A sum of equal numbers stops growing in bfloat16 at 256 of them."""
+
+    class Straight(Task):
+        def inputs(self, batch: Any) -> Any:
+            return batch
+
+        def loss(self, output: Tensor, batch: Any) -> Tensor:
+            return output.sum()
+
+    for name in ("bf16-true", "bf16-true-no-master"):
+        model = nn.Linear(1, 1, bias=False)
+        with torch.no_grad():
+            model.weight.fill_(0.0)
+        engine = engine_of(model, name, task=Straight(), optimizer=torch.optim.SGD(model.parameters(), lr=1.0))
+        outcome = engine.update(*[torch.ones(1, 1)] * 512)
+        assert isinstance(outcome, Committed) and outcome.grad_norm == 1.0
+
+
+# --- overflow
+
+
+@pytest.mark.parametrize("name", FP16)
+def test_an_overflow_advances_nothing_and_is_tried_again_at_half_the_scale(name: str) -> None:
+    kind: Any = PRECISIONS[name]
+    model = net()
+    engine = engine_of(model, kind(initial=2.0**40), train=Training(ema=Ema(decay=0.5)))
+    outcome = engine.update(points())
+    assert type(outcome).__name__ == "Committed" and engine.progress.update == 1
+    lowered = engine.precision.scale
+    assert lowered < 2.0**40 and math.log2(lowered).is_integer()
+    again = net()
+    same = engine_of(again, kind(initial=lowered), train=Training(ema=Ema(decay=0.5)))
+    same.update(points())
+    one, other = engine.state_dict(), same.state_dict()
+    for part in ("model", "ema"):
+        assert all(torch.equal(one[part][name], other[part][name]) for name in one[part])
+    assert one["optimizer"]["state"]["0.weight"]["step"] == 1
+
+
+@pytest.mark.parametrize("name", FP16)
+def test_where_no_scale_above_the_floor_helps_nothing_changes_and_it_is_said(name: str) -> None:
+    kind: Any = PRECISIONS[name]
+    model = net()
+    engine = engine_of(model, kind(initial=2.0**40, floor=2.0**38))
+    before = values(engine)
+    outcome = engine.update(points())
+    assert isinstance(outcome, Aborted)
+    _, error = engine.explain(outcome)
+    assert isinstance(error, NonFiniteError) and "at a loss scale of" in str(error)
+    assert torch.equal(values(engine), before) and engine.progress.update == 0
+    assert engine.precision.state == kind(initial=2.0**40, floor=2.0**38).state
+
+
+@pytest.mark.parametrize("name", FP16)
+def test_a_scale_that_would_fall_below_the_floor_stops_the_run_with_advice(name: str) -> None:
+    kind: Any = PRECISIONS[name]
+    fits = engine_of(net(), kind(initial=2.0**40))
+    fits.update(points())  # at this scale
+    engine = engine_of(net(), kind(initial=fits.precision.scale * 3.9, floor=fits.precision.scale * 0.98))
+    before = values(engine)
+    with pytest.raises(NonFiniteError, match=r"below the floor of .* train with precision 'bf16-"):
+        engine.update(points())
+    assert torch.equal(values(engine), before) and engine.progress.update == 0
+
+
+# --- state
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_state_that_is_loaded_goes_on_with_the_same_bits(name: str, fused: bool) -> None:
+    def built() -> Engine:
+        model = net()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=fused)
+        return engine_of(model, name, optimizer=optimizer, train=Training(ema=Ema(decay=0.9), clip_norm=0.5))
+
+    straight, first, second = built(), built(), built()
+    train(straight, 6)
+    train(first, 3)
+    saved = first.state_dict()
+    second.load_state_dict({**saved, "model": {key: one.clone() for key, one in saved["model"].items()}})
+    train(second, 3, begin=3)
+    one, other = straight.state_dict(), second.state_dict()
+    for part in ("model", "ema"):
+        assert all(torch.equal(one[part][key], other[part][key]) for key in one[part]), part
+    for key, state in one["optimizer"]["state"].items():
+        assert all(torch.equal(value, other["optimizer"]["state"][key][which]) for which, value in state.items())
+    assert one["precision"] == other["precision"]
+
+
+@pytest.mark.parametrize("name", MASTERS)
+def test_masters_are_saved_as_they_are_and_not_made_anew_of_the_rounded_weights(name: str) -> None:
+    engine = engine_of(net(), name)
+    train(engine, 3)
+    saved = engine.state_dict()["model"]
+    for key, parameter in engine.model.named_parameters():
+        assert torch.equal(saved[key].to(parameter.dtype), parameter)
+    assert any(not torch.equal(saved[key], saved[key].to(DTYPES[name]).float()) for key in saved)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_an_evaluation_of_an_average_changes_nothing_of_the_training(name: str) -> None:
+    found: list[Tensor] = []
+    for evaluates in (False, True):
+        engine = engine_of(net(), name, train=Training(ema=Ema(decay=0.5)))
+        for number in range(4):
+            train(engine, 1, begin=number)
+            if evaluates:
+                engine.evaluate(points(99))
+        found.append(values(engine))
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("name", MASTERS)
+def test_what_a_user_writes_into_the_model_stays(name: str) -> None:
+    engine = engine_of(net(), name, optimizer=None)
+    train(engine, 2)
+    before = values(engine)
+    model: Any = engine.model
+    with torch.no_grad():
+        model[3].weight.zero_()
+    for group in engine.optimizer.param_groups:
+        group["lr"] = 0.0
+        group["weight_decay"] = 0.0
+    train(engine, 1, begin=2)
+    after, saved = values(engine), engine.state_dict()["model"]
+    assert float(saved["3.weight"].abs().sum()) == 0.0
+    assert torch.equal(after[:40], before[:40])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_finding_out_what_fits_leaves_masters_and_state_as_they_were(name: str) -> None:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    engine = engine_of(model, name, optimizer=optimizer)
+    before, held = values(engine), [one.detach().clone() for one in model.parameters()]
+    with state_allocated(optimizer, engine.parts.saved.steps):
+        assert optimizer.state[model[0].weight]["exp_avg"].dtype == torch.float32
+    assert not optimizer.state
+    assert torch.equal(values(engine), before)
+    assert all(torch.equal(one, other) for one, other in zip(held, model.parameters(), strict=True))
+
+
+# --- what can't be
+
+
+class Averaging(torch.optim.SGD):
+    def train(self) -> None: ...
+
+    def eval(self) -> None: ...
+
+
+class Holding(torch.optim.SGD):
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr=lr)
+        self.mine = [one for group in self.param_groups for one in group["params"]]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "says"),
+    [(Averaging, "evaluates other parameters than it trains"), (Holding, "in its attribute `mine`")],
+)
+def test_optimizers_that_stand_ins_would_pass_by_are_refused(optimizer: Any, says: str) -> None:
+    model = net()
+    with pytest.raises(ArgumentError, match=says):
+        engine_of(model, "bf16-true", optimizer=optimizer(model.parameters(), lr=0.1))
+    assert {one.dtype for one in model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_float64_model_is_refused_by_name(name: str) -> None:
+    with pytest.raises(ArgumentError, match=f"with precision '{name}' .* `0.weight` is float64"):
+        engine_of(net().double(), name)
+
+
+@pytest.mark.parametrize("kind", [Fsdp, OrderedFsdp])
+def test_another_format_to_gather_in_and_layers_with_statistics_in_shards_are_refused(kind: Any) -> None:
+    group = Fake(0, 2)
+    with pytest.raises(ArgumentError, match=r"`gather_dtype` must be .* float16, or left out, but is bfloat16"):
+        engine_of(net(), "16-true", strategy=kind(group, gather_dtype=torch.bfloat16))
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    with pytest.raises(ArgumentError, match="the parameters of `1`, a BatchNorm1d, stay float32"):
+        engine_of(model, "bf16-true", strategy=kind(group))
+
+
+def test_casting_somewhere_else_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="`cast_inputs` must be"):
+        Bf16True(cast_inputs="sometimes")  # pyright: ignore[reportArgumentType]
+
+
+def test_a_state_of_another_format_is_refused() -> None:
+    saved = engine_of(net(), "bf16-true").state_dict()
+    with pytest.raises(CheckpointError, match="`precision` was bf16-true and is now 16-true"):
+        engine_of(net(), "16-true").load_state_dict(saved)
+
+
+# --- memory
+
+
+def bytes_alive() -> int:
+    gc.collect()
+    storages = {
+        one.untyped_storage().data_ptr(): one.untyped_storage().nbytes()
+        for one in gc.get_objects()
+        if isinstance(one, Tensor) and one.layout == torch.strided
+    }
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "per_parameter"),
+    [("32-true", 16), ("bf16-true", 18), ("16-true", 18), ("bf16-true-no-master", 14), ("16-true-no-master", 14)],
+)
+def test_a_parameter_costs_what_is_computed_and_that_is_what_is_allocated(name: str, per_parameter: int) -> None:
+    width, depth = 256, 4
+    count = depth * width * width
+
+    class Middle(Task):
+        def loss(self, output: Tensor, batch: Any) -> Loss:
+            return Loss(output.square().sum())
+
+        def inputs(self, batch: Any) -> Any:
+            return batch
+
+    def made() -> Engine:
+        model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(depth)))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+        engine = engine_of(model, name, task=Middle(), optimizer=optimizer)
+        engine.update(torch.ones(2, width))  # its gradients are there until the next one begins
+        return engine
+
+    made()
+    before = bytes_alive()
+    engine = made()
+    allocated = bytes_alive() - before
+    computed = engine.footprint()
+    assert computed.total == per_parameter * count
+    assert f"{per_parameter} bytes per parameter" in computed.described(count)
+    assert abs(allocated - computed.total) <= 0.01 * computed.total
+
+
+@pytest.mark.parametrize("kind", [Bf16NoMaster, Bf16True, Fp16NoMaster, Fp16True])
+def test_a_format_says_itself_what_it_is(kind: type[SixteenBits]) -> None:
+    made = kind()
+    assert PRECISIONS[made.name] is kind
+    assert made.keeps_masters == ("no-master" not in made.name)
+    assert made.retries_overflow == made.name.startswith("16")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_verdict_that_comes_late_has_changed_nothing_either(name: str) -> None:
+    """As on an accelerator: the kernel skips the steps, and the host learns of it up to 4 updates later."""
+    pairs = [(torch.randn(3), torch.tensor(torch.inf if number // 4 == 2 else 1.0)) for number in range(40)]
+    found: list[dict[str, Any]] = []
+    for settle in (1, 4):
+        model = net()
+        trainer = Trainer(
+            model=model,
+            task=Squares(),
+            optimizer=torch.optim.AdamW(model.parameters(), lr=0.01, fused=True),
+            data=MapData(pairs, global_batch_size=4, shuffle=False),
+            updates=6,
+            device="cpu",
+            precision=name,
+            train=Training(settle_every_updates=settle, check_loss=False, ema=Ema(decay=0.5)),
+            failures=Failures(non_finite="skip"),
+            log=Logging(writers=()),
+        )
+        trainer.train()
+        found.append(trainer.state_dict())
+    assert found[1]["progress"]["skipped"] == 1
+    for part in ("model", "ema"):
+        assert all(torch.equal(found[0][part][key], found[1][part][key]) for key in found[0][part]), part
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_sparse_gradients_train_in_one_process(name: str) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.out = nn.Embedding(9, 4, sparse=True), nn.Linear(4, 1)
+
+        def forward(self, index: Tensor) -> Tensor:
+            return self.out(self.words(index))
+
+    torch.manual_seed(0)
+    model = Net()
+    engine = engine_of(model, name, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    before = model.words.weight.detach().clone()
+    engine.update((torch.arange(4), torch.randn(4)), (torch.arange(2, 6), torch.randn(4)))
+    moved = (model.words.weight.detach() != before.to(model.words.weight.dtype)).any(1)
+    assert moved.tolist() == [True] * 6 + [False] * 3
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_plan_is_measured_in_the_format_that_is_trained(name: str) -> None:
+    from evenstep.extras.planning.measure import measure
+    from evenstep.pipeline import Layers
+
+    layer = nn.Linear(8, 4, bias=False)
+    inputs = torch.ones(2, 8, dtype=DTYPES[name])
+    (cost,) = measure(Layers.of(nn.Sequential(layer)), inputs, convert=PRECISIONS[name]().computes_in, repeats=1)
+    assert layer.weight.dtype == DTYPES[name]
+    assert cost.output_bytes == 2 * 2 * 4 and cost.state_bytes == (2 + 4) * 32

@@ -1,0 +1,194 @@
+"""The host never waits for the device inside an update: shown with a device whose values can't be read."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from fake import FAKE, FusedSgd, HostWaitsError, no_waiting, on_fake
+from torch import Tensor, nn
+
+from evenstep import Ema, Engine, Loss, Task, Training, chunked_cross_entropy
+from evenstep.optim.schedules import Linear
+from evenstep.parallel import Ddp, Group, Ordered, Strategy
+from evenstep.pipeline import PipelineModel
+from evenstep.precision import PRECISIONS
+from evenstep.train import arguments
+from evenstep.train import randomness as seeding
+
+UPDATES = 5
+
+
+class Squares(Task):
+    """Σ (output - y)², and a metric on the device."""
+
+    def loss(self, output: Any, batch: Any) -> Loss:
+        error = output.squeeze(-1) - batch[1]
+        return Loss(error.square().sum(), metrics={"error": (error.abs().sum(), len(batch[1]))})
+
+
+class OfMean(Task):
+    """As models give it that divide by the number of units themselves."""
+
+    def loss(self, output: Any, batch: Any) -> Loss:
+        return Loss.of_mean((output.squeeze(-1) - batch[1]).square().mean(), len(batch[1]))
+
+
+class Late(Task):
+    """A weight that comes with the loss: a number, a tensor of the host, or one of the device."""
+
+    late_weight = True
+
+    def __init__(self, weight: Callable[[Tensor], Any]) -> None:
+        self._weight_of = weight
+
+    def loss(self, output: Any, batch: Any) -> Loss:
+        return Loss((output.squeeze(-1) - batch[1]).square().sum(), weight=self._weight_of(output))
+
+
+def network(*, norm: bool = False) -> nn.Sequential:
+    middle = nn.BatchNorm1d(8) if norm else nn.Tanh()
+    return nn.Sequential(nn.Linear(4, 8), middle, nn.Dropout(0.1), nn.Linear(8, 1))
+
+
+def engine_of(
+    monkeypatch: pytest.MonkeyPatch,
+    model: nn.Module,
+    task: Any,
+    *,
+    precision: str | None = None,
+    strategy: Strategy | None = None,
+    **train: Any,
+) -> Engine:
+    """An engine on the stand-in, past its first step, which the host decides."""
+    monkeypatch.setattr(seeding, "seed_device", lambda device, number: None)  # it has no generator
+    monkeypatch.setattr(arguments, "check_material", lambda model: None)  # and no numbers
+    model = on_fake(model)
+    engine = Engine(
+        model,
+        task,
+        FusedSgd(model.parameters(), lr=0.1),
+        precision=precision,
+        strategy=strategy,
+        lr_schedule=Linear(warmup_updates=3),
+        updates=UPDATES,
+        device=FAKE,
+        train=Training(check_loss=False, **train),
+    )
+    apply: Any = engine.core._apply
+    apply._first = None
+    return engine
+
+
+def dispatched(engine: Engine, *, tasks: tuple[str, ...] = ("",)) -> None:
+    from evenstep.data import Batch
+    from evenstep.train.global_batch import global_batch
+
+    for _ in range(UPDATES):
+        data = [(torch.zeros(3, 4), torch.zeros(3)) for _ in range(2)]
+        given = [Batch(task=name, data=one) if name else one for name in tasks for one in data]
+        with no_waiting():
+            engine.dispatch(global_batch(given, engine.progress.position, engine.reducers.group))
+    assert engine.num_pending == UPDATES
+
+
+@pytest.mark.parametrize("task", [Squares(), OfMean()], ids=["sum", "of mean"])
+def test_an_update_with_everything_armed_reads_nothing(monkeypatch: pytest.MonkeyPatch, task: Task) -> None:
+    dispatched(engine_of(monkeypatch, network(norm=True), task, clip_norm=1.0, ema=Ema(decay=0.9)))
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [lambda output: 3.0, lambda output: torch.tensor(3.0), lambda output: output.detach().square().sum()],
+    ids=["number", "tensor of the host", "tensor of the device"],
+)
+def test_a_late_weight_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, weight: Any) -> None:
+    dispatched(engine_of(monkeypatch, network(), Late(weight), clip_norm=1.0))
+
+
+def test_two_tasks_of_which_one_is_late_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = {"one": Squares(), "two": Late(lambda output: 3.0)}
+    dispatched(engine_of(monkeypatch, network(), tasks), tasks=("one", "two"))
+
+
+@pytest.mark.parametrize("strategy", [Ordered(), Ddp(Group())], ids=["ordered", "ddp"])
+def test_no_reduction_of_one_rank_is_waited_for(monkeypatch: pytest.MonkeyPatch, strategy: Strategy) -> None:
+    dispatched(engine_of(monkeypatch, network(), Squares(), strategy=strategy, clip_norm=1.0))
+
+
+class NextToken(Task):
+    """A head whose scores are never in memory all at once."""
+
+    def __init__(self, head: nn.Linear) -> None:
+        self._head = head
+
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        return chunked_cross_entropy(output, self._head.weight, batch[1].long(), chunk_tokens=2)
+
+
+def test_a_loss_in_chunks_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: False)  # torch knows none for the stand-in
+    monkeypatch.setattr(torch, "autocast", lambda kind, enabled: nullcontext())
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8, bias=False))
+    head = on_fake(nn.Linear(8, 16, bias=False))
+    dispatched(engine_of(monkeypatch, model, NextToken(head)))
+
+
+def test_stages_of_one_process_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = PipelineModel(network(), stages_per_rank=2)
+    dispatched(engine_of(monkeypatch, model, Squares(), clip_norm=1.0))
+
+
+@pytest.mark.parametrize("name", sorted(PRECISIONS))
+def test_no_number_format_is_waited_for(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    kind: Any = PRECISIONS[name]
+    if "mixed" in name:  # torch knows no autocast for the stand-in
+        monkeypatch.setattr(kind, "forward", lambda self, device: torch.autocast("cpu", enabled=False))
+    of_host = torch.Generator
+    monkeypatch.setattr(
+        torch, "Generator", lambda device="cpu": of_host()
+    )  # nor generators, which round without masters
+    dispatched(engine_of(monkeypatch, network(), Squares(), precision=name, clip_norm=1.0))
+
+
+def test_the_loss_of_an_update_is_summed_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(monkeypatch, network(), Squares())
+    dispatched(engine)
+    with no_waiting():
+        total = engine.storage.pending_sum("train/loss", update=1)
+    assert total.device == FAKE
+
+
+@pytest.mark.parametrize(
+    "waits",
+    [
+        lambda one: one.sum().item(),
+        lambda one: bool(one.sum() > 0),
+        lambda one: one[one > 0],
+        lambda one: torch.tensor(1.0, device=one.device),
+        lambda one: torch.ones(3).to(one.device),
+        lambda one: one.copy_(torch.ones(3)),
+        lambda one: one[torch.tensor([0, 1])],
+        lambda one: one.cpu(),
+        lambda one: one.tolist(),
+    ],
+)
+def test_the_stand_in_finds_what_waits(waits: Any) -> None:
+    with pytest.raises((HostWaitsError, RuntimeError, NotImplementedError)), no_waiting():
+        waits(torch.zeros(3, device=FAKE))
+
+
+@pytest.mark.parametrize(
+    "does_not",
+    [
+        lambda one: one + torch.tensor(1.0),
+        lambda one: torch.full((), 1.0, device=one.device),
+        lambda one: torch.ones(3).to(one.device, non_blocking=True),
+        lambda one: one[1].fill_(2.0),
+        lambda one: torch.where(one > 0, one, 0.0),
+    ],
+)
+def test_the_stand_in_lets_pass_what_does_not_wait(does_not: Any) -> None:
+    with no_waiting():
+        does_not(torch.zeros(3, device=FAKE))

@@ -1,0 +1,149 @@
+"""What a person may try on a trainer or engine, and each time works or is said in one line."""
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import evenstep
+from evenstep.errors import ArgumentError, CheckpointError
+
+_COUNTED = ("progress", "run", "data")
+PAIRS = [(torch.tensor([float(x), 1.0]), torch.tensor([2.0 * x])) for x in range(8)]
+
+
+class Line(evenstep.Task):
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        return (output - batch[1]).square().sum()
+
+
+class Experts(nn.Module):
+    """Whose second half is used from the second update on, or from when it is unfrozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(2, 1) for _ in range(2))
+        self.updates = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        used = self.experts[0](x)
+        return used if self.updates < 2 else used + self.experts[1](x)
+
+
+def _engine(model: nn.Module, lr: float = 1e-3, **options: Any) -> evenstep.Engine:
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, **options)
+    return evenstep.Engine(model, Line(), optimizer, device="cpu")
+
+
+def _trainer(model: nn.Module | None = None, **options: Any) -> evenstep.Trainer:
+    model = model or nn.Linear(2, 1)
+    options = {"updates": 2, "device": "cpu", **options}
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    data = evenstep.MapData(PAIRS, global_batch_size=4)
+    return evenstep.Trainer(model=model, task=Line(), optimizer=optimizer, data=data, **options)
+
+
+def _batch() -> Any:
+    return torch.stack([x for x, _ in PAIRS]), torch.stack([y for _, y in PAIRS])
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_fused_sgd_begins_a_parameters_momentum_when_its_first_gradient_comes(weight_decay: float) -> None:
+    models = []
+    for fused in (True, False):
+        torch.manual_seed(0)
+        model = Experts()
+        engine = _engine(model, momentum=0.9, weight_decay=weight_decay, fused=fused)
+        for model.updates in range(5):
+            assert isinstance(engine.update(_batch()), evenstep.Committed)
+        models.append(model)
+    for fused, plain in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.allclose(fused, plain, rtol=1e-6)
+
+
+def test_fused_sgd_with_dampening_is_refused_before_it_changes_anything() -> None:
+    model = Experts()
+    engine = _engine(model, momentum=0.9, dampening=0.5, fused=True)
+    for model.updates in range(2):
+        engine.update(_batch())
+    before = [one.detach().clone() for one in model.parameters()]
+    model.updates = 2
+    with pytest.raises(ArgumentError, match=r"`dampening`; build it with `fused=False`"):
+        engine.update(_batch())
+    assert all(torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True))
+
+
+def test_a_norm_whose_square_overflows_is_not_called_different_each_time() -> None:
+    engine = _engine(nn.Linear(2, 1))
+    aborted = engine.update((torch.full((8, 2), 1e12), torch.full((8, 1), 1e13)))
+    assert isinstance(aborted, evenstep.Aborted)
+    said = str(engine.explain(aborted)[1])
+    assert "computes differently" not in said
+    assert "the square of the gradient's norm, " in said
+    assert "is not in float32" in said
+
+
+@pytest.mark.parametrize("made", [_trainer, lambda: _engine(nn.Linear(2, 1))], ids=["trainer", "engine"])
+def test_a_state_whose_parts_lack_something_is_refused_and_changes_nothing(made: Any) -> None:
+    one = made()
+    if isinstance(one, evenstep.Trainer):
+        one.train()
+    else:
+        one.update(_batch())
+    state = one.state_dict()
+    for part, value in state.items():
+        for lacking in [*value]:
+            other = made()
+            before = copy.deepcopy(other.state_dict())
+            broken = {**state, part: {name: each for name, each in value.items() if name != lacking}}
+            try:
+                other.load_state_dict(broken)
+            except CheckpointError:
+                _assert_same(before, other.state_dict(), f"{part}.{lacking}")
+        broken = [{}, *({**value, name: wrong} for name in value for wrong in (None, {}) if part in _COUNTED)]
+        for wrong in broken:
+            other = made()
+            before = copy.deepcopy(other.state_dict())
+            try:
+                other.load_state_dict({**state, part: wrong})
+            except CheckpointError:
+                _assert_same(before, other.state_dict(), part)
+            else:
+                assert wrong or part not in (*_COUNTED, "model", "optimizer")
+
+
+def _assert_same(one: Any, other: Any, where: str) -> None:
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), where
+        for name in one:
+            _assert_same(one[name], other[name], f"{where}.{name}")
+    elif isinstance(one, Tensor):
+        assert torch.equal(one, other), where
+    else:
+        assert one == other, where
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"foo": torch.ones(1)}, "has `foo`, which no parameter is called; there are weight, bias."),
+        ({"weigth": torch.ones(1)}, "did you mean `weight`"),
+        ({"weight": torch.ones(3)}, r"must be a tensor of shape \[1, 2\], .* but is of shape \[3\]"),
+        ({"weight": None}, "must be a tensor of shape .* but is None"),
+        ([torch.ones(1)], "must be a dict by names, but is a list"),
+        (None, "must be a dict by names, but is None"),
+    ],
+)
+def test_norms_of_what_is_no_parameter_are_refused(values: Any, said: str) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        _trainer().norms(values)
+
+
+@pytest.mark.parametrize("made", [_trainer, lambda: _engine(nn.Linear(2, 1))], ids=["trainer", "engine"])
+@pytest.mark.parametrize("act", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_copy_is_refused_with_what_to_do(made: Any, act: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"can't be copied or pickled, .* `load_state_dict\("):
+        act(made())
