@@ -120,16 +120,7 @@ PUBLIC_KEYS = {
     "Polynomial": ["end_factor", "kind", "power", "warmup_updates"],
     "Target": ["args", "target"],
     "Train": [
-        *(
-            "cast_inputs",
-            "channels_last",
-            "check_loss",
-            "clip_norm",
-            "compile",
-            "epochs",
-            "float32_outputs",
-            "max_minutes",
-        ),
+        *("cast_inputs", "channels_last", "check_loss", "clip_norm", "compile", "epochs", "float32_outputs"),
         *("max_minutes", "norm_statistics", "precision"),
         *("settle_every_updates", "updates"),
     ],
