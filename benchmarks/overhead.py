@@ -33,6 +33,7 @@ from harness.work import Work, mlp, transformer  # noqa: E402
 
 RESULTS = HERE / "results" / "overhead.json"
 TUNED, AGAIN, ORDINARY, EVENSTEP = "tuned by hand", "tuned by hand, again", "as people write it", "evenstep"
+COMPILED = "evenstep, compiled model"
 CHUNK_S = 0.03
 IMPORT_ROUNDS = 20
 
@@ -86,6 +87,7 @@ def measure(case: Case, *, alone: bool) -> list[Row]:
     contenders = {TUNED: tuned, AGAIN: tuned}
     if not alone:
         contenders |= {ORDINARY: train("bare", "train_ordinary"), EVENSTEP: train("evenstep_")}
+        contenders[COMPILED] = train("evenstep_", "train_compiled")
     for peer in peers.PEERS:
         if peer.alone is alone and find_spec(peer.module) is None:
             print(f"{peer.package} is not installed: skipped", flush=True)

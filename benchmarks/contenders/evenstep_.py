@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from evenstep import Logging, StreamData, Task, Trainer, Training
 from evenstep.events.hooks import Statistics, Timer
 from evenstep.events.writers import JsonlWriter
+from evenstep.options import Compile
 from evenstep.parallel import Strategy
 from harness.feed import Feed
 from harness.work import CLIP_NORM, LOSS_EVERY_UPDATES, Work, summed_loss
@@ -51,7 +52,14 @@ class Stream:
         self._given = state["given"]
 
 
-def train(model: nn.Module, feed: Feed, work: Work, strategy: Strategy | None = None) -> list[float]:
+def train_compiled(model: nn.Module, feed: Feed, work: Work) -> list[float]:
+    """Train with the model compiled."""
+    return train(model, feed, work, compile="model")
+
+
+def train(
+    model: nn.Module, feed: Feed, work: Work, strategy: Strategy | None = None, *, compile: Compile = "off"
+) -> list[float]:
     """Train, on several ranks with a `strategy`: each rank's feed then holds its own micro-batches."""
     ranks = 1 if strategy is None else strategy.ranks
     with tempfile.TemporaryDirectory() as folder:
@@ -68,7 +76,7 @@ def train(model: nn.Module, feed: Feed, work: Work, strategy: Strategy | None = 
             updates=feed.num_batches // work.num_microbatches,
             device="cpu",
             strategy=strategy,
-            train=Training(clip_norm=CLIP_NORM),
+            train=Training(clip_norm=CLIP_NORM, compile=compile),
             hooks=[Timer(every_updates=LOSS_EVERY_UPDATES), Statistics()],
             log=Logging(writers=[JsonlWriter()], every_updates=LOSS_EVERY_UPDATES),
             folder=Path(folder),

@@ -5,6 +5,8 @@ or when another file uses a name of torch's that begins with an underscore. Firs
 optimizers, the autograd engine and process groups, then FSDP2's.
 """
 
+import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from importlib import import_module
@@ -95,6 +97,64 @@ def unwrapped(module: nn.Module) -> nn.Module:
 def compiled_in_place(module: nn.Module) -> bool:
     """Whether `module.compile()` was called."""
     return cast("Any", module)._compiled_call_impl is not None
+
+
+def compile_graph(graph: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Compile a graph that `torch.compile` has found, for whom a backend of one's own sees what is compiled.
+
+    Random numbers are then drawn by the kernels that draw them without compiling, and on an accelerator kernels are
+    chosen by rules instead of by timing them, where this torch can.
+    """
+    options = {"fallback_random": True}
+    with warnings.catch_warnings():  # torch's own, of what its compiler is made of
+        warnings.simplefilter("ignore")
+        inductor = cast("Any", import_module("torch._inductor"))
+        if hasattr(import_module("torch._inductor.config"), "deterministic"):
+            options["deterministic"] = True
+        return inductor.compile(graph, inputs, options=options)
+
+
+def compile_each_shape() -> None:
+    """Let this process compile as many shapes as come, and anew where hooks of inner modules come or go.
+
+    torch would run the ninth shape uncompiled, and not call hooks that were not there when it compiled.
+    """
+    config = cast("Any", import_module("torch._dynamo.config"))
+    config.recompile_limit = max(config.recompile_limit, 1 << 20)
+    config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, 1 << 24)
+    config.skip_nnmodule_hook_guards = False
+
+
+def graph_breaks() -> tuple[str, ...]:
+    """Why torch has compiled something in several parts up to now: the first lines of its reasons."""
+    counted = cast("Any", import_module("torch._dynamo.utils")).counters["graph_break"]
+    return tuple(str(reason).strip().splitlines()[0] for reason in counted)
+
+
+def is_compile_error(error: Exception) -> bool:
+    """Whether it was raised by compiling, and not by what was compiled; nothing is loaded to find out."""
+    exceptions: Any = sys.modules.get("torch._dynamo.exc")
+    return exceptions is not None and isinstance(error, exceptions.TorchDynamoException)
+
+
+def cpp_compiler_fault() -> str:
+    """Why no C++ compiler can be used by `torch.compile` for the CPU, or ""."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        builder = cast("Any", import_module("torch._inductor.cpp_builder"))
+    try:
+        builder.get_cpp_compiler()
+    except Exception as error:  # noqa: BLE001 - of several private classes, for each way in which it is missing
+        return str(error).strip().splitlines()[0]
+    return ""
+
+
+def has_inner_hooks(module: nn.Module) -> bool:
+    """Whether modules inside `module` have hooks of any kind around their forwards or backwards."""
+    parts: list[Any] = [one for one in module.modules() if one is not module]
+    return any(
+        one._forward_hooks or one._forward_pre_hooks or one._backward_hooks or one._backward_pre_hooks for one in parts
+    )
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -38,6 +38,7 @@ OutOfMemory = Literal["retry", "stop"]
 LossSpike = Literal["ignore", "report", "stop", "rewind", "rewind_past"]
 HookFailure = Literal["stop", "continue"]
 NormStatistics = Literal["shared", "per-task", "frozen"]
+Compile = Literal["off", "model"]
 WriterName = Literal["console", "jsonl", "csv", "tensorboard"]
 
 STANDARD_WRITERS: tuple[WriterName, ...] = ("console", "jsonl")
@@ -103,6 +104,8 @@ class Training:
         settle_every_updates: how many updates an accelerator may run ahead of the host's knowledge of what was
             committed; by default as many as metrics are written after. On a CPU, with an optimizer that is not fused,
             or on a stream it is always 1.
+        compile: "model" lets `torch.compile` compile the model, its blocks one by one where it has any, each shape by
+            itself. It draws the same random numbers, and differs from "off" in the last digits.
         fit_memory: whether to find at the start, by trying, how finely micro-batches must be cut to fit into memory.
             Where ranks share a model, sharded or in stages, the first updates find it, by running out.
         memory: a `Memory`: which activations are computed again instead of kept.
@@ -122,16 +125,23 @@ class Training:
     channels_last: bool = False
     check_loss: bool = True
     settle_every_updates: int | None = None
+    compile: Compile = "off"
     fit_memory: bool = False
     memory: Memory = Memory()
 
     def __post_init__(self) -> None:
         _check_positive("clip_norm", self.clip_norm, "; None does not clip.")
         _check_word("norm_statistics", self.norm_statistics, NormStatistics)
+        _check_word("compile", self.compile, Compile)
         for name in ("channels_last", "check_loss", "fit_memory"):
             require_flag(name, getattr(self, name))
         _check_count("settle_every_updates", self.settle_every_updates)
         require_object("memory", self.memory, Memory, "`memory=Memory(checkpoint='blocks')`")
+        if self.compile != "off" and self.memory.checkpoint != "none":
+            raise ArgumentError(
+                f"`compile` must be 'off' where activations are computed again (`memory.checkpoint` is "
+                f"{self.memory.checkpoint!r}), but is {self.compile!r}; leave one of them out."
+            )
 
 
 @final

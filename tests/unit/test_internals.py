@@ -4,6 +4,7 @@ import ast
 import functools
 import inspect
 from datetime import timedelta
+from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,6 +35,7 @@ OF_FSDP = {
 }
 OF_TORCH = {
     "_buffers",
+    "_backward_pre_hooks",
     "_compiled_call_impl",
     "_engine_run_backward",
     "_foreach_copy_",
@@ -179,6 +181,49 @@ def test_what_modules_hold_is_found() -> None:
     model.register_forward_pre_hook(lambda *_: None)
     act.register_forward_hook(lambda *_: None)
     assert internals.has_hooks(model) and internals.has_hooks(act)
+
+
+def test_a_graph_is_compiled_by_torchs_compiler_with_the_options_that_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[dict[str, Any]] = []
+    inductor = import_module("torch._inductor")
+    monkeypatch.setattr(inductor, "compile", lambda graph, inputs, options: asked.append(options))
+    internals.compile_graph(None, [])
+    known = cast("Any", import_module("torch._inductor.config")).get_config_copy()
+    assert asked[0]["fallback_random"] is True and asked[0].keys() <= known.keys()
+
+
+def test_hooks_inside_of_a_module_are_seen_and_its_own_are_not() -> None:
+    model = nn.Sequential(nn.Linear(1, 1))
+    model.register_forward_hook(lambda *_: None)
+    assert not internals.has_inner_hooks(model)
+    handle = model[0].register_full_backward_pre_hook(lambda *_: None)
+    assert internals.has_inner_hooks(model)
+    handle.remove()
+    assert not internals.has_inner_hooks(model)
+
+
+def test_only_what_the_compiler_raises_is_an_error_of_compiling() -> None:
+    exceptions = cast("Any", import_module("torch._dynamo.exc"))
+    assert internals.is_compile_error(exceptions.InternalTorchDynamoError("none"))
+    assert not internals.is_compile_error(ValueError("none"))
+
+
+def test_every_shape_is_compiled_and_hooks_are_looked_for() -> None:
+    config = cast("Any", import_module("torch._dynamo.config"))
+    with config.patch(recompile_limit=8, accumulated_recompile_limit=256, skip_nnmodule_hook_guards=True):
+        internals.compile_each_shape()
+        assert config.recompile_limit > 1000 and config.accumulated_recompile_limit > 1000
+        assert config.skip_nnmodule_hook_guards is False
+
+
+def test_why_there_is_no_compiler_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = cast("Any", import_module("torch._inductor.config"))
+    with config.patch({"cpp.cxx": ("no-such-compiler",)}):
+        import_module("torch._inductor.cpp_builder").cpp_compiler_search.cache_clear()
+        assert internals.cpp_compiler_fault()
+    import_module("torch._inductor.cpp_builder").cpp_compiler_search.cache_clear()
 
 
 def test_compiled_modules_are_told_from_others() -> None:

@@ -180,6 +180,46 @@ AREAS = (
                 "unit/test_names.py::"
                 "test_parts_of_a_model_that_are_compiled_or_checkpointed_one_by_one_have_plain_names_everywhere",
             ),
+            works(
+                '`train.compile = "model"`: blocks one by one, whole and in stages: within 1e-6 of the run that is not '
+                "compiled after 50 updates, and two compiled ones to the bit; the same dropout",
+                "unit/train/test_compiled.py::"
+                "test_machine_code_gives_the_run_within_1e_6_and_two_such_runs_the_same_bits",
+            ),
+            works(
+                "… with accumulation, short last batches, an average, evaluations, resume into stages",
+                "unit/train/test_compiled.py::test_a_run_is_resumed_with_the_same_bits_and_only_compiled",
+                "unit/train/test_compiled.py::test_each_shape_and_mode_is_compiled_once_for_all_blocks",
+            ),
+            works(
+                "… where a micro-batch is cut to fit; where an update is aborted and looked into",
+                "unit/train/test_compiled.py::test_a_micro_batch_that_does_not_fit_is_cut_and_compiled_in_pieces",
+                "unit/train/test_compiled.py::test_the_module_inside_a_block_that_is_not_finite_is_named",
+            ),
+            works(
+                "… on several ranks with `ddp`, `ordered`, `zero1`, `fsdp`, hybrid shards",
+                "usage/test_compiled.py::test_a_compiled_model_is_trained_with_each_strategy",
+            ),
+            works(
+                "… on pipeline ranks, with the bits of one process",
+                "usage/test_compiled.py::test_compiled_layers_in_stages_on_two_ranks_have_the_bits_of_one_process",
+            ),
+            works("… on CUDA; statistics of each task; shapes of thousands of lengths"),
+            limit(
+                "what is compiled in parts, again and again, or not at all is said",
+                "unit/train/test_compiled.py::test_what_is_compiled_in_parts_is_said_with_the_reason",
+                "unit/train/test_compiled.py::test_compiling_again_and_again_is_said_with_what_changes",
+                "unit/train/test_compiled.py::test_a_block_with_hooks_inside_is_left_as_it_is_and_named",
+            ),
+            refused(
+                "layers that are single operations, in stages or with dropout between; models compiled already",
+                "unit/train/test_compiled.py::test_what_can_not_be_compiled_is_refused",
+            ),
+            refused(
+                "no compiler on the machine; activations that are computed again (`memory.checkpoint`)",
+                "unit/train/test_compiled.py::test_a_missing_compiler_is_said_before_anything_runs",
+                "unit/train/test_compiled.py::test_activations_that_are_computed_again_are_refused_beside_it",
+            ),
         ),
     ),
     Area(

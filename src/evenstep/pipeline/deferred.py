@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from evenstep.internals import compiled_in_place, unwrapped
+from evenstep.pipeline.compiled import is_compiled
 from evenstep.strides import gradient_format
 
 Work = Callable[[], None]
@@ -42,7 +43,7 @@ class Deferral:
 
 def prepare(module: nn.Module, deferral: Deferral) -> None:
     """Make the linear layers of `module` ask `deferral` what to do with their weight gradients."""
-    if compiled_in_place(module) or unwrapped(module) is not module:
+    if is_compiled(module) or compiled_in_place(module) or unwrapped(module) is not module:
         return
     if type(module) is nn.Linear:
         module.__class__ = DeferredLinear

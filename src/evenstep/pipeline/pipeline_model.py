@@ -157,6 +157,14 @@ class PipelineModel(nn.Module):
         for module in self.stage_modules.values():
             module.compile_layers(*args, **kwargs)
 
+    def own_layers(self) -> dict[str, nn.Module]:
+        """This rank's layers by name, as they are called.
+
+        >>> [*PipelineModel([nn.ReLU(), nn.Tanh()]).own_layers()]
+        ['0', '1']
+        """
+        return {name: one for stage in self.own for name, one in self.stage_modules[stage].called.items()}
+
     def _build(self, seed: int) -> dict[int, nn.Module]:
         """This rank's layers, by place."""
         built: dict[int, nn.Module] = {}

@@ -15,6 +15,7 @@ from evenstep.internals import local_tensor
 from evenstep.names import named_parameters
 from evenstep.optim.apply import norms
 from evenstep.parallel import Group
+from evenstep.pipeline.compiled import as_written
 from evenstep.train.backwards import Backwards, is_finite, tensors_in
 
 
@@ -44,7 +45,7 @@ def diagnose(model: nn.Module, rerun: Callable[[], object], *, if_finite: str = 
     handles = [module.register_forward_hook(watch(name)) for name, module in model.named_modules()]
     backwards = Backwards(model=model)
     try:
-        with backwards.watched():
+        with as_written(), backwards.watched():
             rerun()
     finally:
         for handle in handles:

@@ -67,7 +67,7 @@ def key_layers(model: nn.Module, randomness: Randomness) -> str:
         randomness.by_layer = True
         return ""
     original = unwrapped(model)
-    layers = _layers_of(original)
+    layers = layers_of(original)
     if not layers:
         return ""
     if original is not model or compiled_in_place(model):
@@ -102,7 +102,7 @@ def in_order(model: nn.Module, names: Iterable[str]) -> list[str]:
     >>> in_order(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)), ["1.weight", "0.bias", "0.weight"])
     ['0.bias', '0.weight', '1.weight']
     """
-    places = {layer.name: place for place, layer in enumerate(_layers_of(model))}
+    places = {layer.name: place for place, layer in enumerate(layers_of(model))}
 
     def place(name: str) -> int:
         above = name
@@ -133,7 +133,7 @@ class _Begin:
         self._calls += self._randomness.begin_layer(self._places, self._calls)
 
 
-def _layers_of(model: nn.Module) -> Sequence[Layer]:
+def layers_of(model: nn.Module) -> Sequence[Layer]:
     """The layers that a pipeline would cut, or none."""
     if is_chain(model):
         return Layers.of(model).layers

@@ -17,9 +17,13 @@ from evenstep.names import named_parameters
 from evenstep.optim.apply import HostApply, build_apply
 from evenstep.optim.learning_rate import LearningRates
 from evenstep.optim.modes import Modes
+from evenstep.parallel import Strategy
+from evenstep.pipeline import PipelineModel
+from evenstep.pipeline.compiled import release
 from evenstep.precision import Precision
 from evenstep.train.channels_last import as_it_is
 from evenstep.train.channels_last import channels_last as in_channels_last
+from evenstep.train.compiled import CompiledModel, compile_model
 from evenstep.train.context import TrainContext
 from evenstep.train.execution import Execution, build_execution
 from evenstep.train.failures import Retry
@@ -52,6 +56,7 @@ class Parts(NamedTuple):
         portion: which part of the whole model this rank holds.
         reads_at_once: whether the host knows of each update at once whether it was applied.
         settings: what updates are made with, as plain values.
+        compiled: what of the model is compiled; None: nothing.
     """
 
     context: TrainContext
@@ -64,6 +69,7 @@ class Parts(NamedTuple):
     portion: PipelineStateSharding
     reads_at_once: bool
     settings: dict[str, Any]
+    compiled: CompiledModel | None
 
 
 def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> Parts:
@@ -107,6 +113,9 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     context.coefficients.check(updates)
     learning_rates = LearningRates(optimizer, setup.lr_schedule, updates)
     unkeyed = key_layers(model, context.randomness)
+    release(model)
+    recompute(model, {}, context.randomness)  # what an earlier engine has chosen is not to be compiled
+    compiled = compile_model(model, report, _rank_of(model, strategy)) if train.compile == "model" else None
     execution, cuts = build_execution(model, strategy, optimizer, device), SplitLimit()
     recompute(model, setup.recomputed.here, context.randomness)
     layout = execution.reducers.layout
@@ -136,6 +145,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
         trained=trained,
         combine=tasks.combine,
         unkeyed=unkeyed,
+        looks=() if compiled is None else (compiled.look,),
     )
     return Parts(
         context=context,
@@ -165,7 +175,12 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
         portion=build_pipeline_state_sharding(model, execution.trainer.peers.wire),
         reads_at_once=isinstance(apply, HostApply),
         settings=settings,
+        compiled=compiled,
     )
+
+
+def _rank_of(model: nn.Module, strategy: Strategy) -> int:
+    return model.mesh.world.rank if isinstance(model, PipelineModel) else strategy.group.rank
 
 
 def _rounded(precision: Precision, model: nn.Module, names: Sequence[Sequence[str]]) -> list[str]:

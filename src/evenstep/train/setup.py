@@ -26,6 +26,7 @@ from evenstep.train.arguments import check_launched, check_model, check_trains, 
 from evenstep.train.blocks import Chosen, choose_modules
 from evenstep.train.cache import build_emptying
 from evenstep.train.coefficients import Fixed
+from evenstep.train.compiled import check_compiled
 from evenstep.train.metrics import build_meters
 from evenstep.train.number_formats import check_formats
 from evenstep.train.optimizers import check_optimizer
@@ -113,6 +114,8 @@ def set_up(
     check_parameters(model, optimizer, formats)
     on = choose_device(device, formats)
     check_formats(formats, model=model, optimizer=optimizer, strategy=sharing)
+    if train.compile == "model":
+        check_compiled(model, sharing, on)
     check_optimizer(optimizer, model=model, strategy=sharing, device=on, keeps=keeps)
     tasks = Tasks.of(task, train.coefficients, given.combine_named(train.combine), train.norm_statistics)
     check_tasks(tasks, data, evaluations, model=model, policy=policies.non_finite)

@@ -5,7 +5,6 @@ back, of the model and of whatever else is named. Parameters are not: a forward 
 """
 
 import random
-import sys
 from collections import OrderedDict, deque
 from collections.abc import Generator, Iterable
 from contextlib import ExitStack, contextmanager
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from evenstep.data.seeding import undisturbed
 from evenstep.internals import times_written
+from evenstep.pipeline.compiled import as_written
 
 _CONTAINERS = (dict, list, set, OrderedDict, deque)
 
@@ -40,8 +40,7 @@ def untouched(owners: Iterable[object]) -> Generator[None]:
     try:
         with ExitStack() as around:
             around.enter_context(undisturbed())
-            if "torch._dynamo" in sys.modules:  # else nothing is compiled
-                around.enter_context(torch.compiler.set_stance("force_eager"))
+            around.enter_context(as_written())
             yield
     finally:
         for one in kept:

@@ -75,6 +75,7 @@ class Update:
         trained: which of the model's parameters are trained now.
         combine: what is made of the tasks' separate gradients; None accumulates them into one.
         unkeyed: what randomness is not keyed by layer though it would be in stages, for people.
+        looks: called with the number of each update after its passes, to say what they have shown.
 
     Attributes:
         trained: see the arguments.
@@ -100,6 +101,7 @@ class Update:
         trained: TrainedParameters,
         combine: Combine | None = None,
         unkeyed: str = "",
+        looks: Sequence[Callable[[int], None]] = (),
     ) -> None:
         self._parameters = parameters
         self.trained = trained
@@ -120,6 +122,7 @@ class Update:
         self._dependence = Dependence(
             buffers=self._buffers, randomness=context.randomness, unkeyed=unkeyed, execution=execution, report=report
         )
+        self._looks = (self._dependence.look, *looks)
         self.is_whole = True
         self._gather: Callable[[Weights, int], MicrobatchResults] = self._accumulate
         if combine is not None:
@@ -160,7 +163,8 @@ class Update:
             return Computed(weights, MicrobatchResults(), [], None)
         gathered = self._gather(weights, update)
         self._buffers.settle()
-        self._dependence.look(update)
+        for look in self._looks:
+            look(update)
         self._execution.reducers.share_buffers(self._buffers)
         grads = gradients(self._parameters, sparse=self._sparse)
         return Computed(weights, gathered, grads, self._execution.norms.squared(grads))

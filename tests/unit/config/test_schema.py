@@ -120,8 +120,8 @@ PUBLIC_KEYS = {
     "Polynomial": ["end_factor", "kind", "power", "warmup_updates"],
     "Target": ["args", "target"],
     "Train": [
-        *("cast_inputs", "channels_last", "check_loss", "clip_norm", "epochs", "float32_outputs", "max_minutes"),
-        *("norm_statistics", "precision"),
+        *("cast_inputs", "channels_last", "check_loss", "clip_norm", "compile", "epochs", "float32_outputs"),
+        *("max_minutes", "norm_statistics", "precision"),
         *("settle_every_updates", "updates"),
     ],
     "Wsd": ["decay_updates", "end_factor", "kind", "shape", "warmup_updates"],
