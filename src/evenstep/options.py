@@ -344,11 +344,12 @@ def takes_old_arguments(constructor: _Function) -> _Function:
         ArgumentError: when called with an old argument and with the option object that it is in now.
 
     >>> import warnings
-    >>> @takes_old_arguments
-    ... def train(*, log=Logging()): return log
+    >>> class Trains:
+    ...     @takes_old_arguments
+    ...     def __init__(self, *, log=Logging()): self.log = log
     >>> with warnings.catch_warnings(record=True) as caught:
     ...     warnings.simplefilter("always")
-    ...     print(train(log_every_updates=3))
+    ...     print(Trains(log_every_updates=3).log)
     Logging(every_updates=3, writers=None)
     >>> str(caught[0].message)
     '`log_every_updates=…` is called `log=Logging(every_updates=…)` now; the old name goes with the next version.'

@@ -209,7 +209,7 @@ def test_hooks_and_writers_that_are_given_take_the_place_of_the_standard_ones(tm
     mine = Save(every_updates=2)
     trainer = trainer_of(folder=tmp_path, hooks=[mine], log=Logging(writers=("jsonl", CsvWriter())))
     names = [type(hook).__name__ for hook in trainer._loop.engine.bus.hooks]
-    assert names == ["Timer", "Save", "StopFile", "Status"]
+    assert names == ["Timer", "MemoryUse", "Save", "StopFile", "Status"]
     assert mine in trainer._loop.engine.bus.hooks
     assert kinds_of_writers(trainer) == [JsonlWriter, CsvWriter]
     assert kinds_of_writers(trainer_of(log=Logging(writers=ConsoleWriter()))) == [ConsoleWriter]
@@ -496,6 +496,8 @@ MISTAKES = [
     ("lr_schedule", Cosine, "is the class Cosine itself"),
     ("train.clip_norm", "1", "`clip_norm` must be"),
     ("train.clip_norm", -1.0, "`clip_norm` must be a finite number above 0"),
+    ("train.memory", "blocks", r"`memory` must be an object of Memory"),
+    ("train.compile", "yes", "`compile` must be one of off, model, but is 'yes'"),
     ("train.ema", 0.999, r"`ema` must be an object of Ema, but is 0\.999; write `ema=Ema\(decay=0\.999\)`"),
     ("evaluations", PAIRS, "`evaluations` must be data by name, but is a list; write `evaluations={'valid': MapData"),
     ("evaluations", {"valid": PAIRS}, r"`evaluations\['valid'\]` must be evenstep's `Data`.*is a dataset \(list\)"),

@@ -468,7 +468,7 @@ def bytes_alive() -> int:
     storages = {
         one.untyped_storage().data_ptr(): one.untyped_storage().nbytes()
         for one in gc.get_objects()
-        if isinstance(one, Tensor) and one.layout == torch.strided
+        if type(one) in (Tensor, nn.Parameter) and one.layout == torch.strided  # no fake ones, which have no memory
     }
     return sum(storages.values())
 
