@@ -167,7 +167,9 @@ def main() -> int:
     found = merged(path, {**what, "tests": cases, "rows": rows})
     path.write_text(json.dumps(found, indent=1) + "\n")
     ended = [one["outcome"] for one in cases.values()]
-    print(f"{ended.count('passed')} of {len(ended)} tests passed; {len(rows)} rows; written to {path}")
+    passed, skipped = ended.count("passed"), ended.count("skipped")
+    failed = len(ended) - passed - skipped
+    print(f"{passed} tests passed, {failed} failed, {skipped} skipped; {len(rows)} rows; written to {path}")
     return 1 if code not in (0, 5) or measured else 0  # 5: no test has such a name
 
 

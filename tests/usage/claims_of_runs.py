@@ -312,6 +312,62 @@ AREAS = (
         ),
     ),
     Area(
+        "Memory",
+        (
+            works(
+                "activations computed again in the backward, of blocks or of modules by a pattern: the same bits, "
+                "whatever forwards draw from and move",
+                "usage/test_recomputed.py::test_it_is_the_same_run_whatever_the_forward_draws_from_and_moves",
+            ),
+            works(
+                "with every strategy and reduction, in stages with backwards in one piece and in two, with replicas",
+                "usage/test_recomputed.py::test_it_is_the_same_run_on_two_ranks_with_every_strategy",
+                "usage/test_recomputed.py::test_it_is_the_same_run_in_stages_with_backwards_in_one_piece_and_in_two",
+                "usage/test_recomputed.py::test_it_is_the_same_run_in_stages_with_replicas",
+            ),
+            works(
+                "shards within what is computed again",
+                "usage/test_recomputed.py::test_shards_within_a_module_are_gathered_for_its_recomputation",
+            ),
+            works(
+                "running statistics move once",
+                "unit/train/test_recomputed.py::test_bits_names_and_running_statistics_are_those_of_a_run_that_keeps_all",
+            ),
+            works(
+                "models that checkpoint by themselves, blocks compiled in place, mixed and 16-bit formats",
+                "unit/train/test_recomputed.py::test_a_model_that_checkpoints_by_itself_may_be_recomputed_around_it",
+                "unit/train/test_recomputed.py::test_a_compiled_block_is_computed_again_as_compiled",
+                "unit/train/test_recomputed.py::test_it_is_the_same_in_number_formats",
+            ),
+            works(
+                "less memory; a recomputation that finds none is cut",
+                "unit/train/test_recomputed.py::test_an_update_takes_a_fraction_of_the_memory",
+                "unit/train/test_recomputed.py::test_a_recomputation_that_runs_out_of_memory_is_cut",
+            ),
+            works(
+                "peak, free, reserved and resident memory as metrics",
+                "unit/events/hooks/test_memory_use.py::test_on_a_cpu_it_is_the_process_at_the_end_of_each_window",
+            ),
+            refused(
+                "a model without blocks, and a pattern that fits no module",
+                "unit/train/test_blocks.py::test_a_model_without_blocks_is_refused",
+                "unit/train/test_blocks.py::test_a_pattern_that_fits_nothing_is_refused_with_what_there_is",
+            ),
+            refused(
+                "modules within what was compiled as a whole",
+                "unit/train/test_blocks.py::test_what_was_compiled_as_a_whole_is_refused_by_name",
+            ),
+            refused(
+                "a buffer that begins to move after the first forward of a module that is computed again",
+                "unit/train/test_recomputed.py::test_a_buffer_that_begins_to_move_late_is_refused_by_name",
+            ),
+            refused(
+                "emptying the cache of a CPU",
+                "unit/train/test_cache.py::test_a_device_that_keeps_nothing_is_refused",
+            ),
+        ),
+    ),
+    Area(
         "Devices",
         (
             works("CPU", "prove: cut "),
@@ -411,7 +467,11 @@ AREAS = (
                 "`fsdp` runs the tasks in one order on all ranks; what a task raises there ends the run",
                 "unit/parallel/test_tasks.py::test_what_one_rank_raised_ends_all_when_the_policy_says_so",
             ),
-            limit("statistics of each task under activation checkpointing and `torch.compile`"),
+            works(
+                "statistics of each task where activations are computed again",
+                "unit/train/test_recomputed.py::test_statistics_of_each_task_are_moved_once",
+            ),
+            limit("statistics of each task under `torch.compile`"),
         ),
     ),
     Area(

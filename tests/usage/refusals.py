@@ -54,6 +54,12 @@ ALONE: dict[str, Refusal] = {
         "--loss_scale", "{floor = 9, initial = 8}", "--train.precision", "16-mixed", says="`loss_scale.floor`"
     ),
     "an average that never begins": _of("--ema.start_update", "9", says="would never begin"),
+    "recomputed blocks of a model without": _of(
+        "--memory.checkpoint", "blocks", says='is "blocks", but Still has', code=1
+    ),
+    "recomputed modules that are none": _of("--memory.checkpoint", "layer.*", says="there are `layers.", code=1),
+    "a cache on a CPU": _of("--memory.empty_cache_every_updates", "9", says="but the run is on a CPU", code=1),
+    "recomputing nothing": _of("--memory.checkpoint", '""', says="or a pattern of module names"),
     "compression where sums are ordered": _of(
         "--parallel.compression", "bf16", "--parallel.reduction", "ordered", says="`parallel.compression`"
     ),

@@ -121,6 +121,12 @@ def test_a_folder_that_is_used_is_said_beside_all_else(
     assert "checked     1 update" in out and err.startswith("evenstep: the run folder runs/tiny exists already")
 
 
+def test_what_is_computed_again_is_told_by_name(run: Command) -> None:
+    code, out, err = run("check", "run.toml", "--memory.checkpoint", "layers.[13]")
+    assert code == 0, err
+    assert "memory      computed again in the backward: 2 modules, layers.1, layers.3\n" in out
+
+
 def test_a_checkpoint_that_does_not_fit_is_refused_alike(run: Command) -> None:
     assert run("train", "run.toml")[0] == 0
     again = ["run.toml", "--resume", "auto", "--seed", "7"]

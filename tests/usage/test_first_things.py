@@ -1,5 +1,7 @@
 """What a person may try on a trainer or engine, and each time works or is said in one line."""
 
+# pyright: reportUnknownLambdaType=false
+
 import copy
 import pickle
 from typing import Any
@@ -9,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import evenstep
-from evenstep.errors import ArgumentError, CheckpointError
+from evenstep.errors import ArgumentError, CheckpointError, TaskError
 
 _COUNTED = ("progress", "run", "data")
 PAIRS = [(torch.tensor([float(x), 1.0]), torch.tensor([2.0 * x])) for x in range(8)]
@@ -147,3 +149,85 @@ def test_norms_of_what_is_no_parameter_are_refused(values: Any, said: str) -> No
 def test_a_copy_is_refused_with_what_to_do(made: Any, act: Any) -> None:
     with pytest.raises(ArgumentError, match=r"can't be copied or pickled, .* `load_state_dict\("):
         act(made())
+
+
+@pytest.mark.parametrize("event", ["before_train", "after_forward", "after_step", "after_update", "after_train"])
+@pytest.mark.parametrize("what", ["load_state_dict", "resume"])
+def test_nothing_is_loaded_while_it_trains(event: str, what: str) -> None:
+    given: Any = _trainer().state_dict() if what == "load_state_dict" else "somewhere"
+
+    class Loads(evenstep.Hook):
+        pass
+
+    setattr(Loads, event, lambda self, _: getattr(self.trainer, what)(given))
+    with pytest.raises(ArgumentError, match=f"`{what}` was called while it trains, .* call it before `train`"):
+        _trainer(hooks=[Loads()]).train()
+
+
+@pytest.mark.parametrize("what", ["compare_cuts", "replay"])
+def test_an_update_is_not_run_again_in_the_midst_of_another(what: str) -> None:
+    class Compares(evenstep.Hook):
+        def after_forward(self, event: Any) -> None:
+            trainer: Any = self.trainer
+            getattr(trainer, what)(*([{}, {}] if what == "replay" else []))
+
+    with pytest.raises(ArgumentError, match=f"`{what}` was called in the midst of update 1"):
+        _trainer(hooks=[Compares()]).train()
+
+
+def _with(**members: Any) -> evenstep.Trainer:
+    model = nn.Linear(2, 1)
+    task = type("Own", (Line,), members)()
+    data = evenstep.MapData(PAIRS, global_batch_size=4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    return evenstep.Trainer(model=model, task=task, optimizer=optimizer, data=data, updates=2, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("members", "said"),
+    [
+        ({"metrics": lambda self: {}}, "`Own.metrics` must be objects of torchmetrics by name, but is the function"),
+        ({"metrics": [1]}, "`Own.metrics` must be objects of torchmetrics by name, but is a list"),
+        ({"late_weight": lambda self: True}, "`Own.late_weight` must be True or False"),
+        ({"inputs": 3}, r"`Own.inputs` must be a method, but is 3; write `def inputs\(self, batch\)`."),
+        ({"loss": lambda self, output: output.sum()}, r"`Own.loss` is called with output and batch, but takes"),
+        ({"weight": lambda self, output, batch: 4}, r"`Own.weight` is called with batch, but takes"),
+    ],
+)
+def test_a_members_fault_is_found_when_the_trainer_is_built(members: dict[str, Any], said: str) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        _with(**members)
+
+
+def _loss(**given: Any) -> Any:
+    return lambda self, output, batch: evenstep.Loss((output - batch[1]).square().sum(), **given)
+
+
+@pytest.mark.parametrize(
+    ("members", "said"),
+    [
+        ({"inputs": lambda self, batch: None}, r"`inputs` gives None for a batch \(did it forget to return it\?\)"),
+        ({"loss": _loss(metrics=torch.ones(2))}, "must be pairs by name, .* but are a Tensor"),
+        ({"loss": _loss(metrics=0)}, "must be pairs by name, .* but are 0"),
+        ({"loss": _loss(metrics={"a": torch.ones(2)})}, r"must be a pair \(sum, weight\).* a tensor of shape \[2\]"),
+        ({"loss": _loss(count="x")}, "the weight or `count` of a `Loss` of Own must be a number, but is 'x'"),
+        ({"loss": _loss(count=torch.ones(2))}, "the weight or `count` of a `Loss` of Own must be a number"),
+    ],
+)
+def test_what_a_task_gives_wrong_is_said_in_one_line(members: dict[str, Any], said: str) -> None:
+    with pytest.raises(TaskError, match=said):
+        _with(**members).train()
+
+
+@pytest.mark.parametrize("state", [None, 3, [1], torch.ones(2)])
+def test_a_tasks_state_that_is_no_dict_is_refused(state: Any) -> None:
+    with pytest.raises(TaskError, match="`state_dict` of the task must give a dict"):
+        _with(state_dict=lambda self: state).state_dict()
+
+
+@pytest.mark.parametrize("given", [None, "xy", 3, []])
+def test_a_split_that_gives_no_batches_is_said(given: Any, caplog: pytest.LogCaptureFixture, capfd: Any) -> None:
+    trainer = _with(split=lambda self, batch: given)
+    trainer.train()
+    said = caplog.text + "".join(capfd.readouterr())
+    assert "`split` raised TaskError: `Own.split` must give a list of two batches" in said

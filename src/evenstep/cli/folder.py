@@ -19,7 +19,7 @@ from evenstep.config.named import OpenRun
 from evenstep.config.target import loaded_from
 from evenstep.config.toml import dumps
 from evenstep.errors import ArgumentError
-from evenstep.events.files import replace_text
+from evenstep.events.files import replace_text, writing
 from evenstep.train.run_folder import FILES, FOLDERS, check_folder, check_writable
 
 CONFIG = "config.toml"
@@ -86,11 +86,12 @@ def publish(run: OpenRun, folder: Path) -> None:
     Every Python file beside an imported one is copied, because functions may import later.
 
     Raises:
-        OSError: it can't be written.
+        EvenstepError: it can't be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    if run.recipe != (folder / RECIPE).resolve():
-        _copy_recipe(run.recipe, folder)
+    with writing(folder / RECIPE, then="start it again"):
+        folder.mkdir(parents=True, exist_ok=True)
+        if run.recipe != (folder / RECIPE).resolve():
+            _copy_recipe(run.recipe, folder)
     replace_text(folder / ENVIRONMENT, json.dumps(describe_environment(), indent=2) + "\n")
     replace_text(folder / CONFIG, dumps(run.resolved()))
 

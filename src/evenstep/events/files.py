@@ -4,7 +4,8 @@ Each function writes beside the file and then puts the whole in its place. Check
 """
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from pathlib import Path
 
 from evenstep.errors import EvenstepError
@@ -22,13 +23,24 @@ def replace_text(path: Path, text: str) -> None:
     ...     Path(folder, "best").read_text()
     'step-00000010'
     """
-    try:
+    with writing(path, then="resume it"):
         path.parent.mkdir(parents=True, exist_ok=True)
         _replace(path, [text.encode()])
+
+
+@contextmanager
+def writing(path: Path, *, then: str) -> Generator[None]:
+    """Say of an OSError inside the `with` that `path` cannot be written, and what to do.
+
+    Raises:
+        EvenstepError: there was one.
+    """
+    try:
+        yield
     except OSError as error:
         raise EvenstepError(
             f"`{path}` cannot be written: {error.strerror or error}; make room or give the run a folder that it may "
-            f"write to, then resume it."
+            f"write to, then {then}."
         ) from error
 
 

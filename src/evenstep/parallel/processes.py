@@ -152,7 +152,7 @@ class Processes(Group):
         self._flight.update = update
 
     def where(self) -> str:
-        return f" in update {self._flight.update}"
+        return f" in update {self._flight.update}" if self._flight.update else " before the first update"
 
     def sum_floats(self, values: Sequence[float]) -> list[float]:
         total = torch.tensor(values, dtype=torch.float64)

@@ -178,7 +178,13 @@ class Stage:
         cast("GathersPerPlan", self.reducer).reshard()
 
     def _go_back(self, microbatch: int, step: Step) -> None:
-        crossing = self._live.pop(microbatch)
+        crossing = self._live.pop(microbatch, None)
+        if crossing is None:
+            raise PlanError(
+                f"there is nothing to go back to in micro-batch {microbatch}: gradients were switched off when its "
+                f"forward ended. Whoever does `torch.set_grad_enabled(False)` in a hook or a forward must switch them "
+                f"on again; `with torch.no_grad():` does so by itself."
+            )
         if crossing.loss is not None:
             step.backward(crossing.loss, microbatch)
             crossing.loss = None

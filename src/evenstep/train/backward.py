@@ -6,6 +6,7 @@ engine is called where `backward` itself, and torch's pipelining runtime, call i
 """
 
 from torch import Tensor
+from torch.utils.checkpoint import CheckpointError
 
 from evenstep.internals import run_backward
 
@@ -30,5 +31,11 @@ def descend(loss: Tensor, gradient: Tensor) -> None:
             error.add_note(
                 "evenstep goes back from the loss itself: `Task.loss` must not call `backward`, and what it computes "
                 "from must be of this micro-batch's forward, not kept from an earlier one."
+            )
+        if isinstance(error, CheckpointError):
+            error.add_note(
+                "A module's forward has computed something else when it was computed again in the backward: it may "
+                "depend on what it keeps in attributes. Let `memory.checkpoint`, or a checkpoint of the model's own, "
+                "leave it out."
             )
         raise

@@ -58,9 +58,9 @@ def check_update(
     if ema is not None:
         _check("ema", ema, Ema, "`ema=Ema(decay=0.999)`")
     if coefficients is not None and not isinstance(coefficients, Mapping | Coefficients):
+        write = "`combine=…`" if isinstance(coefficients, Combine) else "`coefficients={'class': 1.0, 'box': 0.5}`"
         raise ArgumentError(
-            f"`coefficients` must be numbers by the names of tasks, but is {said(coefficients)}; write "
-            f"`coefficients={{'class': 1.0, 'box': 0.5}}`."
+            f"`coefficients` must be numbers by the names of tasks, but is {said(coefficients)}; write {write}."
         )
 
 

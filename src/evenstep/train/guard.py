@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, cast, final
 import torch
 from torch import Tensor, nn
 
+from evenstep.arguments import said
 from evenstep.data import GlobalBatch, Microbatch
 from evenstep.errors import TaskError, clause
 from evenstep.memory import give_back, is_out_of_memory
@@ -24,6 +25,7 @@ from evenstep.train.additive import FAST, NARROW, WIDE, Again, Given, Precise, a
 from evenstep.train.context import TrainContext
 from evenstep.train.execution import Execution
 from evenstep.train.loss_faults import batch_norms, loss_fault, metric_note, norm_note, uncut_note, weight_fault
+from evenstep.train.metrics import is_number
 from evenstep.train.microbatch import MicrobatchStep
 from evenstep.train.onlooker import Onlooker
 from evenstep.train.recovery import Recovery
@@ -158,9 +160,9 @@ class Guard:
         everybody = gather((fault, notes, bool(given)))
         if any(looked for _, _, looked in everybody):
             self.pending.discard(name)
-        for said, _, _ in everybody:
-            if said:
-                raise TaskError(f"task `{name}`: {said}" if name else said)
+        for fault, _, _ in everybody:
+            if fault:
+                raise TaskError(f"task `{name}`: {fault}" if name else fault)
         return next((theirs for _, theirs, _ in everybody if theirs), [])
 
     def _trial(self, task: Task, microbatches: Sequence[Microbatch]) -> tuple[Trial | None, str]:
@@ -170,7 +172,10 @@ class Guard:
             for one in microbatches:
                 whole = self.cuts.pieces(task, one.data, one.known_samples)[0]
                 why = why or reason_not_cut(task, whole)
-                parts = parts_of(task, whole)
+                try:
+                    parts = parts_of(task, whole)
+                except Exception as error:  # noqa: BLE001 - said as a remark; nothing else has called it yet
+                    return None, f"`split` raised {clause(error)}"
                 if len(parts) > 1 and all(self._weight(task, piece) > 0 for piece in (whole, *parts)):
                     return Trial(one, whole, parts), ""
         except Exception:  # noqa: BLE001 - the update asks the same of the task, and says what it raises
@@ -309,10 +314,18 @@ def _given(task: Task, loss: Any, weight: float) -> Given | None:
     late: Any = loss.count if loss.weight is None else loss.weight
     return Given(
         loss=float(total),
-        weight=float(late) if task.late_weight and late is not None else weight,
-        count=None if loss.count is None else float(loss.count),
+        weight=_count_of(task, late) if task.late_weight and late is not None else weight,
+        count=None if loss.count is None else _count_of(task, loss.count),
         metrics=_numbers(loss.metrics),
     )
+
+
+def _count_of(task: Task, given: object) -> float:
+    if not is_number(given) or (isinstance(given, Tensor) and given.numel() != 1):
+        raise TaskError(
+            f"the weight or `count` of a `Loss` of {type(task).__name__} must be a number, but is {said(given)}."
+        )
+    return float(cast("Any", given))
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, tuple[float, float]]:

@@ -7,17 +7,16 @@ and numpy's generators, the keys of layers within, and buffers. What it does to 
 the modules (`blocks`), and knows nothing of what a forward keeps in attributes: that is done twice.
 """
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from evenstep.errors import TaskError
-from evenstep.internals import buffers_of, compiled_in_place, times_written
+from evenstep.internals import buffers_of, compiled_in_place, pytree, times_written
 from evenstep.parallel.buffers import NORMS
 from evenstep.train.randomness import Moment, Randomness
 
@@ -76,9 +75,13 @@ class Recomputed:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return self.forward(*args, **kwargs)
-        # torch looks for devices, whose generators it keeps, among positional arguments alone
+        # torch looks for devices, whose generators it keeps, among positional arguments alone; and of one tensor that
+        # is given twice it makes two, by which attention would go another way
         leaves, form = pytree.tree_flatten((args, kwargs))
-        return checkpoint(_Passage(self), form, *leaves, use_reentrant=False)
+        tensors = {id(one): one for one in leaves if isinstance(one, Tensor)}
+        places = {key: place for place, key in enumerate(tensors)}
+        rest = [_At(places[id(one)]) if isinstance(one, Tensor) else one for one in leaves]
+        return checkpoint(_Passage(self, rest, form), *tensors.values(), use_reentrant=False)
 
     def remove(self, module: nn.Module) -> None:
         """Let the module be called as it was before."""
@@ -96,20 +99,32 @@ class _Place(NamedTuple):
     norm: nn.Module | None
 
 
+class _At(NamedTuple):
+    """The place of a tensor among those that a forward is called with."""
+
+    place: int
+
+
 @final
 class _Passage:
-    """One forward of a module, and what it depended on, for when it is computed again."""
+    """One forward of a module, and what it depended on, for when it is computed again.
 
-    __slots__ = ("_copies", "_held", "_moment", "_of")
+    Args:
+        leaves: of its arguments, with the places of tensors instead of those, which are not held here.
+        form: of its arguments.
+    """
 
-    def __init__(self, of: Recomputed) -> None:
-        self._of = of
+    __slots__ = ("_copies", "_form", "_held", "_leaves", "_moment", "_of")
+
+    def __init__(self, of: Recomputed, leaves: Sequence[Any], form: pytree.TreeSpec) -> None:
+        self._of, self._leaves, self._form = of, leaves, form
         self._moment: Moment | None = None
         self._held: list[Tensor | None] = []
         self._copies: dict[int, Tensor] = {}  # of buffers that the forward moves, from before it
 
-    def __call__(self, form: pytree.TreeSpec, *leaves: Any) -> Any:
-        args, kwargs = pytree.tree_unflatten(leaves, form)
+    def __call__(self, *tensors: Tensor) -> Any:
+        leaves = [tensors[one.place] if isinstance(one, _At) else one for one in self._leaves]
+        args, kwargs = pytree.tree_unflatten(leaves, self._form)
         of = self._of
         if self._moment is not None:
             with of.randomness.again(self._moment), self._buffers_again():

@@ -56,8 +56,14 @@ class Recording:
             )
         if not isinstance(loss, Loss):
             loss = Loss(loss)
-        elif task.late_weight and loss.weight is None and loss.count is not None:
-            loss = replace(loss, weight=loss.count)
+        else:
+            if loss.observed and task.metrics is Task.metrics:
+                raise TaskError(
+                    f"`Loss.observed` is what the metric objects of a task see, but `{type(task).__name__}` has no "
+                    f"`metrics`; give it some, or log plain numbers by `Loss(…, metrics={{name: (sum, weight)}})`."
+                )
+            if task.late_weight and loss.weight is None and loss.count is not None:
+                loss = replace(loss, weight=loss.count)
         return self._record(task, one, piece, loss, _checked(task, loss, one.index))
 
     def _record(self, task: Task, one: Microbatch, piece: SubBatch, loss: Loss, total: Tensor | None) -> Tensor | None:
@@ -85,6 +91,8 @@ class Recording:
         """Record the pairs that came with a loss."""
         check_names(task, loss)
         for name, pair in loss.metrics.items():
+            if isinstance(pair, Tensor):  # of two numbers, which need not be a sum and its weight
+                raise no_pair(task, name, pair)
             try:
                 metric_sum, metric_weight = pair
             except (TypeError, ValueError) as error:

@@ -4,10 +4,13 @@ A task may say by itself how its batches are cut (`Task.split`); else samples ar
 are. It decides neither how finely nor when.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import Any, cast, final
 
+from evenstep.arguments import said
 from evenstep.data import Microbatch
+from evenstep.errors import TaskError
 from evenstep.train.split import (
     cuttable_samples,
     half_of_samples,
@@ -41,7 +44,13 @@ class SubBatch:
 def parts_of(task: Task, piece: SubBatch) -> list[SubBatch]:
     """A piece in two, or as itself, where it can't be cut."""
     if splits_itself(task):
-        whole, parts = piece.num_samples, task.split(piece.data)
+        whole, parts = piece.num_samples, cast("object", task.split(piece.data))
+        if not isinstance(parts, list | tuple) or not parts:
+            raise TaskError(
+                f"`{type(task).__name__}.split` must give a list of two batches, or of one that can't be cut, but gave "
+                f"{said(parts)}; return `[first, second]`."
+            )
+        parts = list(cast("Sequence[Any]", parts))
         told = [None if whole is None else samples_like(part, piece.data, whole) for part in parts]
         return [SubBatch(part, (*piece.path, number), told[number]) for number, part in enumerate(parts)]
     of = piece.of

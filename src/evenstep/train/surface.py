@@ -128,6 +128,15 @@ class Surface:
                 f"{advice}."
             )
 
+    def _check_not_training(self, what: str) -> None:
+        """Raise ArgumentError where a hook or task calls `what` while the run counts its updates."""
+        if self._is_training:
+            raise ArgumentError(
+                f"`{what}` was called while it trains, by a hook or the task, so that the run would not know where it "
+                f'is; call it before `train`. To go back within a run: `failures=Failures(non_finite="rewind")`, or '
+                f"`loss_spike`."
+            )
+
     def _check_evaluates(self) -> None:
         """Raise ArgumentError where there is nothing to evaluate on."""
         if not self._loop.evaluator.sets:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from evenstep.arguments import require_flag, require_object, said
+from evenstep.arguments import require_flag, require_object, require_state, said
 from evenstep.data import Data, data_of
 from evenstep.data.seeding import undisturbed
 from evenstep.errors import ArgumentError
@@ -351,6 +351,7 @@ class Trainer(Surface):
             CheckpointError: it is not there, damaged, of another run, or made with other settings. Nothing has been
                 changed then.
         """
+        self._check_not_training("resume")
         require_flag("new_settings", new_settings)
         if not isinstance(cast("object", source), str | Path) or not str(source):
             raise ArgumentError(
@@ -378,6 +379,7 @@ class Trainer(Surface):
         Raises:
             CheckpointError: it is of another model, optimizer, data, seed or precision. Nothing has been changed.
         """
+        self._check_not_training("load_state_dict")
         self._loop.checkpointer.load(state)
         self._resumed = True
 
@@ -392,8 +394,11 @@ class Trainer(Surface):
             CheckpointError: the state is of another model.
             Exception: what the update raises.
         """
+        self._check_idle("replay", "call it on a trainer that does not train")
+        require_state(state, "a trainer's `state_dict`")
         return replay_failure(self._loop.engine, self._loop.feed.data, state, failure)
 
     def compare_cuts(self) -> str:
         """How far the next update's gradient is from that with finer micro-batches, in words; changes nothing."""
+        self._check_idle("compare_cuts", "call it between updates, such as in `after_update`")
         return compare_cuts(self._loop.engine, self._loop.feed.data)

@@ -1,4 +1,6 @@
+import errno
 import json
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -29,6 +31,18 @@ def test_a_run_says_what_it_will_do_and_where_it_is(evenstep: Run) -> None:
         "run         6 updates (1.2 epochs of 5 updates), precision 32-true, seed 42",
     ]
     assert lines[-2:] == ["run folder  runs/tiny", "report      runs/tiny/report.html"]
+
+
+def test_a_full_disk_while_the_recipe_is_copied_is_said_with_its_place(
+    evenstep: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def copyfile(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfile", copyfile)
+    done = evenstep("train", "run.toml")
+    assert done.code == 1
+    assert "evenstep: `runs/tiny/recipe` cannot be written: No space left on device; make room" in done.err
 
 
 def test_a_run_folder_holds_all_that_there_is_to_know(evenstep: Run, recipe: Path) -> None:

@@ -140,7 +140,7 @@ def test_what_waits_for_its_backward_is_let_go_when_an_action_raises() -> None:
     both = tuple(Action(op, 0, number) for op in (Op.FORWARD, Op.BACKWARD) for number in (0, 1))
     with pytest.raises(ValueError, match="no"):
         Runner([stage]).run(both, log)
-    with pytest.raises(KeyError):
+    with pytest.raises(PlanError):
         Runner([stage]).run((Action(Op.BACKWARD, 0, 1),), log)
 
 

@@ -10,6 +10,7 @@ from torch import nn
 from evenstep.errors import ArgumentError
 from evenstep.parallel import Mesh
 from evenstep.pipeline import PipelineModel
+from evenstep.train import Engine, Task
 from evenstep.train.agreement import check_ties
 from evenstep.train.state import parameter_names
 
@@ -50,3 +51,24 @@ def test_a_model_in_stages_that_is_not_tied_and_a_whole_one_have_nothing_to_comp
     check_ties(PipelineModel(tied(), stages_per_rank=2), [["0.weight", "3.weight"], ["1.weight", "2.weight"]])
     with pytest.raises(ArgumentError, match=r"in group 0 and in group 1"):
         check_ties(PipelineModel(tied(), stages_per_rank=2), [["0.weight"], ["3.weight"]])
+
+
+def test_an_engine_is_not_built_of_stages_that_would_step_their_copies_otherwise(
+    on_ranks: Callable[..., list[Any]],
+) -> None:
+    class Sum(Task):
+        def loss(self, output: Any, batch: Any) -> Any:
+            return output.sum()
+
+    def act(group: Any) -> str:
+        model = PipelineModel(tied(), mesh=Mesh.of(group, pipeline=2))
+        own = dict(model.named_parameters())
+        groups: list[dict[str, Any]] = [{"params": [], "lr": 1.0}, {"params": [], "lr": 0.1}]
+        groups["0.weight" not in own]["params"] = list(own.values())
+        try:
+            Engine(model, Sum(), torch.optim.SGD(groups), device="cpu")
+        except ArgumentError as error:
+            return str(error)
+        return ""
+
+    assert all("`0.weight` and `3.weight` are one parameter" in one for one in on_ranks(2, act))

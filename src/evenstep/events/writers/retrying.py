@@ -37,6 +37,7 @@ class RetryingWriter:
         self._writer = writer
         self._report = report
         self._waiting: deque[Call] = deque()
+        self._unflushed: deque[Call] = deque()  # writes that it has taken, perhaps into a buffer
         self._folder: Path | None = None
         self._written = self._latest = 0
         self._is_open = False
@@ -79,7 +80,8 @@ class RetryingWriter:
         if not self._is_open:
             return
         self._written, self._latest = min(self._written, update), update
-        self._waiting = deque(_until(update, self._waiting))
+        self._waiting = deque(_until(update, [*self._unflushed, *self._waiting]))
+        self._unflushed.clear()
         try:
             self._reopen()
         except Exception as error:  # noqa: BLE001 - not lost: it is an incident
@@ -87,9 +89,10 @@ class RetryingWriter:
 
     def close(self) -> None:
         """Try once more to give it what waits, and close it."""
-        if self._is_open and self._waiting:
+        if self._is_open and (self._waiting or self._unflushed):
+            self._waiting.append(("flush", ()))
             self._try()
-            self._lost += len(self._waiting)
+            self._lost += sum(method != "flush" for method, _ in self._waiting)
             self._waiting.clear()
         self._is_open = False
         try:
@@ -97,7 +100,8 @@ class RetryingWriter:
         except Exception as error:  # noqa: BLE001 - not lost: it is an incident
             self._failed(error)
         if self._lost:
-            message = f"{self._named} did not take {self._lost} calls of metrics and events, which are lost to it."
+            calls = "1 call" if self._lost == 1 else f"{self._lost} calls"
+            message = f"{self._named} did not take {calls} of metrics and events, lost to it."
             self._report(Incident(kind="writer", update=self._latest, message=message, rank=0))
 
     @property
@@ -121,11 +125,16 @@ class RetryingWriter:
             while self._waiting:
                 method, arguments = self._waiting[0]
                 getattr(self._writer, method)(*arguments)
-                self._waiting.popleft()
+                call = self._waiting.popleft()
                 if method == "write":
-                    self._written = max(self._written, *(record.update for record in arguments[0]))
+                    self._unflushed.append(call)
+                elif method == "flush":
+                    self._written = max([self._written, *map(_last_update, self._unflushed)])
+                    self._unflushed.clear()
             self._wait_s = 0.0
         except Exception as error:  # noqa: BLE001 - not lost: it is an incident
+            self._waiting.extendleft(reversed(self._unflushed))  # opened anew, it has them no more
+            self._unflushed.clear()
             self._failed(error)
 
     def _reopen(self) -> None:
@@ -141,6 +150,11 @@ class RetryingWriter:
             message = f"{self._named} failed: {cause}; training goes on, and it is tried again later."
             trace = "".join(traceback.format_exception(error))
             self._report(Incident(kind="writer", update=self._latest, message=message, rank=0, traceback=trace))
+
+
+def _last_update(write: Call) -> int:
+    _, (records,) = write
+    return max(record.update for record in records)
 
 
 def _until(update: int, calls: Iterable[Call]) -> Iterator[Call]:

@@ -10,6 +10,7 @@ import pytest
 
 from evenstep.errors import EvenstepError, HookError
 from evenstep.events import Event, Incident, JsonlWriter, Record, Writer, Writers
+from evenstep.events.writers import retrying
 
 RECORDS = [Record(1, "a", 1.0, 1.0)]
 INCIDENT = Incident(kind="overflow", update=1, message="", details={})
@@ -79,10 +80,7 @@ def test_a_full_disk_names_writer_file_and_cause_and_the_others_still_get_theirs
         writers.write(RECORDS)
     assert notes[:5] == ["open1", "open2", "write1", "write2", "flush2"]
     assert heard[0].message.startswith("writer `Notes` of `notes.txt` failed: No space left on device; training goes")
-    assert (
-        heard[-1].message
-        == "writer `Notes` of `notes.txt` did not take 1 calls of metrics and events, which are lost to it."
-    )
+    assert heard[-1].message == "writer `Notes` of `notes.txt` did not take 1 call of metrics and events, lost to it."
 
 
 def test_a_file_that_really_cannot_grow_is_such_an_incident(tmp_path: Path) -> None:
@@ -204,3 +202,65 @@ def test_going_back_forgets_what_came_after_even_where_the_disk_is_full_just_the
     written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [(line["update"], line["a"]) for line in written] == [(1, 1.0), (2, 2.0), (3, 33.0)]
     assert [incident.kind for incident in heard] == ["writer"]
+
+
+class Buffers(Writer):
+    """Writes what it has taken when it is flushed; closing loses what could not be."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.buffer, self.is_full = path, "", False
+
+    def open(self, folder: Path | None, update: int) -> None:
+        lines = self.path.read_text().splitlines(keepends=True) if self.path.exists() else []
+        self.path.write_text("".join(line for line in lines if int(line) <= update))
+        self.buffer = ""
+
+    def write(self, records: Sequence[Record]) -> None:
+        self.buffer += "".join(f"{record.update}\n" for record in records)
+
+    def flush(self) -> None:
+        if self.is_full and self.buffer:
+            raise full()
+        with self.path.open("a") as file:
+            file.write(self.buffer)
+        self.buffer = ""
+
+    def close(self) -> None:
+        self.flush()
+
+
+def one(update: int) -> list[Record]:
+    return [Record(update, "a", 1.0, 1.0)]
+
+
+@pytest.mark.parametrize("back", [None, 2])
+def test_what_a_writer_has_buffered_when_its_flush_fails_is_given_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, back: int | None
+) -> None:
+    monkeypatch.setattr(retrying, "FIRST_WAIT_S", 1e-9)
+    heard: list[Incident] = []
+    writer = Buffers(tmp_path / "numbers.txt")
+    writers = Writers([writer], heard.append)
+    with writers.opened(tmp_path, 0):
+        writers.write(one(1))
+        writer.is_full = True
+        writers.write(one(2))
+        writers.write(one(3))
+        writer.is_full = False
+        if back is not None:
+            writers.rewind(back)
+            writers.write(one(3))
+        writers.write(one(4))
+    assert writer.path.read_text().split() == ["1", "2", "3", "4"]
+    assert [incident.kind for incident in heard] == ["writer"]
+
+
+def test_what_a_writer_has_buffered_and_can_never_flush_is_counted_as_lost(tmp_path: Path) -> None:
+    heard: list[Incident] = []
+    writer = Buffers(tmp_path / "numbers.txt")
+    writers = Writers([writer], heard.append)
+    with writers.opened(tmp_path, 0):
+        writer.is_full = True
+        writers.write(one(1))
+        writers.write(one(2))
+    assert heard[-1].message.endswith("did not take 2 calls of metrics and events, lost to it.")
