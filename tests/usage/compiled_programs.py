@@ -23,7 +23,8 @@ def parameters(strategy: str, compile: Any, schedule: str = "") -> list[float]:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     group = group_of_ranks()
-    mesh = Mesh.of(group, pipeline=group.ranks) if schedule else None
+    rank, ranks = (0, 1) if group is None else (group.rank, group.ranks)
+    mesh = Mesh.of(group, pipeline=ranks) if schedule else None
     model: Any = Net() if mesh is None else PipelineModel(Net(), mesh=mesh, schedule=schedule)
     engine = evenstep.Engine(
         model,
@@ -37,8 +38,8 @@ def parameters(strategy: str, compile: Any, schedule: str = "") -> list[float]:
     for _ in range(UPDATES):
         x = torch.randn(SAMPLES - 1, 4, generator=generator)
         pieces = [(part, part.sum(-1)) for part in x.split(2)]
-        each = -(-len(pieces) // group.ranks)
-        engine.update(*(pieces if mesh is not None else pieces[group.rank * each : (group.rank + 1) * each]))
+        each = -(-len(pieces) // ranks)
+        engine.update(*(pieces if mesh is not None else pieces[rank * each : (rank + 1) * each]))
     engine.evaluate(*pieces[:1])
     state = engine.state_dict()["model"]
-    return [float(one) for value in state.values() for one in value.flatten()] if group.rank == 0 else []
+    return [float(one) for value in state.values() for one in value.flatten()] if rank == 0 else []
