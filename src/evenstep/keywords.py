@@ -4,7 +4,7 @@ Python's own TypeError names the wrong one and not the right one. Who comes from
 names, so the commonest of them stand here beside ours. Nothing is done unless a call has failed. It loads no torch.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from functools import wraps
@@ -124,6 +124,15 @@ _OF_BATCHES = ("data", "evaluations", "global_batch_size", "micro_batch_size", "
 _MADE_IN_UPDATES = ("Action", "Committed", "Trained")  # many, and not by a person
 
 
+def ours(word: str) -> Sequence[str]:
+    """Our names for what other trainers call `word`, the likeliest first.
+
+    >>> ours("max_epochs"), ours("lr")
+    (['epochs'], ['optimizer'])
+    """
+    return _MEANT.get(word.lower(), ())
+
+
 def answer_calls(target: T) -> T:
     """A public name; if it is a class that a person builds, a call that does not fit is answered from now on.
 
@@ -216,7 +225,7 @@ def advice_for(name: str, known: Mapping[str, object]) -> str:
     'write `optimizer=torch.optim.AdamW(model.parameters(), lr=…)`.'
     """
     word = name.lower()
-    meant = [word, *_MEANT.get(word, ())]
+    meant = [word, *ours(word)]
     for one in meant:
         if one in known:
             return f"write {_BY_NAME.get(one, f'`{one}=…`')}."

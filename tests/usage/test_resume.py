@@ -211,6 +211,11 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"train": Training(coefficients=Uncertainty(regression=["a"]))},
         "`train.coefficients.regression` was [] and is now ['a']",
     ),
+    "train.compile": (
+        {},
+        {"train": Training(compile="model")},
+        "`train.compile` was off and is now model",
+    ),
     "train.combine": (
         {"train": Training(combine=GradNorm())},
         {"train": Training(combine=GradNorm(alpha=1.0))},

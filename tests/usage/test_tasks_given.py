@@ -31,13 +31,6 @@ def built(**more: Any) -> Trainer:
     return Trainer(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.01), **{**given, **more})
 
 
-def test_a_task_without_batches_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="task `b` has no batches"):
-        built(task={"a": Line(), "b": Line()}, data=Mixture({"a": data()}))
-    tasks = {"a": Line(), "b": Line()}
-    built(task=tasks, data=Mixture({"a": data()}), evaluations={"valid": Mixture({"b": data()})}).train()
-
-
 def test_a_way_of_combining_gradients_given_as_coefficients_is_answered_with_its_argument() -> None:
     tasks = {"a": Line(), "b": Line()}
     mixture = Mixture({"a": data(), "b": data()})

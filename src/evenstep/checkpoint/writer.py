@@ -226,7 +226,7 @@ class CheckpointWrite:
         self._disk.sync_folder(run)
 
     def _failed(self, error: OSError) -> CheckpointError:
-        size = f"It needs {self.num_bytes / 1e6:.1f} MB and " if self._files else ""
+        size = f"It needs {_size(self.num_bytes)} and " if self._files else ""
         return CheckpointError(
             f"the checkpoint of update {self.update} could not be written to `{self.target}`: {_cause(error)}. {size}"
             f"{_free(self.target.parent, self._disk)}; earlier checkpoints are untouched. {_advice(error)}"
@@ -309,9 +309,17 @@ def _cause(error: OSError) -> str:
 def _free(folder: Path, disk: Disk) -> str:
     try:
         existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
-        return f"{disk.free_bytes(existing) / 1e6:.1f} MB are free"
+        return f"{_size(disk.free_bytes(existing))} are free"
     except OSError as error:
         return f"how much is free cannot be told ({error.strerror})"
+
+
+def _size(num_bytes: int) -> str:
+    """
+    >>> _size(2_500_000), _size(4_096)
+    ('2.5 MB', '4.1 kB')
+    """
+    return f"{num_bytes / 1e6:.1f} MB" if num_bytes >= 1e6 else f"{num_bytes / 1e3:.1f} kB"
 
 
 def _advice(error: OSError) -> str:

@@ -9,6 +9,7 @@ from typing import Any, get_args, get_origin
 
 from evenstep.config.schema import Config
 from evenstep.config.section import Section
+from evenstep.keywords import ours
 
 
 def tables(annotation: Any) -> tuple[type[Section], ...]:
@@ -78,6 +79,8 @@ def meant_by(path: Sequence[str], siblings: Sequence[str]) -> str | None:
 
     >>> meant_by(("train", "update"), ["updates", "epochs"]), meant_by(("clip_norm",), ["name", "train"])
     ('train.updates', 'train.clip_norm')
+    >>> meant_by(("train", "max_steps"), ["updates", "epochs"]), meant_by(("data", "num_epochs"), ["shuffle"])
+    ('train.updates', 'train.epochs')
     """
     *outer, last = path
     close = get_close_matches(last, siblings, n=1)
@@ -86,8 +89,9 @@ def meant_by(path: Sequence[str], siblings: Sequence[str]) -> str | None:
     written = ".".join(path)
     elsewhere = [key for key in dict.fromkeys(all_keys()) if not f"{written}.".startswith(f"{key}.")]
     by_name = {key.rpartition(".")[2]: key for key in reversed(elsewhere)}
-    if last in by_name:
-        return by_name[last]
+    for name in (last, *ours(last)):
+        if name in by_name:
+            return by_name[name]
     if whole := get_close_matches(written, elsewhere, n=1):
         return whole[0]
     names = get_close_matches(last, by_name, n=1)

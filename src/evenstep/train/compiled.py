@@ -210,7 +210,7 @@ def _repeated(model: nn.Module) -> dict[str, nn.Module]:
     """The outermost items of lists of modules that are blocks, as far as there are several of their class."""
     lists = [part for part in model.modules() if isinstance(part, nn.ModuleList | nn.Sequential)]
     listed = {id(item) for one in lists for item in one.children() if _is_block(item)}
-    listed -= {id(one) for one in lists}
+    listed -= {id(one) for one in lists if any(map(_is_block, one.children()))}
     found: dict[str, nn.Module] = {}
     for name, part in model.named_modules():
         if id(part) in listed and not any(name.startswith(f"{outer}.") for outer in found):

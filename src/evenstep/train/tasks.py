@@ -5,7 +5,7 @@ clipping and ranks treat it as they treat all parameters and buffers. It runs no
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from inspect import signature
@@ -134,8 +134,6 @@ def check_tasks(
         _check_names("`data`", data.tasks, by_name)
     for name, one in evaluations.items():
         _check_names(f"the evaluation '{name}'", one.tasks, by_name)
-    if data is not None:
-        _check_used(by_name, [one.tasks for one in (data, *evaluations.values())])
     for name, task in by_name.items():
         _check_methods(type(task))
         _check_members(task)
@@ -157,19 +155,6 @@ def check_tasks(
         _check_stages(tasks, policy)
     if combine is not None and combine.needs_products:
         _check_separable(model)
-
-
-def _check_used(by_name: Mapping[str, Task], of_data: Sequence[Collection[str] | None]) -> None:
-    """Raise ArgumentError for a task that no data have batches for, as far as they tell."""
-    if any(tasks is None for tasks in of_data):
-        return
-    used = {name for tasks in of_data for name in tasks or ()}
-    idle = [name for name in by_name if name not in used]
-    if idle:
-        raise ArgumentError(
-            f"task `{idle[0]}` has no batches, neither in `data` nor in any evaluation, so it would have no effect; "
-            f"give its data to the `Mixture`, or leave the task out."
-        )
 
 
 def _check_methods(kind: type[Task]) -> None:

@@ -353,3 +353,34 @@ def test_machine_code_gives_the_run_within_1e_6_and_two_such_runs_the_same_bits(
     other = trained(chain(stages=3), updates=50)
     assert torch.equal(one, other)
     assert (one - eager).norm() / eager.norm() < 1e-6
+
+
+def test_threads_that_look_into_aborts_at_once_leave_torch_compiling() -> None:
+    from threading import Barrier, Thread
+
+    from evenstep.pipeline.compiled import as_written
+
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))  # so that there is something to hold back
+    entered, left = Barrier(2), Barrier(2)
+
+    def look(first: bool) -> None:
+        with as_written():
+            entered.wait(10)
+            if not first:
+                left.wait(10)
+        if first:
+            left.wait(10)
+
+    threads = [Thread(target=look, args=(first,)) for first in (True, False)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    seen: list[int] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        seen.append(len(inputs))
+        return graph.forward
+
+    torch.compile(lambda x: x * 2, backend=backend)(torch.ones(1))
+    assert seen
