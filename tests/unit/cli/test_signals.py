@@ -102,8 +102,20 @@ atexit.register(first)
 """
 
 
-@pytest.mark.parametrize(("at", "pause"), [("first", 60.0), ("last", 0.0)])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+_SAMPLE = [("first", signal.SIGTERM), ("last", signal.SIGINT)]
+_ENDS = [(("first", 60.0), number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)]
+_ENDS += [(("last", 0.0), number) for _, number in _ENDS]
+
+
+@pytest.mark.parametrize(
+    ("at", "pause", "number"),
+    [
+        pytest.param(
+            *end, number, marks=[] if (end[0], number) in _SAMPLE else [pytest.mark.slow], id=f"{end[0]}-{number.name}"
+        )
+        for end, number in _ENDS
+    ],
+)
 def test_a_signal_while_python_ends_leaves_the_exit_code_as_it_is(
     recipe: Path, at: str, pause: float, number: signal.Signals
 ) -> None:
