@@ -17,8 +17,7 @@ from functools import wraps
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, final, get_args
 
-from evenstep.arguments import require_flag, require_object, require_whole
-from evenstep.choice import check_one_of_two, choose
+from evenstep.arguments import check_one_of_two, choose, require_flag, require_object, require_whole
 from evenstep.errors import ArgumentError
 from evenstep.keywords import answering
 from evenstep.renamed import warn

@@ -14,8 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from evenstep.arguments import require_seed, said
-from evenstep.choice import choose
+from evenstep.arguments import choose, require_seed, said
 from evenstep.data import Data, data_of
 from evenstep.errors import ArgumentError
 from evenstep.events import Best

@@ -11,8 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from evenstep.arguments import said
-from evenstep.choice import advice
+from evenstep.arguments import advice, said
 from evenstep.errors import ArgumentError, MissingExtraError, TaskError
 from evenstep.events.meters import Meters
 from evenstep.internals import pytree

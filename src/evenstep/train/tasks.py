@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from evenstep.arguments import require_flag, said
-from evenstep.choice import advice
+from evenstep.arguments import advice, require_flag, said
 from evenstep.data import Data
 from evenstep.errors import ArgumentError, CheckpointError, TaskError
 from evenstep.options import check_task_names
