@@ -25,10 +25,10 @@ from evenstep.renamed import warn
 if TYPE_CHECKING:
     from evenstep.events import Best, Writer
     from evenstep.optim.ema import Ema
-    from evenstep.train.coefficients import Coefficients
-    from evenstep.train.combine import Combine
     from evenstep.train.failures import FailurePolicy
-    from evenstep.train.spikes import LossSpikes
+    from evenstep.train.failures.spikes import LossSpikes
+    from evenstep.train.tasks.coefficients import Coefficients
+    from evenstep.train.tasks.combine import Combine
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

@@ -31,8 +31,8 @@ from evenstep.parallel import Strategy
 from evenstep.parallel.reducer.sharded import Sharded, units
 from evenstep.pipeline import PipelineModel
 from evenstep.pipeline.compiled import CompiledForward, Made, compile_in_place, described
-from evenstep.train.blocks import is_block, repeated_blocks
 from evenstep.train.layer_keys import layers_of, may_draw
+from evenstep.train.memory.blocks import is_block, repeated_blocks
 
 REPEATED = 8
 """So often a block may be compiled before it is said, and then at twice as often, and so on."""
@@ -64,7 +64,7 @@ def parts_of(model: nn.Module) -> dict[str, nn.Module]:
     """What is compiled by itself, by name; "" is the model.
 
     Those are its layers, where they are known, as far as they are blocks; else its repeated blocks
-    (`evenstep.train.blocks`).
+    (`evenstep.train.memory.blocks`).
 
     >>> block = lambda: nn.Sequential(nn.Linear(2, 2), nn.Tanh())
     >>> [*parts_of(nn.ModuleDict({"wte": nn.Embedding(3, 2), "blocks": nn.ModuleList([block(), block()])}))]

@@ -13,7 +13,7 @@ from evenstep.arguments import advice
 from evenstep.data import GlobalBatch, Microbatch
 from evenstep.errors import ReplicaError, TaskError
 from evenstep.parallel import Group
-from evenstep.train.task import Task, default_weight
+from evenstep.train.tasks.task import Task, default_weight
 
 
 @final

@@ -18,8 +18,8 @@ from evenstep.errors import ArgumentError, NonFiniteError, TaskError
 from evenstep.options import Memory
 from evenstep.pipeline import Layer, PipelineModel
 from evenstep.pipeline import compiled as forwards
-from evenstep.train.blocks import choose_modules
 from evenstep.train.compiled import REPEATED, parts_of
+from evenstep.train.memory.blocks import choose_modules
 
 # torch's own, while it compiles a part that is called with the output of another
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
