@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from evenstep.events import Bus, Storage
-from evenstep.precision import Precision
+from evenstep.precision.precision import Precision
 from evenstep.train.randomness import Randomness
 from evenstep.train.tasks.coefficients import Coefficients, Fixed
 from evenstep.train.tasks.norms import Norms

@@ -22,10 +22,9 @@ from evenstep.errors import ArgumentError, CheckpointError, TaskError
 from evenstep.options import check_task_names
 from evenstep.parallel import Strategy
 from evenstep.pipeline import PipelineModel
-from evenstep.train.dependence import LEARNED
 from evenstep.train.failures import FailurePolicy
 from evenstep.train.state.train_state import unwrapped
-from evenstep.train.tasks.coefficients import Coefficients, Fixed
+from evenstep.train.tasks.coefficients import LEARNED, Coefficients, Fixed
 from evenstep.train.tasks.combine import Combine, Separate
 from evenstep.train.tasks.norms import Kind, Norms, build_norms
 from evenstep.train.tasks.task import Task
