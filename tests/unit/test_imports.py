@@ -13,7 +13,6 @@ SOURCE = Path(__file__).parents[2] / "src" / "evenstep"
 LEAVES = {"precision", "optim", "data", "events", "checkpoint"}
 ROOT = {
     "arguments",
-    "choice",
     "devices",
     "errors",
     "exits",

@@ -20,7 +20,7 @@ from evenstep.config.target import loaded_from
 from evenstep.config.toml import dumps
 from evenstep.errors import ArgumentError
 from evenstep.events.files import replace_text, writing
-from evenstep.train.run_folder import FILES, FOLDERS, check_folder, check_writable
+from evenstep.train.state.run_folder import FILES, FOLDERS, check_folder, check_writable
 
 CONFIG = "config.toml"
 RECIPE = "recipe"

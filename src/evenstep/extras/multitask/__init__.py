@@ -7,7 +7,7 @@ from evenstep.extras.multitask.grad_norm import GradNorm
 from evenstep.extras.multitask.pc_grad import PcGrad
 from evenstep.extras.multitask.scheduled import Scheduled
 from evenstep.extras.multitask.uncertainty import Uncertainty
-from evenstep.train.combine import Combine, Separate
+from evenstep.train.tasks.combine import Combine, Separate
 
 COMBINES: Mapping[str, Callable[..., Combine]] = {
     "separate": Separate,

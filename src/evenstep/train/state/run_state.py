@@ -20,8 +20,8 @@ from evenstep.errors import CheckpointError
 from evenstep.train.engine import Engine
 from evenstep.train.evaluations import Evaluations
 from evenstep.train.reporter import Reporter
-from evenstep.train.settings import MAY_CHANGE
-from evenstep.train.state import Tree, check_same_run
+from evenstep.train.state.settings import MAY_CHANGE
+from evenstep.train.state.train_state import Tree, check_same_run
 
 _PARTS = ("model", "optimizer", "progress", "data", "hooks", "storage", "run")
 

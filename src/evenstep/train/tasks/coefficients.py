@@ -12,8 +12,7 @@ from typing import final
 
 from torch import Tensor, nn
 
-from evenstep.arguments import require_number, require_table
-from evenstep.choice import advice
+from evenstep.arguments import advice, require_number, require_table
 from evenstep.errors import ArgumentError
 
 
