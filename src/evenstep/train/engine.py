@@ -29,7 +29,7 @@ from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Training, check_length
 from evenstep.parallel import Strategy
 from evenstep.precision import Precision
-from evenstep.taken import take
+from evenstep.single_use import mark_used
 from evenstep.train.checks.agreement import check_ties
 from evenstep.train.checks.arguments import check_engine_arguments
 from evenstep.train.checks.optimizer import let_begin_late
@@ -130,7 +130,7 @@ class Engine:
             raise ArgumentError("ranks that come and go are dealt their data by a `Trainer`; use that.")
         self._build(setup, updates=updates, bus=Bus((), cast("Any", None)), report=_warn)
         self.prepare()
-        take(setup.kept)
+        mark_used(setup.kept)
 
     if not TYPE_CHECKING:  # which knows what there is
 

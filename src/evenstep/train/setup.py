@@ -20,7 +20,7 @@ from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Training
 from evenstep.parallel import Strategy
 from evenstep.precision import Precision
-from evenstep.taken import check_free
+from evenstep.single_use import check_unused
 from evenstep.train.cache import build_emptying
 from evenstep.train.checks.launch import check_launched
 from evenstep.train.checks.model import check_model, check_parameters, check_trains
@@ -135,5 +135,5 @@ def set_up(
         recomputed=choose_modules(model, train.memory.checkpoint),
         empty_cache=build_emptying(train.memory.empty_cache_every_updates, on),
     )
-    check_free(setup.kept)
+    check_unused(setup.kept)
     return setup

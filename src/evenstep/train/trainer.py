@@ -24,14 +24,14 @@ from evenstep.options import Checkpointing, Failures, Logging, Training, check_l
 from evenstep.parallel import Strategy
 from evenstep.pipeline import PipelineModel
 from evenstep.precision import Precision
-from evenstep.taken import take
+from evenstep.single_use import mark_used
 from evenstep.train.assembly import build_loop
+from evenstep.train.attributes import TrainerAttributes
 from evenstep.train.checks.agreement import check_agreement
 from evenstep.train.checks.arguments import check_engine_arguments, check_trainer_arguments
 from evenstep.train.checks.cuts import compare_cuts
 from evenstep.train.checks.optimizer import watch_first_step
 from evenstep.train.checks.resume import check_keeping, check_rewinding, try_resume
-from evenstep.train.conduct import conducted, where
 from evenstep.train.engine import Engine
 from evenstep.train.evaluations import named_set
 from evenstep.train.failures.emergency import emergency_save
@@ -43,10 +43,10 @@ from evenstep.train.requests import End
 from evenstep.train.resolve import evaluations_of, policies_of
 from evenstep.train.result import Result
 from evenstep.train.setup import set_up
-from evenstep.train.standard import build_reporter
+from evenstep.train.signal_handling import handling_signals, where
+from evenstep.train.standard_hooks import build_reporter
 from evenstep.train.state.run_state import updates_of
 from evenstep.train.state.train_state import Tree
-from evenstep.train.surface import Surface
 from evenstep.train.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 
 @final
-class Trainer(Surface):
+class Trainer(TrainerAttributes):
     """Trains a model: one update is one update, however it is cut.
 
     Args:
@@ -168,12 +168,12 @@ class Trainer(Surface):
             log=log,
         )
         if keeps:
-            watch_first_step(optimizer, engine.parts.saved.aside)
+            watch_first_step(optimizer, engine.parts.saved.hidden_state)
         said = {"tasks": [*setup.tasks.by_name], "config": config, "clip_norm": train.clip_norm}
         said["ema"] = train.ema and train.ema.settings
         self._agree = partial(check_agreement, self._loop, optimizer, engine.core.trained.names, self.evaluations, said)
         self._run = self._group.run_of(self._loop, self._agree)
-        take({**setup.kept, **reporter.bus.kept})
+        mark_used({**setup.kept, **reporter.bus.kept})
         self._is_built = True
 
     def footprint(self) -> Footprint:
@@ -229,7 +229,7 @@ class Trainer(Surface):
             )
         self._is_training = True
         try:
-            with conducted(self._loop):
+            with handling_signals(self._loop):
                 return self._train()
         except BaseException as error:
             shorten(error, where(self._loop))

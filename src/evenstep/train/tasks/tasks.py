@@ -21,7 +21,7 @@ from evenstep.train.failures import FailurePolicy
 from evenstep.train.state.train_state import unwrapped
 from evenstep.train.tasks.coefficients import LEARNED, Coefficients, Fixed
 from evenstep.train.tasks.combine import Combine, Separate
-from evenstep.train.tasks.norms import Kind, Norms, build_norms
+from evenstep.train.tasks.norm_statistics import Kind, Norms, build_norms
 from evenstep.train.tasks.task import Task
 
 
