@@ -16,8 +16,7 @@ from typing import Any, Literal, cast, final, get_args
 import torch
 from torch import nn
 
-from evenstep.arguments import require_flag
-from evenstep.choice import choose
+from evenstep.arguments import require_flag, require_word
 from evenstep.errors import ArgumentError, MissingExtraError
 from evenstep.precision.precision import Precision
 
@@ -55,8 +54,7 @@ class Float8Mixed(Precision):
     name = "float8-mixed"
 
     def __init__(self, *, recipe: Recipe = "rowwise", layers: str = "blocks", emulate: bool = False) -> None:
-        given = cast("object", recipe)
-        choose("recipe", given if isinstance(given, str) else repr(given), dict.fromkeys(get_args(Recipe)))
+        require_word("recipe", recipe, get_args(Recipe))
         given = cast("object", layers)
         if not isinstance(given, str) or given in ("", "none"):
             raise ArgumentError(

@@ -13,7 +13,7 @@ from evenstep.names import plain
 from evenstep.pipeline.deferred import DeferredLinear
 from evenstep.precision import Precision
 from evenstep.precision.float8_mixed import why_not
-from evenstep.train.blocks import Chosen, chosen, modules_meant, pipeline_of
+from evenstep.train.memory.blocks import Chosen, chosen, modules_meant, pipeline_of
 
 _KEY = "float8.layers"
 _CONVERTED = "evenstep.precision.float8_linear"

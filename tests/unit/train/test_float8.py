@@ -14,6 +14,8 @@ from evenstep import Aborted, Committed, Ema, Engine, Float8Mixed, Memory, Task,
 from evenstep.errors import CheckpointError
 from evenstep.pipeline import PipelineModel
 from evenstep.pipeline import compiled as forwards
+from evenstep.train.linear_layers import choose_linear_layers
+from evenstep.train.memory.blocks import choose_modules
 
 pytest.importorskip("torchao", reason="the extra `float8` is not installed")
 
@@ -161,6 +163,17 @@ def test_a_model_that_trains_on_in_another_precision_has_plain_layers_again() ->
         assert vars(one[1].inner).keys() == vars(nn.Linear(1, 1)).keys()
     engine_of(model, Float8Mixed(emulate=True, layers="1.inner"))
     assert type(model[1].inner) is not nn.Linear and type(model[1].outer) is nn.Linear
+
+
+def test_blocks_are_found_alike_after_a_run() -> None:
+    """A layer in float8 is one layer, as it was."""
+    block = lambda: nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16))  # noqa: E731
+    model = nn.ModuleList([block(), block()])
+    before = choose_modules(model, "blocks").names
+    mode = Float8Mixed(emulate=True)
+    mode.convert_layers(one for one in model.modules() if isinstance(one, nn.Linear))
+    assert choose_modules(model, "blocks").names == before == ("0", "1")
+    assert choose_linear_layers(model, mode).names == ("0.0", "0.2", "1.0", "1.2")
 
 
 def test_a_model_can_be_pickled_and_used_outside_of_a_run() -> None:
