@@ -103,6 +103,11 @@ class TrainerAttributes:
         """The names of the modules whose activations are computed again instead of kept, of all stages."""
         return self._loop.engine.recomputed
 
+    @property
+    def in_float8(self) -> tuple[str, ...]:
+        """The names of the linear layers whose products are in float8, of all stages."""
+        return self._loop.engine.in_float8
+
     def norms(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """‖v‖₂ of tensors that are held as the parameters of these names are, such as gradients, on every strategy.
 

@@ -81,6 +81,7 @@ class Engine:
         bus: of the hooks that are told of updates.
         seed: see the arguments.
         recomputed: the names of the modules whose activations are not kept, of all stages.
+        in_float8: the names of the linear layers whose products are in float8, of all stages.
 
     Raises:
         ArgumentError: an argument that cannot be.
@@ -163,6 +164,7 @@ class Engine:
         self.group, self.reducers = parts.execution.group, parts.execution.reducers
         self.bus, self.seed, self._ema = bus, setup.seed, setup.train.ema
         self.recomputed, self._empty_cache = setup.recomputed.names, setup.empty_cache
+        self.in_float8 = setup.linear_layers.names
         self.progress = Progress()
         self.is_computing = False
         self._report = report

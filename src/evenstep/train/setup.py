@@ -28,6 +28,7 @@ from evenstep.train.checks.optimizer import check_optimizer
 from evenstep.train.checks.tasks import check_tasks
 from evenstep.train.compiled import check_compiled
 from evenstep.train.failures.policies import Policies
+from evenstep.train.linear_layers import choose_linear_layers
 from evenstep.train.memory.blocks import Chosen, choose_modules
 from evenstep.train.number_formats import check_formats
 from evenstep.train.resolve import combine_named, device_of, lr_schedule_of, precision_of, strategy_of
@@ -46,6 +47,7 @@ class Setup:
         policies: what is done about what goes wrong.
         storage: takes the metrics.
         train: how an update is made.
+        linear_layers: those that compute in a format of their own.
         recomputed: the modules whose activations are not kept.
         empty_cache: called with the number of each update that has ended.
     """
@@ -61,6 +63,7 @@ class Setup:
     train: Training
     policies: Policies
     storage: Storage
+    linear_layers: Chosen
     recomputed: Chosen
     empty_cache: Callable[[int], None]
 
@@ -132,6 +135,7 @@ def set_up(
         train=train,
         policies=policies,
         storage=Storage(meters=build_meters(tasks.by_name, on)),
+        linear_layers=choose_linear_layers(model, formats),
         recomputed=choose_modules(model, train.memory.checkpoint),
         empty_cache=build_emptying(train.memory.empty_cache_every_updates, on),
     )
