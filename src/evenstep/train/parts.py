@@ -24,6 +24,7 @@ from evenstep.pipeline.compiled import release
 from evenstep.precision import Precision
 from evenstep.train.channels_last import channels_last as in_channels_last
 from evenstep.train.checks.loss import Guard
+from evenstep.train.checks.loss_runner import LossRunner
 from evenstep.train.compiled import CompiledModel, compile_model
 from evenstep.train.context import TrainContext, as_it_is
 from evenstep.train.execution import Execution, build_execution
@@ -191,6 +192,7 @@ def _apply(setup: Setup, steps: Steps) -> Apply:
 
 def _guard(setup: Setup, context: TrainContext, execution: Execution, cuts: SplitLimit) -> Guard:
     return Guard(
+        run=LossRunner(context=context, execution=execution, cuts=cuts),
         model=setup.model,
         context=context,
         execution=execution,
