@@ -24,6 +24,7 @@ ROOT = {
     "lazy",
     "memory",
     "names",
+    "nothing",
     "plugins",
     "renamed",
     "signals",

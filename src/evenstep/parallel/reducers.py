@@ -50,6 +50,7 @@ class Reducers:
         self.in_turn = False
         self.gather_per_plan = False
         self._all: list[Reducer] = []
+        self._comparing: list[Reducer] = []
         self._buffers: list[SharedBuffers] = []
         self._replaced: dict[int, nn.Parameter] = {}  # what has taken the place of a parameter
 
@@ -71,7 +72,10 @@ class Reducers:
         after = dict(module.named_parameters(remove_duplicate=False))
         self._replaced |= {id(parameter): after[name] for name, parameter in before.items()}
         self._all.append(own)
-        self._buffers.append(SharedBuffers(module, self.group))
+        if type(own).after_update is not Reducer.after_update:
+            self._comparing.append(own)
+        if self.group.ranks > 1:
+            self._buffers.append(SharedBuffers(module, self.group))
         self.in_turn = self.in_turn or isinstance(own, PadsPasses)
         self.gather_per_plan = self.gather_per_plan or isinstance(own, GathersPerPlan)
         return wrapped, own
@@ -129,7 +133,7 @@ class Reducers:
 
     def after_update(self, update: int) -> None:
         """Called after `update` was committed."""
-        for own in self._all:
+        for own in self._comparing:
             own.after_update(update)
 
     def abandon(self) -> None:

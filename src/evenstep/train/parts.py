@@ -21,7 +21,6 @@ from evenstep.parallel import Strategy
 from evenstep.pipeline import PipelineModel
 from evenstep.pipeline.compiled import release
 from evenstep.precision import Precision
-from evenstep.train.channels_last import as_it_is
 from evenstep.train.channels_last import channels_last as in_channels_last
 from evenstep.train.compiled import CompiledModel, compile_model
 from evenstep.train.context import TrainContext
@@ -103,7 +102,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
         storage=setup.storage,
         bus=bus,
         seed=setup.seed,
-        reorder=in_channels_last if train.channels_last else as_it_is,
+        reorder=in_channels_last if train.channels_last else None,
         cast_inputs=build_cast(precision.format),
         cast_outputs=build_cast(torch.float32 if precision.float32_outputs else None),
         coefficients=tasks.coefficients,
