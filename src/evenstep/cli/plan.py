@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from evenstep.choice import advice
+from evenstep.arguments import advice
 from evenstep.cli.plan_costs import GIB, MIB, Layered, costs_of, read_costs
 from evenstep.cli.plan_options import FIELDS, SHARE_KEYS, Options, checked
 from evenstep.config.sources import Setting, from_arguments, from_environment
@@ -132,6 +132,7 @@ def _measured(path: str, settings: Sequence[Setting]) -> tuple[Layered, dict[str
             first = batch.microbatches[0]
             task = parts.task if isinstance(parts.task, Task) else parts.task[first.task]
             transfer, precision = build_transfer(device), build_precision(opened.config)
+            precision.check(device)
             cast = build_cast(precision.format)
             inputs = task.inputs(task.transform(first.data if transfer is None else transfer(first.data)))
             costs = measure(

@@ -18,7 +18,7 @@ from evenstep.errors import HookError, clause
 from evenstep.events.event import Event, Incident
 from evenstep.events.hook import Hook, HookTrainer
 from evenstep.nothing import NOTHING
-from evenstep.taken import check_free
+from evenstep.single_use import check_unused
 
 SpanName = Literal["train", "epoch", "update", "microbatch", "forward", "backward", "step", "evaluate", "save"]
 Receiver: TypeAlias = tuple[str, Callable[..., Any]]
@@ -102,7 +102,7 @@ class Bus:
         self.heard = frozenset(name for name, listeners in self._listeners.items() if listeners)
         self.hears_microbatches = not self.heard.isdisjoint(_OF_MICROBATCHES)
         self.hears_passes = not self.heard.isdisjoint(_OF_PASSES)
-        check_free(self.kept)
+        check_unused(self.kept)
         for hook in self.hooks:
             hook.attach(trainer)
 

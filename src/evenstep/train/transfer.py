@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from evenstep.train.split import rebuilt
+from evenstep.train.memory.split import rebuilt
 
 Change: TypeAlias = Callable[[Any], Any]
 

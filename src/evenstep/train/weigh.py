@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Self, final
 
-from evenstep.choice import advice
+from evenstep.arguments import advice
 from evenstep.data import GlobalBatch, Microbatch
 from evenstep.errors import ReplicaError, TaskError
 from evenstep.parallel import Group
-from evenstep.train.task import Task, default_weight
+from evenstep.train.tasks.task import Task, default_weight
 
 
 @final
