@@ -60,7 +60,7 @@ _CASTS = ("cast_inputs", "float32_outputs")
 
 
 def build_hooks(config: Config, own: Sequence[Hook]) -> list[Hook]:
-    """The hooks of a run, in their order, beside those that each run with a folder has (`evenstep.train.standard`).
+    """The hooks of a run, in their order, beside those that each run with a folder has (see `standard_hooks`).
 
     Args:
         config: what is asked for.

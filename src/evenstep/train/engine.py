@@ -29,9 +29,9 @@ from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Training, check_length
 from evenstep.parallel import Strategy
 from evenstep.precision import Precision
-from evenstep.taken import take
-from evenstep.train import given
+from evenstep.single_use import mark_used
 from evenstep.train.checks.agreement import check_ties
+from evenstep.train.checks.arguments import check_engine_arguments
 from evenstep.train.checks.optimizer import let_begin_late
 from evenstep.train.context import TrainContext
 from evenstep.train.evaluate import Evaluation
@@ -112,7 +112,7 @@ class Engine:
         device: str | torch.device = "auto",
         train: Training = Training(),
     ) -> None:
-        given.check_update(model=model, task=task, optimizer=optimizer, seed=seed, device=device, train=train)
+        check_engine_arguments(model=model, task=task, optimizer=optimizer, seed=seed, device=device, train=train)
         if updates is not None:
             check_length(updates, None)
         setup = set_up(
@@ -131,7 +131,7 @@ class Engine:
             raise ArgumentError("ranks that come and go are dealt their data by a `Trainer`; use that.")
         self._build(setup, updates=updates, bus=Bus((), cast("Any", None)), report=_warn)
         self.prepare()
-        take(setup.kept)
+        mark_used(setup.kept)
 
     if not TYPE_CHECKING:  # which knows what there is
 

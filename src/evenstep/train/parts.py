@@ -21,11 +21,10 @@ from evenstep.parallel import Strategy
 from evenstep.pipeline import PipelineModel
 from evenstep.pipeline.compiled import release
 from evenstep.precision import Precision
-from evenstep.train.channels_last import as_it_is
 from evenstep.train.channels_last import channels_last as in_channels_last
 from evenstep.train.checks.loss import Guard
 from evenstep.train.compiled import CompiledModel, compile_model
-from evenstep.train.context import TrainContext
+from evenstep.train.context import TrainContext, as_it_is
 from evenstep.train.execution import Execution, build_execution
 from evenstep.train.failures import Retry
 from evenstep.train.layer_keys import in_order, key_layers

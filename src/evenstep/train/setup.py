@@ -1,7 +1,7 @@
 """From a user's arguments to objects that fit each other, checked before anything is changed or run.
 
-`Engine` and `Trainer` begin with it. Each check stands beside what it is about (`arguments`, `parameter_checks`,
-`optimizers`, `tasks`); here is the order in which they are asked.
+`Engine` and `Trainer` begin with it. Names are made objects in `resolve`, and what is refused stands in `checks`; here
+is the order in which they are asked.
 """
 
 import os
@@ -20,21 +20,22 @@ from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Training
 from evenstep.parallel import Strategy
 from evenstep.precision import Precision
-from evenstep.taken import check_free
-from evenstep.train import given
+from evenstep.single_use import check_unused
 from evenstep.train.cache import build_emptying
-from evenstep.train.checks.model import check_launched, check_model, check_trains, choose_device
+from evenstep.train.checks.launch import check_launched
+from evenstep.train.checks.model import check_model, check_parameters, check_trains
 from evenstep.train.checks.optimizer import check_optimizer
-from evenstep.train.checks.parameters import check_parameters
+from evenstep.train.checks.tasks import check_tasks
 from evenstep.train.compiled import check_compiled
 from evenstep.train.failures.policies import Policies
 from evenstep.train.linear_layers import choose_linear_layers
 from evenstep.train.memory.blocks import Chosen, choose_modules
 from evenstep.train.number_formats import check_formats
+from evenstep.train.resolve import combine_named, device_of, lr_schedule_of, precision_of, strategy_of
 from evenstep.train.tasks.coefficients import Fixed
 from evenstep.train.tasks.metrics import build_meters
 from evenstep.train.tasks.task import Task
-from evenstep.train.tasks.tasks import Tasks, check_tasks
+from evenstep.train.tasks.tasks import Tasks
 
 
 @final
@@ -112,15 +113,15 @@ def set_up(
     check_launched(strategy, model, os.environ)
     check_model(model)
     check_trains(optimizer, model)
-    formats, schedule = given.precision_of(precision), given.lr_schedule_of(lr_schedule)
-    sharing = given.strategy_of(strategy, device)
+    formats, schedule = precision_of(precision), lr_schedule_of(lr_schedule)
+    sharing = strategy_of(strategy, device)
     check_parameters(model, optimizer, formats)
-    on = choose_device(device, formats)
+    on = device_of(device, formats)
     check_formats(formats, model=model, optimizer=optimizer, strategy=sharing)
     if train.compile == "model":
         check_compiled(model, sharing, on)
     check_optimizer(optimizer, model=model, strategy=sharing, device=on, keeps=keeps)
-    tasks = Tasks.of(task, train.coefficients, given.combine_named(train.combine), train.norm_statistics)
+    tasks = Tasks.of(task, train.coefficients, combine_named(train.combine), train.norm_statistics)
     check_tasks(tasks, data, evaluations, model=model, policy=policies.non_finite)
     setup = Setup(
         model=model,
@@ -138,5 +139,5 @@ def set_up(
         recomputed=choose_modules(model, train.memory.checkpoint),
         empty_cache=build_emptying(train.memory.empty_cache_every_updates, on),
     )
-    check_free(setup.kept)
+    check_unused(setup.kept)
     return setup

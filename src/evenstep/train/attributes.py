@@ -21,7 +21,7 @@ from evenstep.train.progress import Progress
 _OLD_NAMES = {"ask_stop": "request_stop", "ask_save": "request_save", "ask_evaluate": "request_evaluate"}
 
 
-class Surface:
+class TrainerAttributes:
     """The base of the trainer: its public attributes."""
 
     _is_built = False
