@@ -7,7 +7,13 @@ said with the keys of the run file. There is no rule here: each stands with the 
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from evenstep.builders.options import build_checkpointing, build_failures, build_logging, build_precision
+from evenstep.builders.options import (
+    build_checkpointing,
+    build_failures,
+    build_logging,
+    build_precision,
+    build_training,
+)
 from evenstep.builders.pipeline import build_layout
 from evenstep.builders.ranks import is_launched, rank_device, ranks_of
 from evenstep.builders.schedule import build_schedule
@@ -22,10 +28,13 @@ from evenstep.data.sampling import check_curriculum, check_only_for_tokens
 from evenstep.events.hooks.target import MetricTarget
 from evenstep.optim.ema import Ema
 from evenstep.options import Memory, check_evaluation_names, check_length, check_rewinds, check_task_names
+from evenstep.parallel import Ddp, Group, Local
 from evenstep.parallel.mesh import check_pipelines
 from evenstep.parallel.named import check_single
 from evenstep.parallel.reducer.sharded import check_sharding
 from evenstep.precision import PRECISIONS, LossScaled
+from evenstep.train.given import policies_of
+from evenstep.train.local_state import check_answer, check_scale, check_training
 
 
 def refused(config: Config) -> list[Fault]:
@@ -132,6 +141,16 @@ def _ranks(config: Config) -> Iterator[Fault]:
         yield told(f"{said} `launch.ranks` to 2 or more, or leave it out.", *counts)
     yield from faults_of(partial(check_pipelines, ranks, parallel.pipeline), keys)
     yield from faults_of(partial(build_layout, config), keys)
+    if parallel.strategy == "local":
+        build = partial(Local, Ddp(Group()), **parallel.local.model_dump())
+        yield from faults_of(build, keys_in("parallel.local", parallel.local), "parallel.strategy")
+        names = {"ema": "ema", "combine": "combine", "non_finite": "failures.non_finite"}
+        for key, rule in (
+            ("train.precision", lambda: check_scale(build_precision(config))),
+            ("ema", lambda: check_training(build_training(config))),
+            ("failures.non_finite", lambda: check_answer(policies_of(build_failures(config)))),
+        ):
+            yield from faults_of(rule, names, key, "parallel.strategy")
     if parallel.strategy == "fsdp" and ranks > 1:
         is_here = config.launch.slurm is None  # a job's machines may have other devices
         check = partial(check_sharding, shard_ranks=parallel.shard_ranks, offload=parallel.offload and is_here)

@@ -10,7 +10,7 @@ decide what to do about an abort: whoever calls it does.
 
 import logging
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, cast, final
@@ -67,7 +67,7 @@ class Engine:
         model: any module. It is moved to the device and put into training mode.
         task: what a batch means; several by name, as a mapping.
         optimizer: of the model's parameters, any of torch.optim but LBFGS.
-        strategy: how gradients are shared between ranks; also by name: "ddp", "zero1", "fsdp", "auto".
+        strategy: how gradients are shared between ranks; also by name: "ddp", "zero1", "fsdp", "local", "auto".
         precision: the number formats, also by name, such as "bf16-mixed"; float32 throughout by default.
         lr_schedule: multiplies each group's learning rate; also by name or as a table. None leaves the rates alone.
         updates: how many updates the schedule stretches over; needed by schedules that end.
@@ -209,6 +209,10 @@ class Engine:
             self.parts.guard(batch)
             while True:
                 pending, aborted = self.dispatch(batch), self.settle()
+                if aborted is not None and aborted.is_own:
+                    if aborted.incident.kind != "no_weight":
+                        self._report(aborted.incident)
+                    aborted = None
                 if aborted is None:
                     self.after_update(pending.number)
                     return self._committed(pending)
@@ -306,7 +310,8 @@ class Engine:
     def settle(self) -> Aborted | None:
         """Learn what became of all dispatched updates: the first that was aborted, or None.
 
-        After an abort the counters are those before it, and updates that were dispatched since were not applied.
+        After an abort the counters are those before it, and updates that were dispatched since were not applied. Where
+        ranks step alone, the counters go on (`Aborted.is_own`).
         """
         updates = self._pending.copy()
         self._pending.clear()
@@ -315,6 +320,11 @@ class Engine:
             return None
         first = updates[index]
         self.storage.discard_from(first.number)
+        if self.reducers.is_alone:  # the others know nothing of it: this rank leaves its own step out
+            self.core.resume()
+            found, rank = self._causes.incident(first), self.group.rank
+            said = f"rank {rank} leaves its own step out, and goes on: {found.message}"
+            return Aborted(incident=replace(found, message=said, rank=rank), pending=first, is_own=True)
         self.progress, self.precision.state = first.before, first.precision
         self.core.resume()
         since = tuple(one.batch for one in updates[index + 1 :])
@@ -370,7 +380,7 @@ class Engine:
     @contextmanager
     def evaluating(self) -> Generator[None]:
         """Inside, the parameters are those to evaluate: the average's, or the optimizer's own."""
-        with self.parts.modes.evaluating(), self._ema.swapped() if self._ema is not None else nullcontext():
+        with self.parts.modes.evaluating(), self._ema.swapped() if self._ema is not None else self.reducers.shown():
             yield
 
     def evaluation(self, name: str, data: Data, *, context: TrainContext | None = None) -> Evaluation:
@@ -444,6 +454,7 @@ class Engine:
         self.core.is_whole = True
         self.core.learning_rates.reloaded()
         self.progress = Progress.from_state_dict(state["progress"])
+        self.reducers.follow(self.progress.update)
         return changed
 
     @contextmanager
@@ -456,6 +467,7 @@ class Engine:
             error = self.group.explained(raised)
             if not isinstance(error, LostRankError):
                 self.group.fail(clause(error))
+            self.core.is_whole = self.core.is_whole and not self.reducers.is_torn
             self.abandon()
             if error is raised:
                 raise

@@ -124,11 +124,14 @@ class Aborted:
     Args:
         incident: why, the same on all ranks: `incident.kind` is "non_finite", "no_weight", "task_error" or "overflow".
         since: the global batches of the updates that were dispatched after it; they were not applied either.
+        is_own: whether it is this rank's alone, which has left its own step out and counts the update as all do (see
+            `Local`).
     """
 
     incident: Incident
     pending: PendingUpdate = field(repr=False)
     since: tuple[GlobalBatch, ...] = field(default=(), repr=False)
+    is_own: bool = False
 
 
 @final

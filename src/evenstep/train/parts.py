@@ -29,6 +29,7 @@ from evenstep.train.execution import Execution, build_execution
 from evenstep.train.failures import Retry
 from evenstep.train.guard import Guard
 from evenstep.train.layer_keys import in_order, key_layers
+from evenstep.train.local_state import build_local_state
 from evenstep.train.number_formats import averaged_as, build_steps
 from evenstep.train.pipeline_state import PipelineStateSharding, build_pipeline_state_sharding
 from evenstep.train.recomputed import recompute
@@ -86,6 +87,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     model, optimizer, train, tasks = setup.model, setup.optimizer, setup.train, setup.tasks
     device, precision, strategy = setup.device, setup.precision, setup.strategy
     settings = settings_of(train, tasks.coefficients, tasks.combine, precision, setup.lr_schedule)
+    settings |= strategy.settings
     norms = tasks.attach(model, optimizer)
     if precision.format is not None:
         strategy = strategy.gathering(precision.format)
@@ -120,7 +122,8 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     recompute(model, setup.recomputed.here, context.randomness)
     layout = execution.reducers.layout
     steps = build_steps(precision, model=model, optimizer=optimizer, rounded=rounded, layout=layout, seed=setup.seed)
-    settle = train.settle_every_updates
+    local = build_local_state(execution.reducers, optimizer, steps)
+    settle = 1 if execution.reducers.alone is not None else train.settle_every_updates
     apply = build_apply(
         optimizer,
         clip_norm=train.clip_norm,
@@ -171,6 +174,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
             precision=precision,
             steps=steps,
             averaged_as=averaged_as(precision, model, rounded),
+            local=local,
         ),
         portion=build_pipeline_state_sharding(model, execution.trainer.peers.wire),
         reads_at_once=isinstance(apply, HostApply),

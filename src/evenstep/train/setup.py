@@ -27,6 +27,7 @@ from evenstep.train.blocks import Chosen, choose_modules
 from evenstep.train.cache import build_emptying
 from evenstep.train.coefficients import Fixed
 from evenstep.train.compiled import check_compiled
+from evenstep.train.local_state import check_local
 from evenstep.train.metrics import build_meters
 from evenstep.train.number_formats import check_formats
 from evenstep.train.optimizers import check_optimizer
@@ -113,6 +114,7 @@ def set_up(
     sharing = given.strategy_of(strategy, device)
     check_parameters(model, optimizer, formats)
     on = choose_device(device, formats)
+    check_local(sharing, model=model, optimizer=optimizer, precision=formats, train=train, policies=policies)
     check_formats(formats, model=model, optimizer=optimizer, strategy=sharing)
     if train.compile == "model":
         check_compiled(model, sharing, on)
