@@ -40,7 +40,7 @@ from evenstep.train.footprint import Footprint, footprint
 from evenstep.train.global_batch import OneBatch, global_batch
 from evenstep.train.metrics import build_meters
 from evenstep.train.optimizers import let_begin_late
-from evenstep.train.outcome import Aborted, Committed, PendingUpdate, SummedLoss, first_aborted
+from evenstep.train.outcome import Aborted, Committed, PendingUpdate, SummedLoss, first_aborted, left_out
 from evenstep.train.parts import build_parts
 from evenstep.train.policies import Policies
 from evenstep.train.progress import Progress
@@ -211,7 +211,7 @@ class Engine:
                 pending, aborted = self.dispatch(batch), self.settle()
                 if aborted is not None and aborted.is_own:
                     if aborted.incident.kind != "no_weight":
-                        self._report(aborted.incident)
+                        self._report(left_out(aborted.incident))
                     aborted = None
                 if aborted is None:
                     self.after_update(pending.number)
@@ -323,7 +323,7 @@ class Engine:
         if self.reducers.is_alone:  # the others know nothing of it: this rank leaves its own step out
             self.core.resume()
             found, rank = self._causes.incident(first), self.group.rank
-            said = f"rank {rank} leaves its own step out, and goes on: {found.message}"
+            said = f"on rank {rank}, which steps alone: {found.message}"
             return Aborted(incident=replace(found, message=said, rank=rank), pending=first, is_own=True)
         self.progress, self.precision.state = first.before, first.precision
         self.core.resume()

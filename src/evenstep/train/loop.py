@@ -27,7 +27,7 @@ from evenstep.train.engine import Engine
 from evenstep.train.evaluations import Evaluations
 from evenstep.train.failures import Answer
 from evenstep.train.feed import Feed
-from evenstep.train.outcome import Aborted
+from evenstep.train.outcome import Aborted, left_out
 from evenstep.train.policies import Decision, Policies, spike_error
 from evenstep.train.remarks import Remarks
 from evenstep.train.reporter import Reporter
@@ -293,7 +293,7 @@ class Loop:
             incident, error = self.engine.explain(aborted, decision.incident)
             self.reporter.report(incident)
             raise error
-        self.reporter.report(decision.incident)
+        self.reporter.report(left_out(decision.incident))
 
     def _write(self) -> GoBack | None:
         """Write all settled metrics, and do what is decided about a spike of the loss among them.

@@ -7,7 +7,7 @@ it. After an abort the device applies nothing until the host has answered, so go
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast, final
 
 import torch
@@ -114,6 +114,11 @@ class Committed:
         All ranks call it together, before the next update; it is empty afterwards.
         """
         return self._metrics()
+
+
+def left_out(incident: Incident) -> Incident:
+    """The incident of an update on one rank that steps alone, which goes on without its own step."""
+    return replace(incident, message=f"{incident.message} This rank leaves its own step out, and goes on.")
 
 
 @final
