@@ -69,6 +69,7 @@ if TYPE_CHECKING:
         Bf16Mixed,
         Bf16NoMaster,
         Bf16True,
+        Float8Mixed,
         Fp16Mixed,
         Fp16NoMaster,
         Fp16True,
@@ -124,6 +125,7 @@ __all__ = [
     "FailurePolicy",
     "Failures",
     "Fixed",
+    "Float8Mixed",
     "Fp16Mixed",
     "Fp16NoMaster",
     "Fp16True",
@@ -199,7 +201,8 @@ _named, _ = lazy_names(
         ".options": "Checkpointing Failures Logging Memory Training",
         ".parallel": "Ddp Fsdp Group Local Mesh Ordered OrderedFsdp Processes Single Strategy Zero1",
         ".pipeline": "Layers PipelineModel",
-        ".precision": "Bf16Mixed Bf16NoMaster Bf16True Fp16Mixed Fp16NoMaster Fp16True FullPrecision Precision",
+        ".precision": "Bf16Mixed Bf16NoMaster Bf16True Float8Mixed Fp16Mixed Fp16NoMaster Fp16True FullPrecision "
+        "Precision",
         ".train": "Aborted Coefficients Combine Committed DropTask Engine FailurePolicy Fixed Loss "
         "LossSpikes Prediction Result Retry Rewind Skip Stop Task Trainer chunked_cross_entropy",
     },

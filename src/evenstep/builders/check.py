@@ -7,6 +7,7 @@ said with the keys of the run file. There is no rule here: each stands with the 
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+from evenstep.arguments import check_one_of_two
 from evenstep.builders.options import (
     build_checkpointing,
     build_failures,
@@ -15,10 +16,9 @@ from evenstep.builders.options import (
     build_training,
 )
 from evenstep.builders.pipeline import build_layout
-from evenstep.builders.ranks import is_launched, rank_device, ranks_of
+from evenstep.builders.ranks import rank_device, ranks_of
 from evenstep.builders.schedule import build_schedule
 from evenstep.builders.tasks import build_coefficients, build_combine, build_mixing, windows_of
-from evenstep.choice import check_one_of_two
 from evenstep.config.faults import Fault, told
 from evenstep.config.schema import Config
 from evenstep.config.tasks import data_tables, evaluations_of
@@ -31,10 +31,11 @@ from evenstep.options import Memory, check_evaluation_names, check_length, check
 from evenstep.parallel import Ddp, Group, Local
 from evenstep.parallel.mesh import check_pipelines
 from evenstep.parallel.named import check_single
+from evenstep.parallel.rank_info import is_launched
 from evenstep.parallel.reducer.sharded import check_sharding
-from evenstep.precision import PRECISIONS, LossScaled
-from evenstep.train.given import policies_of
-from evenstep.train.local_state import check_answer, check_scale, check_training
+from evenstep.precision import PRECISIONS, Float8Mixed, LossScaled
+from evenstep.train.checks.local import check_answer, check_scale, check_training
+from evenstep.train.resolve import policies_of
 
 
 def refused(config: Config) -> list[Fault]:
@@ -62,6 +63,8 @@ def _updates(config: Config) -> Iterator[Fault]:
     yield from faults_of(lambda: Memory(**config.memory.model_dump()), keys_in("memory", config.memory))
     if config.loss_scale is not None and issubclass(PRECISIONS[train.precision], LossScaled):
         yield from faults_of(partial(build_precision, config), keys_in("loss_scale", config.loss_scale))
+    if config.float8 is not None and PRECISIONS[train.precision] is Float8Mixed:
+        yield from faults_of(partial(build_precision, config), keys_in("float8", config.float8))
     if train.updates is None:
         return  # how many updates the epochs are is the data's to say
     tables = {"lr_schedule": config.lr_schedule} | {

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from evenstep.choice import advice
+from evenstep.arguments import advice
 from evenstep.cli.plan_costs import GIB, MIB, Layered, costs_of, read_costs
 from evenstep.cli.plan_options import FIELDS, SHARE_KEYS, Options, checked
 from evenstep.config.sources import Setting, from_arguments, from_environment
@@ -133,6 +133,7 @@ def _measured(path: str, settings: Sequence[Setting]) -> tuple[Layered, dict[str
             task = parts.task if isinstance(parts.task, Task) else parts.task[first.task]
             data = task.transform(build_transfer(device)(first.data))
             precision = build_precision(opened.config)
+            precision.check(device)
             costs = measure(
                 layers,
                 build_cast(precision.format)(task.inputs(data)),

@@ -29,27 +29,27 @@ from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Training, check_length
 from evenstep.parallel import Strategy
 from evenstep.precision import Precision
-from evenstep.taken import take
-from evenstep.train import given
-from evenstep.train.aborts import AbortCauses
-from evenstep.train.agreement import check_ties
+from evenstep.single_use import mark_used
+from evenstep.train.checks.agreement import check_ties
+from evenstep.train.checks.arguments import check_engine_arguments
+from evenstep.train.checks.optimizer import let_begin_late
 from evenstep.train.context import TrainContext
 from evenstep.train.evaluate import Evaluation
 from evenstep.train.failures import Stop
-from evenstep.train.footprint import Footprint, footprint
+from evenstep.train.failures.aborts import AbortCauses
+from evenstep.train.failures.policies import Policies
 from evenstep.train.global_batch import OneBatch, global_batch
-from evenstep.train.metrics import build_meters
-from evenstep.train.optimizers import let_begin_late
+from evenstep.train.memory.footprint import Footprint, footprint
+from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.outcome import Aborted, Committed, PendingUpdate, SummedLoss, first_aborted, left_out
 from evenstep.train.parts import build_parts
-from evenstep.train.policies import Policies
 from evenstep.train.progress import Progress
-from evenstep.train.settings import changed_settings
 from evenstep.train.setup import Setup, set_up
-from evenstep.train.split_limit import SplitLimit
-from evenstep.train.state import Tree, check_same_run, with_plain_names
-from evenstep.train.task import Task
-from evenstep.train.tasks import check_task_states, state_of
+from evenstep.train.state.settings import changed_settings
+from evenstep.train.state.train_state import Tree, check_same_run, with_plain_names
+from evenstep.train.tasks.metrics import build_meters
+from evenstep.train.tasks.task import Task
+from evenstep.train.tasks.tasks import check_task_states, state_of
 
 _LOSS = "train/loss"
 _COUNTERS = ("progress", "is_computing")  # the only public attributes that change
@@ -81,6 +81,7 @@ class Engine:
         bus: of the hooks that are told of updates.
         seed: see the arguments.
         recomputed: the names of the modules whose activations are not kept, of all stages.
+        in_float8: the names of the linear layers whose products are in float8, of all stages.
 
     Raises:
         ArgumentError: an argument that cannot be.
@@ -111,7 +112,7 @@ class Engine:
         device: str | torch.device = "auto",
         train: Training = Training(),
     ) -> None:
-        given.check_update(model=model, task=task, optimizer=optimizer, seed=seed, device=device, train=train)
+        check_engine_arguments(model=model, task=task, optimizer=optimizer, seed=seed, device=device, train=train)
         if updates is not None:
             check_length(updates, None)
         setup = set_up(
@@ -130,7 +131,7 @@ class Engine:
             raise ArgumentError("ranks that come and go are dealt their data by a `Trainer`; use that.")
         self._build(setup, updates=updates, bus=Bus((), cast("Any", None)), report=_warn)
         self.prepare()
-        take(setup.kept)
+        mark_used(setup.kept)
 
     if not TYPE_CHECKING:  # which knows what there is
 
@@ -163,6 +164,7 @@ class Engine:
         self.group, self.reducers = parts.execution.group, parts.execution.reducers
         self.bus, self.seed, self._ema = bus, setup.seed, setup.train.ema
         self.recomputed, self._empty_cache = setup.recomputed.names, setup.empty_cache
+        self.in_float8 = setup.linear_layers.names
         self.progress = Progress()
         self.is_computing = False
         self._report = report

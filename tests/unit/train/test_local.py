@@ -1,4 +1,4 @@
-"""Runs whose ranks step alone: what goes wrong on one rank, what is measured, evaluated and refused; ranks as threads."""
+"""Runs whose ranks step alone: what fails on one rank, what is measured, evaluated and refused; ranks as threads."""
 
 from collections.abc import Callable
 from pathlib import Path
