@@ -10,7 +10,7 @@ decide what to do about an abort: whoever calls it does.
 
 import logging
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, cast, final
@@ -41,7 +41,7 @@ from evenstep.train.failures.policies import Policies
 from evenstep.train.global_batch import OneBatch, global_batch
 from evenstep.train.memory.footprint import Footprint, footprint
 from evenstep.train.memory.split_limit import SplitLimit
-from evenstep.train.outcome import Aborted, Committed, PendingUpdate, SummedLoss, first_aborted
+from evenstep.train.outcome import Aborted, Committed, PendingUpdate, SummedLoss, first_aborted, left_out
 from evenstep.train.parts import build_parts
 from evenstep.train.progress import Progress
 from evenstep.train.setup import Setup, set_up
@@ -66,7 +66,7 @@ class Engine:
         model: any module. It is moved to the device and put into training mode.
         task: what a batch means; several by name, as a mapping.
         optimizer: of the model's parameters, any of torch.optim but LBFGS.
-        strategy: how gradients are shared between ranks; also by name: "ddp", "zero1", "fsdp", "auto".
+        strategy: how gradients are shared between ranks; also by name: "ddp", "zero1", "fsdp", "local", "auto".
         precision: the number formats, also by name, such as "bf16-mixed"; float32 throughout by default.
         lr_schedule: multiplies each group's learning rate; also by name or as a table. None leaves the rates alone.
         updates: how many updates the schedule stretches over; needed by schedules that end.
@@ -209,6 +209,10 @@ class Engine:
             self.parts.guard(batch)
             while True:
                 pending, aborted = self.dispatch(batch), self.settle()
+                if aborted is not None and aborted.is_own:
+                    if aborted.incident.kind != "no_weight":
+                        self._report(left_out(aborted.incident))
+                    aborted = None
                 if aborted is None:
                     self.after_update(pending.number)
                     return self._committed(pending)
@@ -303,7 +307,8 @@ class Engine:
     def settle(self) -> Aborted | None:
         """Learn what became of all dispatched updates: the first that was aborted, or None.
 
-        After an abort the counters are those before it, and updates that were dispatched since were not applied.
+        After an abort the counters are those before it, and updates that were dispatched since were not applied. Where
+        ranks step alone, the counters go on (`Aborted.is_own`).
         """
         updates = self._pending.copy()
         self._pending.clear()
@@ -312,6 +317,11 @@ class Engine:
             return None
         first = updates[index]
         self.storage.discard_from(first.number)
+        if self.reducers.is_alone:  # the others know nothing of it: this rank leaves its own step out
+            self.core.resume()
+            found, rank = self._causes.incident(first), self.group.rank
+            said = f"on rank {rank}, which steps alone: {found.message}"
+            return Aborted(incident=replace(found, message=said, rank=rank), pending=first, is_own=True)
         self.progress, self.precision.state = first.before, first.precision
         self.core.resume()
         since = tuple(one.batch for one in updates[index + 1 :])
@@ -368,7 +378,7 @@ class Engine:
     @contextmanager
     def evaluating(self) -> Generator[None]:
         """Inside, the parameters are those to evaluate: the average's, or the optimizer's own."""
-        with self.parts.modes.evaluating(), self._ema.swapped() if self._ema is not None else nullcontext():
+        with self.parts.modes.evaluating(), self._ema.swapped() if self._ema is not None else self.reducers.shown():
             yield
 
     def evaluation(self, name: str, data: Data, *, context: TrainContext | None = None) -> Evaluation:
@@ -442,6 +452,7 @@ class Engine:
         self.core.is_whole = True
         self.core.learning_rates.reloaded()
         self.progress = Progress.from_state_dict(state["progress"])
+        self.reducers.follow(self.progress.update)
         return changed
 
     @contextmanager
@@ -454,6 +465,7 @@ class Engine:
             error = self.group.explained(raised)
             if not isinstance(error, LostRankError):
                 self.group.fail(clause(error))
+            self.core.is_whole = self.core.is_whole and not self.reducers.is_torn
             self.abandon()
             if error is raised:
                 raise

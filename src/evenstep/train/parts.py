@@ -33,6 +33,7 @@ from evenstep.train.memory.recomputed import recompute
 from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.number_formats import averaged_as, build_steps
 from evenstep.train.setup import Setup
+from evenstep.train.state.local_state import build_local_state
 from evenstep.train.state.pipeline_state import PipelineStateSharding, build_pipeline_state_sharding
 from evenstep.train.state.settings import settings_of
 from evenstep.train.state.train_state import TrainState, parameter_names, unwrapped
@@ -86,6 +87,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     model, optimizer, train, tasks = setup.model, setup.optimizer, setup.train, setup.tasks
     device, precision, strategy = setup.device, setup.precision, setup.strategy
     settings = settings_of(train, tasks.coefficients, tasks.combine, precision, setup.lr_schedule)
+    settings |= strategy.settings
     norms = tasks.attach(model, optimizer)
     if precision.format is not None:
         strategy = strategy.gathering(precision.format)
@@ -121,7 +123,8 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     recompute(model, setup.recomputed.here, context.randomness)
     layout = execution.reducers.layout
     steps = build_steps(precision, model=model, optimizer=optimizer, rounded=rounded, layout=layout, seed=setup.seed)
-    settle = train.settle_every_updates
+    local = build_local_state(execution.reducers, optimizer, steps)
+    settle = 1 if execution.reducers.alone is not None else train.settle_every_updates
     apply = build_apply(
         optimizer,
         clip_norm=train.clip_norm,
@@ -172,6 +175,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
             precision=precision,
             steps=steps,
             averaged_as=averaged_as(precision, model, rounded),
+            local=local,
         ),
         portion=build_pipeline_state_sharding(model, execution.trainer.peers.wire),
         reads_at_once=isinstance(apply, HostApply),

@@ -316,7 +316,7 @@ class Update:
 
         Where every loss is finite, each task's gradient is computed once more by itself.
         """
-        blamed = blame(gathered, self._execution.group)
+        blamed = blame(gathered, self._execution.together)
         if blamed or len(self._context.tasks) == 1:
             return blamed
         weights = self._weigh(batch)
@@ -332,7 +332,7 @@ class Update:
 
     def _weigh(self, batch: GlobalBatch) -> Weights:
         context = self._context
-        group, tolerant = self._execution.reducers.group, context.poison is not None
+        group, tolerant = self._execution.reducers.together, context.poison is not None
         stamp = 1.0 if group.ranks == 1 else 1.0 + (self.trained.stamp ^ self.learning_rates.stamp)
         return weigh(context.tasks, batch, group, tolerant=tolerant, stamp=stamp)
 
@@ -391,5 +391,5 @@ class Update:
         each = torch.zeros(weights.num_microbatches, dtype=dtype, device=self._context.device)
         for microbatch, weight in late.items():
             each[microbatch] = weight
-        self._execution.group.sum(each)()
+        self._execution.together.sum(each)()
         return each.sum()
