@@ -26,7 +26,7 @@ from evenstep.train.channels_last import channels_last as in_channels_last
 from evenstep.train.checks.loss import Guard
 from evenstep.train.checks.loss_runner import LossRunner
 from evenstep.train.compiled import CompiledModel, compile_model
-from evenstep.train.context import TrainContext, as_it_is
+from evenstep.train.context import TrainContext
 from evenstep.train.execution import Execution, build_execution
 from evenstep.train.failures import Retry
 from evenstep.train.layer_keys import in_order, key_layers
@@ -35,6 +35,7 @@ from evenstep.train.memory.recomputed import recompute
 from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.number_formats import averaged_as, build_steps
 from evenstep.train.setup import Setup
+from evenstep.train.state.local_state import build_local_state
 from evenstep.train.state.pipeline_state import PipelineStateSharding, build_pipeline_state_sharding
 from evenstep.train.state.settings import settings_of
 from evenstep.train.state.train_state import TrainState, parameter_names, unwrapped
@@ -89,6 +90,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     model, optimizer, train, tasks = setup.model, setup.optimizer, setup.train, setup.tasks
     device, precision, strategy = setup.device, setup.precision, setup.strategy
     settings = settings_of(train, tasks.coefficients, tasks.combine, precision, setup.lr_schedule)
+    settings |= strategy.settings
     norms = tasks.attach(model, optimizer)
     if precision.format is not None:
         strategy = strategy.gathering(precision.format)
@@ -107,7 +109,8 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     recompute(model, setup.recomputed.here, context.randomness)
     layout = execution.reducers.layout
     steps = build_steps(precision, model=model, optimizer=optimizer, rounded=rounded, layout=layout, seed=setup.seed)
-    apply = _apply(setup, steps)
+    local = build_local_state(execution.reducers, optimizer, steps)
+    apply = _apply(setup, execution, steps)
     trained = TrainedParameters(model, optimizer, names, share=execution.reducers.share, check=precision.check_trained)
     core = Update(
         model=model,
@@ -144,6 +147,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
             precision=precision,
             steps=steps,
             averaged_as=averaged_as(precision, model, rounded),
+            local=local,
         ),
         portion=build_pipeline_state_sharding(model, execution.trainer.peers.wire),
         reads_at_once=isinstance(apply, HostApply),
@@ -170,7 +174,7 @@ def _context(setup: Setup, strategy: Strategy, norms: Norms, bus: Bus) -> TrainC
         storage=setup.storage,
         bus=bus,
         seed=setup.seed,
-        reorder=in_channels_last if setup.train.channels_last else as_it_is,
+        reorder=in_channels_last if setup.train.channels_last else None,
         cast_inputs=build_cast(precision.format),
         cast_outputs=build_cast(torch.float32 if precision.float32_outputs else None),
         coefficients=tasks.coefficients,
@@ -179,8 +183,8 @@ def _context(setup: Setup, strategy: Strategy, norms: Norms, bus: Bus) -> TrainC
     )
 
 
-def _apply(setup: Setup, steps: Steps) -> Apply:
-    settle = setup.train.settle_every_updates
+def _apply(setup: Setup, execution: Execution, steps: Steps) -> Apply:
+    settle = 1 if execution.reducers.alone is not None else setup.train.settle_every_updates
     return build_apply(
         setup.optimizer,
         clip_norm=setup.train.clip_norm,
