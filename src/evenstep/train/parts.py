@@ -31,7 +31,7 @@ from evenstep.train.execution import Execution, build_execution
 from evenstep.train.failures import Retry
 from evenstep.train.layer_keys import in_order, key_layers
 from evenstep.train.linear_layers import convert_linear_layers
-from evenstep.train.memory.recomputed import recompute
+from evenstep.train.memory.activation_checkpointing import recompute
 from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.number_formats import averaged_as, build_steps
 from evenstep.train.setup import Setup
