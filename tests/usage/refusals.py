@@ -179,6 +179,15 @@ TOGETHER: dict[str, Refusal] = {
         says="torch's fused optimizers",
         code=1,
     ),
+    "shards gathered in another format than the model's": _of(
+        *FSDP,
+        "--train.precision",
+        "16-true",
+        "--parallel.gather_dtype",
+        "bf16",
+        says="or left out, but is bfloat16",
+        code=1,
+    ),
     "a pipeline of a model without layers": _of("--parallel.pipeline", "2", says="`parallel.pipeline` is 2, but"),
     "a schedule that is none": _of(
         "--parallel.pipeline", "2", "--parallel.pipeline_schedule", "1f2b", says="is it '1f1b'"

@@ -59,6 +59,7 @@ class Reducers:
         self.alone: StepsAlone | None = None
         self.is_alone = False
         self._all: list[Reducer] = []
+        self._comparing: list[Reducer] = []
         self._buffers: list[SharedBuffers] = []
         self._shares_buffers: list[SharedBuffers] = self._buffers
         self._replaced: dict[int, nn.Parameter] = {}  # what has taken the place of a parameter
@@ -81,7 +82,10 @@ class Reducers:
         after = dict(module.named_parameters(remove_duplicate=False))
         self._replaced |= {id(parameter): after[name] for name, parameter in before.items()}
         self._all.append(own)
-        self._buffers.append(SharedBuffers(module, self.group))
+        if type(own).after_update is not Reducer.after_update:
+            self._comparing.append(own)
+        if self.group.ranks > 1:
+            self._buffers.append(SharedBuffers(module, self.group))
         self.in_turn = self.in_turn or isinstance(own, PadsPasses)
         self.gather_per_plan = self.gather_per_plan or isinstance(own, GathersPerPlan)
         if isinstance(own, StepsAlone):
@@ -142,7 +146,7 @@ class Reducers:
 
     def after_update(self, update: int) -> None:
         """Called after `update` was committed."""
-        for own in self._all:
+        for own in self._comparing:
             own.after_update(update)
         if self.alone is not None:
             self.follow(update)

@@ -52,7 +52,6 @@ from evenstep.train.tasks.task import Task
 from evenstep.train.tasks.tasks import check_task_states, state_of
 
 _LOSS = "train/loss"
-_COUNTERS = ("progress", "is_computing")  # the only public attributes that change
 
 
 @final
@@ -136,7 +135,7 @@ class Engine:
     if not TYPE_CHECKING:  # which knows what there is
 
         def __setattr__(self, name: str, value: Any) -> None:
-            if name[0] != "_" and name not in _COUNTERS and "_causes" in self.__dict__:
+            if name[0] != "_" and name != "progress" and "_causes" in self.__dict__:
                 raise ArgumentError(
                     f"`{name}` of an engine can't be set once it is built: it would have no effect. Build another "
                     f"engine with it, which goes on by `load_state_dict(old.state_dict())`; set learning rates in "
@@ -166,7 +165,6 @@ class Engine:
         self.recomputed, self._empty_cache = setup.recomputed.names, setup.empty_cache
         self.in_float8 = setup.linear_layers.names
         self.progress = Progress()
-        self.is_computing = False
         self._report = report
         self._pending: list[PendingUpdate] = []
         self._cuts: dict[str, SplitLimit] = {}
@@ -294,13 +292,10 @@ class Engine:
 
     def dispatch(self, batch: GlobalBatch) -> PendingUpdate:
         """Compute one update, and apply it where its gradient is finite; the device may be at it still on return."""
-        self.is_computing = True
-        try:
-            pending = self.core(batch, self.progress)
-        finally:
-            self.is_computing = False
+        pending = self.core(batch, self.progress)
         self._pending.append(pending)
-        self.progress = pending.before.committed(batch, skipped_samples=pending.skipped_samples)
+        progress = pending.before.committed(batch, skipped_samples=pending.skipped_samples)
+        object.__setattr__(self, "progress", progress)  # not by way of what refuses all others
         self.precision.committed()
         return pending
 
@@ -341,7 +336,8 @@ class Engine:
         if self.progress.update >= number:
             self.reducers.after_update(number)
             self.core.begin()  # statistics that the ranks have averaged stay, whatever breaks off next
-            self._empty_cache(number)
+            if self._empty_cache is not None:
+                self._empty_cache(number)
 
     def lower_scale(self) -> None:
         """Let an update that overflowed be tried again.
