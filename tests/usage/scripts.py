@@ -50,14 +50,16 @@ class Script:
     Args:
         arguments: as after `python`: a file, or `-m` and a module; then what it is given.
         fresh: whether interpreters that it starts import torch themselves, as a user's do.
+        session: whether it begins a session of its own, and a group of processes.
         environment: variables beside those of this process.
     """
 
-    def __init__(self, *arguments: object, fresh: bool = False, **environment: str) -> None:
+    def __init__(self, *arguments: object, fresh: bool = False, session: bool = False, **environment: str) -> None:
         self._said = tempfile.TemporaryDirectory(prefix="evenstep-script-")
         for name in ("out", "err"):
             Path(self._said.name, name).touch()
-        given = [str(one) for one in arguments], str(Path.cwd()), os.environ | environment, self._said.name, fresh
+        variables = os.environ | environment
+        given = [str(one) for one in arguments], str(Path.cwd()), variables, self._said.name, fresh, session
         self._process = launched.server().Process(target=_run, args=given, daemon=True)
         self._process.start()
         self.pid = int(self._process.pid or 0)
@@ -65,6 +67,10 @@ class Script:
     def code(self) -> int | None:
         """Its exit code; None while it runs."""
         return self._process.exitcode
+
+    def said(self, *, errors: bool = False) -> str:
+        """Its standard output until now, or its errors."""
+        return Path(self._said.name, "err" if errors else "out").read_text(errors="replace")
 
     def send_signal(self, number: int) -> None:
         os.kill(self.pid, number)
@@ -188,8 +194,12 @@ def _execute(arguments: list[str], folder: str, variables: Mapping[str, str]) ->
         atexit._run_exitfuncs()
 
 
-def _run(arguments: list[str], folder: str, variables: Mapping[str, str], said: str, fresh: bool) -> None:
+def _run(
+    arguments: list[str], folder: str, variables: Mapping[str, str], said: str, fresh: bool, session: bool
+) -> None:
     launched.begin()
+    if session:
+        os.setsid()
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(Path(said, name), os.O_WRONLY), number)
     os.chdir(folder)
