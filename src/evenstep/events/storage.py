@@ -127,9 +127,11 @@ class Storage:
         self._pending.clear()
         pairs: Pairs = {}
         for (update, name, _, _), pair in zip(pending, _read(pending), strict=True):
-            known = pairs.get((update, name))
-            pairs[update, name] = pair if known is None else (known[0] + pair[0], known[1] + pair[1])
-        everybody = gather(pairs | self._meters.take())
+            key = update, name
+            known = pairs.get(key)
+            pairs[key] = pair if known is None else (known[0] + pair[0], known[1] + pair[1])
+        pairs.update(self._meters.take())
+        everybody = gather(pairs)
         summed = {key: one for key, one in everybody[0].items() if type(one) is not Seen}
         for theirs in everybody[1:]:
             for key, one in theirs.items():
@@ -202,8 +204,9 @@ class Storage:
         self._series = {name: Series(*columns) for name, columns in state.items()}
 
     def _remember(self, records: Iterable[Record]) -> None:
+        known = self._series.get
         for update, name, value, weight in records:
-            series = self._series.get(name)
+            series = known(name)
             if series is None:
                 series = self._series[_checked(name)] = Series()
             series.add(update, value, weight)

@@ -108,7 +108,7 @@ def weigh(
     totals: dict[str, float] = {}
     divisors: dict[int, float] = {}
     for name, theirs in _spans(batch).items():
-        numbers = list(chain.from_iterable(theirs))
+        numbers = theirs[0] if len(theirs) == 1 else list(chain.from_iterable(theirs))
         total = math.fsum(map(everybody.__getitem__, numbers))
         if total <= 0:
             continue

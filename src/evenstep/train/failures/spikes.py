@@ -97,7 +97,10 @@ class LossSpikes:
             return None
         median = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
         least = _LEAST_SPREAD * abs(median)
-        if value <= median + self._threshold * least:
+        quarter = len(ordered) // 4
+        # no more than half of all are nearer to the median than both of these
+        nearer = min(median - ordered[quarter], ordered[quarter + len(ordered) // 2] - median)
+        if value <= median + self._threshold * max(_TO_STANDARD_DEVIATIONS * nearer, least):
             return None
         deviation = statistics.median([abs(one - median) for one in ordered])
         return median + self._threshold * max(_TO_STANDARD_DEVIATIONS * deviation, least)
