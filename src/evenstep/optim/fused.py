@@ -10,7 +10,7 @@ step that someone watches or has replaced.
 from collections.abc import Callable, Mapping
 from itertools import compress, repeat
 from operator import attrgetter, is_, is_not, itemgetter
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -81,7 +81,7 @@ def _lists(group: _Group, states: Mapping[Any, _State]) -> _Lists | None:
         trained = [one is not None for one in grads]
         parameters, grads = list(compress(parameters, trained)), list(compress(grads, trained))
     if len(states) == len(parameters) and all(map(is_, states, parameters)):  # hashing a tensor runs Python code
-        own = list(states.values())
+        own: list[Any] = list(states.values())
     else:
         own = list(map(states.get, parameters))
     if (
@@ -93,7 +93,7 @@ def _lists(group: _Group, states: Mapping[Any, _State]) -> _Lists | None:
         and (all(map(_is_cpu, parameters)) or len(set(map(Tensor.get_device, parameters))) == 1)
         and not any(map(_is_sparse, grads))
     ):
-        return parameters, grads, cast("list[_State]", own)
+        return parameters, grads, own
     return None
 
 

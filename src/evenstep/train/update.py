@@ -110,6 +110,7 @@ class Update:
         self._ema = ema
         self.learning_rates = learning_rates
         self._buffers = Buffers(model)
+        self._changing = (self._buffers,) if self._buffers.exist else ()
         self._dependence = Dependence(
             buffers=self._buffers, randomness=context.randomness, unkeyed=unkeyed, execution=execution, report=report
         )
@@ -131,7 +132,7 @@ class Update:
         update = before.update + 1
         self.is_computing = True
         try:
-            self._buffers.restore(0.0)  # whatever the user did to them since the last update stays
+            self.begin()
             self.trained.follow()
             if not self._model.training:
                 raise TaskError(
@@ -156,7 +157,8 @@ class Update:
         if not weights.totals:  # nobody has work
             return weights, MicrobatchResults(), [], None
         gathered = self._gather(weights, update)
-        self._buffers.settle()
+        for buffers in self._changing:
+            buffers.settle()
         for look in self._looks:
             look(update)
         self._execution.reducers.share_buffers(self._buffers)
@@ -185,7 +187,8 @@ class Update:
         with self._context.bus.span("step", begin, lambda error: StepEnd(update=update)):
             applied = self._apply(grads, squared, divisor, update)
             self._execution.reducers.after_step()
-        self._buffers.restore(applied.aborted)
+        for buffers in self._changing:
+            buffers.restore(applied.aborted)
         # a verdict that is still on the device is not read here: the average follows it there
         if self._ema is not None and (isinstance(applied.aborted, Tensor) or applied.aborted == 0.0):
             self._ema.after_update(update, applied.aborted)
@@ -236,7 +239,8 @@ class Update:
 
     def begin(self) -> None:
         """Take the buffers as they are: whatever the user did to them since the last update stays."""
-        self._buffers.restore(0.0)
+        for buffers in self._changing:
+            buffers.restore(0.0)
 
     def fit(self, batch: GlobalBatch) -> None:
         """Find out how much fits: try ever larger parts of this rank's first micro-batch, forward and backward.

@@ -70,12 +70,14 @@ class LossSpikes:
         window = deque([math.inf if math.isnan(loss) else loss for loss in before], maxlen=self.window_updates)
         ordered = sorted(window)
         for record in records:
-            bound = self._bound(ordered, record.value)
-            was, self._in_one = self._in_one, bound is not None and not record.value <= bound
+            loss = record.value
+            bound = self._bound(ordered, loss)
+            was, self._in_one = self._in_one, bound is not None and not loss <= bound
             if len(window) == self.window_updates:
                 ordered.pop(bisect_left(ordered, window[0]))
-            window.append(math.inf if math.isnan(record.value) else record.value)  # as NaN can't be sorted
-            insort(ordered, window[-1])
+            sortable = math.inf if math.isnan(loss) else loss
+            window.append(sortable)
+            insort(ordered, sortable)
             if self._in_one and not was:
                 return Incident(
                     kind="loss_spike",
