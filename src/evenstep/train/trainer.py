@@ -20,7 +20,7 @@ from evenstep.data.seeding import undisturbed
 from evenstep.errors import ArgumentError
 from evenstep.events import Hook, TrainBegin, TrainEnd
 from evenstep.optim.schedules import LrSchedule
-from evenstep.options import Checkpointing, Failures, Logging, Training, check_length, takes_old_arguments
+from evenstep.options import Checkpointing, Failures, Logging, Training, check_length
 from evenstep.parallel import Strategy
 from evenstep.pipeline import PipelineModel
 from evenstep.precision import Precision
@@ -38,6 +38,7 @@ from evenstep.train.failures.emergency import emergency_save
 from evenstep.train.failures.replay import replay_failure
 from evenstep.train.failures.tracebacks import shorten
 from evenstep.train.memory.footprint import Footprint
+from evenstep.train.old_arguments import takes_old_arguments
 from evenstep.train.predict import Prediction
 from evenstep.train.requests import End
 from evenstep.train.resolve import evaluations_of, policies_of
