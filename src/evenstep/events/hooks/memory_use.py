@@ -12,6 +12,7 @@ own counters, so nothing waits for the device, and sets back torch's peak, as `r
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -81,8 +82,8 @@ def _of_process() -> dict[str, int]:
 
     unit = 1 if sys.platform == "darwin" else 1024
     taken = {"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
-    if _STATM.exists():
-        taken["resident"] = int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    with suppress(FileNotFoundError), _STATM.open("rb", buffering=0) as file:
+        taken["resident"] = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return taken
 
 
