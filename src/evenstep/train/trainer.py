@@ -25,8 +25,8 @@ from evenstep.parallel import Strategy
 from evenstep.pipeline import PipelineModel
 from evenstep.precision import Precision
 from evenstep.single_use import mark_used
-from evenstep.train.assembly import build_loop
 from evenstep.train.attributes import TrainerAttributes
+from evenstep.train.build_loop import build_loop
 from evenstep.train.checks.agreement import check_agreement
 from evenstep.train.checks.arguments import check_engine_arguments, check_trainer_arguments
 from evenstep.train.checks.cuts import compare_cuts
