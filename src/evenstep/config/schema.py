@@ -15,7 +15,7 @@ from evenstep.config.section import Args, Count, CountOrAuto, Natural, NonNegati
 from evenstep.data import MapData, Mixture, Sampled, StreamData
 from evenstep.events import Best, EarlyStop
 from evenstep.extras.multitask import GradNorm, Uncertainty
-from evenstep.optim.ema import Ema
+from evenstep.optim.ema import Ema, Evaluated
 from evenstep.options import default_of
 from evenstep.parallel import Fsdp, Processes
 from evenstep.pipeline import PipelineModel
@@ -319,6 +319,11 @@ class EmaTable(Section):
     """Up to this update the average is a copy of the parameters."""
     every_updates: Count = default_of(Ema, "every_updates")
     """The average moves at every so many updates only."""
+    decay_warmup: bool = default_of(Ema, "decay_warmup")
+    """Whether the decay of the n-th move is at most (1 + n) / (10 + n), so that a short run forgets its beginning."""
+    evaluated: Evaluated = default_of(Ema, "evaluated")
+    """What evaluations are made with: the average, the parameters, or both, of which the parameters' metrics are called
+    `valid/parameters/loss`."""
 
 
 class EvaluateTable(Section):

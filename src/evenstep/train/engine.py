@@ -23,7 +23,7 @@ from evenstep.arguments import require_state
 from evenstep.checkpoint import ALONE, RankGroup, on_all_ranks
 from evenstep.data import Data, GlobalBatch, Position
 from evenstep.errors import ArgumentError, CheckpointError, EvenstepError, LostRankError, clause
-from evenstep.events import Bus, Incident, Storage
+from evenstep.events import Bus, Incident, Record, Storage
 from evenstep.internals import unwrapped
 from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Training, check_length
@@ -219,17 +219,16 @@ class Engine:
     def evaluate(self, *microbatches: Any) -> dict[str, float]:
         """The metrics of all ranks' micro-batches, forward only, by name: `{"loss": 0.3}`; all ranks call it together.
 
-        Evaluated are the parameters as of the last committed update, or their average if there is one.
+        Evaluated are the parameters as of the last committed update, or what `Ema(evaluated=…)` says.
 
         Args:
             microbatches: as for `update`.
         """
-        batch = global_batch(microbatches, Position(), self.reducers.group)
+        batch = OneBatch(replace(global_batch(microbatches, Position(), self.reducers.group), ends_epoch=True))
         context = self.parts.context
         apart = replace(context, storage=Storage(meters=build_meters(context.tasks, context.device)))
-        with self._together(), self.evaluating():
-            evaluation = self.evaluation("evaluate", OneBatch(replace(batch, ends_epoch=True)), context=apart)
-            records = evaluation(self.progress.update)
+        with self._together():
+            records = self.evaluated("evaluate", batch, context=apart)
         return {record.name.removeprefix("evaluate/"): record.value for record in records}
 
     def explain(self, aborted: Aborted, incident: Incident | None = None) -> tuple[Incident, Exception]:
@@ -368,19 +367,38 @@ class Engine:
         self.parts.context.norms.prepare()
 
     @contextmanager
-    def evaluating(self) -> Generator[None]:
-        """Inside, the parameters are those to evaluate: the average's, or the optimizer's own."""
-        with self.parts.modes.evaluating(), self._ema.swapped() if self._ema is not None else nullcontext():
-            yield
-
-    def evaluation(self, name: str, data: Data, *, context: TrainContext | None = None) -> Evaluation:
-        """The evaluation of this name, on `data`; it cuts micro-batches as finely as it had to the last time.
+    def evaluating(self, *, average: bool | None = None) -> Generator[None]:
+        """Inside, the parameters are those to evaluate: the average's, or the optimizer's own.
 
         Args:
+            average: whether they are the average's, if there is one; None: as `Ema(evaluated=…)` says, "both" being
+                the average.
+        """
+        ema = self._ema
+        swaps = ema is not None and (ema.evaluated != "parameters" if average is None else average)
+        with self.parts.modes.evaluating(), ema.swapped() if ema is not None and swaps else nullcontext():
+            yield
+
+    def evaluated(self, name: str, data: Data, *, context: TrainContext | None = None) -> list[Record]:
+        """The metrics of `data`, of the average, the parameters, or both; all ranks call it together.
+
+        Args:
+            name: of the evaluation, the prefix of its metrics.
+            data: evaluated for one epoch.
             context: where its metrics go; None: to those of training.
         """
+        with self.evaluating():
+            records = self._evaluation(name, data, context)(self.progress.update)
+        if self._ema is not None and self._ema.evaluated == "both":
+            with self.evaluating(average=False):
+                records = records + self._evaluation(name, data, context, "parameters/")(self.progress.update)
+        return records
+
+    def _evaluation(self, name: str, data: Data, context: TrainContext | None, below: str = "") -> Evaluation:
+        """The evaluation of this name, on `data`; it cuts micro-batches as finely as it had to the last time."""
         return Evaluation(
             name=name,
+            below=below,
             data=data,
             model=self.model,
             context=context or self.parts.context,

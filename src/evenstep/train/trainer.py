@@ -169,7 +169,7 @@ class Trainer(Surface):
         if keeps:
             watch_first_step(optimizer, engine.parts.saved.aside)
         said = {"tasks": [*setup.tasks.by_name], "config": config, "clip_norm": train.clip_norm}
-        said["ema"] = train.ema and train.ema.settings
+        said["ema"] = train.ema and {**train.ema.settings, "evaluated": train.ema.evaluated}
         self._agree = partial(check_agreement, self._loop, optimizer, engine.core.trained.names, self.evaluations, said)
         self._run = self._group.run_of(self._loop, self._agree)
         take({**setup.kept, **reporter.bus.kept})

@@ -103,7 +103,7 @@ PUBLIC_KEYS = {
         *("oversized", "prefetch_batches", "shared", "shuffle", "timeout_s", "train"),
     ],
     "EarlyStop": ["metric", "min_delta", "mode", "patience_evaluations"],
-    "Ema": ["decay", "every_updates", "start_update"],
+    "Ema": ["decay", "decay_warmup", "evaluated", "every_updates", "start_update"],
     "Evaluate": ["every_epochs", "every_updates"],
     "Evaluation": ["args", "micro_batch_size", "target"],
     "InverseSqrt": ["kind", "warmup_updates"],
