@@ -3,9 +3,10 @@
     e ← e + (1 - d) · (θ - e)        after every `every_updates`-th committed update
     e ← θ                            up to `start_update`
 
-with d = decay, or d = min(decay, (1 + n) / (10 + n)) at the n-th move where it is warmed up. Floating-point buffers (BatchNorm statistics) are averaged as well, others copied. The average is kept in float32 at
-least. It is not `torch.optim.swa_utils.AveragedModel`: no module is copied, so it costs one tensor per parameter and
-works for sharded ones too.
+with d = decay, or d = min(decay, (1 + n) / (10 + n)) at the n-th move where it is warmed up. Floating-point buffers
+(BatchNorm statistics) are averaged as well, others copied. The average is kept in float32 at least. It is not
+`torch.optim.swa_utils.AveragedModel`: no module is copied, so it costs one tensor per parameter and works for sharded
+ones too.
 """
 
 from collections.abc import Generator, Mapping

@@ -39,6 +39,7 @@ from evenstep.train.failures import Stop
 from evenstep.train.footprint import Footprint, footprint
 from evenstep.train.global_batch import OneBatch, global_batch
 from evenstep.train.metrics import build_meters
+from evenstep.train.now import tell
 from evenstep.train.optimizers import let_begin_late
 from evenstep.train.outcome import Aborted, Committed, PendingUpdate, SummedLoss, first_aborted
 from evenstep.train.parts import build_parts
@@ -161,15 +162,14 @@ class Engine:
         self.model, self.optimizer, self.core = setup.model, setup.optimizer, parts.core
         self.storage, self.precision = setup.storage, setup.precision
         self.group, self.reducers = parts.execution.group, parts.execution.reducers
-        self.bus, self.seed, self._ema = bus, setup.seed, setup.train.ema
+        self.bus, self.seed, self._ema, self._report = bus, setup.seed, setup.train.ema, report
         self.recomputed, self._empty_cache = setup.recomputed.names, setup.empty_cache
-        self.progress = Progress()
-        self.is_computing = False
-        self._report = report
+        self.progress, self.is_computing = Progress(), False
         self._pending: list[PendingUpdate] = []
         self._cuts: dict[str, SplitLimit] = {}
         self._last_loss: SummedLoss | None = None
         check_ties(unwrapped(self.model), parts.core.trained.names)
+        tell(self, setup.tasks.by_name, self._ema)
         let_begin_late(self.optimizer)
         self._causes = AbortCauses(
             core=parts.core,
@@ -371,8 +371,7 @@ class Engine:
         """Inside, the parameters are those to evaluate: the average's, or the optimizer's own.
 
         Args:
-            average: whether they are the average's, if there is one; None: as `Ema(evaluated=…)` says, "both" being
-                the average.
+            average: whether the average's, if there is one; None: unless `Ema(evaluated="parameters")` says otherwise.
         """
         ema = self._ema
         swaps = ema is not None and (ema.evaluated != "parameters" if average is None else average)

@@ -1,7 +1,7 @@
 """The evaluations of a run: each of its sets of data, with what hooks and writers are told of it.
 
-The parameters' average, if there is one, is evaluated in their place, or beside them. It remembers when all sets were last evaluated.
-How one set is evaluated is told in `evaluate`; when is the loop's to say.
+The parameters' average, if there is one, is evaluated in their place, or beside them. It remembers when all sets were
+last evaluated. How one set is evaluated is told in `evaluate`; when is the loop's to say.
 """
 
 from collections.abc import Generator, Mapping

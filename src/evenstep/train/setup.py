@@ -28,6 +28,7 @@ from evenstep.train.cache import build_emptying
 from evenstep.train.coefficients import Fixed
 from evenstep.train.compiled import check_compiled
 from evenstep.train.metrics import build_meters
+from evenstep.train.now import check_teachers
 from evenstep.train.number_formats import check_formats
 from evenstep.train.optimizers import check_optimizer
 from evenstep.train.parameter_checks import check_parameters
@@ -76,6 +77,7 @@ class Setup:
             "out_of_memory": policies.out_of_memory,
             "loss_spike": spikes,
             "policy": None if spikes is None else spikes.policy,
+            **{f"task {name}".strip(): task for name, task in self.tasks.by_name.items() if task.uses_average},
         }
         return {f"`{name}`": one for name, one in named.items() if one is not None and vars(one)}
 
@@ -119,6 +121,7 @@ def set_up(
     check_optimizer(optimizer, model=model, strategy=sharing, device=on, keeps=keeps)
     tasks = Tasks.of(task, train.coefficients, given.combine_named(train.combine), train.norm_statistics)
     check_tasks(tasks, data, evaluations, model=model, policy=policies.non_finite)
+    check_teachers(tasks.by_name, train, sharing, model)
     setup = Setup(
         model=model,
         tasks=tasks,
