@@ -6,6 +6,7 @@ from evenstep.lazy import lazy_names
 
 if TYPE_CHECKING:
     from evenstep.checkpoint.async_writer import AsyncWriter, SaveResult
+    from evenstep.checkpoint.averaging import AveragedCheckpoint, average_checkpoints
     from evenstep.checkpoint.damage import UnreadableError
     from evenstep.checkpoint.emergency import find_failure, write_emergency, write_failure
     from evenstep.checkpoint.layout import complete_checkpoints, step_name, step_update
@@ -24,6 +25,7 @@ __all__ = [
     "ALONE",
     "LOCK",
     "AsyncWriter",
+    "AveragedCheckpoint",
     "CheckpointReader",
     "Disk",
     "FileEntry",
@@ -32,6 +34,7 @@ __all__ = [
     "SaveResult",
     "Shard",
     "UnreadableError",
+    "average_checkpoints",
     "clean_leftovers",
     "complete_checkpoints",
     "discard_parts",
@@ -60,6 +63,7 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         ".async_writer": "AsyncWriter SaveResult",
+        ".averaging": "AveragedCheckpoint average_checkpoints",
         ".damage": "UnreadableError",
         ".emergency": "find_failure write_emergency write_failure",
         ".layout": "complete_checkpoints step_name step_update",

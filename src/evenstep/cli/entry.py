@@ -98,6 +98,17 @@ COMMANDS = {
             Option(name="diff", help="show what differs in another checkpoint; exit code 1 if anything", value="OTHER"),
         ),
     ),
+    "average": Command(
+        module="average",
+        summary="write a checkpoint of the mean of a run's weights",
+        path=("RUN_FOLDER", "the folder of the run"),
+        options=(
+            Option(name="last", help="average the newest so many checkpoints", value="N"),
+            Option(name="best", help="average the best so many, by the metric of `checkpoint.best`", value="N"),
+            Option(name="until", help="with --last: the update of the last one that counts", value="UPDATE"),
+            Option(name="to", help="the folder to write; in the run's `averages` by default", value="FOLDER"),
+        ),
+    ),
     "replay": Command(
         module="replay",
         summary="run again the update that a run failed with, and show where it fails",

@@ -22,6 +22,7 @@ def test_the_commands_are_these() -> None:
         "plan",
         "report",
         "inspect",
+        "average",
         "replay",
         "config-schema",
     ]

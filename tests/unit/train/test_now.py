@@ -165,7 +165,7 @@ def test_now_is_nobodys_before_a_trainer_after_it_and_in_a_copy() -> None:
         _ = task.now.update
     trainer = trainer_of(network(), task)
     assert task.now.update == 1
-    for other in (copy.deepcopy(task), pickle.loads(pickle.dumps(task))):  # noqa: S301
+    for other in (copy.deepcopy(task), pickle.loads(pickle.dumps(task))):
         with pytest.raises(TaskError, match="no trainer or engine"):
             _ = other.now.update
     gone = weakref.ref(trainer.model)
