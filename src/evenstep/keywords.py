@@ -75,6 +75,10 @@ _ELSEWHERE = {
     **dict.fromkeys(("learning_rate", "lr"), "give it to the optimizer: `torch.optim.AdamW(parameters, lr=…)`"),
     **dict.fromkeys(("weight_decay", "betas", "momentum"), "give it to the optimizer: `torch.optim.AdamW(…)`"),
     **dict.fromkeys(("resume_from_checkpoint", "ckpt_path", "resume"), "call `trainer.resume(…)` before `train`"),
+    **dict.fromkeys(
+        ("init_from", "finetune_from_model", "pretrained", "init_checkpoint", "load_weights_from"),
+        "call `evenstep.load_weights(model, …)` before the optimizer is built",
+    ),
     "args": "give what it holds as arguments of their own, such as `epochs=…`",
     **dict.fromkeys(_LOGS.split(), "write `log=Logging(every_updates=…)`"),
     **dict.fromkeys(_SAVES.split(), "write `checkpoint=Checkpointing(every_updates=…)`"),

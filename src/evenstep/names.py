@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+LEARNED = ("task_coefficients", "task_balance")
+"""What is learned about tasks is a part of the model under these names, and no part of anybody else's."""
+
 _WRAPPED = ("_orig_mod.", "_checkpoint_wrapped_module.")
 
 

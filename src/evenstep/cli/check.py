@@ -128,7 +128,8 @@ def _unmet(config: Config, ranks: int) -> str:
 
 def _check(opened: OpenRun, folder: Path, source: str, group: Group, unmet: str) -> None:
     mesh = None if group.ranks == 1 and opened.config.parallel.pipeline > 1 else build_mesh(opened.config, group)
-    parts = build_parts(opened, mesh)
+    goes_on = source == "auto" and bool(complete_checkpoints(folder / "checkpoints"))
+    parts = build_parts(opened, mesh, begins=not goes_on)
     with closing(parts):
         one = OneUpdate()
         trainer = replace(parts, config=_staying(opened.config)).trainer(

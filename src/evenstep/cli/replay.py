@@ -42,7 +42,7 @@ def run(path: str, settings: list[str]) -> int:
     begun = Setting(path=("resume",), text="never", origin=str(folder))
     alone = [Setting(path=tuple(key.split(".")), text=text, origin="replay") for key, text in _ALONE.items()]
     with open_run(find_config(folder), [begun, *alone, *settings_of(settings, without=(*OWN, *_ALONE))]) as opened:
-        parts = build_parts(opened)
+        parts = build_parts(opened, begins=False)
         with closing(parts):
             watch = Watch()
             trainer = parts.trainer(hooks=[watch], strategy=Single())

@@ -44,7 +44,8 @@ def train_in(run: OpenRun, folder: Path, source: Literal["never", "auto"] | str,
 
 def _train_in(run: OpenRun, folder: Path, source: str, group: Group) -> int:
     mesh = build_mesh(run.config, group)
-    parts = build_parts(run, mesh)
+    goes_on = source == "auto" and bool(complete_checkpoints(folder / "checkpoints"))
+    parts = build_parts(run, mesh, begins=not goes_on)
     with closing(parts):
         trainer = parts.trainer(
             folder=folder,

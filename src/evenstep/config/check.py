@@ -150,6 +150,14 @@ def _excluded(config: Config) -> Iterator[str]:
             yield f"`{key} cannot be with this `{other}`: {why}; change one, or leave one out."
 
 
+def _init_from(config: Config) -> Iterator[str]:
+    if config.init_from is not None and config.resume not in ("never", "auto"):
+        yield (
+            f'`init_from.path` is "{config.init_from.path}" and `resume` is "{config.resume}", and both say with which '
+            f"weights to begin; leave one out."
+        )
+
+
 def _resume(config: Config) -> Iterator[str]:
     if config.resume in ("never", "auto") or (config.resume and Path(config.resume).is_dir()):
         return
@@ -159,4 +167,12 @@ def _resume(config: Config) -> Iterator[str]:
     yield f'{must}, but is "{config.resume}"; {advice}'
 
 
-_RULES: Sequence[Callable[[Config], Iterator[str]]] = (_resume, _tasks, _data, _only_for, _evaluations, _excluded)
+_RULES: Sequence[Callable[[Config], Iterator[str]]] = (
+    _resume,
+    _init_from,
+    _tasks,
+    _data,
+    _only_for,
+    _evaluations,
+    _excluded,
+)

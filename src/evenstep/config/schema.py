@@ -20,7 +20,7 @@ from evenstep.options import default_of
 from evenstep.parallel import Fsdp, Processes
 from evenstep.pipeline import PipelineModel
 from evenstep.precision import Bf16True, Fp16Mixed
-from evenstep.train import Trainer
+from evenstep.train import Trainer, load_weights
 
 
 class TargetTable(Section):
@@ -77,6 +77,22 @@ class DataTable(Section):
     """Whether all ranks read the same stream, whole, instead of each a stream of its own; for streams only."""
     exact_resume: bool = default_of(StreamData, "exact_resume")
     """false for a stream whose state is known not to say all: a resumed run takes other samples; for streams only."""
+
+
+class InitFromTable(Section):
+    """Weights that something else has trained, which the run begins with; to go on with a run is `resume`."""
+
+    path: str
+    """A run, a checkpoint or an average of several; a `.safetensors` file, an index of several or a folder with one, as
+    the hub has them; or a file of `torch.save`, of which only tensors are read."""
+    only: Annotated[tuple[str, ...], Field(strict=False)] = default_of(load_weights, "only")
+    """Patterns of the names to load, such as `encoder.*`; what fits none stays as it is initialised."""
+    average: bool = default_of(load_weights, "average")
+    """Whether to take the average that a run has kept of its parameters."""
+    partial: bool = default_of(load_weights, "partial")
+    """Whether weights that lack something, have more, or have other shapes may be loaded in part; it is said which."""
+    freeze: bool = default_of(load_weights, "freeze")
+    """Whether what was loaded is not trained; a hook may unfreeze it."""
 
 
 class TrainTable(Section):
@@ -407,6 +423,8 @@ class Config(Section):
     of a checkpoint or run folder."""
     model: TargetTable
     """The model: a callable that gives a `torch.nn.Module`."""
+    init_from: InitFromTable | None = None
+    """Weights that the model begins with; as its target has initialised them by default."""
     task: OneTaskTable | None = None
     """The task: a callable that gives an `evenstep.Task`. Give either this and `data`, or `tasks`."""
     data: DataTable | None = None

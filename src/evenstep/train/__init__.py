@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from evenstep.train.cross_entropy import chunked_cross_entropy
     from evenstep.train.engine import Engine
     from evenstep.train.failures import Answer, DropTask, FailurePolicy, Retry, Rewind, Skip, Stop
+    from evenstep.train.loading import LoadedWeights, load_weights
     from evenstep.train.outcome import Aborted, Committed
     from evenstep.train.predict import Prediction
     from evenstep.train.progress import Progress
@@ -33,6 +34,7 @@ __all__ = [
     "FailurePolicy",
     "Fixed",
     "GradNorm",
+    "LoadedWeights",
     "Loss",
     "LossSpikes",
     "PcGrad",
@@ -50,6 +52,7 @@ __all__ = [
     "Trainer",
     "Uncertainty",
     "chunked_cross_entropy",
+    "load_weights",
 ]
 
 __getattr__, __dir__ = lazy_names(
@@ -62,6 +65,7 @@ __getattr__, __dir__ = lazy_names(
         ".combine": "Combine Separate",
         ".engine": "Engine",
         ".failures": "Answer DropTask FailurePolicy Retry Rewind Skip Stop",
+        ".loading": "LoadedWeights load_weights",
         ".outcome": "Aborted Committed",
         ".predict": "Prediction",
         ".progress": "Progress",

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from typing import final
 
 from evenstep.events import Incident
+from evenstep.names import LEARNED
 from evenstep.train.buffers import Buffers
 from evenstep.train.execution import Execution
 from evenstep.train.randomness import Randomness
-
-LEARNED = ("task_coefficients", "task_balance")  # a model's parts that hold what is learned about its tasks
 
 
 @final

@@ -278,7 +278,7 @@ class Engine:
         if lacking:
             raise CheckpointError(
                 f"a state to load must be what an engine's `state_dict` gave, but this one has no {lacking[0]!r}; to "
-                f"begin with a model's weights only, load them into the model before the engine is built."
+                f"begin with a model's weights only, `evenstep.load_weights(model, PATH)` before the engine is built."
             )
         check_same_run(state["run"], {"seed": self.seed, "precision": self.precision.name})
         return self.load_own(self.own_part(state))

@@ -183,8 +183,8 @@ class RunState:
         if lacking:
             raise CheckpointError(
                 f"a state to load must be what a trainer's `state_dict` gave, but this one has no "
-                f"{', '.join(f'`{part}`' for part in lacking)}; to begin with a model's weights only, load them into "
-                f"the model before the trainer is built."
+                f"{', '.join(f'`{part}`' for part in lacking)}; to begin with a model's weights only, "
+                f"`evenstep.load_weights(model, PATH)` before the trainer is built (`init_from.path` in a run file)."
             )
         check_same_run(
             {**state["run"], "data": state["data"]["fingerprint"]},

@@ -20,12 +20,12 @@ from evenstep.arguments import require_flag, said
 from evenstep.choice import advice
 from evenstep.data import Data
 from evenstep.errors import ArgumentError, CheckpointError, TaskError
+from evenstep.names import LEARNED
 from evenstep.options import check_task_names
 from evenstep.parallel import Strategy
 from evenstep.pipeline import PipelineModel
 from evenstep.train.coefficients import Coefficients, Fixed
 from evenstep.train.combine import Combine, Separate
-from evenstep.train.dependence import LEARNED
 from evenstep.train.failures import FailurePolicy
 from evenstep.train.norms import Kind, Norms, build_norms
 from evenstep.train.state import unwrapped

@@ -52,6 +52,7 @@ def test_the_public_keys_are_these() -> None:
             "evaluate",
             "failures",
             "hooks",
+            "init_from",
             "launch",
         ),
         *(
@@ -106,6 +107,7 @@ PUBLIC_KEYS = {
     "Ema": ["decay", "decay_warmup", "evaluated", "every_updates", "start_update"],
     "Evaluate": ["every_epochs", "every_updates"],
     "Evaluation": ["args", "micro_batch_size", "target"],
+    "InitFrom": ["average", "freeze", "only", "partial", "path"],
     "InverseSqrt": ["kind", "warmup_updates"],
     "Linear": ["end_factor", "kind", "warmup_updates"],
     "Log": ["every_updates", "writers"],
