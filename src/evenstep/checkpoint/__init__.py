@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from evenstep.checkpoint.averaging import AveragedCheckpoint, average_checkpoints
     from evenstep.checkpoint.damage import UnreadableError
     from evenstep.checkpoint.emergency import find_failure, write_emergency, write_failure
+    from evenstep.checkpoint.export import export_weights
     from evenstep.checkpoint.layout import complete_checkpoints, step_name, step_update
     from evenstep.checkpoint.lock import LOCK, locked
     from evenstep.checkpoint.manifest import FileEntry, Manifest
@@ -38,6 +39,7 @@ __all__ = [
     "clean_leftovers",
     "complete_checkpoints",
     "discard_parts",
+    "export_weights",
     "find_failure",
     "is_sharded",
     "join_parts",
@@ -66,6 +68,7 @@ __getattr__, __dir__ = lazy_names(
         ".averaging": "AveragedCheckpoint average_checkpoints",
         ".damage": "UnreadableError",
         ".emergency": "find_failure write_emergency write_failure",
+        ".export": "export_weights",
         ".layout": "complete_checkpoints step_name step_update",
         ".lock": "LOCK locked",
         ".manifest": "FileEntry Manifest",

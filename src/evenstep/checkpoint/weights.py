@@ -11,7 +11,7 @@ not known here.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, final
@@ -200,8 +200,8 @@ def _tensors_in(content: object) -> dict[str, Tensor]:
     return found if 2 * len(found) > len(content) else {}
 
 
-def index_of(files: Mapping[str, Mapping[str, Tensor]], num_bytes: int) -> bytes:
+def index_of(files: Mapping[str, Sequence[str]], num_bytes: int) -> bytes:
     """The content of the index of weights that are cut into files: which tensor is in which."""
-    places = {name: file for file, tensors in files.items() for name in tensors}
+    places = {name: file for file, names in files.items() for name in names}
     content = {"metadata": {"total_size": num_bytes}, "weight_map": dict(sorted(places.items()))}
     return json.dumps(content, indent=2).encode() + b"\n"

@@ -109,6 +109,17 @@ COMMANDS = {
             Option(name="to", help="the folder to write; in the run's `averages` by default", value="FOLDER"),
         ),
     ),
+    "export": Command(
+        module="export",
+        summary="write the weights of a run as safetensors",
+        path=("RUN_FOLDER", "the folder of a run, whose newest checkpoint is taken, or a checkpoint"),
+        options=(
+            Option(name="to", help="the file to write, such as model.safetensors", value="FILE"),
+            Option(name="average", help="take the average that the run has kept of its parameters"),
+            Option(name="dtype", help="the format of what is floating: fp32, bf16 or fp16", value="FORMAT"),
+            Option(name="max_file_gb", help="cut into files of at most so many GB, with an index", value="GB"),
+        ),
+    ),
     "replay": Command(
         module="replay",
         summary="run again the update that a run failed with, and show where it fails",

@@ -23,6 +23,7 @@ def test_the_commands_are_these() -> None:
         "report",
         "inspect",
         "average",
+        "export",
         "replay",
         "config-schema",
     ]
