@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 LEARNED = ("task_coefficients", "task_balance")
-"""What is learned about tasks is a part of the model under these names, and no part of anybody else's."""
+"""The parts of a model that hold what is learned about its tasks: by coefficients, and by what combines gradients."""
 
 _WRAPPED = ("_orig_mod.", "_checkpoint_wrapped_module.")
 

@@ -33,7 +33,7 @@ from evenstep.options import Checkpointing, Logging, WriterName
 from evenstep.parallel import Mesh
 from evenstep.pipeline import Layers
 from evenstep.train import LoadedWeights, Task, Trainer
-from evenstep.train.loading import put_weights
+from evenstep.train.state.loading import put_weights
 
 _Made = TypeVar("_Made")
 
