@@ -57,6 +57,7 @@ if TYPE_CHECKING:
         Bf16Mixed,
         Bf16NoMaster,
         Bf16True,
+        Float8Mixed,
         Fp16Mixed,
         Fp16NoMaster,
         Fp16True,
@@ -113,6 +114,7 @@ __all__ = [
     "FailurePolicy",
     "Failures",
     "Fixed",
+    "Float8Mixed",
     "Fp16Mixed",
     "Fp16NoMaster",
     "Fp16True",
@@ -188,7 +190,8 @@ _named, _ = lazy_names(
         ".options": "Checkpointing Failures Logging Memory Training",
         ".parallel": "Ddp Fsdp Group Mesh Ordered OrderedFsdp Processes Single Strategy Zero1",
         ".pipeline": "Layers PipelineModel",
-        ".precision": "Bf16Mixed Bf16NoMaster Bf16True Fp16Mixed Fp16NoMaster Fp16True FullPrecision Precision",
+        ".precision": "Bf16Mixed Bf16NoMaster Bf16True Float8Mixed Fp16Mixed Fp16NoMaster Fp16True FullPrecision "
+        "Precision",
         ".train": "Aborted Coefficients Combine Committed DropTask Engine FailurePolicy Fixed Loss "
         "LossSpikes Prediction Result Retry Rewind Skip Stop Task Trainer chunked_cross_entropy "
         "load_weights",

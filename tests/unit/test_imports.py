@@ -26,7 +26,7 @@ ROOT = {
     "plugins",
     "renamed",
     "signals",
-    "taken",
+    "single_use",
     "strides",
     "version",
 }

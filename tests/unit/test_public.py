@@ -40,6 +40,7 @@ def test_the_public_names_are_these_and_sorted() -> None:
         "FailurePolicy",
         "Failures",
         "Fixed",
+        "Float8Mixed",
         "Fp16Mixed",
         "Fp16NoMaster",
         "Fp16True",

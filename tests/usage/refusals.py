@@ -53,6 +53,13 @@ ALONE: dict[str, Refusal] = {
     "a floor above the loss scale": _of(
         "--loss_scale", "{floor = 9, initial = 8}", "--train.precision", "16-mixed", says="`loss_scale.floor`"
     ),
+    "float8 layers without float8": _of(
+        "--float8.recipe", "tensorwise", says='is for `train.precision` "float8-mixed"'
+    ),
+    "float8 in no layers": _of(
+        "--train.precision", "float8-mixed", "--float8", '{layers = "none"}', says='`float8.layers` must be "blocks" or'
+    ),
+    "float8 on a CPU": _of("--train.precision", "float8-mixed", says="but the device is 'cpu'", code=1),
     "an average that never begins": _of("--ema.start_update", "9", says="would never begin"),
     "recomputed blocks of a model without": _of(
         "--memory.checkpoint", "blocks", says='is "blocks", but Still has', code=1

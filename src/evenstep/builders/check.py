@@ -26,7 +26,7 @@ from evenstep.parallel.mesh import check_pipelines
 from evenstep.parallel.named import check_single
 from evenstep.parallel.rank_info import is_launched
 from evenstep.parallel.reducer.sharded import check_sharding
-from evenstep.precision import PRECISIONS, LossScaled
+from evenstep.precision import PRECISIONS, Float8Mixed, LossScaled
 
 
 def refused(config: Config) -> list[Fault]:
@@ -54,6 +54,8 @@ def _updates(config: Config) -> Iterator[Fault]:
     yield from faults_of(lambda: Memory(**config.memory.model_dump()), keys_in("memory", config.memory))
     if config.loss_scale is not None and issubclass(PRECISIONS[train.precision], LossScaled):
         yield from faults_of(partial(build_precision, config), keys_in("loss_scale", config.loss_scale))
+    if config.float8 is not None and PRECISIONS[train.precision] is Float8Mixed:
+        yield from faults_of(partial(build_precision, config), keys_in("float8", config.float8))
     if train.updates is None:
         return  # how many updates the epochs are is the data's to say
     tables = {"lr_schedule": config.lr_schedule} | {

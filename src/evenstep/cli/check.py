@@ -43,7 +43,7 @@ from evenstep.exits import EXIT_DONE
 from evenstep.parallel import Group
 from evenstep.parallel.rank_info import is_launched
 from evenstep.train import Trainer
-from evenstep.train.standard import writers_of
+from evenstep.train.standard_hooks import writers_of
 
 _MOST_RANKS = 16  # more are not started only to look at a run
 

@@ -133,6 +133,7 @@ def _measured(path: str, settings: Sequence[Setting]) -> tuple[Layered, dict[str
             task = parts.task if isinstance(parts.task, Task) else parts.task[first.task]
             data = task.transform(build_transfer(device)(first.data))
             precision = build_precision(opened.config)
+            precision.check(device)
             costs = measure(
                 layers,
                 build_cast(precision.format)(task.inputs(data)),

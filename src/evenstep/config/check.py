@@ -23,6 +23,7 @@ ONLY_FOR: dict[str, dict[Sequence[object], tuple[str, ...]]] = {
     "parallel.reduction": {("fast",): ("parallel.compression",)},  # "ordered" promises bits, which rounding would spoil
     "train.precision": {
         ("16-mixed", "16-true", "16-true-no-master"): ("loss_scale",),
+        ("float8-mixed",): ("float8",),
         ("bf16-true", "16-true", "bf16-true-no-master", "16-true-no-master"): (
             "train.cast_inputs",
             "train.float32_outputs",

@@ -19,7 +19,8 @@ from evenstep.optim.ema import Ema, Evaluated
 from evenstep.options import default_of
 from evenstep.parallel import Fsdp, Processes
 from evenstep.pipeline import PipelineModel
-from evenstep.precision import Bf16True, Fp16Mixed
+from evenstep.precision import Bf16True, Float8Mixed, Fp16Mixed
+from evenstep.precision.float8_mixed import Recipe
 from evenstep.train import Trainer, load_weights
 
 
@@ -103,7 +104,14 @@ class TrainTable(Section):
     epochs: Count | None = None
     """Length of the run in epochs of the training set."""
     precision: Literal[
-        "32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true", "bf16-true-no-master", "16-true-no-master"
+        "32-true",
+        "bf16-mixed",
+        "16-mixed",
+        "float8-mixed",
+        "bf16-true",
+        "16-true",
+        "bf16-true-no-master",
+        "16-true-no-master",
     ] = "32-true"
     """In which number formats the model computes, and in which it is kept."""
     cast_inputs: Literal["after-transfer", "before-transfer"] = default_of(Bf16True, "cast_inputs")
@@ -201,6 +209,18 @@ class LossScaleTable(Section):
     """Share of tries since the last change of the scale that may overflow without lowering it for good."""
     floor: Positive = default_of(Fp16Mixed, "floor")
     """The smallest scale: an overflow that would take it lower stops the run."""
+
+
+class Float8Table(Section):
+    """Which layers compute in float8, and how, with precision float8-mixed (extra `float8`)."""
+
+    recipe: Recipe = default_of(Float8Mixed, "recipe")
+    """How values are scaled into the range of float8: by tensor, by row, or by row with weight gradients in
+    bfloat16."""
+    layers: str = default_of(Float8Mixed, "layers")
+    """Whose linear layers: `blocks` for the model's repeated blocks, or a pattern of module names."""
+    emulate: bool = default_of(Float8Mixed, "emulate")
+    """Whether the same roundings are made in wider numbers, slowly, on any device."""
 
 
 class OptimizerTable(Section):
@@ -441,6 +461,8 @@ class Config(Section):
     """How long to train, and how an update is made."""
     loss_scale: LossScaleTable | None = None
     """The dynamic loss scale, with precisions 16-mixed, 16-true and 16-true-no-master only."""
+    float8: Float8Table | None = None
+    """Which layers compute in float8, with precision float8-mixed only."""
     optimizer: OptimizerTable
     """What turns a gradient into a step."""
     lr_schedule: LrScheduleTable = ConstantTable()

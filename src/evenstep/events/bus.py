@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, final
 from evenstep.errors import HookError, clause
 from evenstep.events.event import Event, Incident
 from evenstep.events.hook import Hook, HookTrainer
-from evenstep.taken import check_free
+from evenstep.single_use import check_unused
 
 SpanName = Literal["train", "epoch", "update", "microbatch", "forward", "backward", "step", "evaluate", "save"]
 Receiver: TypeAlias = tuple[str, Callable[..., Any]]
@@ -95,7 +95,7 @@ class Bus:
             if name.startswith("before_")
         }
         self.heard = frozenset(name for name, listeners in self._listeners.items() if listeners)
-        check_free(self.kept)
+        check_unused(self.kept)
         for hook in self.hooks:
             hook.attach(trainer)
 

@@ -7,7 +7,7 @@ update's deferred multiplier.
 """
 
 from abc import ABC
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
@@ -32,6 +32,7 @@ class Precision(ABC):
         keeps_masters: whether the optimizer steps float32 weights that are kept, of which the model has rounded values.
         casts_before_transfer: whether batches are cast to `format` before they are transferred to the device.
         float32_outputs: whether the model's outputs are cast to float32.
+        layers: the modules whose linear layers compute in a format of their own: "none", "blocks" or a pattern.
     """
 
     name: ClassVar[str]
@@ -39,6 +40,7 @@ class Precision(ABC):
     keeps_masters: ClassVar[bool] = False
     casts_before_transfer: bool = False
     float32_outputs: bool = False
+    layers: str = "none"
     scale: float = 1.0
     lowest_scale: float = 1.0
     retries_overflow: bool = False
@@ -70,6 +72,9 @@ class Precision(ABC):
             The `id`s of those of them that are of this format, or become so when they have masters.
         """
         return frozenset()
+
+    def convert_layers(self, layers: Iterable[nn.Linear]) -> None:
+        """Let linear layers compute in the format that `layers` is about, in place; their parameters stay."""
 
     def computes_in(self, module: nn.Module) -> None:
         """Give a module by itself the formats that it and its gradients have while an update computes with it."""

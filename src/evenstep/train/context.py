@@ -14,11 +14,12 @@ from evenstep.events import Bus, Storage
 from evenstep.precision.precision import Precision
 from evenstep.train.randomness import Randomness
 from evenstep.train.tasks.coefficients import Coefficients, Fixed
-from evenstep.train.tasks.norms import Norms
+from evenstep.train.tasks.norm_statistics import Norms
 from evenstep.train.tasks.task import Task
 
 
-def _as_it_is(batch: Any) -> Any:
+def as_it_is(batch: Any) -> Any:
+    """The batch, or what is made of it."""
     return batch
 
 
@@ -49,9 +50,9 @@ class TrainContext:
     storage: Storage
     bus: Bus
     seed: int
-    reorder: Callable[[Any], Any] = _as_it_is
-    cast_inputs: Callable[[Any], Any] = _as_it_is
-    cast_outputs: Callable[[Any], Any] = _as_it_is
+    reorder: Callable[[Any], Any] = as_it_is
+    cast_inputs: Callable[[Any], Any] = as_it_is
+    cast_outputs: Callable[[Any], Any] = as_it_is
     coefficients: Coefficients = field(default_factory=Fixed)
     norms: Norms = field(default_factory=Norms)
     randomness: Randomness = field(default_factory=Randomness)

@@ -29,9 +29,9 @@ from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Training, check_length
 from evenstep.parallel import Strategy
 from evenstep.precision import Precision
-from evenstep.taken import take
-from evenstep.train import given
+from evenstep.single_use import mark_used
 from evenstep.train.checks.agreement import check_ties
+from evenstep.train.checks.arguments import check_engine_arguments
 from evenstep.train.checks.optimizer import let_begin_late
 from evenstep.train.context import TrainContext
 from evenstep.train.evaluate import Evaluation
@@ -82,6 +82,7 @@ class Engine:
         bus: of the hooks that are told of updates.
         seed: see the arguments.
         recomputed: the names of the modules whose activations are not kept, of all stages.
+        in_float8: the names of the linear layers whose products are in float8, of all stages.
 
     Raises:
         ArgumentError: an argument that cannot be.
@@ -112,7 +113,7 @@ class Engine:
         device: str | torch.device = "auto",
         train: Training = Training(),
     ) -> None:
-        given.check_update(model=model, task=task, optimizer=optimizer, seed=seed, device=device, train=train)
+        check_engine_arguments(model=model, task=task, optimizer=optimizer, seed=seed, device=device, train=train)
         if updates is not None:
             check_length(updates, None)
         setup = set_up(
@@ -131,7 +132,7 @@ class Engine:
             raise ArgumentError("ranks that come and go are dealt their data by a `Trainer`; use that.")
         self._build(setup, updates=updates, bus=Bus((), cast("Any", None)), report=_warn)
         self.prepare()
-        take(setup.kept)
+        mark_used(setup.kept)
 
     if not TYPE_CHECKING:  # which knows what there is
 
@@ -164,6 +165,7 @@ class Engine:
         self.group, self.reducers = parts.execution.group, parts.execution.reducers
         self.bus, self.seed, self._ema, self._report = bus, setup.seed, setup.train.ema, report
         self.recomputed, self._empty_cache = setup.recomputed.names, setup.empty_cache
+        self.in_float8 = setup.linear_layers.names
         self.progress, self.is_computing = Progress(), False
         self._pending: list[PendingUpdate] = []
         self._cuts: dict[str, SplitLimit] = {}
@@ -368,11 +370,7 @@ class Engine:
 
     @contextmanager
     def evaluating(self, *, average: bool | None = None) -> Generator[None]:
-        """Inside, the parameters are those to evaluate: the average's, or the optimizer's own.
-
-        Args:
-            average: whether the average's, if there is one; None: unless `Ema(evaluated="parameters")` says otherwise.
-        """
+        """Inside, the parameters are the average's where there is one and `average`, or `Ema(evaluated=…)`, says so."""
         ema = self._ema
         swaps = ema is not None and (ema.evaluated != "parameters" if average is None else average)
         with self.parts.modes.evaluating(), ema.swapped() if ema is not None and swaps else nullcontext():

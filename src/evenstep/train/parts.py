@@ -21,14 +21,14 @@ from evenstep.parallel import Strategy
 from evenstep.pipeline import PipelineModel
 from evenstep.pipeline.compiled import release
 from evenstep.precision import Precision
-from evenstep.train.channels_last import as_it_is
 from evenstep.train.channels_last import channels_last as in_channels_last
 from evenstep.train.checks.loss import Guard
 from evenstep.train.compiled import CompiledModel, compile_model
-from evenstep.train.context import TrainContext
+from evenstep.train.context import TrainContext, as_it_is
 from evenstep.train.execution import Execution, build_execution
 from evenstep.train.failures import Retry
 from evenstep.train.layer_keys import in_order, key_layers
+from evenstep.train.linear_layers import convert_linear_layers
 from evenstep.train.memory.recomputed import recompute
 from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.number_formats import averaged_as, build_steps
@@ -116,6 +116,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     release(model)
     recompute(model, {}, context.randomness)  # what an earlier engine has chosen is not to be compiled
     compiled = compile_model(model, report, _rank_of(model, strategy)) if train.compile == "model" else None
+    convert_linear_layers(model, precision, setup.linear_layers.here)
     execution, cuts = build_execution(model, strategy, optimizer, device), SplitLimit()
     recompute(model, setup.recomputed.here, context.randomness)
     layout = execution.reducers.layout

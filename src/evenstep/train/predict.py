@@ -23,9 +23,9 @@ from evenstep.train.execution import Execution
 from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.microbatch import MicrobatchStep
 from evenstep.train.recovery import Recovery
-from evenstep.train.tasks.onlooker import Onlooker
+from evenstep.train.side_effects import evaluating
+from evenstep.train.tasks.observed import ObservedTask
 from evenstep.train.tasks.task import Task
-from evenstep.train.untouched import evaluating
 from evenstep.train.weigh import Weights, task_of
 
 Kept: TypeAlias = tuple[int, str, list[int], Any]  # number of the micro-batch, its task, samples, and what is kept
@@ -163,14 +163,14 @@ def _dummy(context: TrainContext, microbatch: Microbatch) -> MicrobatchStep:
 
 
 @final
-class _Keeping(Onlooker):
+class _Keeping(ObservedTask):
     """Another task; what it keeps of the outputs is kept."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self.kept: list[Any] = []
 
-    def look(self, output: Any, batch: Any) -> None:
+    def observe(self, output: Any, batch: Any) -> None:
         # a copy, since a view would keep all that it is a part of
         self.kept.append(pytree.tree_map(_copied, self._task.predict(output, batch)))
 

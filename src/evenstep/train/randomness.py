@@ -48,6 +48,11 @@ def seed_device(device: torch.device, number: int) -> None:
         torch.get_device_module(device).manual_seed(number)
 
 
+def _seed_python_and_numpy(number: int) -> None:
+    random.seed(number)
+    np.random.seed(number >> 31)  # from other bits: all three are Mersenne twisters
+
+
 class Moment(NamedTuple):
     """What a part of a forward draws from beside torch's generators, to be computed again with the same numbers.
 
@@ -151,8 +156,7 @@ class Randomness:
             number = key_below(moment.state, next(again))
             seed_torch(self._device, number)
             if moment.seeds_all:
-                random.seed(number)
-                np.random.seed(number >> 31)
+                _seed_python_and_numpy(number)
             return False
         place = places[call % len(places)]
         self.place(place)
@@ -201,8 +205,7 @@ class Randomness:
         self._look()
         if self._keeps and self._callers is None:
             self._callers = random.getstate(), np.random.get_state()
-        random.seed(number)
-        np.random.seed(number >> 31)  # from other bits: all three are Mersenne twisters
+        _seed_python_and_numpy(number)
         if not self._drawn:
             self._fresh = random.getstate(), np.random.get_state()
 

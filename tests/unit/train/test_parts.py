@@ -16,7 +16,7 @@ from evenstep.errors import ReplicaError, TaskError
 from evenstep.keys import key
 from evenstep.parallel import Group
 from evenstep.train.buffers import Buffers
-from evenstep.train.checks.model import check_same_on_all_ranks
+from evenstep.train.checks.agreement import check_same_on_all_ranks
 from evenstep.train.failures.diagnose import diagnose
 from evenstep.train.randomness import seed_torch
 from evenstep.train.tasks.task import Loss, Task

@@ -21,7 +21,17 @@ from evenstep.arguments import said
 from evenstep.data import GlobalBatch, Microbatch
 from evenstep.errors import TaskError, clause
 from evenstep.memory import give_back, is_out_of_memory
-from evenstep.train.checks.additive import FAST, NARROW, WIDE, Again, Given, Precise, adds_up, kind_of, means_among
+from evenstep.train.checks.additive import (
+    FAST,
+    NARROW,
+    WIDE,
+    LossValue,
+    SecondLook,
+    Tolerance,
+    adds_up,
+    kind_of,
+    means_among,
+)
 from evenstep.train.checks.loss_faults import batch_norms, loss_fault, metric_note, norm_note, uncut_note, weight_fault
 from evenstep.train.context import TrainContext
 from evenstep.train.execution import Execution
@@ -30,10 +40,10 @@ from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.memory.sub_batch import SubBatch, part_of, parts_of, reason_not_cut
 from evenstep.train.microbatch import MicrobatchStep
 from evenstep.train.recovery import Recovery
+from evenstep.train.side_effects import evaluating, without_side_effects
 from evenstep.train.tasks.metrics import is_number
-from evenstep.train.tasks.onlooker import Onlooker
+from evenstep.train.tasks.observed import ObservedTask
 from evenstep.train.tasks.task import Loss, Task
-from evenstep.train.untouched import evaluating, untouched
 from evenstep.train.weigh import Weights, weight_of
 
 TRIES = 8  # global batches in which a task's micro-batches are looked at, where none of them can be halved
@@ -65,7 +75,7 @@ class Heard(NamedTuple):
         error: what was raised, where the run can go on.
     """
 
-    given: Sequence[Given | None] = ()
+    given: Sequence[LossValue | None] = ()
     narrow: bool = False
     no_memory: bool = False
     nor_elsewhere: bool = False
@@ -126,7 +136,7 @@ class Guard:
         norms = batch_norms(self.model) if batch.num_microbatches > 1 and self.model.training else []
         for name in [name for name in names if name in self.pending and name in self.context.tasks]:
             owners = [self.model, *self.context.tasks.values()]
-            with untouched(owners), evaluating(self.model, self.context.device), _as_in_training():
+            with without_side_effects(owners), evaluating(self.model, self.context.device), _as_in_training():
                 notes = self._look(name, [one for one in batch.microbatches if one.task == name])
             for note in [*notes, *([norm_note(norms)] if norms and name not in self.pending else [])]:
                 about = note.partition(":")[0]
@@ -149,10 +159,10 @@ class Guard:
                 trial = _smaller(task, trial) if heard.no_memory else trial
                 heard = self._run(name, trial, _whole_and_parts(trial), "check")
         given = [one for one in heard.given if one is not None] if heard.is_whole else []
-        precise = self._precise(narrow=heard.narrow)
-        suspect = bool(given) and not adds_up(given[0], given[1:], precise)
+        tolerance = self._tolerance(narrow=heard.narrow)
+        suspect = bool(given) and not adds_up(given[0], given[1:], tolerance)
         again = self._again(name, trial if suspect else None) if any(gather(suspect)) else None
-        fault, note = self._judged(task, trial, given, again if suspect else None, precise)
+        fault, note = self._judged(task, trial, given, again if suspect else None, tolerance)
         if heard.error and heard.done:
             uncut = f"its first part raised {heard.error}"
             self.cuts.uncut.append((task, uncut))
@@ -185,7 +195,7 @@ class Guard:
     def _weight(self, task: Task, piece: SubBatch) -> float:
         return 1.0 if task.late_weight else weight_of(task, piece.data, "a part of a micro-batch", piece.num_samples)
 
-    def _precise(self, *, narrow: bool) -> Precise:
+    def _tolerance(self, *, narrow: bool) -> Tolerance:
         """How exactly losses can be compared, of which some are `narrow`."""
         gathers = self.execution.reducers.gather_dtype
         formats = {parameter.dtype for parameter in self.model.parameters()}
@@ -193,7 +203,7 @@ class Guard:
             return NARROW
         return WIDE if self.context.device.type == "cpu" and torch.get_float32_matmul_precision() == "highest" else FAST
 
-    def _again(self, name: str, trial: Trial | None) -> Again | None:
+    def _again(self, name: str, trial: Trial | None) -> SecondLook | None:
         """Look a second time, with other random numbers, at a whole and at the parts of its parts."""
         task, deeper = self.context.tasks[name], list[list[SubBatch]]()
         pieces: list[SubBatch] = []
@@ -207,19 +217,24 @@ class Guard:
         if not heard.is_whole:
             return None
         losses = iter([one.loss for one in heard.given if one is not None])
-        return Again(
+        return SecondLook(
             whole=[next(losses) for _ in range(REPEATS)], parts=[[next(losses) for _ in theirs] for theirs in deeper]
         )
 
     def _judged(
-        self, task: Task, trial: Trial | None, given: Sequence[Given], again: Again | None, precise: Precise
+        self,
+        task: Task,
+        trial: Trial | None,
+        given: Sequence[LossValue],
+        again: SecondLook | None,
+        tolerance: Tolerance,
     ) -> tuple[str, str]:
         """What is wrong, and what else is to be said."""
         if trial is None or not given:
             return "", ""
         whole, parts, where = given[0], given[1:], _described(trial)
         if again is not None:
-            kind, size = kind_of(whole, parts, again, precise)
+            kind, size = kind_of(whole, parts, again, tolerance)
             norms = batch_norms(self.model, always=True)
             if kind == "whole" and norms:
                 return "", norm_note(norms)
@@ -250,7 +265,7 @@ class Guard:
             )
         listening = _Listening(task)
         heard = self._passed(name, work, listening, path)
-        given: list[Given | None] = []
+        given: list[LossValue | None] = []
         if execution.holds_output and not heard.no_memory and not heard.error:
             weights = [self._weight(task, piece) for piece in pieces]
             given = [_given(task, loss, weight) for loss, weight in zip(listening.heard, weights, strict=True)]
@@ -292,7 +307,7 @@ class Guard:
 
 
 @final
-class _Listening(Onlooker):
+class _Listening(ObservedTask):
     """Another task; what its loss gives is kept."""
 
     def __init__(self, task: Task) -> None:
@@ -300,19 +315,19 @@ class _Listening(Onlooker):
         self.heard: list[Any] = []
         self.narrow = False
 
-    def look(self, output: Any, batch: Any) -> None:
+    def observe(self, output: Any, batch: Any) -> None:
         self.narrow = self.narrow or any(one.dtype in _16_BITS for one in tensors_in(output))
         self.heard.append(self._task.loss(output, batch))
 
 
-def _given(task: Task, loss: Any, weight: float) -> Given | None:
+def _given(task: Task, loss: Any, weight: float) -> LossValue | None:
     """What a task gave for a batch, as numbers; None where that is not a loss."""
     loss = loss if isinstance(loss, Loss) else Loss(loss)
     total: Any = loss.sum
     if not (isinstance(total, Tensor) and total.ndim == 0 and total.is_floating_point()):
         return None  # also where there is none: which batches have one is the task's to say
     late: Any = loss.count if loss.weight is None else loss.weight
-    return Given(
+    return LossValue(
         loss=float(total),
         weight=_count_of(task, late) if task.late_weight and late is not None else weight,
         count=None if loss.count is None else _count_of(task, loss.count),

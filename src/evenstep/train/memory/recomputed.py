@@ -64,7 +64,7 @@ class Recomputed:
         self.forward: Callable[..., Any] = getattr(module, attribute)
         self.__wrapped__ = self.forward  # so that its signature is seen
         self.buffers = [
-            _Place(buffers_of(part), name, part if isinstance(part, NORMS) else None)
+            _ModuleBuffer(buffers_of(part), name, part if isinstance(part, NORMS) else None)
             for part in module.modules()
             for name in buffers_of(part)
         ]
@@ -91,7 +91,7 @@ class Recomputed:
             vars(module)[self._attribute] = self._own
 
 
-class _Place(NamedTuple):
+class _ModuleBuffer(NamedTuple):
     """Where a buffer stands: in whose registry, by which name, and of which layer it is a running statistic."""
 
     registry: dict[str, Tensor | None]

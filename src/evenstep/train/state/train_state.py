@@ -18,8 +18,8 @@ from evenstep.checkpoint import Shard
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.internals import unwrapped
 from evenstep.names import by_plain_name, load_state, named_parameters, plain, state_of
-from evenstep.optim.aside import Aside
 from evenstep.optim.ema import Ema
+from evenstep.optim.hidden_state import HiddenState
 from evenstep.optim.stepping import Steps
 from evenstep.parallel import ParameterLayout, ShardedTensorRef, States, mapped
 from evenstep.precision import Precision
@@ -70,7 +70,7 @@ class TrainState:
         averaged_as: the formats in which the average takes parameters that are held in others, by name.
 
     Attributes:
-        aside: what the optimizer keeps that its state does not hold.
+        hidden_state: what the optimizer keeps that its state does not hold.
 
     Raises:
         ArgumentError: the optimizer holds a parameter that is not the model's.
@@ -86,12 +86,12 @@ class TrainState:
     averaged_as: Mapping[str, torch.dtype] = field(default_factory=dict)
     _own: list[list[str]] = field(init=False)
     _built: list[Tree] = field(init=False)
-    aside: Aside = field(init=False)
+    hidden_state: HiddenState = field(init=False)
 
     def __post_init__(self) -> None:
         self._own = parameter_names(self.model, self.optimizer)
         self._built = options_of(self.optimizer)
-        self.aside = Aside(self.optimizer, shared=is_shared(self.model, self.layout))
+        self.hidden_state = HiddenState(self.optimizer, shared=is_shared(self.model, self.layout))
         if self.ema is not None:
             self.ema.attach(self.model, self.averaged_as)
 
@@ -111,10 +111,10 @@ class TrainState:
         return {**tree, "model": {name: one for name, one in tree["model"].items() if name not in elsewhere}}
 
     def _tree(self, taken: Callable[[Mapping[str, Any]], Tree], of_all: Callable[[States], States]) -> Tree:
-        fault = self.aside.fault()
+        fault = self.hidden_state.fault()
         if fault:
             raise CheckpointError(f"the state of the optimizer can't be saved: {fault}.")
-        state = optimizer_state(self.optimizer, self._own, self._built, self.aside.values())
+        state = optimizer_state(self.optimizer, self._own, self._built, self.hidden_state.values())
         everybody = of_all(_with_masters(state["state"], self.steps.masters))
         for group, names in zip(state["groups"], self.names, strict=True):
             group["parameters"] = list(names)
@@ -168,7 +168,7 @@ class TrainState:
         load_state(self.model, state["model"])
         self.steps.load_masters(state["model"])
         load_optimizer(state["optimizer"], self.optimizer, self._own, self._built)
-        self.aside.restore(state["optimizer"].get("beside", {}).get("attributes", []))
+        self.hidden_state.restore(state["optimizer"].get("beside", {}).get("attributes", []))
         self.precision.state = state["precision"]
         if self.ema is None:
             return ["the average of the parameters is given up"] if state["ema"] else []

@@ -23,8 +23,8 @@ from evenstep.parallel import Strategy
 from evenstep.pipeline import PipelineModel
 from evenstep.pipeline.compiled import as_written
 from evenstep.pipeline.layers import arguments
+from evenstep.train.side_effects import evaluating
 from evenstep.train.tasks.task import NOW, Task, asked_too_early
-from evenstep.train.untouched import evaluating
 
 if TYPE_CHECKING:
     from evenstep.train.engine import Engine

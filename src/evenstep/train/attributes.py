@@ -21,7 +21,7 @@ from evenstep.train.progress import Progress
 _OLD_NAMES = {"ask_stop": "request_stop", "ask_save": "request_save", "ask_evaluate": "request_evaluate"}
 
 
-class Surface:
+class TrainerAttributes:
     """The base of the trainer: its public attributes."""
 
     _is_built = False
@@ -102,6 +102,11 @@ class Surface:
     def recomputed(self) -> tuple[str, ...]:
         """The names of the modules whose activations are computed again instead of kept, of all stages."""
         return self._loop.engine.recomputed
+
+    @property
+    def in_float8(self) -> tuple[str, ...]:
+        """The names of the linear layers whose products are in float8, of all stages."""
+        return self._loop.engine.in_float8
 
     def norms(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """‖v‖₂ of tensors that are held as the parameters of these names are, such as gradients, on every strategy.
