@@ -38,6 +38,7 @@ LossSpike = Literal["ignore", "report", "stop", "rewind", "rewind_past"]
 HookFailure = Literal["stop", "continue"]
 NormStatistics = Literal["shared", "per-task", "frozen"]
 Compile = Literal["off", "model"]
+Reset = Literal["optimizer", "lr_schedule", "metrics", "data"]
 WriterName = Literal["console", "jsonl", "csv", "tensorboard"]
 
 STANDARD_WRITERS: tuple[WriterName, ...] = ("console", "jsonl")

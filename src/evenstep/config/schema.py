@@ -11,7 +11,17 @@ from pydantic import Field
 
 from evenstep import options
 from evenstep.config.schema_lr import ConstantTable, LrScheduleTable
-from evenstep.config.section import Args, Count, CountOrAuto, Natural, NonNegative, Positive, Section, TargetName
+from evenstep.config.section import (
+    Args,
+    Count,
+    CountOrAuto,
+    Natural,
+    NonNegative,
+    Positive,
+    ResetWords,
+    Section,
+    TargetName,
+)
 from evenstep.data import MapData, Mixture, Sampled, StreamData
 from evenstep.events import Best, EarlyStop
 from evenstep.extras.multitask import GradNorm, Uncertainty
@@ -441,6 +451,9 @@ class Config(Section):
     resume: str = "never"
     """What to start from: `never` (nothing), `auto` (the run folder's newest valid checkpoint, if any), or a path
     of a checkpoint or run folder."""
+    reset: ResetWords = ()
+    """What of the checkpoint that `resume` names begins afresh: `optimizer`, `lr_schedule`, `metrics`, `data`; several
+    in a list, or by commas. The count of updates stays."""
     model: TargetTable
     """The model: a callable that gives a `torch.nn.Module`."""
     init_from: InitFromTable | None = None

@@ -53,7 +53,7 @@ from evenstep.train.tasks.task import Task
 from evenstep.train.tasks.tasks import check_task_states, state_of
 
 _LOSS = "train/loss"
-_COUNTERS = ("progress", "is_computing")  # the only public attributes that change
+_COUNTERS = ("progress", "is_computing", "begun")  # the only public attributes that change
 
 
 @final
@@ -81,6 +81,7 @@ class Engine:
         reducers: how gradients are shared between data-parallel ranks.
         bus: of the hooks that are told of updates.
         seed: see the arguments.
+        begun: after which committed update something was begun afresh, by what it is: "lr_schedule", "data".
         recomputed: the names of the modules whose activations are not kept, of all stages.
         in_float8: the names of the linear layers whose products are in float8, of all stages.
 
@@ -166,9 +167,8 @@ class Engine:
         self.bus, self.seed, self._ema, self._report = bus, setup.seed, setup.train.ema, report
         self.recomputed, self._empty_cache = setup.recomputed.names, setup.empty_cache
         self.in_float8 = setup.linear_layers.names
-        self.progress, self.is_computing = Progress(), False
-        self._pending: list[PendingUpdate] = []
-        self._cuts: dict[str, SplitLimit] = {}
+        self.progress, self.is_computing, self.begun = Progress(), False, Tree()
+        self._pending, self._cuts = list[PendingUpdate](), dict[str, SplitLimit]()
         self._last_loss: SummedLoss | None = None
         check_ties(unwrapped(self.model), parts.core.trained.names)
         tell(self, setup.tasks.by_name, self._ema)
@@ -254,7 +254,8 @@ class Engine:
 
     def described(self) -> Tree:
         """What the run is, as a state has it: its seed, its precision, and the settings of its updates."""
-        return {"seed": self.seed, "precision": self.precision.name, "settings": self.parts.settings}
+        settings = {"settings": self.parts.settings, "begun": self.begun}
+        return {"seed": self.seed, "precision": self.precision.name, **settings}
 
     def changed_settings(self, state: Tree) -> dict[str, str]:
         """What is said of each setting of updates that is another than when `state` was saved, by its name.
@@ -457,6 +458,8 @@ class Engine:
         changed = settings + self.parts.saved.load_state_dict(state)
         self.core.trained.load_state_dict(state.get("trained", {}))
         self.core.is_whole = True
+        self.begun = state["run"].get("begun", {})
+        self.core.learning_rates.begun_at = self.begun.get("lr_schedule", 0)
         self.core.learning_rates.reloaded()
         self.progress = Progress.from_state_dict(state["progress"])
         return changed

@@ -67,6 +67,7 @@ def test_the_public_keys_are_these() -> None:
             "optimizer",
             "parallel",
             "recipe",
+            "reset",
             "resume",
         ),
         *("runs", "seed", "task", "tasks", "threads", "train"),
