@@ -38,7 +38,8 @@ def _resets(value: object) -> object:
     words = tuple(value.split(",")) if isinstance(value, str) else value
     if isinstance(words, list | tuple) and all(word in _RESETS for word in cast("list[object]", words)):
         return tuple(cast("list[Reset]", words))
-    raise PydanticCustomError("resets", f"it must be some of {', '.join(_RESETS)}, in a list or by commas")
+    some = {"words": ", ".join(_RESETS)}
+    raise PydanticCustomError("resets", "it must be some of {words}, in a list or by commas", some)
 
 
 _RESETS: tuple[str, ...] = get_args(Reset)

@@ -44,7 +44,7 @@ def test_check_tries_it(evenstep: Run, first: str) -> None:
     [
         (["--reset", "optimizer"], '`reset` is optimizer, but `resume` is "never"; name the checkpoint'),
         (["--reset", "optimizer", "--resume", "auto"], '`resume` is "auto"; name the checkpoint'),
-        (["--reset", "optimiser", "--resume", "runs/first"], "optimiser"),
+        (["--reset", "optimiser", "--resume", "runs/first"], "must be some of optimizer, lr_schedule, metrics"),
         (
             [
                 "--reset",

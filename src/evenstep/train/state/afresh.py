@@ -14,9 +14,9 @@ from difflib import get_close_matches
 from typing import Any, cast, get_args
 
 from evenstep.arguments import said
-from evenstep.data import Position
 from evenstep.errors import ArgumentError
 from evenstep.options import Reset
+from evenstep.train.progress import Progress
 
 Tree = dict[str, Any]
 RESETS: tuple[str, ...] = get_args(Reset)
@@ -67,7 +67,7 @@ def begun_afresh(state: Tree, reset: Collection[Reset], data: Tree) -> Tree:
         run, state = {**run, "evaluated_at": -1}, {**state, "hooks": hooks, "storage": None}
     if "data" in reset:
         begun = {**begun, "data": update}
-        progress = {**state["progress"], "position": Position()._asdict()}
+        progress = {**state["progress"], "position": Progress().state_dict()["position"]}
         state = {**state, "data": data, "progress": progress}
     return {**state, "run": {**run, "begun": begun}}
 
