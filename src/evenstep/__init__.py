@@ -51,7 +51,19 @@ if TYPE_CHECKING:
     from evenstep.optim.schedules import Cosine, InverseSqrt, LrSchedule, Polynomial, Wsd
     from evenstep.optim.schedules import Linear as Linear
     from evenstep.options import Checkpointing, Failures, Logging, Memory, Training
-    from evenstep.parallel import Ddp, Fsdp, Group, Mesh, Ordered, OrderedFsdp, Processes, Single, Strategy, Zero1
+    from evenstep.parallel import (
+        Ddp,
+        Fsdp,
+        Group,
+        Local,
+        Mesh,
+        Ordered,
+        OrderedFsdp,
+        Processes,
+        Single,
+        Strategy,
+        Zero1,
+    )
     from evenstep.pipeline import Layers, PipelineModel
     from evenstep.precision import (
         Bf16Mixed,
@@ -127,6 +139,7 @@ __all__ = [
     "InverseSqrt",
     "JsonlWriter",
     "Layers",
+    "Local",
     "Logging",
     "Loss",
     "LossSpikes",
@@ -188,7 +201,7 @@ _named, _ = lazy_names(
         ".optim.ema": "Ema",
         ".optim.schedules": "Constant Cosine InverseSqrt Linear LrSchedule Polynomial Wsd",
         ".options": "Checkpointing Failures Logging Memory Training",
-        ".parallel": "Ddp Fsdp Group Mesh Ordered OrderedFsdp Processes Single Strategy Zero1",
+        ".parallel": "Ddp Fsdp Group Local Mesh Ordered OrderedFsdp Processes Single Strategy Zero1",
         ".pipeline": "Layers PipelineModel",
         ".precision": "Bf16Mixed Bf16NoMaster Bf16True Float8Mixed Fp16Mixed Fp16NoMaster Fp16True FullPrecision "
         "Precision",

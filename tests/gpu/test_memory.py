@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from work import WIDTH, engine_of, flat, network, samples, sha256, trainer_of
+from work import WIDTH, engine_of, flat, network, precision_of, samples, sha256, trainer_of
 
 from evenstep import Engine, MapData, Task, Training
 from evenstep.checkpoint.staging import Staging
@@ -179,7 +179,7 @@ def test_a_run_is_gone_on_with_to_the_bit(
             network(norm=True),
             folder=tmp_path / folder,
             updates=updates,
-            precision=precision,
+            precision=precision_of(precision, device),
             checkpoint=Checkpointing(every_updates=2, keep_last=None, asynchronous=asynchronous),
         )
         if resume is not None:

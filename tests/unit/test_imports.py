@@ -23,6 +23,7 @@ ROOT = {
     "lazy",
     "memory",
     "names",
+    "nothing",
     "plugins",
     "renamed",
     "signals",

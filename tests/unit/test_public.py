@@ -53,6 +53,7 @@ def test_the_public_names_are_these_and_sorted() -> None:
         "InverseSqrt",
         "JsonlWriter",
         "Layers",
+        "Local",
         "Logging",
         "Loss",
         "LossSpikes",

@@ -359,18 +359,18 @@ AREAS = (
             ),
             works(
                 "running statistics move once",
-                "unit/train/test_recomputed.py::test_bits_names_and_running_statistics_are_those_of_a_run_that_keeps_all",
+                "unit/train/test_activation_checkpointing.py::test_bits_names_and_running_statistics_are_those_of_a_run_that_keeps_all",
             ),
             works(
                 "models that checkpoint by themselves, blocks compiled in place, mixed and 16-bit formats",
-                "unit/train/test_recomputed.py::test_a_model_that_checkpoints_by_itself_may_be_recomputed_around_it",
-                "unit/train/test_recomputed.py::test_a_compiled_block_is_computed_again_as_compiled",
-                "unit/train/test_recomputed.py::test_it_is_the_same_in_number_formats",
+                "unit/train/test_activation_checkpointing.py::test_a_model_that_checkpoints_by_itself_may_be_recomputed_around_it",
+                "unit/train/test_activation_checkpointing.py::test_a_compiled_block_is_computed_again_as_compiled",
+                "unit/train/test_activation_checkpointing.py::test_it_is_the_same_in_number_formats",
             ),
             works(
                 "less memory; a recomputation that finds none is cut",
-                "unit/train/test_recomputed.py::test_an_update_takes_a_fraction_of_the_memory",
-                "unit/train/test_recomputed.py::test_a_recomputation_that_runs_out_of_memory_is_cut",
+                "unit/train/test_activation_checkpointing.py::test_an_update_takes_a_fraction_of_the_memory",
+                "unit/train/test_activation_checkpointing.py::test_a_recomputation_that_runs_out_of_memory_is_cut",
             ),
             works(
                 "peak, free, reserved and resident memory as metrics",
@@ -387,7 +387,7 @@ AREAS = (
             ),
             refused(
                 "a buffer that begins to move after the first forward of a module that is computed again",
-                "unit/train/test_recomputed.py::test_a_buffer_that_begins_to_move_late_is_refused_by_name",
+                "unit/train/test_activation_checkpointing.py::test_a_buffer_that_begins_to_move_late_is_refused_by_name",
             ),
             refused(
                 "emptying the cache of a CPU",
@@ -497,7 +497,7 @@ AREAS = (
             ),
             works(
                 "statistics of each task where activations are computed again",
-                "unit/train/test_recomputed.py::test_statistics_of_each_task_are_moved_once",
+                "unit/train/test_activation_checkpointing.py::test_statistics_of_each_task_are_moved_once",
             ),
             limit("statistics of each task under `torch.compile`"),
         ),

@@ -123,7 +123,7 @@ def _of_index(path: Path) -> Weights:
     try:
         places = json_object(path.read_bytes()).get("weight_map")
     except BadFileError as error:
-        raise CheckpointError(f"`{path}` {clause(error)}; give the index of a model in several files.") from error
+        raise CheckpointError(f"`{path}` {clause(str(error))}; give an index of several files.") from error
     if not isinstance(places, dict) or not all(
         isinstance(name, str) and isinstance(file, str) and Path(file).name == file
         for name, file in cast("dict[object, object]", places).items()
@@ -149,7 +149,7 @@ def _of_files(path: Path, names: set[str]) -> Weights:
         except FileNotFoundError as error:
             raise CheckpointError(f"`{path}` names `{name}`, which is not there; fetch it as well.") from error
         except BadFileError as error:
-            raise CheckpointError(f"`{file}` {clause(error)}; give a safetensors file as it was written.") from error
+            raise CheckpointError(f"`{file}` {clause(str(error))}; give a whole safetensors file.") from error
     plain = by_plain_name(table)
     outlines = {name: torch.empty(one.shape, dtype=one.dtype, device="meta") for name, (_, one) in plain.items()}
     return Weights(source=str(path), outlines=outlines, read=lambda name: _values(*plain[name]), verify=lambda: None)

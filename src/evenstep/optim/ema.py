@@ -94,6 +94,12 @@ class Ema:
             **warmup,
         }
 
+    @property
+    def passes(self) -> tuple[tuple[str, bool], ...]:
+        """What is evaluated, in turn: what stands before the metrics' names, and whether it is the average."""
+        of = {"average": ("", True), "parameters": ("", False)}
+        return (of["average"], ("parameters/", False)) if self.evaluated == "both" else (of[self.evaluated],)
+
     def check(self, updates: int) -> None:
         """Raise ArgumentError if the average would still be a copy at the end of a run of so many updates."""
         if self._start_update >= updates:

@@ -9,7 +9,7 @@ a step that someone watches or has replaced.
 
 from collections.abc import Callable, Mapping
 from itertools import compress, repeat
-from operator import attrgetter, is_not, itemgetter
+from operator import attrgetter, is_, is_not, itemgetter
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -81,7 +81,10 @@ def _lists(group: _Group, states: Mapping[Any, _State]) -> _Lists | None:
     if not all(map(is_not, grads, repeat(None))):
         trained = [one is not None for one in grads]
         parameters, grads = list(compress(parameters, trained)), list(compress(grads, trained))
-    own = list(map(states.get, parameters))
+    if len(states) == len(parameters) and all(map(is_, states, parameters)):  # hashing a tensor runs Python code
+        own = list(states.values())
+    else:
+        own = list(map(states.get, parameters))
     formats = set(map(_format, parameters))
     if (
         group["fused"] is True

@@ -8,15 +8,15 @@ update's deferred multiplier.
 
 from abc import ABC
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError
+from evenstep.nothing import NOTHING
 
-_NOTHING = nullcontext()
 _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 
 
@@ -81,7 +81,7 @@ class Precision(ABC):
 
     def forward(self, device: torch.device) -> AbstractContextManager[Any]:
         """The context in which forward and loss run."""
-        return _NOTHING
+        return NOTHING
 
     def committed(self) -> None:
         """An update was committed."""

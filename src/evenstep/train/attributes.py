@@ -125,7 +125,7 @@ class TrainerAttributes:
 
     def _check_idle(self, what: str, advice: str) -> None:
         """Raise ArgumentError where `what` is called by a hook or task in the midst of an update or an evaluation."""
-        computes = self._loop.engine.is_computing
+        computes = self._loop.engine.core.is_computing
         if computes or self._loop.evaluator.is_running:
             midst = f"update {self.progress.update + 1}" if computes else "an evaluation"
             raise ArgumentError(

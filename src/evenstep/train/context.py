@@ -18,11 +18,6 @@ from evenstep.train.tasks.norm_statistics import Norms
 from evenstep.train.tasks.task import Task
 
 
-def as_it_is(batch: Any) -> Any:
-    """The batch, or what is made of it."""
-    return batch
-
-
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainContext:
@@ -30,7 +25,7 @@ class TrainContext:
 
     Args:
         tasks: by name; "" is that of a run with one task without a name.
-        transfer: moves a batch there.
+        transfer: moves a batch there; None, here and below, where there is nothing to do.
         storage: takes losses and metrics.
         bus: told of what happens.
         reorder: puts a batch that is on the device, after transforms, into the model's memory format.
@@ -46,13 +41,13 @@ class TrainContext:
     tasks: Mapping[str, Task]
     precision: Precision
     device: torch.device
-    transfer: Callable[[Any], Any]
+    transfer: Callable[[Any], Any] | None
     storage: Storage
     bus: Bus
     seed: int
-    reorder: Callable[[Any], Any] = as_it_is
-    cast_inputs: Callable[[Any], Any] = as_it_is
-    cast_outputs: Callable[[Any], Any] = as_it_is
+    reorder: Callable[[Any], Any] | None = None
+    cast_inputs: Callable[[Any], Any] | None = None
+    cast_outputs: Callable[[Any], Any] | None = None
     coefficients: Coefficients = field(default_factory=Fixed)
     norms: Norms = field(default_factory=Norms)
     randomness: Randomness = field(default_factory=Randomness)

@@ -10,7 +10,7 @@ decide what to do about an abort: whoever calls it does.
 
 import logging
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, cast, final
@@ -41,7 +41,7 @@ from evenstep.train.failures.policies import Policies
 from evenstep.train.global_batch import OneBatch, global_batch
 from evenstep.train.memory.footprint import Footprint, footprint
 from evenstep.train.memory.split_limit import SplitLimit
-from evenstep.train.outcome import Aborted, Committed, PendingUpdate, SummedLoss, first_aborted
+from evenstep.train.outcome import Aborted, Committed, PendingUpdate, SummedLoss, first_aborted, left_out
 from evenstep.train.parts import build_parts
 from evenstep.train.progress import Progress
 from evenstep.train.setup import Setup, set_up
@@ -53,7 +53,6 @@ from evenstep.train.tasks.task import Task
 from evenstep.train.tasks.tasks import check_task_states, state_of
 
 _LOSS = "train/loss"
-_COUNTERS = ("progress", "is_computing", "begun")  # the only public attributes that change
 
 
 @final
@@ -68,7 +67,7 @@ class Engine:
         model: any module. It is moved to the device and put into training mode.
         task: what a batch means; several by name, as a mapping.
         optimizer: of the model's parameters, any of torch.optim but LBFGS.
-        strategy: how gradients are shared between ranks; also by name: "ddp", "zero1", "fsdp", "auto".
+        strategy: how gradients are shared between ranks; also by name: "ddp", "zero1", "fsdp", "local", "auto".
         precision: the number formats, also by name, such as "bf16-mixed"; float32 throughout by default.
         lr_schedule: multiplies each group's learning rate; also by name or as a table. None leaves the rates alone.
         updates: how many updates the schedule stretches over; needed by schedules that end.
@@ -81,7 +80,6 @@ class Engine:
         reducers: how gradients are shared between data-parallel ranks.
         bus: of the hooks that are told of updates.
         seed: see the arguments.
-        begun: after which committed update something was begun afresh, by what it is: "lr_schedule", "data".
         recomputed: the names of the modules whose activations are not kept, of all stages.
         in_float8: the names of the linear layers whose products are in float8, of all stages.
 
@@ -138,7 +136,7 @@ class Engine:
     if not TYPE_CHECKING:  # which knows what there is
 
         def __setattr__(self, name: str, value: Any) -> None:
-            if name[0] != "_" and name not in _COUNTERS and "_causes" in self.__dict__:
+            if name[0] != "_" and name != "progress" and "_causes" in self.__dict__:
                 raise ArgumentError(
                     f"`{name}` of an engine can't be set once it is built: it would have no effect. Build another "
                     f"engine with it, which goes on by `load_state_dict(old.state_dict())`; set learning rates in "
@@ -167,7 +165,8 @@ class Engine:
         self.bus, self.seed, self._ema, self._report = bus, setup.seed, setup.train.ema, report
         self.recomputed, self._empty_cache = setup.recomputed.names, setup.empty_cache
         self.in_float8 = setup.linear_layers.names
-        self.progress, self.is_computing, self.begun = Progress(), False, Tree()
+        self._evaluated = (("", False),) if self._ema is None else self._ema.passes
+        self.progress, self._begun = Progress(), Tree()
         self._pending, self._cuts = list[PendingUpdate](), dict[str, SplitLimit]()
         self._last_loss: SummedLoss | None = None
         check_ties(unwrapped(self.model), parts.core.trained.names)
@@ -211,6 +210,10 @@ class Engine:
             self.parts.guard(batch)
             while True:
                 pending, aborted = self.dispatch(batch), self.settle()
+                if aborted is not None and aborted.is_own:
+                    if aborted.incident.kind != "no_weight":
+                        self._report(left_out(aborted.incident))
+                    aborted = None
                 if aborted is None:
                     self.after_update(pending.number)
                     return self._committed(pending)
@@ -254,8 +257,8 @@ class Engine:
 
     def described(self) -> Tree:
         """What the run is, as a state has it: its seed, its precision, and the settings of its updates."""
-        settings = {"settings": self.parts.settings, "begun": self.begun}
-        return {"seed": self.seed, "precision": self.precision.name, **settings}
+        settings = self.parts.settings
+        return {"seed": self.seed, "precision": self.precision.name, "settings": settings, "begun": self._begun}
 
     def changed_settings(self, state: Tree) -> dict[str, str]:
         """What is said of each setting of updates that is another than when `state` was saved, by its name.
@@ -290,13 +293,10 @@ class Engine:
 
     def dispatch(self, batch: GlobalBatch) -> PendingUpdate:
         """Compute one update, and apply it where its gradient is finite; the device may be at it still on return."""
-        self.is_computing = True
-        try:
-            pending = self.core(batch, self.progress)
-        finally:
-            self.is_computing = False
+        pending = self.core(batch, self.progress)
         self._pending.append(pending)
-        self.progress = pending.before.committed(batch, skipped_samples=pending.skipped_samples)
+        progress = pending.before.committed(batch, skipped_samples=pending.skipped_samples)
+        object.__setattr__(self, "progress", progress)  # not by way of what refuses all others
         self.precision.committed()
         return pending
 
@@ -308,7 +308,8 @@ class Engine:
     def settle(self) -> Aborted | None:
         """Learn what became of all dispatched updates: the first that was aborted, or None.
 
-        After an abort the counters are those before it, and updates that were dispatched since were not applied.
+        After an abort the counters are those before it, and updates that were dispatched since were not applied. Where
+        ranks step alone, the counters go on (`Aborted.is_own`).
         """
         updates = self._pending.copy()
         self._pending.clear()
@@ -317,6 +318,11 @@ class Engine:
             return None
         first = updates[index]
         self.storage.discard_from(first.number)
+        if self.reducers.is_alone:  # the others know nothing of it: this rank leaves its own step out
+            self.core.resume()
+            found, rank = self._causes.incident(first), self.group.rank
+            said = f"on rank {rank}, which steps alone: {found.message}"
+            return Aborted(incident=replace(found, message=said, rank=rank), pending=first, is_own=True)
         self.progress, self.precision.state = first.before, first.precision
         self.core.resume()
         since = tuple(one.batch for one in updates[index + 1 :])
@@ -331,7 +337,8 @@ class Engine:
         if self.progress.update >= number:
             self.reducers.after_update(number)
             self.core.begin()  # statistics that the ranks have averaged stay, whatever breaks off next
-            self._empty_cache(number)
+            if self._empty_cache is not None:
+                self._empty_cache(number)
 
     def lower_scale(self) -> None:
         """Let an update that overflowed be tried again.
@@ -371,40 +378,29 @@ class Engine:
 
     @contextmanager
     def evaluating(self, *, average: bool | None = None) -> Generator[None]:
-        """Inside, the parameters are the average's where there is one and `average`, or `Ema(evaluated=…)`, says so."""
-        ema = self._ema
-        swaps = ema is not None and (ema.evaluated != "parameters" if average is None else average)
-        with self.parts.modes.evaluating(), ema.swapped() if ema is not None and swaps else nullcontext():
+        """Inside, the parameters are the average's, where that is to be evaluated (first), or else the optimizer's."""
+        ema = self._ema if (self._evaluated[0][1] if average is None else average) else None
+        with self.parts.modes.evaluating(), self.reducers.shown() if ema is None else ema.swapped():
             yield
 
     def evaluated(self, name: str, data: Data, *, context: TrainContext | None = None) -> list[Record]:
-        """The metrics of `data`, of the average, the parameters, or both; all ranks call it together.
-
-        Args:
-            name: of the evaluation, the prefix of its metrics.
-            data: evaluated for one epoch.
-            context: where its metrics go; None: to those of training.
-        """
-        with self.evaluating():
-            records = self._evaluation(name, data, context)(self.progress.update)
-        if self._ema is not None and self._ema.evaluated == "both":
-            with self.evaluating(average=False):
-                records = records + self._evaluation(name, data, context, "parameters/")(self.progress.update)
+        """The metrics of the evaluation of this name, on `data`, by the tasks of `context`; all ranks call it together."""
+        records: list[Record] = []
+        for below, average in self._evaluated:
+            evaluation = Evaluation(
+                name=name,
+                below=below,
+                data=data,
+                model=self.model,
+                context=context or self.parts.context,
+                execution=self.parts.execution,
+                cuts=self._cuts.setdefault(name, SplitLimit()),
+                report=self._report,
+                guard=self.parts.guard,
+            )
+            with self.evaluating(average=average):
+                records += evaluation(self.progress.update)
         return records
-
-    def _evaluation(self, name: str, data: Data, context: TrainContext | None, below: str = "") -> Evaluation:
-        """The evaluation of this name, on `data`; it cuts micro-batches as finely as it had to the last time."""
-        return Evaluation(
-            name=name,
-            below=below,
-            data=data,
-            model=self.model,
-            context=context or self.parts.context,
-            execution=self.parts.execution,
-            cuts=self._cuts.setdefault(name, SplitLimit()),
-            report=self._report,
-            guard=self.parts.guard,
-        )
 
     def tensors(self, *, whole: bool) -> Tree:
         """The parts "model", "optimizer", "ema", "precision" and "trained" of a state; all ranks call it together.
@@ -458,10 +454,11 @@ class Engine:
         changed = settings + self.parts.saved.load_state_dict(state)
         self.core.trained.load_state_dict(state.get("trained", {}))
         self.core.is_whole = True
-        self.begun = state["run"].get("begun", {})
-        self.core.learning_rates.begun_at = self.begun.get("lr_schedule", 0)
+        self._begun = state["run"].get("begun", {})
+        self.core.learning_rates.begun_at = self._begun.get("lr_schedule", 0)
         self.core.learning_rates.reloaded()
         self.progress = Progress.from_state_dict(state["progress"])
+        self.reducers.follow(self.progress.update)
         return changed
 
     @contextmanager
@@ -474,6 +471,7 @@ class Engine:
             error = self.group.explained(raised)
             if not isinstance(error, LostRankError):
                 self.group.fail(clause(error))
+            self.core.is_whole = self.core.is_whole and not self.reducers.is_torn
             self.abandon()
             if error is raised:
                 raise

@@ -127,7 +127,7 @@ def strategy_of(given: object, device: object) -> Strategy:
         from evenstep.parallel import Single
 
         return Single()
-    advice = "one of 'auto', 'single', 'ddp', 'fsdp', 'zero1', or an object such as `Ddp(Processes(device))`"
+    advice = "one of 'auto', 'single', 'ddp', 'fsdp', 'zero1', 'local', or an object such as `Ddp(Processes(device))`"
     check_kind("strategy", given, Strategy, advice)
     return cast("Strategy", given)
 

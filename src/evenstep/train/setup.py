@@ -23,6 +23,7 @@ from evenstep.precision import Precision
 from evenstep.single_use import check_unused
 from evenstep.train.cache import build_emptying
 from evenstep.train.checks.launch import check_launched
+from evenstep.train.checks.local import check_local
 from evenstep.train.checks.model import check_model, check_parameters, check_trains
 from evenstep.train.checks.optimizer import check_optimizer
 from evenstep.train.checks.tasks import check_tasks
@@ -119,6 +120,7 @@ def set_up(
     sharing = strategy_of(strategy, device)
     check_parameters(model, optimizer, formats)
     on = device_of(device, formats)
+    check_local(sharing, model=model, optimizer=optimizer, precision=formats, train=train, policies=policies)
     check_formats(formats, model=model, optimizer=optimizer, strategy=sharing)
     if train.compile == "model":
         check_compiled(model, sharing, on)

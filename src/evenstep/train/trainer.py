@@ -69,8 +69,8 @@ class Trainer(TrainerAttributes):
         seed: of order, augmentation and dropout, any integer.
         device: "auto" takes the accelerator if there is one, else the CPU.
         strategy: how gradients are shared between ranks; by default there is one, and only one may have been started.
-            "ddp", "zero1", "fsdp" and "auto" join the ranks that a launcher has started, and are one process where none
-            has.
+            "ddp", "zero1", "fsdp", "local" and "auto" join the ranks that a launcher has started, and are one process
+            where none has.
         precision: the number formats, also by name, such as "bf16-mixed"; float32 throughout by default.
         lr_schedule: multiplies each group's learning rate; also by name, "cosine", or as a table,
             `{"kind": "cosine", "warmup_updates": 100}`; None leaves the rates alone, so that hooks may set them.

@@ -88,9 +88,13 @@ PUBLIC_KEYS = {
         *("hook", "loader", "loader_retries", "loss_spike", "lost_rank", "max_rewinds", "max_skipped_samples"),
         *("non_finite", "out_of_memory", "spike_threshold", "spike_window_updates"),
     ],
+    "Local": [
+        *("by_inner_rate", "every_updates", "fragments", "inner_state", "nesterov", "outer_lr", "outer_momentum"),
+        *("overlap_updates", "own_share", "synchronous_updates"),
+    ],
     "Parallel": [
-        *("compression", "gather_dtype", "offload", "pipeline", "pipeline_schedule", "reduction", "relay_skips"),
-        *("shard_ranks", "split_at", "stages_per_rank", "strategy", "timeout_s"),
+        *("compression", "gather_dtype", "local", "offload", "pipeline", "pipeline_schedule", "reduction"),
+        *("relay_skips", "shard_ranks", "split_at", "stages_per_rank", "strategy", "timeout_s"),
     ],
     "Best": ["keep", "metric", "mode"],
     "Checkpoint": [
@@ -168,6 +172,7 @@ def test_ema_and_loss_scale_have_the_defaults_of_their_namesakes() -> None:
         ("Coefficients", evenstep.Uncertainty),
         ("Parallel", evenstep.Fsdp),
         ("Parallel", evenstep.Processes),
+        ("Local", evenstep.Local),
     ],
     ids=lambda one: one if isinstance(one, str) else one.__name__,
 )

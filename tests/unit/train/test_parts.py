@@ -144,8 +144,7 @@ def test_everything_in_a_batch_moves_and_keeps_its_type() -> None:
 
 
 def test_a_tensor_that_is_on_its_device_is_not_copied() -> None:
-    x = torch.zeros(3)
-    assert build_transfer(CPU)([x])[0] is x
+    assert build_transfer(CPU) is None
 
 
 @pytest.mark.parametrize("aborted", [1.0, torch.tensor(1.0)])

@@ -7,7 +7,7 @@ what compares samples with each other, or is added once per batch, does neither.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, final
+from typing import Literal, NamedTuple, final
 
 Kind = Literal["mean", "term", "whole", "weight", "count"]
 
@@ -34,6 +34,31 @@ class LossValue:
     def is_finite(self) -> bool:
         """Whether loss and weight are numbers to compare."""
         return math.isfinite(self.loss) and math.isfinite(self.weight)
+
+
+class LossValues(NamedTuple):
+    """What a task gave for some pieces of a micro-batch.
+
+    Args:
+        given: by the task for each batch, on the ranks that share it; None for one without a loss to compare.
+        narrow: whether some of it was computed in 16 bits.
+        out_of_memory: whether there was no memory for it here.
+        out_of_memory_anywhere: whether a rank had none.
+        done: how many batches were run before something was raised.
+        error: what was raised, where the run can go on.
+    """
+
+    given: Sequence[LossValue | None] = ()
+    narrow: bool = False
+    out_of_memory: bool = False
+    out_of_memory_anywhere: bool = False
+    done: int = 0
+    error: str = ""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether there is something to compare."""
+        return bool(self.given) and all(one is not None and one.is_finite for one in self.given)
 
 
 @final

@@ -41,7 +41,7 @@ class LossSpikes:
         ArgumentError: a window of less than 8 updates, or a threshold that is not above 0.
 
     >>> spikes = LossSpikes(window_updates=8)
-    >>> history = [Record(update, "train/loss", 1.0 + 0.1 * (update % 3), 8.0) for update in range(1, 9)]
+    >>> history = [1.0 + 0.1 * (update % 3) for update in range(1, 9)]
     >>> spikes.first(history, [Record(9, "train/loss", 1.3, 8.0)]) is None
     True
     >>> spikes.first(history, [Record(9, "train/loss", 7.0, 8.0)]).update
@@ -65,16 +65,16 @@ class LossSpikes:
         self._threshold = threshold
         self._in_one = False
 
-    def first(self, before: Sequence[Record], records: Sequence[Record]) -> Incident | None:
+    def first(self, before: Sequence[float], records: Sequence[Record]) -> Incident | None:
         """The first of `records` that begins a spike, given the `window_updates` losses before them."""
-        window = deque((_or_infinite(record.value) for record in before), maxlen=self.window_updates)
+        window = deque([math.inf if math.isnan(loss) else loss for loss in before], maxlen=self.window_updates)
         ordered = sorted(window)
         for record in records:
             bound = self._bound(ordered, record.value)
             was, self._in_one = self._in_one, bound is not None and not record.value <= bound
             if len(window) == self.window_updates:
                 ordered.pop(bisect_left(ordered, window[0]))
-            window.append(_or_infinite(record.value))
+            window.append(math.inf if math.isnan(record.value) else record.value)  # as NaN can't be sorted
             insort(ordered, window[-1])
             if self._in_one and not was:
                 return Incident(
@@ -99,10 +99,5 @@ class LossSpikes:
         least = _LEAST_SPREAD * abs(median)
         if value <= median + self._threshold * least:
             return None
-        deviation = statistics.median(abs(one - median) for one in ordered)
+        deviation = statistics.median([abs(one - median) for one in ordered])
         return median + self._threshold * max(_TO_STANDARD_DEVIATIONS * deviation, least)
-
-
-def _or_infinite(loss: float) -> float:
-    """A loss that can be sorted: NaN counts as infinite."""
-    return math.inf if math.isnan(loss) else loss

@@ -135,7 +135,8 @@ class RunState:
                 on any rank, and all raise the same.
         """
         group, layout = self.engine.group, self.engine.reducers.layout
-        is_divided = self.engine.parts.execution.in_stages or layout.divides != "nothing"
+        is_divided = self.engine.parts.execution.in_stages
+        is_divided = is_divided or layout.divides != "nothing" or layout.num_shards > 1
 
         def opened() -> CheckpointReader:
             reader = CheckpointReader(path)
@@ -234,7 +235,7 @@ class RunState:
         changed = self.engine.bus.load_state_dict(own["hooks"])
         self.data.load_state_dict(data)
         changed += self.engine.load_own(own)
-        if self.epochs is not None and (begun_at := self.engine.begun.get("data", 0)):
+        if self.epochs is not None and (begun_at := own["run"].get("begun", {}).get("data", 0)):
             self.engine.core.learning_rates.updates = self._planned(begun_at)
         if own["storage"] is not None:
             self.engine.storage.load_state_dict(own["storage"])
@@ -300,4 +301,4 @@ def _ranks(count: int) -> str:
 
 def _is_dealt_out(name: str) -> bool:
     """Whether ranks may hold different parts of the tensor `PART/NAME` of a checkpoint."""
-    return name.startswith(("model/", "ema/", "optimizer/state."))
+    return name.startswith(("model/", "ema/", "optimizer/state.", "local/own."))

@@ -24,6 +24,7 @@ from evenstep.optim.stepping import Steps
 from evenstep.parallel import ParameterLayout, ShardedTensorRef, States, mapped
 from evenstep.precision import Precision
 from evenstep.train.checks.optimizer import is_shared
+from evenstep.train.state.local_state import LocalState
 from evenstep.train.state.optimizer_state import (
     changed_options,
     check_optimizer,
@@ -68,6 +69,7 @@ class TrainState:
         precision: whose state may be a loss scale.
         steps: whose masters, where there are some, are the values of the parameters.
         averaged_as: the formats in which the average takes parameters that are held in others, by name.
+        local: what each rank has by itself, where ranks step alone.
 
     Attributes:
         hidden_state: what the optimizer keeps that its state does not hold.
@@ -84,6 +86,7 @@ class TrainState:
     precision: Precision
     steps: Steps = field(default_factory=Steps)
     averaged_as: Mapping[str, torch.dtype] = field(default_factory=dict)
+    local: LocalState = field(default_factory=LocalState)
     _own: list[list[str]] = field(init=False)
     _built: list[Tree] = field(init=False)
     hidden_state: HiddenState = field(init=False)
@@ -102,12 +105,13 @@ class TrainState:
             whole: False to leave tensors that are cut over ranks as they are, which costs no memory.
         """
         taken = partial(mapped, act=self.layout.gather_full if whole else _as_shard)
-        return self._tree(taken, self.layout.optimizer_state)
+        return self.local.told(self._tree(taken, self.layout.optimizer_state), taken)
 
     def part(self) -> Tree:
         """The same of what this rank holds; it needs no other rank."""
         tree, others = self._tree(dict, lambda states: states), self.steps.rounded - self.steps.masters.keys()
         elsewhere = _under_all_names(self.model, dict.fromkeys(others))  # ranks that hold their masters give them
+        tree = self.local.told(tree, None)
         return {**tree, "model": {name: one for name, one in tree["model"].items() if name not in elsewhere}}
 
     def _tree(self, taken: Callable[[Mapping[str, Any]], Tree], of_all: Callable[[States], States]) -> Tree:
@@ -130,6 +134,7 @@ class TrainState:
 
     def check(self, state: Tree) -> None:
         """Raise CheckpointError unless `state` fits."""
+        self.local.check(state)
         masters = _under_all_names(self.model, dict.fromkeys(self.steps.rounded, torch.float32))
         check_fits(state["model"], state_of(self.model), "model", formats=masters)
         if state["optimizer"] is not None:
@@ -151,7 +156,7 @@ class TrainState:
             take: gives what of a whole tensor a live one holds, cut as that is: `ParameterLayout.scatter_like`, or a
                 reader's.
         """
-        live = state_of(self.model)
+        state, live = self.local.own_part(state, take), state_of(self.model)
         stepped = {name: live[name] for group in self._own for name in group}
         optimizer: Tree | None = state["optimizer"]
         saved: Tree = {} if optimizer is None else optimizer["state"]
@@ -175,13 +180,14 @@ class TrainState:
             load_optimizer(state["optimizer"], self.optimizer, self._own, self._built)
             self.hidden_state.restore(state["optimizer"].get("beside", {}).get("attributes", []))
         self.precision.state = state["precision"]
+        changed = self.local.load(state)
         if self.ema is None:
-            return ["the average of the parameters is given up"] if state["ema"] else []
+            return [*changed, "the average of the parameters is given up"] if state["ema"] else changed
         if state["ema"]:
             self.ema.load_state_dict(state["ema"])
-            return []
+            return changed
         self.ema.restart()
-        return ["the average of the parameters is new and begins as a copy of them"]
+        return [*changed, "the average of the parameters is new and begins as a copy of them"]
 
 
 def _each_taken(live: Mapping[str, Tensor], whole: Mapping[str, Any], take: Callable[[Tensor, Tensor], Tensor]) -> Tree:

@@ -76,7 +76,7 @@ class Now:
         context, model = self._engine.parts.context, unwrapped(self._engine.model)
         if self._ema is None:
             raise TaskError("`now.teacher` is for tasks that say `uses_average = True` in their class; write that.")
-        given = context.cast_inputs(inputs)
+        given = inputs if context.cast_inputs is None else context.cast_inputs(inputs)
         positional, named = arguments([], given, True)
         under_way, context.randomness.under_way = context.randomness.under_way, False
         try:
@@ -85,7 +85,7 @@ class Now:
                 around.enter_context(as_written())
                 around.enter_context(context.precision.forward(context.device))
                 output = functional_call(model, _values(self._ema, model), tuple(positional), dict(named))
-                return context.cast_outputs(output)
+                return output if context.cast_outputs is None else context.cast_outputs(output)
         finally:
             context.randomness.under_way = under_way
 

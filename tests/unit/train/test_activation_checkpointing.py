@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import evenstep
 from evenstep import Engine, Memory, Task, Training
-from evenstep.train.memory.recomputed import Recomputed, recompute
+from evenstep.train.memory.activation_checkpointing import CheckpointedForward, recompute
 from evenstep.train.randomness import Randomness
 
 BLOCKS, WIDTH, ROWS = 8, 32, 64
@@ -229,7 +229,7 @@ def test_another_engine_of_the_same_model_decides_anew() -> None:
     own = model.blocks[1].forward = model.blocks[1].forward  # somebody has put it there
     engine(model, "blocks").update(*batches())
     engine(kept).update(*batches())
-    assert isinstance(vars(model.blocks[0])["forward"], Recomputed)
+    assert isinstance(vars(model.blocks[0])["forward"], CheckpointedForward)
     engine(model, "blocks.0").update(*batches())
     assert vars(model.blocks[1])["forward"] == own and "forward" not in vars(model.blocks[2])
     engine(model).update(*batches())
@@ -397,7 +397,7 @@ def test_a_compiled_block_is_computed_again_as_compiled() -> None:
         for _ in range(2):
             run.update(*batches())
     assert_same_state(kept, again)
-    assert isinstance(vars(again[1])["_compiled_call_impl"], Recomputed)
+    assert isinstance(vars(again[1])["_compiled_call_impl"], CheckpointedForward)
 
 
 def test_the_signature_of_a_forward_stays() -> None:
