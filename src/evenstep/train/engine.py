@@ -384,7 +384,7 @@ class Engine:
             yield
 
     def evaluated(self, name: str, data: Data, *, context: TrainContext | None = None) -> list[Record]:
-        """The metrics of the evaluation of this name, on `data`, by the tasks of `context`; all ranks call it together."""
+        """The metrics of the evaluation `name` on `data`, by the tasks of `context`; all ranks call it together."""
         records: list[Record] = []
         for below, average in self._evaluated:
             evaluation = Evaluation(

@@ -8,7 +8,6 @@ trained does not depend on the cut.
 
 import weakref
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, final
 
 from torch import Tensor, nn
@@ -80,10 +79,7 @@ class Now:
         positional, named = arguments([], given, True)
         under_way, context.randomness.under_way = context.randomness.under_way, False
         try:
-            with ExitStack() as around:
-                around.enter_context(evaluating(model, context.device))
-                around.enter_context(as_written())
-                around.enter_context(context.precision.forward(context.device))
+            with evaluating(model, context.device), as_written(), context.precision.forward(context.device):
                 output = functional_call(model, _values(self._ema, model), tuple(positional), dict(named))
                 return output if context.cast_outputs is None else context.cast_outputs(output)
         finally:
