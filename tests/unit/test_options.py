@@ -12,8 +12,9 @@ import evenstep
 from evenstep import Checkpointing, Failures, Logging, LossSpikes, Skip, Training
 from evenstep.errors import ArgumentError
 from evenstep.events import WRITERS
-from evenstep.options import OLD_ARGUMENTS, OPTIONS, NonFinite, WriterName
+from evenstep.options import OPTIONS, NonFinite, WriterName
 from evenstep.train.failures import FAILURE_POLICIES
+from evenstep.train.old_arguments import OLD_ARGUMENTS
 from evenstep.train.resolve import policies_of
 
 

@@ -25,6 +25,7 @@ from evenstep.data import Data, GlobalBatch, Position
 from evenstep.errors import ArgumentError, CheckpointError, EvenstepError, LostRankError, clause
 from evenstep.events import Bus, Incident, Record, Storage
 from evenstep.internals import unwrapped
+from evenstep.optim.late_parameters import let_begin_late
 from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Training, check_length
 from evenstep.parallel import Strategy
@@ -32,8 +33,8 @@ from evenstep.precision import Precision
 from evenstep.single_use import mark_used
 from evenstep.train.checks.agreement import check_ties
 from evenstep.train.checks.arguments import check_engine_arguments
-from evenstep.train.checks.optimizer import let_begin_late
 from evenstep.train.context import TrainContext
+from evenstep.train.engine_parts import build_parts
 from evenstep.train.evaluate import Evaluation
 from evenstep.train.failures import Stop
 from evenstep.train.failures.aborts import AbortCauses
@@ -42,7 +43,6 @@ from evenstep.train.global_batch import OneBatch, global_batch
 from evenstep.train.memory.footprint import Footprint, footprint
 from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.outcome import Aborted, Committed, PendingUpdate, SummedLoss, first_aborted, left_out
-from evenstep.train.parts import build_parts
 from evenstep.train.progress import Progress
 from evenstep.train.setup import Setup, set_up
 from evenstep.train.state.settings import changed_settings

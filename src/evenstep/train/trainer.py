@@ -20,13 +20,13 @@ from evenstep.data.seeding import undisturbed
 from evenstep.errors import ArgumentError
 from evenstep.events import Hook, TrainBegin, TrainEnd
 from evenstep.optim.schedules import LrSchedule
-from evenstep.options import Checkpointing, Failures, Logging, Reset, Training, check_length, takes_old_arguments
+from evenstep.options import Checkpointing, Failures, Logging, Reset, Training, check_length
 from evenstep.parallel import Strategy
 from evenstep.pipeline import PipelineModel
 from evenstep.precision import Precision
 from evenstep.single_use import mark_used
-from evenstep.train.assembly import build_loop
 from evenstep.train.attributes import TrainerAttributes
+from evenstep.train.build_loop import build_loop
 from evenstep.train.checks.agreement import check_agreement
 from evenstep.train.checks.arguments import check_engine_arguments, check_trainer_arguments
 from evenstep.train.checks.cuts import compare_cuts
@@ -38,6 +38,7 @@ from evenstep.train.failures.emergency import emergency_save
 from evenstep.train.failures.replay import replay_failure
 from evenstep.train.failures.tracebacks import shorten
 from evenstep.train.memory.footprint import Footprint
+from evenstep.train.old_arguments import takes_old_arguments
 from evenstep.train.predict import Prediction
 from evenstep.train.requests import End
 from evenstep.train.resolve import evaluations_of, policies_of

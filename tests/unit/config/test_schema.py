@@ -6,7 +6,7 @@ from typing import Any, get_args
 import pytest
 
 import evenstep
-from evenstep.config import schema, schema_lr
+from evenstep.config import schema, schema_lr, schema_ranks
 from evenstep.config.schema import Config, EmaTable, LossScaleTable
 from evenstep.config.schema_lr import AnySchedule, ScheduleTable
 from evenstep.config.section import Section
@@ -177,7 +177,8 @@ def test_ema_and_loss_scale_have_the_defaults_of_their_namesakes() -> None:
     ids=lambda one: one if isinstance(one, str) else one.__name__,
 )
 def test_a_table_has_the_defaults_of_what_is_constructed_from_it(section: str, constructor: Any) -> None:
-    table = getattr(schema, f"{section}Table").model_fields
+    home: Any = schema_ranks if hasattr(schema_ranks, f"{section}Table") else schema
+    table = getattr(home, f"{section}Table").model_fields
     there = {
         name: p.default for name, p in inspect.signature(constructor).parameters.items() if p.default is not p.empty
     }

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -406,3 +408,23 @@ def test_the_signature_of_a_forward_stays() -> None:
     block = Block()
     recompute(nn.Sequential(block), {"0": block}, Randomness())
     assert list(signature(block.forward).parameters) == ["x", "shift"]
+
+
+@settings(max_examples=10, deadline=None)
+@given(sizes=st.lists(st.integers(2, 9), min_size=1, max_size=5), chosen=st.sets(st.integers(0, 3)))
+def test_any_blocks_of_any_cut_have_the_bits_of_a_run_that_keeps_all(sizes: list[int], chosen: set[int]) -> None:
+    """With dropout in each block, keyed by update and micro-batch."""
+
+    def trained(which: str) -> nn.Module:
+        torch.manual_seed(0)
+        model = Net(4)
+        run = engine(model, which)
+        for update in range(2):
+            generator = torch.Generator().manual_seed(update)
+            run.update(
+                *((torch.randn(n, 4, generator=generator), torch.randn(n, 1, generator=generator)) for n in sizes)
+            )
+        return model
+
+    pattern = f"blocks.[{''.join(map(str, sorted(chosen)))}]" if chosen else "blocks"
+    assert_same_state(trained("none"), trained(pattern))
