@@ -218,9 +218,10 @@ class RunState:
         return self._own_data(state["data"])
 
     def _check_settings(self, own: Tree, path: Path, *, new_settings: bool) -> None:
-        begun, rates = own["run"].get("begun", {}), self.engine.core.learning_rates
-        planned = rates.updates if self.epochs is None else self._planned(begun.get("data", 0))
-        rates.check(begun.get("lr_schedule", 0), planned)
+        begun, rates = own["run"].get("begun"), self.engine.core.learning_rates
+        if begun:
+            planned = rates.updates if self.epochs is None else self._planned(begun.get("data", 0))
+            rates.check(begun.get("lr_schedule", 0), planned)
         changed = self.engine.changed_settings(own)
         refused = [said for name, said in changed.items() if name not in MAY_CHANGE]
         if refused and not new_settings:
