@@ -15,9 +15,6 @@ from torch import Tensor, nn
 from evenstep.arguments import advice, require_number, require_table
 from evenstep.errors import ArgumentError
 
-LEARNED = ("task_coefficients", "task_balance")
-"""The parts of a model that hold what is learned about its tasks: by coefficients, and by what combines gradients."""
-
 
 class Coefficients(ABC):
     """The λ_t of the tasks.
