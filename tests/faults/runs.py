@@ -24,7 +24,11 @@ STRATEGIES: dict[str, Callable[[Group], Strategy]] = {
     "local": lambda group: Local(Ddp(group), every_updates=3),
     "local-streamed": lambda group: Local(
         Ordered(group),
-        **{"every_updates": 4, "outer_momentum": 0.5, "fragments": 2, "overlap_updates": 2, "own_share": 0.5},
+        every_updates=4,
+        outer_momentum=0.5,
+        fragments=2,
+        overlap_updates=2,
+        own_share=0.5,
     ),
     "zero1-ordered": lambda group: Zero1(Ordered(group)),
     "fsdp": Fsdp,

@@ -25,10 +25,10 @@ from evenstep.optim.learning_rate import LearningRates
 from evenstep.optim.stepping import Steps
 from evenstep.train.buffers import Buffers
 from evenstep.train.context import MicrobatchResults, TrainContext
-from evenstep.train.dependence import Dependence
 from evenstep.train.execution import Execution
 from evenstep.train.failures import FailurePolicy
 from evenstep.train.failures.causes import FailureCause, blame
+from evenstep.train.layout_dependence import Dependence
 from evenstep.train.memory.fit import fitting, state_allocated
 from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.memory.sub_batch import part_of

@@ -18,7 +18,7 @@ from typing import Any, Final, final
 
 import torch
 
-from evenstep.events.arguments import require_count
+from evenstep.arguments import require_whole
 from evenstep.events.event import TrainBegin, TrainEnd, UpdateEnd
 from evenstep.events.hook import Hook
 
@@ -46,7 +46,7 @@ class MemoryUse(Hook):
     """
 
     def __init__(self, *, every_updates: int = 10) -> None:
-        require_count("every_updates", every_updates)
+        require_whole("every_updates", every_updates)
         self._every = every_updates
         self._device = torch.device("cpu")
         self._at = 0
