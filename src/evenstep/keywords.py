@@ -132,7 +132,7 @@ _ELSEWHERE = {
 """What to do about a name, ours or another trainer's, where the constructor has nothing of the kind."""
 
 _BY_NAME = {
-    "precision": '`precision="bf16-mixed"` or `"16-mixed"`',
+    "precision": '`precision="bf16-mixed"`, `"16-mixed"` or `"float8-mixed"`',
     "strategy": '`strategy="ddp"`, `"zero1"` or `"fsdp"`, and start the ranks with torchrun',
     "device": '`device="cpu"`; "auto" takes the accelerator that is there',
     "lr_schedule": '`lr_schedule={"kind": "cosine", "warmup_updates": 100}`',

@@ -1,8 +1,8 @@
 """What a checkpoint holds of a run, as one tree, and back: its tensors, its counters, and where its data and hooks are.
 
-Everything that can be compared is compared before anything is changed. The tensors by themselves are told in `state`,
-and which part of a model in stages belongs to this rank in `portion`. It does not write files, and it does not choose
-when.
+Everything that can be compared is compared before anything is changed. The tensors by themselves are told in
+`train_state`, and which part of a model in stages belongs to this rank in `pipeline_state`. It does not write files,
+and it does not choose when.
 """
 
 from collections.abc import Collection, Generator
