@@ -15,6 +15,7 @@ from torch import Tensor
 
 from evenstep.devices import scalar_on
 from evenstep.errors import ArgumentError
+from evenstep.events.derived import DerivedMetrics
 from evenstep.events.meters import Meters, Seen
 from evenstep.events.series import Record, Series
 
@@ -34,6 +35,7 @@ class Storage:
     Args:
         history_updates: values kept per metric (one per update); older ones are forgotten here, not in the files.
         meters: of metrics that have a state of their own.
+        derived: of metrics that are functions of others.
 
     >>> storage = Storage()
     >>> storage.put("train/loss", torch.tensor(6.0), 2, update=1)
@@ -42,7 +44,9 @@ class Storage:
     [Record(update=1, name='train/loss', value=3.0, weight=3.0)]
     """
 
-    def __init__(self, history_updates: int = 100_000, *, meters: Meters | None = None) -> None:
+    def __init__(
+        self, history_updates: int = 100_000, *, meters: Meters | None = None, derived: DerivedMetrics | None = None
+    ) -> None:
         if history_updates < 1:
             raise ArgumentError(f"`history_updates` must be at least 1, but is {history_updates}; raise it.")
         self._limit = history_updates
@@ -51,6 +55,7 @@ class Storage:
         self._prefix = ""
         self._series: dict[str, Series] = {}
         self._meters = meters or Meters()
+        self._derived = derived or None
         self.observe = self._meters.observe  # what metrics with a state of their own see
 
     def put(self, name: str, sum: Number, weight: Number = 1.0, *, update: int) -> None:
@@ -148,6 +153,8 @@ class Storage:
             if type(pair) is not Seen and pair[1]
         ]
         records += self._meters.records(everybody)
+        if self._derived is not None:
+            records += self._derived(records)
         records.sort(key=itemgetter(0))  # by update
         self._remember(records)
         return records
