@@ -48,8 +48,22 @@ if TYPE_CHECKING:
     from evenstep.extras.multitask import AlignedMtl, GradNorm, PcGrad, Scheduled, Uncertainty
     from evenstep.optim.ema import Ema
     from evenstep.optim.schedules import Constant as Constant
-    from evenstep.optim.schedules import Cosine, InverseSqrt, LrSchedule, Polynomial, Wsd
+    from evenstep.optim.schedules import (
+        Cosine,
+        CosineRestarts,
+        InverseSqrt,
+        Listed,
+        LrSchedule,
+        Multiplicative,
+        PerGroup,
+        Plateau,
+        Polynomial,
+        Triangular,
+        TriStage,
+        Wsd,
+    )
     from evenstep.optim.schedules import Linear as Linear
+    from evenstep.optim.schedules import Step as Step
     from evenstep.options import Checkpointing, Failures, Logging, Memory, Training
     from evenstep.parallel import Ddp, Fsdp, Group, Mesh, Ordered, OrderedFsdp, Processes, Single, Strategy, Zero1
     from evenstep.pipeline import Layers, PipelineModel
@@ -100,6 +114,7 @@ __all__ = [
     "Committed",
     "ConsoleWriter",
     "Cosine",
+    "CosineRestarts",
     "CsvWriter",
     "Data",
     "Ddp",
@@ -124,6 +139,7 @@ __all__ = [
     "InverseSqrt",
     "JsonlWriter",
     "Layers",
+    "Listed",
     "Logging",
     "Loss",
     "LossSpikes",
@@ -133,10 +149,13 @@ __all__ = [
     "MemoryUse",
     "Mesh",
     "Mixture",
+    "Multiplicative",
     "Ordered",
     "OrderedFsdp",
     "PcGrad",
+    "PerGroup",
     "PipelineModel",
+    "Plateau",
     "Polynomial",
     "Precision",
     "Prediction",
@@ -161,6 +180,8 @@ __all__ = [
     "Timer",
     "Trainer",
     "Training",
+    "TriStage",
+    "Triangular",
     "Uncertainty",
     "UpdateData",
     "Watchdog",
@@ -172,7 +193,7 @@ __all__ = [
 ]
 
 _PARTS = ("checkpoint", "data", "errors", "events", "optim", "parallel", "pipeline", "precision", "train")
-_BESIDE = ("Constant", "Linear")  # LR schedules that `*` leaves out: torch.nn has a Linear, too
+_BESIDE = ("Constant", "Linear", "Step")  # LR schedules that `*` leaves out: torch.nn has a Linear, too
 _named, _ = lazy_names(
     __name__,
     {
@@ -182,7 +203,8 @@ _named, _ = lazy_names(
         "MemoryUse Save Statistics StopFile TensorBoardWriter TimeBudget Timer Watchdog Writer",
         ".extras.multitask": "AlignedMtl GradNorm PcGrad Scheduled Uncertainty",
         ".optim.ema": "Ema",
-        ".optim.schedules": "Constant Cosine InverseSqrt Linear LrSchedule Polynomial Wsd",
+        ".optim.schedules": "Constant Cosine CosineRestarts InverseSqrt Linear Listed LrSchedule Multiplicative "
+        "PerGroup Plateau Polynomial Step TriStage Triangular Wsd",
         ".options": "Checkpointing Failures Logging Memory Training",
         ".parallel": "Ddp Fsdp Group Mesh Ordered OrderedFsdp Processes Single Strategy Zero1",
         ".pipeline": "Layers PipelineModel",

@@ -13,7 +13,7 @@ from evenstep.choice import choose
 from evenstep.errors import ArgumentError, CheckpointError
 
 _PARTS_OF_STATES: dict[str, tuple[str, dict[str, type]]] = {  # what each needs, and of which kind what it has is
-    **{name: ("", {}) for name in ("model", "ema", "precision", "trained", "tasks", "hooks", "storage")},
+    **{name: ("", {}) for name in ("model", "ema", "precision", "trained", "tasks", "hooks", "storage", "lr_schedule")},
     "optimizer": ("class state groups", {"class": str, "state": dict, "groups": list}),
     "progress": ("update position samples skipped", {"update": int, "position": dict, "samples": int, "skipped": int}),
     "run": (

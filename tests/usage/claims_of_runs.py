@@ -128,6 +128,31 @@ AREAS = (
         "Learning rates",
         (
             works(
+                "schedules of updates: constant, linear, cosine, with restarts, wsd, inverse square root, polynomial, "
+                "tri-stage, triangular, step, multiplicative, listed; each with a first rate above 0",
+                "contract/test_lr_schedules.py::test_every_name_is_of_a_schedule_whose_warm_up_begins_above_zero",
+                "unit/optim/schedules/test_counted.py::test_it_is_that_of_pytorch_by_update_and_by_epoch",
+            ),
+            works(
+                "by epoch, also of data without a length, resumed with the same bits in the midst of one",
+                "unit/train/test_lr_schedules.py::test_a_rate_by_epoch_is_that_of_the_updates_batch",
+                "unit/train/test_lr_schedules.py::test_a_resumed_run_has_the_rates_and_bits_of_the_undisturbed_one",
+            ),
+            works(
+                "on a plateau of a metric, whose memory is saved and taken back",
+                "unit/optim/schedules/test_plateau.py::test_what_it_remembers_is_saved_and_taken_back",
+                "unit/train/test_lr_schedules.py::test_an_evaluation_after_an_aborted_save_is_not_counted_twice",
+            ),
+            works(
+                "a schedule of its own for each parameter group",
+                "unit/train/test_lr_schedules.py::test_each_group_follows_its_own_schedule",
+            ),
+            refused(
+                "epochs in an `Engine`, and all but updates for coefficients of tasks",
+                "unit/train/test_lr_schedules.py::test_an_engine_saves_what_a_plateau_remembers_and_refuses_epochs",
+                "unit/train/test_lr_schedules.py::test_a_coefficient_follows_updates_only",
+            ),
+            works(
                 "set by hooks and torch's schedulers where `lr_schedule` is None, and saved",
                 "usage/test_surface.py::"
                 "test_a_rate_that_torchs_own_scheduler_sets_is_the_one_that_updates_are_made_with",

@@ -15,6 +15,7 @@ from evenstep.builders.tasks import build_coefficients, build_combine, build_mix
 from evenstep.choice import check_one_of_two
 from evenstep.config.faults import Fault, told
 from evenstep.config.schema import Config
+from evenstep.config.schema_lr import AnySchedule, ListedTable, PlateauTable
 from evenstep.config.tasks import data_tables, evaluations_of
 from evenstep.config.translate import faults_of, keys_in
 from evenstep.data.mixture import check_windows
@@ -53,18 +54,25 @@ def _updates(config: Config) -> Iterator[Fault]:
     yield from faults_of(lambda: Memory(**config.memory.model_dump()), keys_in("memory", config.memory))
     if config.loss_scale is not None and issubclass(PRECISIONS[train.precision], LossScaled):
         yield from faults_of(partial(build_precision, config), keys_in("loss_scale", config.loss_scale))
-    if train.updates is None:
-        return  # how many updates the epochs are is the data's to say
     tables = {"lr_schedule": config.lr_schedule} | {
         f"tasks.{name}.coefficient_schedule": task.coefficient_schedule for name, task in config.tasks.items()
     }
     for key, table in tables.items():
         if table is not None:
-            rule = partial(build_schedule(table).check, train.updates)
-            yield from faults_of(rule, keys_in(key, table), "train.updates")
-    if config.ema is not None:
+            rule = partial(_follow_schedule, table, config.optimizer.lr, train.updates)
+            keys = keys_in(key, table)
+            if isinstance(table, ListedTable) and table.rates is not None:  # of which factors are made
+                keys = {**keys, "factors": f"{key}.rates"}
+            yield from faults_of(rule, keys, "train.updates")
+    if config.ema is not None and train.updates is not None:
         rule = partial(Ema(**config.ema.model_dump()).check, train.updates)
         yield from faults_of(rule, keys_in("ema", config.ema), "train.updates")
+
+
+def _follow_schedule(table: AnySchedule, lr: float, updates: int | None) -> None:
+    schedule = build_schedule(table, lr)
+    if updates is not None:  # else how many updates the epochs are is the data's to say
+        schedule.check(updates)
 
 
 def _data(config: Config) -> Iterator[Fault]:
@@ -97,7 +105,8 @@ def _tasks(config: Config) -> Iterator[Fault]:
     yield from faults_of(partial(check_windows, windows_of(config), names), keys)
     yield from faults_of(lambda: build_mixing(config).check(names), keys)
     if names:
-        yield from faults_of(lambda: _attached(config, names), {"coefficients": "coefficients.regression"})
+        keys = {"coefficients": "coefficients.regression", "schedules": "tasks.NAME.coefficient_schedule"}
+        yield from faults_of(lambda: _attached(config, names), keys)
     if config.combine is not None:
         yield from faults_of(partial(build_combine, config), keys_in("combine", config.combine))
 
@@ -113,9 +122,11 @@ def _evaluations(config: Config) -> Iterator[Fault]:
     if best is not None:
         rule = partial(_follow, best.metric, [*evaluations, "train"])
         yield from faults_of(rule, keys_in("checkpoint.best", best), "data.evaluations")
-    if early_stop is not None:
-        rule = partial(_follow, early_stop.metric, evaluations)
-        yield from faults_of(rule, keys_in("early_stop", early_stop), "data.evaluations")
+    plateau = config.lr_schedule if isinstance(config.lr_schedule, PlateauTable) else None
+    for key, table in {"early_stop": early_stop, "lr_schedule": plateau}.items():
+        if table is not None:
+            rule = partial(_follow, table.metric, evaluations)
+            yield from faults_of(rule, keys_in(key, table), "data.evaluations")
 
 
 def _follow(metric: str, evaluations: Sequence[str]) -> None:

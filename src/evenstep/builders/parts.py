@@ -78,7 +78,7 @@ class RunParts:
             kept: plain values that are kept with each checkpoint, such as the resolved configuration.
             more: further arguments of the trainer, such as `folder`.
         """
-        config, schedule = self.config, build_schedule(self.config.lr_schedule)
+        config, schedule = self.config, build_schedule(self.config.lr_schedule, self.config.optimizer.lr)
         keeps = more.get("folder") is not None
         return Trainer(
             model=self.model,

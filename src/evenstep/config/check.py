@@ -122,11 +122,13 @@ def _evaluations(config: Config) -> Iterator[str]:
                 f"`{key}` is {value}, but there is nothing to evaluate on, as `data.evaluations` is empty; add a table "
                 f"`[data.evaluations.valid]` with a target, or leave `evaluate` out."
             )
-    if config.early_stop is not None and not periods:
-        yield (
-            "`early_stop` needs evaluations during the run, but `evaluate` has neither `every_updates` nor "
-            "`every_epochs`; set one."
-        )
+    plateau = config.lr_schedule.kind == "plateau"
+    for what, follows in (("`early_stop`", config.early_stop is not None), ('`lr_schedule` "plateau"', plateau)):
+        if follows and not periods:
+            yield (
+                f"{what} needs evaluations during the run, but `evaluate` has neither `every_updates` nor "
+                f"`every_epochs`; set one."
+            )
 
 
 def _excluded(config: Config) -> Iterator[str]:

@@ -3,9 +3,9 @@
 A table knows its keys, their types and their documentation; it has no behaviour.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, WithJsonSchema
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticCustomError
 
@@ -30,6 +30,16 @@ CountOrAuto = Annotated[
     PlainValidator(_count_or_auto),
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}]}),
 ]
+
+
+def _as_tuples(value: object) -> object:
+    if not isinstance(value, list | tuple):
+        return value
+    several = cast("list[object]", value)
+    return tuple(tuple(cast("list[object]", one)) if isinstance(one, list) else one for one in several)
+
+
+NumberedFactors = Annotated[tuple[tuple[int, float], ...], BeforeValidator(_as_tuples)]
 
 
 class Section(BaseModel):

@@ -126,6 +126,11 @@ class Engine:
             train=train,
             policies=Policies(non_finite=Stop()),
         )
+        if setup.lr_schedule is not None and "epochs" in setup.lr_schedule.needs:
+            raise ArgumentError(
+                f"`lr_schedule` {type(setup.lr_schedule).__name__} counts epochs, which an engine is not told of; let "
+                f"it count updates (`unit='updates'`), or train with a `Trainer`."
+            )
         if setup.strategy.group.can_change:
             raise ArgumentError("ranks that come and go are dealt their data by a `Trainer`; use that.")
         self._build(setup, updates=updates, bus=Bus((), cast("Any", None)), report=_warn)
@@ -248,7 +253,11 @@ class Engine:
 
         All ranks call it together. Of a model in stages the first rank gets the whole, the others what they hold.
         """
-        own = {"progress": self.progress.state_dict(), "tasks": self.task_states()}
+        own = {
+            "progress": self.progress.state_dict(),
+            "tasks": self.task_states(),
+            "lr_schedule": self.schedule_state(),
+        }
         return {**self.tensors(whole=True), **own, "run": self.described()}
 
     def described(self) -> Tree:
@@ -412,6 +421,10 @@ class Engine:
         """The states of the tasks that have one, by name."""
         return {name: state for name, task in self.parts.context.tasks.items() if (state := state_of(task, name))}
 
+    def schedule_state(self) -> Tree:
+        """What the LR schedule remembers of evaluations; empty for one that follows none."""
+        return self.core.learning_rates.state_dict()
+
     def own_part(
         self, state: Tree, *, take: Callable[[Tensor, Tensor], Tensor] | None = None, ranks: RankGroup = ALONE
     ) -> Tree:
@@ -442,6 +455,7 @@ class Engine:
         changed = settings + self.parts.saved.load_state_dict(state)
         self.core.trained.load_state_dict(state.get("trained", {}))
         self.core.is_whole = True
+        changed += self.core.learning_rates.load_state_dict(state.get("lr_schedule", {}))
         self.core.learning_rates.reloaded()
         self.progress = Progress.from_state_dict(state["progress"])
         return changed

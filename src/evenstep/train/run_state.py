@@ -92,6 +92,7 @@ class RunState:
             },
             "hooks": engine.bus.state_dict(),
             "tasks": engine.task_states(),
+            "lr_schedule": engine.schedule_state(),
             "storage": engine.storage.state_dict(),
             "run": {
                 **engine.described(),

@@ -87,3 +87,10 @@ def test_what_ranks_would_refuse_is_refused_before_any_is_started(
     assert done.code == 2
     assert says in done.err
     assert done.out == ""
+
+
+def test_the_metric_that_a_plateau_follows_is_looked_for(evenstep: Run, recipe: Path) -> None:
+    done = evenstep("check", "run.toml", "--lr_schedule", '{kind = "plateau", metric = "valid/los"}')
+    assert done.code == 1
+    assert "hook `Plateau` follows `valid/los`" in done.err and "did you mean `valid/loss`" in done.err
+    assert evenstep("check", "run.toml", "--lr_schedule", '{kind = "plateau"}').code == 0

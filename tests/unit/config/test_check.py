@@ -70,6 +70,24 @@ VALID = '\n[data.evaluations.valid]\ntarget = "parts.py:samples"\n'
             "",
             "`lr_schedule.warmup_updates` plus `lr_schedule.decay_updates` must be at most the 10 updates",
         ),
+        (["--lr_schedule", '{kind = "step", every = 2, factor = 2.0}'], "", "`lr_schedule.factor` must be above 0 and"),
+        (
+            ["--lr_schedule", '{kind = "tri_stage", hold_updates = 6, decay_updates = 5}'],
+            "",
+            "`lr_schedule.warmup_updates`, `lr_schedule.hold_updates` and `lr_schedule.decay_updates` must together be",
+        ),
+        (["--lr_schedule.kind", "listed"], "", "`lr_schedule.factors` and `lr_schedule.rates`: one of the two must"),
+        (
+            ["--lr_schedule", '{kind = "listed", rates = [[1, 0.1], [20, 0.01]]}'],
+            "",
+            "`lr_schedule.rates` must begin within the 10 updates of the run, but one begins at 20",
+        ),
+        (["--lr_schedule.kind", "plateau"], VALID, '`lr_schedule` "plateau" needs evaluations during the run'),
+        (
+            ["--lr_schedule", '{kind = "plateau", metric = "vald/loss"}', "--evaluate.every_updates", "1"],
+            VALID,
+            "`lr_schedule.metric` is `vald/loss`, but there is no evaluation `vald`; did you mean `valid/loss`?",
+        ),
         (
             ["--loss_scale.floor", "1"],
             "",
