@@ -147,6 +147,16 @@ AREAS = (
                 "a schedule of its own for each parameter group",
                 "unit/train/test_lr_schedules.py::test_each_group_follows_its_own_schedule",
             ),
+            works(
+                "batch sizes, and with them accumulation, that change by update or epoch; resumed at the border",
+                "unit/train/test_lr_schedules.py::test_batch_sizes_that_change_are_resumed_at_their_border",
+                "unit/data/test_batch_sizes.py::test_every_epoch_is_cut_as_a_loop_over_the_whole_run_would",
+            ),
+            refused(
+                "batch sizes that change of streams, and by updates of batches by tokens",
+                "unit/data/test_batch_sizes.py::test_what_cannot_be_is_refused",
+                "unit/data/test_batch_sizes.py::test_a_stream_has_one_size",
+            ),
             refused(
                 "epochs in an `Engine`, and all but updates for coefficients of tasks",
                 "unit/train/test_lr_schedules.py::test_an_engine_saves_what_a_plateau_remembers_and_refuses_epochs",

@@ -18,8 +18,9 @@ from evenstep.config.schema import Config
 from evenstep.config.schema_lr import AnySchedule, ListedTable, PlateauTable
 from evenstep.config.tasks import data_tables, evaluations_of
 from evenstep.config.translate import faults_of, keys_in
+from evenstep.data.batch_sizes import batch_sizes
 from evenstep.data.mixture import check_windows
-from evenstep.data.sampling import check_curriculum, check_only_for_tokens
+from evenstep.data.sampling import check_curriculum, check_only_for_tokens, check_unit
 from evenstep.events.hooks.target import MetricTarget
 from evenstep.optim.ema import Ema
 from evenstep.options import Memory, check_evaluation_names, check_length, check_rewinds, check_task_names
@@ -84,6 +85,11 @@ def _data(config: Config) -> Iterator[Fault]:
         for name in data.evaluations:
             yield from faults_of(partial(check_evaluation_names, [name]), {name: f"{key}.evaluations.{name}"})
         yield from faults_of(partial(check_curriculum, data.curriculum_epochs, shuffle=data.shuffle), keys)
+        for name, given in (("global_batch_size", size), ("global_batch_tokens", tokens)):
+            if isinstance(given, tuple):
+                yield from faults_of(partial(batch_sizes, name, given, data.batch_size_unit), keys)
+        sizes, by_tokens = isinstance(size, tuple) or isinstance(tokens, tuple), isinstance(tokens, tuple)
+        yield from faults_of(partial(check_unit, data.batch_size_unit, changes=sizes, by_tokens=by_tokens), keys)
         cut_by_tokens = tokens is not None or data.micro_batch_tokens is not None
         for name, is_given, has_budget in (
             ("batch_size_multiple", data.batch_size_multiple != 1, cut_by_tokens),

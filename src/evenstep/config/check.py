@@ -12,7 +12,7 @@ from typing import Any
 
 from evenstep.config.faults import Fault, one_of, quoted, told
 from evenstep.config.schema import CoefficientsTable, CombineTable, Config, MixtureTable
-from evenstep.config.tasks import data_tables, evaluations_of
+from evenstep.config.tasks import data_tables, evaluations_of, largest
 
 ONLY_FOR: dict[str, dict[Sequence[object], tuple[str, ...]]] = {
     "parallel.strategy": {
@@ -95,8 +95,8 @@ def _data(config: Config) -> Iterator[str]:
     for key, data in data_tables(config).items():
         size, tokens = f"`{key}.micro_batch_size`", f"`{key}.micro_batch_tokens`"
         for part, given, whole in (
-            (size, data.micro_batch_size, data.global_batch_size),
-            (tokens, data.micro_batch_tokens, data.global_batch_tokens),
+            (size, data.micro_batch_size, largest(data.global_batch_size)),
+            (tokens, data.micro_batch_tokens, largest(data.global_batch_tokens)),
         ):
             if whole is not None and isinstance(given, int) and given > whole:
                 other = part.replace("micro", "global")

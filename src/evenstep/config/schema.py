@@ -11,7 +11,17 @@ from pydantic import Field
 
 from evenstep import options
 from evenstep.config.schema_lr import ConstantTable, LrScheduleTable
-from evenstep.config.section import Args, Count, CountOrAuto, Natural, NonNegative, Positive, Section, TargetName
+from evenstep.config.section import (
+    Args,
+    Count,
+    CountOrAuto,
+    CountOrPairs,
+    Natural,
+    NonNegative,
+    Positive,
+    Section,
+    TargetName,
+)
 from evenstep.data import MapData, Mixture, Sampled, StreamData
 from evenstep.events import Best, EarlyStop
 from evenstep.extras.multitask import GradNorm, Uncertainty
@@ -46,10 +56,13 @@ class DataTable(Section):
     """The training set: a callable that gives a map-style dataset, or a stream (an iterable without length)."""
     evaluations: dict[str, EvaluationTable] = Field(default_factory=dict)
     """The evaluation sets, by the name their metrics get: `valid` gives `valid/loss`."""
-    global_batch_size: Count | None = None
-    """Samples of one update, over all ranks. Give either this or `global_batch_tokens`."""
-    global_batch_tokens: Count | None = None
-    """Token budget of one update: its longest sample's tokens times its samples stay within it."""
+    global_batch_size: CountOrPairs | None = None
+    """Samples of one update, over all ranks; or pairs of a begin and samples, [[1, 64], [1000, 128]]. Give either this
+    or `global_batch_tokens`."""
+    global_batch_tokens: CountOrPairs | None = None
+    """Token budget of one update: its longest sample's tokens times its samples stay within it; or pairs, by epochs."""
+    batch_size_unit: Literal["updates", "epochs"] = default_of(MapData, "batch_size_unit")
+    """What pairs begin with: the number of an update, or of an epoch, from 1."""
     micro_batch_size: CountOrAuto | None = None
     """Samples that go through forward and backward at once; the whole global batch by default. auto finds at the
     start, by trying, how many fit into memory; a pipeline begins with four micro-batches for each of its ranks."""

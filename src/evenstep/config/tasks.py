@@ -12,3 +12,12 @@ def data_tables(config: Config) -> dict[str, DataTable]:
 def evaluations_of(config: Config) -> list[str]:
     """The names of all evaluations; those of one name in several tasks are one."""
     return list(dict.fromkeys(name for table in data_tables(config).values() for name in table.evaluations))
+
+
+def largest(size: int | tuple[tuple[int, int], ...] | None) -> int | None:
+    """The largest of the sizes of global batches over a run.
+
+    >>> largest(8), largest(((1, 8), (100, 32), (200, 16)))
+    (8, 32)
+    """
+    return max(one for _, one in size) if isinstance(size, tuple) else size

@@ -19,6 +19,7 @@ from evenstep.choice import choose
 from evenstep.data import Data, data_of
 from evenstep.errors import ArgumentError
 from evenstep.events import Best
+from evenstep.keywords import answer_calls
 from evenstep.optim.ema import Ema
 from evenstep.optim.schedules import LR_SCHEDULES, LrSchedule
 from evenstep.options import OPTIONS, SAVED_BY, Checkpointing, Failures, check_evaluation_names, check_rewinds
@@ -165,7 +166,7 @@ def lr_schedule_of(given: object) -> LrSchedule | None:
 
 
 def _made(argument: str, kind: str, table: dict[str, Any]) -> LrSchedule:
-    function = choose(argument, kind, LR_SCHEDULES)
+    function = answer_calls(choose(argument, kind, LR_SCHEDULES))
     try:
         return function(**table)
     except TypeError as error:

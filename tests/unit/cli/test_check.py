@@ -94,3 +94,9 @@ def test_the_metric_that_a_plateau_follows_is_looked_for(evenstep: Run, recipe: 
     assert done.code == 1
     assert "hook `Plateau` follows `valid/los`" in done.err and "did you mean `valid/loss`" in done.err
     assert evenstep("check", "run.toml", "--lr_schedule", '{kind = "plateau"}').code == 0
+
+
+def test_sizes_that_change_are_said(evenstep: Run, recipe: Path) -> None:
+    done = evenstep("check", "run.toml", "--data.global_batch_size", "[[1, 4], [3, 8]]")
+    assert done.code == 0
+    assert "4, from update 3 on 8 samples, in micro-batches of at most 3 samples" in done.out

@@ -23,6 +23,17 @@ VALID = '\n[data.evaluations.valid]\ntarget = "parts.py:samples"\n'
             "",
             "`data.micro_batch_size` must be at most the `data.global_batch_size` of 8",
         ),
+        (
+            ["--data.global_batch_size", "[[2, 4]]"],
+            "",
+            "`data.global_batch_size` must be in the order of its updates and",
+        ),
+        (["--data.batch_size_unit", "epochs"], "", "`data.batch_size_unit` is what sizes that change are counted in"),
+        (
+            ["--data.global_batch_size", "[[1, 4], [3, 8]]", "--data.micro_batch_size", "9"],
+            "",
+            "`data.micro_batch_size` must be at most the `data.global_batch_size` of 8, but is 9",
+        ),
         (["--data.oversized", "skip"], "", "`data.oversized` is for batches by tokens"),
         (["--data.curriculum_epochs", "1", "--data.shuffle", "false"], "", "`data.curriculum_epochs` is how many"),
         (

@@ -98,7 +98,15 @@ PUBLIC_KEYS = {
     "Constant": ["kind", "warmup_updates"],
     "Cosine": ["end_factor", "kind", "warmup_updates"],
     "Data": [
-        *("batch_size_multiple", "collate", "curriculum_epochs", "evaluations", "exact_resume", "global_batch_size"),
+        *(
+            "batch_size_multiple",
+            "batch_size_unit",
+            "collate",
+            "curriculum_epochs",
+            "evaluations",
+            "exact_resume",
+            "global_batch_size",
+        ),
         *("global_batch_tokens", "length_window", "micro_batch_size", "micro_batch_tokens", "num_workers"),
         *("oversized", "prefetch_batches", "shared", "shuffle", "timeout_s", "train"),
     ],

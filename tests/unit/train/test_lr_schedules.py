@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from evenstep import Checkpointing, Engine, Evaluate, Hook, MapData, PerGroup, Plateau, Step, Task, Trainer
-from evenstep.data import StreamData
+from evenstep.data import Position, StreamData
 from evenstep.errors import ArgumentError, HookError
 from evenstep.events import UpdateEnd
 from evenstep.extras.multitask import Scheduled
@@ -197,3 +197,47 @@ def test_a_coefficient_follows_updates_only() -> None:
     for schedule in (Step(every=1, unit="epochs"), Plateau(), PerGroup({"a": Cosine()})):
         with pytest.raises(ArgumentError, match="`schedules` of task `a` must depend on the number of the update only"):
             Scheduled({"a": schedule})
+
+
+@pytest.mark.parametrize("stop", [3, 4, 6, 7])
+@pytest.mark.parametrize("unit", ["updates", "epochs"])
+def test_batch_sizes_that_change_are_resumed_at_their_border(unit: Any, stop: int, tmp_path: Path) -> None:
+    """20 samples: by 4, which are 5 updates an epoch, then by 8; each update is the mean over its own batch."""
+    sizes = [(1, 4), (7, 8)] if unit == "updates" else [(1, 4), (2, 8)]
+
+    def run(stop: int | None, folder: Path | None) -> Trainer:
+        data = MapData(POINTS, global_batch_size=sizes, batch_size_unit=unit, micro_batch_size=3)
+        return trainer_of(Rates(stop), Constant(), data=data, folder=folder, epochs=3)
+
+    whole = run(None, None)
+    result = whole.train()
+    assert whole.updates == result.update == 5 + 3 + 3
+    run(stop, tmp_path).train()
+    second = run(None, tmp_path)
+    second.resume()
+    second.train()
+    assert_same(whole.state_dict()["model"], second.state_dict()["model"])
+
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
+    reference = torch.optim.SGD(
+        [{"params": [*model[0].parameters()], "lr": 0.5}, {"params": [*model[2].parameters()], "lr": 0.25}],
+        momentum=0.9,
+    )
+    number = 0
+    for epoch in range(3):
+        order = [s for b in _epoch_of(epoch) for m in b.microbatches for s in m.samples]
+        while order:
+            size = [n for begin, n in sizes if begin <= (number if unit == "updates" else epoch) + 1][-1]
+            taken, order, number = order[:size], order[size:], number + 1
+            reference.zero_grad()
+            inputs, targets = (torch.stack([POINTS[s][part] for s in taken]) for part in (0, 1))
+            (((model(inputs) - targets) ** 2).sum() / len(taken)).backward()
+            reference.step()
+    for ours, theirs in zip(whole.model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def _epoch_of(epoch: int) -> list[Any]:
+    data = MapData(POINTS, global_batch_size=1, num_epochs=epoch + 1)
+    return [*data.batches(Position(epoch=epoch), seed=42)]
