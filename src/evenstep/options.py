@@ -17,8 +17,7 @@ from functools import wraps
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, final, get_args
 
-from evenstep.arguments import require_flag, require_object, require_whole
-from evenstep.choice import check_one_of_two, choose
+from evenstep.arguments import check_one_of_two, choose, require_flag, require_object, require_whole
 from evenstep.errors import ArgumentError
 from evenstep.keywords import answering
 from evenstep.renamed import warn
@@ -26,10 +25,10 @@ from evenstep.renamed import warn
 if TYPE_CHECKING:
     from evenstep.events import Best, Writer
     from evenstep.optim.ema import Ema
-    from evenstep.train.coefficients import Coefficients
-    from evenstep.train.combine import Combine
     from evenstep.train.failures import FailurePolicy
-    from evenstep.train.spikes import LossSpikes
+    from evenstep.train.failures.spikes import LossSpikes
+    from evenstep.train.tasks.coefficients import Coefficients
+    from evenstep.train.tasks.combine import Combine
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

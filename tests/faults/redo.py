@@ -18,8 +18,8 @@ from threads import on_ranks
 from evenstep.errors import LostRankError
 from evenstep.parallel import Group
 from evenstep.train.execution import Execution
+from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.recovery import Recovery
-from evenstep.train.split_limit import SplitLimit
 
 Checks = list[tuple[str, Callable[[], None], bool]]  # name, check, whether it starts processes
 HALF = 10  # numbers in two of a micro-batch's four samples, which is what is left to try after one fault

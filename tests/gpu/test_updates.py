@@ -28,6 +28,19 @@ def given(engine: Engine, microbatches: Any) -> GlobalBatch:
     return global_batch(microbatches, engine.progress.position, engine.reducers.group)
 
 
+def five_updates_without_waiting(device: torch.device, engine: Engine) -> Any:
+    """Two updates, in which kernels are loaded, then three that raise where the host waits; gives their batches."""
+    one = batches(2, device=device)
+    for _ in range(2):
+        engine.dispatch(given(engine, one))
+    assert engine.settle() is None
+    with no_waiting(device):
+        for _ in range(3):
+            engine.dispatch(given(engine, one))
+    assert engine.settle() is None
+    return one
+
+
 @pytest.mark.parametrize("name", FUSED)
 @pytest.mark.parametrize("divisor", [1.0, 1024.0, 3.7])
 def test_the_fused_multiplier_is_the_formula(device: torch.device, name: str, divisor: float) -> None:
@@ -126,15 +139,7 @@ class OfMean(Task):
 
 @pytest.mark.parametrize("task", [Late(number=True), Late(number=False), OfMean()], ids=["number", "device", "mean"])
 def test_the_host_waits_for_no_weight(device: torch.device, task: Task) -> None:
-    engine = engine_of(device, task=task)
-    one = batches(2, device=device)
-    for _ in range(2):
-        engine.dispatch(given(engine, one))
-    assert engine.settle() is None
-    with no_waiting(device):
-        for _ in range(3):
-            engine.dispatch(given(engine, one))
-    assert engine.settle() is None
+    five_updates_without_waiting(device, engine_of(device, task=task))
 
 
 class Quiet(Hook):
@@ -241,14 +246,7 @@ def test_rates_in_tensors_on_the_device_are_set_there(device: torch.device) -> N
     model = network().to(device)
     rate = torch.tensor(0.01, device=device)
     engine = engine_of(device, model, optimizer=torch.optim.AdamW(model.parameters(), lr=rate, fused=True))
-    one = batches(2, device=device)
-    for _ in range(2):
-        engine.dispatch(given(engine, one))
-    assert engine.settle() is None
-    with no_waiting(device):
-        for _ in range(3):
-            engine.dispatch(given(engine, one))
-    assert engine.settle() is None
+    one = five_updates_without_waiting(device, engine)
     other = network()
     plain = engine_of(device, other, optimizer=adamw(other))
     for _ in range(5):

@@ -7,12 +7,12 @@ said with the keys of the run file. There is no rule here: each stands with the 
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+from evenstep.arguments import check_one_of_two
 from evenstep.builders.options import build_checkpointing, build_failures, build_logging, build_precision
 from evenstep.builders.pipeline import build_layout
-from evenstep.builders.ranks import is_launched, rank_device, ranks_of
+from evenstep.builders.ranks import rank_device, ranks_of
 from evenstep.builders.schedule import build_schedule
 from evenstep.builders.tasks import build_coefficients, build_combine, build_mixing, windows_of
-from evenstep.choice import check_one_of_two
 from evenstep.config.faults import Fault, told
 from evenstep.config.schema import Config
 from evenstep.config.schema_lr import AnySchedule, ListedTable, PlateauTable
@@ -26,6 +26,7 @@ from evenstep.optim.ema import Ema
 from evenstep.options import Memory, check_evaluation_names, check_length, check_rewinds, check_task_names
 from evenstep.parallel.mesh import check_pipelines
 from evenstep.parallel.named import check_single
+from evenstep.parallel.rank_info import is_launched
 from evenstep.parallel.reducer.sharded import check_sharding
 from evenstep.precision import PRECISIONS, LossScaled
 

@@ -1,6 +1,6 @@
 """Schedules over a run, of the learning rate or of a task's coefficient, from their tables."""
 
-from evenstep.choice import check_one_of_two
+from evenstep.arguments import check_one_of_two
 from evenstep.config.schema_lr import AnySchedule, ListedTable
 from evenstep.optim.schedules import LR_SCHEDULES, Listed, LrSchedule
 

@@ -20,7 +20,6 @@ from evenstep.builders import (
     build_parts,
     build_strategy,
     check_stages,
-    is_launched,
     joined,
     make_model,
     open_run,
@@ -42,6 +41,7 @@ from evenstep.events import Bus
 from evenstep.events.writers.lines import LinesWriter
 from evenstep.exits import EXIT_DONE
 from evenstep.parallel import Group
+from evenstep.parallel.rank_info import is_launched
 from evenstep.train import Trainer
 from evenstep.train.standard import writers_of
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from evenstep.choice import advice
+from evenstep.arguments import advice
 from evenstep.cli.plan_costs import GIB, MIB, Layered, costs_of, read_costs
 from evenstep.cli.plan_options import FIELDS, SHARE_KEYS, Options, checked
 from evenstep.config.sources import Setting, from_arguments, from_environment

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from evenstep.builders import is_launched, joined, open_run
+from evenstep.builders import joined, open_run
 from evenstep.cli.arguments import without
 from evenstep.cli.folder import OWN, RECIPE, check_usable, edited_since, find_config, origin_of_recipe
 from evenstep.cli.starting import start_ranks, submit_run
@@ -18,6 +18,7 @@ from evenstep.cli.training import train_in
 from evenstep.config.schema import CoefficientsTable, Config, LossScaleTable, MixtureTable
 from evenstep.config.sources import Setting, from_arguments, read_file, settings_of
 from evenstep.errors import ConfigError
+from evenstep.parallel.rank_info import is_launched
 
 SAFE = (
     *("train.updates", "train.epochs", "train.max_minutes", "train.check_loss", "train.settle_every_updates"),

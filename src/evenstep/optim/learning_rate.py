@@ -14,7 +14,7 @@ from typing import Any, final
 from torch import Tensor
 from torch.optim import Optimizer
 
-from evenstep.choice import advice
+from evenstep.arguments import advice
 from evenstep.errors import ArgumentError
 from evenstep.internals import times_written
 from evenstep.optim.schedules import LrSchedule, PerGroup, Plateau, plateaus_of

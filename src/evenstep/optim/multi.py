@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from evenstep.errors import ArgumentError
 from evenstep.internals import TAKES_SCALE, takes_scale
+from evenstep.optim.fused import take_step
 
 ParameterGroup = dict[str, Any]
 
@@ -79,7 +80,7 @@ class MultiOptimizer(Optimizer):
         for one in self._inner:
             one.__dict__.update(told)
             try:
-                one.step()
+                take_step(one)
             finally:
                 for name in told:
                     del one.__dict__[name]

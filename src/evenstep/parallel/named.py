@@ -7,7 +7,7 @@ import os
 
 import torch
 
-from evenstep.choice import choose
+from evenstep.arguments import choose
 from evenstep.errors import ArgumentError
 from evenstep.parallel.compression import Compression
 from evenstep.parallel.group import Group

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from evenstep.events import Bus, Storage
-from evenstep.precision import Precision
-from evenstep.train.coefficients import Coefficients, Fixed
-from evenstep.train.norms import Norms
+from evenstep.precision.precision import Precision
 from evenstep.train.randomness import Randomness
-from evenstep.train.task import Task
+from evenstep.train.tasks.coefficients import Coefficients, Fixed
+from evenstep.train.tasks.norms import Norms
+from evenstep.train.tasks.task import Task
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -31,25 +31,25 @@ from evenstep.parallel import Strategy
 from evenstep.precision import Precision
 from evenstep.taken import take
 from evenstep.train import given
-from evenstep.train.aborts import AbortCauses
-from evenstep.train.agreement import check_ties
+from evenstep.train.checks.agreement import check_ties
+from evenstep.train.checks.optimizer import let_begin_late
 from evenstep.train.context import TrainContext
 from evenstep.train.evaluate import Evaluation
 from evenstep.train.failures import Stop
-from evenstep.train.footprint import Footprint, footprint
+from evenstep.train.failures.aborts import AbortCauses
+from evenstep.train.failures.policies import Policies
 from evenstep.train.global_batch import OneBatch, global_batch
-from evenstep.train.metrics import build_meters
-from evenstep.train.optimizers import let_begin_late
+from evenstep.train.memory.footprint import Footprint, footprint
+from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.outcome import Aborted, Committed, PendingUpdate, SummedLoss, first_aborted
 from evenstep.train.parts import build_parts
-from evenstep.train.policies import Policies
 from evenstep.train.progress import Progress
-from evenstep.train.settings import changed_settings
 from evenstep.train.setup import Setup, set_up
-from evenstep.train.split_limit import SplitLimit
-from evenstep.train.state import Tree, check_same_run, with_plain_names
-from evenstep.train.task import Task
-from evenstep.train.tasks import check_task_states, state_of
+from evenstep.train.state.settings import changed_settings
+from evenstep.train.state.train_state import Tree, check_same_run, with_plain_names
+from evenstep.train.tasks.metrics import build_meters
+from evenstep.train.tasks.task import Task
+from evenstep.train.tasks.tasks import check_task_states, state_of
 
 _LOSS = "train/loss"
 _COUNTERS = ("progress", "is_computing")  # the only public attributes that change

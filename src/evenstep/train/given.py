@@ -14,8 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from evenstep.arguments import require_seed, said
-from evenstep.choice import choose
+from evenstep.arguments import choose, require_seed, said
 from evenstep.data import Data, data_of
 from evenstep.errors import ArgumentError
 from evenstep.events import Best
@@ -26,13 +25,13 @@ from evenstep.options import OPTIONS, SAVED_BY, Checkpointing, Failures, check_e
 from evenstep.parallel import Strategy, device_of_rank, launched_group, strategy_named
 from evenstep.plugins import COMBINES, load
 from evenstep.precision import PRECISIONS, FullPrecision, Precision
-from evenstep.train.coefficients import Coefficients
-from evenstep.train.combine import Combine
 from evenstep.train.failures import FAILURE_POLICIES, FailurePolicy, Rewind
-from evenstep.train.policies import Policies
-from evenstep.train.run_folder import check_folder
-from evenstep.train.spikes import LossSpikes
-from evenstep.train.task import Task
+from evenstep.train.failures.policies import Policies
+from evenstep.train.failures.spikes import LossSpikes
+from evenstep.train.state.run_folder import check_folder
+from evenstep.train.tasks.coefficients import Coefficients
+from evenstep.train.tasks.combine import Combine
+from evenstep.train.tasks.task import Task
 
 
 def check_update(

@@ -33,10 +33,10 @@ from evenstep.memory import is_out_of_memory
 from evenstep.pipeline import Stage
 from evenstep.train.backward import descend
 from evenstep.train.context import MicrobatchResults, TrainContext
+from evenstep.train.memory.split_limit import SplitLimit
+from evenstep.train.memory.sub_batch import SubBatch
 from evenstep.train.randomness import LOSS, branch_of
 from evenstep.train.recording import Recording
-from evenstep.train.split_limit import SplitLimit
-from evenstep.train.sub_batch import SubBatch
 from evenstep.train.weigh import Weights
 
 Outputs = Mapping[int, Any]  # by the places of the layers that give them

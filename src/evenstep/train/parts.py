@@ -23,20 +23,20 @@ from evenstep.pipeline.compiled import release
 from evenstep.precision import Precision
 from evenstep.train.channels_last import as_it_is
 from evenstep.train.channels_last import channels_last as in_channels_last
+from evenstep.train.checks.loss import Guard
 from evenstep.train.compiled import CompiledModel, compile_model
 from evenstep.train.context import TrainContext
 from evenstep.train.execution import Execution, build_execution
 from evenstep.train.failures import Retry
-from evenstep.train.guard import Guard
 from evenstep.train.layer_keys import in_order, key_layers
+from evenstep.train.memory.recomputed import recompute
+from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.number_formats import averaged_as, build_steps
-from evenstep.train.pipeline_state import PipelineStateSharding, build_pipeline_state_sharding
-from evenstep.train.recomputed import recompute
-from evenstep.train.settings import settings_of
 from evenstep.train.setup import Setup
-from evenstep.train.split_limit import SplitLimit
-from evenstep.train.state import TrainState, parameter_names, unwrapped
-from evenstep.train.tasks import poison_of
+from evenstep.train.state.pipeline_state import PipelineStateSharding, build_pipeline_state_sharding
+from evenstep.train.state.settings import settings_of
+from evenstep.train.state.train_state import TrainState, parameter_names, unwrapped
+from evenstep.train.tasks.tasks import poison_of
 from evenstep.train.trained import TrainedParameters
 from evenstep.train.transfer import build_cast, build_transfer
 from evenstep.train.update import Update

@@ -20,11 +20,11 @@ from evenstep.parallel import Group
 from evenstep.pipeline.wire import Address, Wire
 from evenstep.train.context import TrainContext
 from evenstep.train.execution import Execution
+from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.microbatch import MicrobatchStep
-from evenstep.train.onlooker import Onlooker
 from evenstep.train.recovery import Recovery
-from evenstep.train.split_limit import SplitLimit
-from evenstep.train.task import Task
+from evenstep.train.tasks.onlooker import Onlooker
+from evenstep.train.tasks.task import Task
 from evenstep.train.untouched import evaluating
 from evenstep.train.weigh import Weights, task_of
 

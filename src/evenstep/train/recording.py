@@ -14,9 +14,9 @@ from evenstep.data import Microbatch
 from evenstep.devices import scalar_on
 from evenstep.errors import TaskError
 from evenstep.train.context import MicrobatchResults, TrainContext
-from evenstep.train.metrics import check_names, is_number, no_pair, observations
-from evenstep.train.sub_batch import SubBatch
-from evenstep.train.task import Loss, Task
+from evenstep.train.memory.sub_batch import SubBatch
+from evenstep.train.tasks.metrics import check_names, is_number, no_pair, observations
+from evenstep.train.tasks.task import Loss, Task
 from evenstep.train.weigh import Weights, weight_of
 
 

@@ -18,10 +18,10 @@ from evenstep.memory import give_back, is_out_of_memory
 from evenstep.parallel.group import Interrupted
 from evenstep.train.execution import Execution
 from evenstep.train.failures import Answer, FailurePolicy
+from evenstep.train.memory.split_limit import SplitLimit
+from evenstep.train.memory.sub_batch import described
 from evenstep.train.microbatch import MicrobatchStep
-from evenstep.train.split_limit import SplitLimit
-from evenstep.train.sub_batch import described
-from evenstep.train.task import Task
+from evenstep.train.tasks.task import Task
 
 T = TypeVar("T")
 

@@ -22,18 +22,18 @@ from evenstep.parallel import Strategy
 from evenstep.precision import Precision
 from evenstep.taken import check_free
 from evenstep.train import given
-from evenstep.train.arguments import check_launched, check_model, check_trains, choose_device
-from evenstep.train.blocks import Chosen, choose_modules
 from evenstep.train.cache import build_emptying
-from evenstep.train.coefficients import Fixed
+from evenstep.train.checks.model import check_launched, check_model, check_trains, choose_device
+from evenstep.train.checks.optimizer import check_optimizer
+from evenstep.train.checks.parameters import check_parameters
 from evenstep.train.compiled import check_compiled
-from evenstep.train.metrics import build_meters
+from evenstep.train.failures.policies import Policies
+from evenstep.train.memory.blocks import Chosen, choose_modules
 from evenstep.train.number_formats import check_formats
-from evenstep.train.optimizers import check_optimizer
-from evenstep.train.parameter_checks import check_parameters
-from evenstep.train.policies import Policies
-from evenstep.train.task import Task
-from evenstep.train.tasks import Tasks, check_tasks
+from evenstep.train.tasks.coefficients import Fixed
+from evenstep.train.tasks.metrics import build_meters
+from evenstep.train.tasks.task import Task
+from evenstep.train.tasks.tasks import Tasks, check_tasks
 
 
 @final

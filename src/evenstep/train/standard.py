@@ -14,8 +14,7 @@ from typing import Any, Literal, cast
 
 from torch import Tensor
 
-from evenstep.arguments import said
-from evenstep.choice import choose
+from evenstep.arguments import choose, said
 from evenstep.errors import ArgumentError
 from evenstep.events import (
     WRITERS,

@@ -26,28 +26,28 @@ from evenstep.pipeline import PipelineModel
 from evenstep.precision import Precision
 from evenstep.taken import take
 from evenstep.train import given
-from evenstep.train.agreement import check_agreement
-from evenstep.train.arguments import check_keeping, try_resume
 from evenstep.train.assembly import build_loop
+from evenstep.train.checks.agreement import check_agreement
+from evenstep.train.checks.cuts import compare_cuts
+from evenstep.train.checks.model import check_keeping, try_resume
+from evenstep.train.checks.optimizer import watch_first_step
 from evenstep.train.conduct import conducted, where
-from evenstep.train.emergency import emergency_save
 from evenstep.train.engine import Engine
 from evenstep.train.evaluations import named_set
+from evenstep.train.failures.emergency import emergency_save
+from evenstep.train.failures.replay import replay_failure
+from evenstep.train.failures.tracebacks import shorten
 from evenstep.train.follow import Follow
-from evenstep.train.footprint import Footprint
-from evenstep.train.optimizers import watch_first_step
+from evenstep.train.memory.footprint import Footprint
 from evenstep.train.predict import Prediction
-from evenstep.train.rehearsal import compare_cuts
-from evenstep.train.replay import replay_failure
 from evenstep.train.requests import End
 from evenstep.train.result import Result
-from evenstep.train.run_state import updates_of
 from evenstep.train.setup import set_up
 from evenstep.train.standard import build_reporter
-from evenstep.train.state import Tree
+from evenstep.train.state.run_state import updates_of
+from evenstep.train.state.train_state import Tree
 from evenstep.train.surface import Surface
-from evenstep.train.task import Task
-from evenstep.train.tracebacks import shorten
+from evenstep.train.tasks.task import Task
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader

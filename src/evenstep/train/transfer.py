@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from evenstep.train.split import rebuilt
+from evenstep.train.memory.split import rebuilt
 
 
 def build_transfer(device: torch.device, cast_to: torch.dtype | None = None) -> Callable[[Any], Any]:

@@ -24,20 +24,20 @@ from evenstep.optim.ema import Ema
 from evenstep.optim.learning_rate import LearningRates
 from evenstep.optim.stepping import Steps
 from evenstep.train.buffers import Buffers
-from evenstep.train.combine import Combine
 from evenstep.train.context import MicrobatchResults, TrainContext
 from evenstep.train.dependence import Dependence
 from evenstep.train.execution import Execution
-from evenstep.train.failure_causes import FailureCause, blame
 from evenstep.train.failures import FailurePolicy
-from evenstep.train.fit import fitting, state_allocated
-from evenstep.train.late_weights import build_gather
+from evenstep.train.failures.causes import FailureCause, blame
+from evenstep.train.memory.fit import fitting, state_allocated
+from evenstep.train.memory.split_limit import SplitLimit
+from evenstep.train.memory.sub_batch import part_of
 from evenstep.train.microbatch import MicrobatchStep
 from evenstep.train.outcome import PendingUpdate
 from evenstep.train.progress import Progress
 from evenstep.train.recovery import Recovery
-from evenstep.train.split_limit import SplitLimit
-from evenstep.train.sub_batch import part_of
+from evenstep.train.tasks.combine import Combine
+from evenstep.train.tasks.late_weights import build_gather
 from evenstep.train.trained import TrainedParameters
 from evenstep.train.weigh import Weights, weigh
 

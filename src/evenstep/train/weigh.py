@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self, final
 
-from evenstep.choice import advice
+from evenstep.arguments import advice
 from evenstep.data import GlobalBatch, Microbatch
 from evenstep.errors import ReplicaError, TaskError
 from evenstep.parallel import Group
-from evenstep.train.task import Task, default_weight
+from evenstep.train.tasks.task import Task, default_weight
 
 
 @final

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstep.train.additive import NARROW, WIDE, Again, Given, adds_up, kind_of, means_among
+from evenstep.train.checks.additive import NARROW, WIDE, Again, Given, adds_up, kind_of, means_among
 
 LOSS = st.floats(0.05, 10)
 

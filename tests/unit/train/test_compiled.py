@@ -19,6 +19,7 @@ from evenstep.options import Memory
 from evenstep.pipeline import Layer, PipelineModel
 from evenstep.pipeline import compiled as forwards
 from evenstep.train.compiled import REPEATED, parts_of
+from evenstep.train.memory.blocks import choose_modules
 
 # torch's own, while it compiles a part that is called with the output of another
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
@@ -108,6 +109,15 @@ def test_blocks_are_compiled_one_by_one_and_single_operations_are_not() -> None:
     assert [*parts_of(chain(stages=3))] == ["1", "2", "3"]
     assert [*parts_of(Listed())] == ["blocks.0", "blocks.1"]
     assert [*parts_of(Listed(1))] == [""]
+
+
+def test_blocks_are_those_that_are_meant_by_checkpointing() -> None:
+    def several() -> nn.Module:
+        return nn.Sequential(Block(), Block())
+
+    model = nn.ModuleDict({"down": nn.ModuleList([several(), several()]), "up": nn.ModuleList([nn.Tanh(), Block()])})
+    names = tuple(parts_of(model))
+    assert names == choose_modules(model, "blocks").names == ("down.0.0", "down.0.1", "down.1.0", "down.1.1")
 
 
 @pytest.mark.usefixtures("as_found")

@@ -14,8 +14,8 @@ from evenstep.optim.schedules import Linear
 from evenstep.parallel import Ddp, Group, Ordered, Strategy
 from evenstep.pipeline import PipelineModel
 from evenstep.precision import PRECISIONS
-from evenstep.train import arguments
 from evenstep.train import randomness as seeding
+from evenstep.train.checks import model as model_checks
 
 UPDATES = 5
 
@@ -63,7 +63,7 @@ def engine_of(
 ) -> Engine:
     """An engine on the stand-in, past its first step, which the host decides."""
     monkeypatch.setattr(seeding, "seed_device", lambda device, number: None)  # it has no generator
-    monkeypatch.setattr(arguments, "check_material", lambda model: None)  # and no numbers
+    monkeypatch.setattr(model_checks, "check_material", lambda model: None)  # and no numbers
     model = on_fake(model)
     engine = Engine(
         model,

@@ -15,11 +15,11 @@ from evenstep.data.seeding import undisturbed
 from evenstep.errors import ReplicaError, TaskError
 from evenstep.keys import key
 from evenstep.parallel import Group
-from evenstep.train.arguments import check_same_on_all_ranks
 from evenstep.train.buffers import Buffers
-from evenstep.train.diagnose import diagnose
+from evenstep.train.checks.model import check_same_on_all_ranks
+from evenstep.train.failures.diagnose import diagnose
 from evenstep.train.randomness import seed_torch
-from evenstep.train.task import Loss, Task
+from evenstep.train.tasks.task import Loss, Task
 from evenstep.train.transfer import build_transfer
 from evenstep.train.weigh import weigh
 

@@ -16,8 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 import evenstep
 from evenstep import Engine, Memory, Task, Training
+from evenstep.train.memory.recomputed import Recomputed, recompute
 from evenstep.train.randomness import Randomness
-from evenstep.train.recomputed import Recomputed, recompute
 
 BLOCKS, WIDTH, ROWS = 8, 32, 64
 

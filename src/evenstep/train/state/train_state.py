@@ -23,15 +23,15 @@ from evenstep.optim.ema import Ema
 from evenstep.optim.stepping import Steps
 from evenstep.parallel import ParameterLayout, ShardedTensorRef, States, mapped
 from evenstep.precision import Precision
-from evenstep.train.optimizer_state import (
+from evenstep.train.checks.optimizer import is_shared
+from evenstep.train.state.optimizer_state import (
     changed_options,
     check_optimizer,
     load_optimizer,
     optimizer_state,
     options_of,
 )
-from evenstep.train.optimizers import is_shared
-from evenstep.train.settings import differences
+from evenstep.train.state.settings import differences
 
 Tree = dict[str, Any]
 

@@ -21,18 +21,18 @@ from evenstep.arguments import said
 from evenstep.data import GlobalBatch, Microbatch
 from evenstep.errors import TaskError, clause
 from evenstep.memory import give_back, is_out_of_memory
-from evenstep.train.additive import FAST, NARROW, WIDE, Again, Given, Precise, adds_up, kind_of, means_among
+from evenstep.train.checks.additive import FAST, NARROW, WIDE, Again, Given, Precise, adds_up, kind_of, means_among
+from evenstep.train.checks.loss_faults import batch_norms, loss_fault, metric_note, norm_note, uncut_note, weight_fault
 from evenstep.train.context import TrainContext
 from evenstep.train.execution import Execution
-from evenstep.train.loss_faults import batch_norms, loss_fault, metric_note, norm_note, uncut_note, weight_fault
-from evenstep.train.metrics import is_number
+from evenstep.train.memory.split import copied, num_samples, tensors_in
+from evenstep.train.memory.split_limit import SplitLimit
+from evenstep.train.memory.sub_batch import SubBatch, part_of, parts_of, reason_not_cut
 from evenstep.train.microbatch import MicrobatchStep
-from evenstep.train.onlooker import Onlooker
 from evenstep.train.recovery import Recovery
-from evenstep.train.split import copied, num_samples, tensors_in
-from evenstep.train.split_limit import SplitLimit
-from evenstep.train.sub_batch import SubBatch, part_of, parts_of, reason_not_cut
-from evenstep.train.task import Loss, Task
+from evenstep.train.tasks.metrics import is_number
+from evenstep.train.tasks.onlooker import Onlooker
+from evenstep.train.tasks.task import Loss, Task
 from evenstep.train.untouched import evaluating, untouched
 from evenstep.train.weigh import Weights, weight_of
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, final
 from evenstep.errors import NonFiniteError
 from evenstep.events import Incident, Record, Storage
 from evenstep.train.failures import Answer, FailurePolicy, Retry, Rewind, Skip
-from evenstep.train.spikes import LOSS, LossSpikes
+from evenstep.train.failures.spikes import LOSS, LossSpikes
 
 _MAX_BATCHES_WITHOUT_WEIGHT = 100
 

@@ -15,8 +15,8 @@ from evenstep.data import Data
 from evenstep.errors import ArgumentError
 from evenstep.names import named_parameters, state_of
 from evenstep.pipeline import PipelineModel
-from evenstep.train.arguments import check_same_on_all_ranks
-from evenstep.train.state import unwrapped
+from evenstep.train.checks.model import check_same_on_all_ranks
+from evenstep.train.state.train_state import unwrapped
 from evenstep.version import __version__
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from evenstep.data import Position
 from evenstep.errors import NonFiniteError, TaskError
 from evenstep.events import Incident, Storage
 from evenstep.precision import Precision
-from evenstep.train.diagnose import diagnose, gradient_norms
 from evenstep.train.execution import Execution
-from evenstep.train.failure_causes import FailureCause, blame
+from evenstep.train.failures.causes import FailureCause, blame
+from evenstep.train.failures.diagnose import diagnose, gradient_norms
 from evenstep.train.outcome import PendingUpdate
-from evenstep.train.state import unwrapped
+from evenstep.train.state.train_state import unwrapped
 from evenstep.train.update import Update
 
 

@@ -17,7 +17,7 @@ from evenstep.names import named_parameters
 from evenstep.optim.multi import inner
 from evenstep.parallel import mapped
 from evenstep.strides import gradient_format
-from evenstep.train.state import TrainState
+from evenstep.train.state.train_state import TrainState
 
 
 @final

@@ -11,7 +11,7 @@ from typing import Any, cast, final
 from evenstep.arguments import said
 from evenstep.data import Microbatch
 from evenstep.errors import TaskError
-from evenstep.train.split import (
+from evenstep.train.memory.split import (
     cuttable_samples,
     half_of_samples,
     num_samples,
@@ -19,7 +19,7 @@ from evenstep.train.split import (
     samples_of,
     why_whole,
 )
-from evenstep.train.task import Task
+from evenstep.train.tasks.task import Task
 
 
 @final

@@ -12,9 +12,9 @@ from typing import Any, final
 
 from evenstep.data import Microbatch
 from evenstep.errors import TaskError
-from evenstep.train.split import num_elements
-from evenstep.train.sub_batch import SubBatch, part_of, parts_of, reason_not_cut
-from evenstep.train.task import Task
+from evenstep.train.memory.split import num_elements
+from evenstep.train.memory.sub_batch import SubBatch, part_of, parts_of, reason_not_cut
+from evenstep.train.tasks.task import Task
 from evenstep.train.weigh import weight_of
 
 

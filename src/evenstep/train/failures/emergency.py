@@ -13,10 +13,10 @@ from evenstep.errors import CheckpointError, LostRankError, clause
 from evenstep.events import Incident
 from evenstep.parallel import Reducers
 from evenstep.parallel.group import Interrupted
-from evenstep.train.checkpointer import Checkpointer
 from evenstep.train.loop import Loop
 from evenstep.train.reporter import failed
-from evenstep.train.run_folder import RunFolder
+from evenstep.train.state.checkpointer import Checkpointer
+from evenstep.train.state.run_folder import RunFolder
 
 
 def emergency_save(error: BaseException, loop: Loop, *, end: Callable[[BaseException], None]) -> None:
@@ -98,7 +98,7 @@ def _tell(checkpointer: Checkpointer, update: int, message: str) -> None:
 
 
 def describe_failure(error: BaseException, batch: GlobalBatch, update: int, reducers: Reducers) -> dict[str, Any]:
-    """What is known of the update that failed with `error`, as a state: see `evenstep.train.replay` for its use."""
+    """What is known of the update that failed with `error`, as a state that `evenstep.train.failures.replay` takes."""
     return {
         "update": update,
         "rank": reducers.rank,

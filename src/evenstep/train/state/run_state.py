@@ -9,7 +9,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast, final
+from typing import TYPE_CHECKING, Any, cast, final
 
 from torch import Tensor
 
@@ -18,10 +18,12 @@ from evenstep.checkpoint import CheckpointReader, on_all_ranks
 from evenstep.data import Data
 from evenstep.errors import CheckpointError
 from evenstep.train.engine import Engine
-from evenstep.train.evaluations import Evaluations
 from evenstep.train.reporter import Reporter
-from evenstep.train.settings import MAY_CHANGE
-from evenstep.train.state import Tree, check_same_run
+from evenstep.train.state.settings import MAY_CHANGE
+from evenstep.train.state.train_state import Tree, check_same_run
+
+if TYPE_CHECKING:
+    from evenstep.train.evaluations import Evaluations
 
 _PARTS = ("model", "optimizer", "progress", "data", "hooks", "storage", "run")
 
@@ -42,7 +44,7 @@ class RunState:
     engine: Engine
     data: Data
     epochs: int | None
-    evaluations: Evaluations
+    evaluations: "Evaluations"
     reporter: Reporter
     config: dict[str, Any]
 

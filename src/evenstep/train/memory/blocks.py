@@ -1,8 +1,8 @@
-"""Which modules of a model are meant by `memory.checkpoint`: its repeated blocks, or those whose names fit a pattern.
+"""The repeated blocks of a model, and which modules are meant by `memory.checkpoint`: those, or what fits a pattern.
 
 Blocks are items of an `nn.ModuleList` or `nn.Sequential`, or layers of a model in stages, of a class that stands there
-at least twice; they hold parameters and are more than one layer of torch's. What is inside a block is none. All ranks
-of a pipeline ask together and get the same answer. It changes nothing.
+at least twice; they hold parameters and are more than one layer of torch's. What is inside a block is none, and a list
+that holds some is none itself. All ranks of a pipeline ask together and get the same answer. It changes nothing.
 """
 
 from collections import Counter
@@ -69,12 +69,13 @@ def _layers_of(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _blocks(model: nn.Module, layers: Mapping[str, nn.Module], pipeline: Group) -> dict[str, nn.Module]:
-    is_list = isinstance(unwrapped(model), PipelineModel | nn.Sequential | nn.ModuleList)
-    found = dict(_repeated(layers, pipeline if isinstance(model, PipelineModel) else None, is_list=is_list))
+    in_stages = isinstance(model, PipelineModel)
+    is_list = in_stages or _is_list(unwrapped(model))
+    found = repeated_blocks(layers, pipeline if in_stages else None, is_list=is_list)
     if not any(pipeline.gather(bool(found))):
         raise ArgumentError(
             f'`memory.checkpoint` is "blocks", but {type(unwrapped(model)).__name__} has none: no `nn.ModuleList` or '
-            f"`nn.Sequential` of it{_OF_STAGES * isinstance(model, PipelineModel)} holds two modules of one class that "
+            f"`nn.Sequential` of it{_OF_STAGES * in_stages} holds two modules of one class that "
             f"have parameters and are more than a single layer; give a pattern of module names, such as "
             f'"{_example(layers)}", or "none".'
         )
@@ -84,11 +85,33 @@ def _blocks(model: nn.Module, layers: Mapping[str, nn.Module], pipeline: Group) 
 _OF_STAGES = ", nor the layers that its stages are made of,"
 
 
+def repeated_blocks(
+    items: Mapping[str, nn.Module], pipeline: Group | None = None, *, is_list: bool = False
+) -> dict[str, nn.Module]:
+    """The blocks among some modules, and within those that are none; the outermost ones, each once.
+
+    Args:
+        items: by name.
+        pipeline: the ranks that hold items of the same list; they ask together.
+        is_list: whether the items stand in one list.
+    """
+    found: dict[str, nn.Module] = {}
+    for name, module in _repeated(items, pipeline, is_list=is_list):
+        if all(module is not other for other in found.values()):  # one module may stand in several places
+            found[name] = module
+    return found
+
+
+def is_block(module: nn.Module) -> bool:
+    """Whether it can be called, has parameters, and is more than a single layer of torch's."""
+    is_layer = type(module).__module__.startswith("torch.nn.") and not children_of(module)
+    return not is_layer and _is_called(module) and any(True for _ in module.parameters())
+
+
 def _repeated(
-    items: Mapping[str, nn.Module], pipeline: Group | None = None, *, is_list: bool, above: str = ""
+    items: Mapping[str, nn.Module], pipeline: Group | None, *, is_list: bool, above: str = ""
 ) -> Iterator[tuple[str, nn.Module]]:
-    """The blocks among some modules, and in those that are none."""
-    kinds = {name: _kind(module) for name, module in items.items() if is_list and _may_be_block(module)}
+    kinds = {name: _kind(one) for name, one in items.items() if is_list and is_block(one) and not _lists_blocks(one)}
     counts = Counter(kinds.values())
     if pipeline is not None:
         counts = Counter(kind for theirs in pipeline.gather(list(kinds.values())) for kind in theirs)
@@ -97,8 +120,15 @@ def _repeated(
         if name in kinds and counts[kinds[name]] > 1:
             yield plain(full), module
         else:
-            inside = isinstance(module, nn.ModuleList | nn.Sequential)
-            yield from _repeated(children_of(module), is_list=inside, above=f"{full}.")
+            yield from _repeated(children_of(module), None, is_list=_is_list(module), above=f"{full}.")
+
+
+def _is_list(module: nn.Module) -> bool:
+    return isinstance(module, nn.ModuleList | nn.Sequential)
+
+
+def _lists_blocks(module: nn.Module) -> bool:
+    return _is_list(module) and any(map(is_block, children_of(module).values()))
 
 
 def _kind(module: nn.Module) -> str:
@@ -106,13 +136,8 @@ def _kind(module: nn.Module) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _may_be_block(module: nn.Module) -> bool:
-    is_layer = type(module).__module__.startswith("torch.nn.modules.") and not children_of(module)
-    return not is_layer and _is_called(module) and any(True for _ in module.parameters())
-
-
 def _is_called(module: nn.Module) -> bool:
-    return type(module).forward is not nn.Module.forward
+    return type(module).forward is not nn.Module.forward or "forward" in vars(module)
 
 
 def _matching(layers: Mapping[str, nn.Module], pattern: str, pipeline: Group) -> dict[str, nn.Module]:

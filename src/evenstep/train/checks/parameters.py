@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from evenstep.errors import ArgumentError
 from evenstep.precision import Precision
-from evenstep.train.state import parameter_names, unwrapped
+from evenstep.train.state.train_state import parameter_names, unwrapped
 
 
 def check_parameters(model: nn.Module, optimizer: Optimizer, precision: Precision) -> None:

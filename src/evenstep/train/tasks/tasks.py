@@ -16,20 +16,18 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from evenstep.arguments import require_flag, said
-from evenstep.choice import advice
+from evenstep.arguments import advice, require_flag, said
 from evenstep.data import Data
 from evenstep.errors import ArgumentError, CheckpointError, TaskError
 from evenstep.options import check_task_names
 from evenstep.parallel import Strategy
 from evenstep.pipeline import PipelineModel
-from evenstep.train.coefficients import Coefficients, Fixed
-from evenstep.train.combine import Combine, Separate
-from evenstep.train.dependence import LEARNED
 from evenstep.train.failures import FailurePolicy
-from evenstep.train.norms import Kind, Norms, build_norms
-from evenstep.train.state import unwrapped
-from evenstep.train.task import Task
+from evenstep.train.state.train_state import unwrapped
+from evenstep.train.tasks.coefficients import LEARNED, Coefficients, Fixed
+from evenstep.train.tasks.combine import Combine, Separate
+from evenstep.train.tasks.norms import Kind, Norms, build_norms
+from evenstep.train.tasks.task import Task
 
 _ALMOST = 0.9  # how alike two names are that differ by an "s"
 

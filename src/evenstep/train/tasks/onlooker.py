@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evenstep.train.task import Task
+from evenstep.train.tasks.task import Task
 
 
 class Onlooker(Task):

@@ -17,10 +17,10 @@ from evenstep.devices import memory_of
 from evenstep.optim.aside import Aside
 from evenstep.optim.stepping import Steps
 from evenstep.strides import gradient_format
-from evenstep.train.optimizer_state import options_of
-from evenstep.train.split import num_elements
-from evenstep.train.sub_batch import SubBatch, parts_of
-from evenstep.train.task import Task
+from evenstep.train.memory.split import num_elements
+from evenstep.train.memory.sub_batch import SubBatch, parts_of
+from evenstep.train.state.optimizer_state import options_of
+from evenstep.train.tasks.task import Task
 
 _CPU = torch.device("cpu")
 HEADROOM = 0.9  # of an accelerator's memory that a part may take: sizes vary, and caches fragment

@@ -12,9 +12,11 @@ from typing import final
 
 from torch import Tensor, nn
 
-from evenstep.arguments import require_number, require_table
-from evenstep.choice import advice
+from evenstep.arguments import advice, require_number, require_table
 from evenstep.errors import ArgumentError
+
+LEARNED = ("task_coefficients", "task_balance")
+"""The parts of a model that hold what is learned about its tasks: by coefficients, and by what combines gradients."""
 
 
 class Coefficients(ABC):

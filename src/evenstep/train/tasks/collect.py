@@ -12,7 +12,7 @@ from typing import Any, cast, final
 from torch import Tensor
 
 from evenstep.errors import ArgumentError, TaskError
-from evenstep.train.task import Loss, Task
+from evenstep.train.tasks.task import Loss, Task
 
 
 @final

@@ -11,12 +11,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from evenstep.arguments import said
-from evenstep.choice import advice
+from evenstep.arguments import advice, said
 from evenstep.errors import ArgumentError, MissingExtraError, TaskError
 from evenstep.events.meters import Meters
 from evenstep.internals import pytree
-from evenstep.train.task import Loss, Task
+from evenstep.train.tasks.task import Loss, Task
 
 _OF_UPDATES = ("lr", "grad_norm")  # stand beside a task's metrics of training, and would be averaged with theirs
 _TAKEN = ("loss", "no_loss", *_OF_UPDATES)  # the engine's own

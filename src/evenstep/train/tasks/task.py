@@ -16,7 +16,7 @@ from torch import Tensor
 from evenstep.devices import scalar_on
 from evenstep.errors import TaskError
 from evenstep.renamed import warn
-from evenstep.train.split import contents, halves, num_samples
+from evenstep.train.memory.split import contents, halves, num_samples
 
 
 @final

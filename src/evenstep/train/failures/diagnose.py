@@ -16,7 +16,7 @@ from evenstep.names import named_parameters
 from evenstep.optim.apply import norms
 from evenstep.parallel import Group
 from evenstep.pipeline.compiled import as_written
-from evenstep.train.backwards import Backwards, is_finite, tensors_in
+from evenstep.train.failures.backwards import Backwards, is_finite, tensors_in
 
 
 def diagnose(model: nn.Module, rerun: Callable[[], object], *, if_finite: str = "") -> str:

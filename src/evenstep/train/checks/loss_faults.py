@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from evenstep.train.additive import Given, Kind, equal
-from evenstep.train.task import Task
+from evenstep.train.checks.additive import Given, Kind, equal
+from evenstep.train.tasks.task import Task
 
 AS_IT_IS = "`train=Training(check_loss=False)`, in a run file `train.check_loss = false`"
 

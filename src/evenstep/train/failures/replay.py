@@ -13,9 +13,9 @@ from evenstep.data import Data, GlobalBatch, Microbatch, Part, Position
 from evenstep.data.seeding import undisturbed
 from evenstep.errors import DataError
 from evenstep.names import by_plain_name, load_state, state_of
-from evenstep.train.diagnose import diagnose
 from evenstep.train.engine import Engine
-from evenstep.train.state import Tree, check_fits, unwrapped
+from evenstep.train.failures.diagnose import diagnose
+from evenstep.train.state.train_state import Tree, check_fits, unwrapped
 
 _FINITE = "all is finite"
 
