@@ -97,6 +97,7 @@ if TYPE_CHECKING:
         Task,
         Trainer,
         chunked_cross_entropy,
+        find_lr,
     )
 
 __all__ = [
@@ -190,6 +191,7 @@ __all__ = [
     "Zero1",
     "__version__",
     "chunked_cross_entropy",
+    "find_lr",
 ]
 
 _PARTS = ("checkpoint", "data", "errors", "events", "optim", "parallel", "pipeline", "precision", "train")
@@ -210,7 +212,7 @@ _named, _ = lazy_names(
         ".pipeline": "Layers PipelineModel",
         ".precision": "Bf16Mixed Bf16NoMaster Bf16True Fp16Mixed Fp16NoMaster Fp16True FullPrecision Precision",
         ".train": "Aborted Coefficients Combine Committed DropTask Engine FailurePolicy Fixed Loss "
-        "LossSpikes Prediction Result Retry Rewind Skip Stop Task Trainer chunked_cross_entropy",
+        "LossSpikes Prediction Result Retry Rewind Skip Stop Task Trainer chunked_cross_entropy find_lr",
     },
     old={"Full": "FullPrecision", "Staged": "PipelineModel"},
 )

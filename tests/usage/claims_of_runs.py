@@ -148,6 +148,11 @@ AREAS = (
                 "unit/train/test_lr_schedules.py::test_each_group_follows_its_own_schedule",
             ),
             works(
+                "a rate is found (`find_lr`, `evenstep find-lr`) and all is as before, to the bit",
+                "unit/train/test_lr_finder.py::test_it_leaves_model_optimizer_data_and_generators_as_they_were",
+                "usage/test_schedules.py::test_a_rate_is_found_on_ranks_as_in_one_process_and_leaves_no_trace",
+            ),
+            works(
                 "batch sizes, and with them accumulation, that change by update or epoch; resumed at the border",
                 "unit/train/test_lr_schedules.py::test_batch_sizes_that_change_are_resumed_at_their_border",
                 "unit/data/test_batch_sizes.py::test_every_epoch_is_cut_as_a_loop_over_the_whole_run_would",

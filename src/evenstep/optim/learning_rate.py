@@ -8,7 +8,9 @@ state, which is kept here.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, final
 
 from torch import Tensor
@@ -140,6 +142,33 @@ class LearningRates:
         self._set = [_as_set(group["lr"]) for group in groups]
         return rates
 
+    @contextmanager
+    def swept(self, rate_of: Callable[[int], float]) -> Generator[None]:
+        """Inside, the first group has the rate `rate_of(update)`, others in proportion; afterwards all is as before.
+
+        Raises:
+            ArgumentError: a group has no rate, or the first one's is 0.
+        """
+        groups = self._optimizer.param_groups
+        rates = self._bases or [float(group["lr"]) for group in groups if "lr" in group]
+        if len(rates) < len(groups) or not rates[0]:
+            raise ArgumentError(
+                "learning rates are tried in proportion to the optimizer's own, but one of its groups has none, or the "
+                "first one's is 0; build it with the rates that groups are to have beside each other."
+            )
+        before = {name: value for name, value in vars(self).items() if name != "_optimizer"}
+        held = [group["lr"] for group in groups]
+        values = [float(one) for one in held]
+        sweep = _Swept(rate_of=rate_of, base=rates[0])
+        vars(self).update(_schedule=sweep, _of_groups=[sweep] * len(groups), _bases=rates, _is_plain=True, _set=[])
+        try:
+            yield
+        finally:
+            vars(self).update(before)
+            for group, one, value in zip(groups, held, values, strict=True):
+                group["lr"] = one.fill_(value) if isinstance(one, Tensor) else one
+            self._set = [_as_set(one) for one in held] if self._set else []
+
     def reloaded(self) -> None:
         """The optimizer's options are those of a checkpoint: what they are now says nothing about who set them."""
         self._set = []
@@ -154,6 +183,25 @@ class LearningRates:
             f"value would have no effect. Leave `lr_schedule` out to set rates in hooks or by torch's schedulers, or "
             f"write the change as an `LrSchedule`."
         )
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Swept(LrSchedule):
+    """Rates of somebody's choice.
+
+    Args:
+        rate_of: the rate in an update.
+        base: that it is a multiple of.
+    """
+
+    rate_of: Callable[[int], float]
+    base: float
+
+    def __call__(self, update: int, updates: int | None) -> float:
+        return self.rate_of(update) / self.base
+
+    def check(self, updates: int | None) -> None: ...
 
 
 def _as_set(rate: Any) -> Any:

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from evenstep.train.engine import Engine
     from evenstep.train.failures import Answer, DropTask, FailurePolicy, Retry, Rewind, Skip, Stop
     from evenstep.train.failures.spikes import LossSpikes
+    from evenstep.train.lr_finder import FoundLr, find_lr
     from evenstep.train.outcome import Aborted, Committed
     from evenstep.train.predict import Prediction
     from evenstep.train.progress import Progress
@@ -32,6 +33,7 @@ __all__ = [
     "Engine",
     "FailurePolicy",
     "Fixed",
+    "FoundLr",
     "GradNorm",
     "Loss",
     "LossSpikes",
@@ -50,12 +52,14 @@ __all__ = [
     "Trainer",
     "Uncertainty",
     "chunked_cross_entropy",
+    "find_lr",
 ]
 
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "evenstep.extras.multitask": "AlignedMtl GradNorm PcGrad Scheduled Uncertainty",
+        ".lr_finder": "FoundLr find_lr",
         ".tasks.cross_entropy": "chunked_cross_entropy",
         ".tasks.coefficients": "Coefficients Fixed",
         ".tasks.collect": "Collected Trained",
