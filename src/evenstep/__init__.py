@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     )
     from evenstep.extras.multitask import AlignedMtl, GradNorm, PcGrad, Scheduled, Uncertainty
     from evenstep.optim.ema import Ema
+    from evenstep.optim.groups import ParameterGroup
     from evenstep.optim.schedules import Constant as Constant
     from evenstep.optim.schedules import (
         Cosine,
@@ -98,6 +99,7 @@ if TYPE_CHECKING:
         Trainer,
         chunked_cross_entropy,
         find_lr,
+        grouped_optimizer,
     )
 
 __all__ = [
@@ -153,6 +155,7 @@ __all__ = [
     "Multiplicative",
     "Ordered",
     "OrderedFsdp",
+    "ParameterGroup",
     "PcGrad",
     "PerGroup",
     "PipelineModel",
@@ -192,6 +195,7 @@ __all__ = [
     "__version__",
     "chunked_cross_entropy",
     "find_lr",
+    "grouped_optimizer",
 ]
 
 _PARTS = ("checkpoint", "data", "errors", "events", "optim", "parallel", "pipeline", "precision", "train")
@@ -205,6 +209,7 @@ _named, _ = lazy_names(
         "MemoryUse Save Statistics StopFile TensorBoardWriter TimeBudget Timer Watchdog Writer",
         ".extras.multitask": "AlignedMtl GradNorm PcGrad Scheduled Uncertainty",
         ".optim.ema": "Ema",
+        ".optim.groups": "ParameterGroup",
         ".optim.schedules": "Constant Cosine CosineRestarts InverseSqrt Linear Listed LrSchedule Multiplicative "
         "PerGroup Plateau Polynomial Step TriStage Triangular Wsd",
         ".options": "Checkpointing Failures Logging Memory Training",
@@ -212,7 +217,8 @@ _named, _ = lazy_names(
         ".pipeline": "Layers PipelineModel",
         ".precision": "Bf16Mixed Bf16NoMaster Bf16True Fp16Mixed Fp16NoMaster Fp16True FullPrecision Precision",
         ".train": "Aborted Coefficients Combine Committed DropTask Engine FailurePolicy Fixed Loss "
-        "LossSpikes Prediction Result Retry Rewind Skip Stop Task Trainer chunked_cross_entropy find_lr",
+        "LossSpikes Prediction Result Retry Rewind Skip Stop Task Trainer chunked_cross_entropy find_lr "
+        "grouped_optimizer",
     },
     old={"Full": "FullPrecision", "Staged": "PipelineModel"},
 )

@@ -105,6 +105,8 @@ def test_the_public_names_are_these_and_sorted() -> None:
         "__version__",
         "chunked_cross_entropy",
         "find_lr",
+        "grouped_optimizer",
+        "ParameterGroup",
     }
     assert all(hasattr(evenstep, name) for name in evenstep.__all__)
 

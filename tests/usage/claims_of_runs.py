@@ -144,6 +144,24 @@ AREAS = (
                 "unit/train/test_lr_schedules.py::test_an_evaluation_after_an_aborted_save_is_not_counted_twice",
             ),
             works(
+                "parameter groups by patterns: rate, decay, optimizer class, schedule, frozen; layer-wise decay; no decay "
+                "but on matrices",
+                "unit/train/test_grouped.py::test_each_parameter_is_stepped_as_one_optimizer_for_it_alone_would",
+                "usage/test_schedules.py::test_groups_have_the_bits_of_one_process_with_every_strategy_and_in_stages",
+                "usage/test_schedules.py::test_groups_of_two_optimizers_are_resumed_on_ranks",
+            ),
+            works(
+                "Muon for the matrices and AdamW for the rest, from the run file; schedule-free optimizers",
+                "unit/train/test_grouped.py::test_muon_steps_the_matrices_and_adamw_the_rest",
+                "usage/test_schedules.py::"
+                "test_a_schedule_free_optimizer_has_its_modes_switched_on_every_strategy_and_resumes",
+            ),
+            refused(
+                "a parameter of two groups, a pattern that takes none, state in 8 bits where checkpoints are kept",
+                "unit/train/test_grouped.py::test_what_cannot_be_is_refused_in_a_line",
+                "usage/test_schedules.py::test_a_state_of_somebodys_own_tensors_is_refused_after_the_first_step",
+            ),
+            works(
                 "a schedule of its own for each parameter group",
                 "unit/train/test_lr_schedules.py::test_each_group_follows_its_own_schedule",
             ),

@@ -60,6 +60,7 @@ BUILT: dict[str, Callable[[], dict[str, Any]]] = {
     "Fixed": lambda: {"values": {"a": 1.0}},
     "Scheduled": lambda: {"schedules": {"a": evenstep.Cosine()}},
     "Wsd": lambda: {"decay_updates": 2},
+    "ParameterGroup": lambda: {"patterns": ("a",)},
     "CosineRestarts": lambda: {"period_updates": 4},
     "Triangular": lambda: {"period_updates": 4},
     "Step": lambda: {"every": 2},
@@ -92,7 +93,7 @@ NOT_BUILT = {  # bases, what evenstep gives, what each micro-batch makes, and wh
         "EvenstepError",
     ),
     *("Collected", "Separate", "Trained", "Progress", "Answer", "MultiOptimizer", "Microbatch", "GlobalBatch", "Part"),
-    *("Position", "DataFault"),
+    *("Position", "DataFault", "FoundLr"),
 }
 ALSO = {"values": "coefficients"}  # as whom it is mostly given
 OPTIONS = {"Training": "train", "Checkpointing": "checkpoint", "Failures": "failures", "Logging": "log"}

@@ -16,13 +16,14 @@ from evenstep.builders.tasks import build_coefficients, build_combine, build_mix
 from evenstep.config.faults import Fault, told
 from evenstep.config.schema import Config
 from evenstep.config.schema_lr import AnySchedule, ListedTable, PlateauTable
-from evenstep.config.tasks import data_tables, evaluations_of
+from evenstep.config.tasks import data_tables, evaluations_of, schedules_of
 from evenstep.config.translate import faults_of, keys_in
 from evenstep.data.batch_sizes import batch_sizes
 from evenstep.data.mixture import check_windows
 from evenstep.data.sampling import check_curriculum, check_only_for_tokens, check_unit
 from evenstep.events.hooks.target import MetricTarget
 from evenstep.optim.ema import Ema
+from evenstep.optim.groups import Grouping, ParameterGroup
 from evenstep.options import Memory, check_evaluation_names, check_length, check_rewinds, check_task_names
 from evenstep.parallel.mesh import check_pipelines
 from evenstep.parallel.named import check_single
@@ -33,7 +34,7 @@ from evenstep.precision import PRECISIONS, LossScaled
 
 def refused(config: Config) -> list[Fault]:
     """The faults that constructors find in values that are right by themselves."""
-    parts = (_options, _updates, _data, _tasks, _evaluations, _ranks)
+    parts = (_options, _groups, _updates, _data, _tasks, _evaluations, _ranks)
     return list({fault.text: fault for part in parts for fault in part(config)}.values())
 
 
@@ -50,13 +51,29 @@ def _options(config: Config) -> Iterator[Fault]:
             yield from faults_of(partial(check_rewinds, checkpoint.keep_last, **{name: policy}), keys)
 
 
+def _groups(config: Config) -> Iterator[Fault]:
+    table = config.optimizer
+    groups: dict[str, ParameterGroup] = {}
+    for name, group in table.groups.items():
+        values = group.model_dump(exclude={"name", "target", "args", "lr_schedule"})
+        keys = keys_in(f"optimizer.groups.{name}", group)
+        yield from faults_of(lambda values=values, name=name: groups.update({name: ParameterGroup(**values)}), keys)
+        if group.name is not None and group.target is not None:
+            one_of_two = partial(check_one_of_two, "name", "target", group.name, group.target)
+            yield from faults_of(one_of_two, keys)
+        if group.frozen and (group.name or group.target or group.args or group.lr_schedule):
+            yield told(f"`optimizer.groups.{name}.frozen` leaves nothing to step, but there is more; leave one out.")
+    fields = {name: getattr(table, name) for name in ("weight_decay_on", "layer_decay", "layers")}
+    yield from faults_of(lambda: Grouping(groups=groups, **fields), keys_in("optimizer", table))
+
+
 def _updates(config: Config) -> Iterator[Fault]:
     train = config.train
     yield from faults_of(partial(check_length, train.updates, train.epochs), keys_in("train", train))
     yield from faults_of(lambda: Memory(**config.memory.model_dump()), keys_in("memory", config.memory))
     if config.loss_scale is not None and issubclass(PRECISIONS[train.precision], LossScaled):
         yield from faults_of(partial(build_precision, config), keys_in("loss_scale", config.loss_scale))
-    tables = {"lr_schedule": config.lr_schedule} | {
+    tables = schedules_of(config) | {
         f"tasks.{name}.coefficient_schedule": task.coefficient_schedule for name, task in config.tasks.items()
     }
     for key, table in tables.items():
@@ -129,8 +146,8 @@ def _evaluations(config: Config) -> Iterator[Fault]:
     if best is not None:
         rule = partial(_follow, best.metric, [*evaluations, "train"])
         yield from faults_of(rule, keys_in("checkpoint.best", best), "data.evaluations")
-    plateau = config.lr_schedule if isinstance(config.lr_schedule, PlateauTable) else None
-    for key, table in {"early_stop": early_stop, "lr_schedule": plateau}.items():
+    plateaus = {key: one for key, one in schedules_of(config).items() if isinstance(one, PlateauTable)}
+    for key, table in {"early_stop": early_stop, **plateaus}.items():
         if table is not None:
             rule = partial(_follow, table.metric, evaluations)
             yield from faults_of(rule, keys_in(key, table), "data.evaluations")

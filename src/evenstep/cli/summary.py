@@ -26,6 +26,7 @@ def describe(parts: RunParts, trainer: Trainer) -> list[str]:
         f"model       {type(parts.model).__name__}, {parameters:,} parameters{some}, on {trainer.device}",
         *_stages(parts),
         *_recomputed(trainer.recomputed),
+        *(f"group       {group}" for group in parts.groups),
         f"data        {_samples(parts)}",
         *_updates(parts),
         f"run         {length}{_epochs(parts, trainer)}, precision {config.train.precision}, seed {config.seed}",

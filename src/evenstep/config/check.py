@@ -12,7 +12,7 @@ from typing import Any
 
 from evenstep.config.faults import Fault, one_of, quoted, told
 from evenstep.config.schema import CoefficientsTable, CombineTable, Config, MixtureTable
-from evenstep.config.tasks import data_tables, evaluations_of, largest
+from evenstep.config.tasks import data_tables, evaluations_of, largest, schedules_of
 
 ONLY_FOR: dict[str, dict[Sequence[object], tuple[str, ...]]] = {
     "parallel.strategy": {
@@ -122,7 +122,7 @@ def _evaluations(config: Config) -> Iterator[str]:
                 f"`{key}` is {value}, but there is nothing to evaluate on, as `data.evaluations` is empty; add a table "
                 f"`[data.evaluations.valid]` with a target, or leave `evaluate` out."
             )
-    plateau = config.lr_schedule.kind == "plateau"
+    plateau = any(one.kind == "plateau" for one in schedules_of(config).values())
     for what, follows in (("`early_stop`", config.early_stop is not None), ('`lr_schedule` "plateau"', plateau)):
         if follows and not periods:
             yield (

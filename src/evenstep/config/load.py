@@ -87,6 +87,7 @@ FILLINGS: Mapping[str, object] = {
     "period_updates": 2,
     "every": 1,
     "factors": (1.0,),
+    "patterns": ("*",),
 }
 
 

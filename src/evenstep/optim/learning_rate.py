@@ -218,7 +218,7 @@ def _schedules_of(schedule: LrSchedule, groups: list[dict[str, Any]]) -> list[Lr
     names = _unique_names(groups)
     if isinstance(schedule, PerGroup):
         for name in schedule.groups:
-            if name not in names:
+            if name not in names and not any(one.startswith(f"{name}/") for one in names):
                 raise ArgumentError(
                     f"`lr_schedule` is one per group and has `{name}`, but no group of the optimizer alone is called "
                     f"that: {advice(name, names)}"

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from evenstep.train.engine import Engine
     from evenstep.train.failures import Answer, DropTask, FailurePolicy, Retry, Rewind, Skip, Stop
     from evenstep.train.failures.spikes import LossSpikes
+    from evenstep.train.grouped import described_groups, grouped_optimizer
     from evenstep.train.lr_finder import FoundLr, find_lr
     from evenstep.train.outcome import Aborted, Committed
     from evenstep.train.predict import Prediction
@@ -52,13 +53,16 @@ __all__ = [
     "Trainer",
     "Uncertainty",
     "chunked_cross_entropy",
+    "described_groups",
     "find_lr",
+    "grouped_optimizer",
 ]
 
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "evenstep.extras.multitask": "AlignedMtl GradNorm PcGrad Scheduled Uncertainty",
+        ".grouped": "described_groups grouped_optimizer",
         ".lr_finder": "FoundLr find_lr",
         ".tasks.cross_entropy": "chunked_cross_entropy",
         ".tasks.coefficients": "Coefficients Fixed",

@@ -75,6 +75,23 @@ VALID = '\n[data.evaluations.valid]\ntarget = "parts.py:samples"\n'
             "`checkpoint.best.metric` is `vald/loss`, but there is no evaluation `vald`; did you mean `valid/loss`?",
         ),
         (["--early_stop.metric", "valid/loss"], VALID, "`early_stop` needs evaluations during the run"),
+        (
+            ["--optimizer.groups.head", '{patterns = ["*"], lr = 0.1, lr_factor = 2.0}'],
+            "",
+            "`optimizer.groups.head.lr` and `optimizer.groups.head.lr_factor` of a group both say",
+        ),
+        (
+            ["--optimizer.groups.head", '{patterns = ["*"], frozen = true, args = {momentum = 0.5}}'],
+            "",
+            "`optimizer.groups.head.frozen` leaves nothing to step",
+        ),
+        (
+            ["--optimizer.groups.head", '{patterns = ["*"], lr_schedule = {warmup_updates = 11}}'],
+            "",
+            "`optimizer.groups.head.lr_schedule.warmup_updates` must be at most the 10 updates",
+        ),
+        (["--optimizer.layer_decay", "0.5"], "", "`optimizer.layer_decay` and `optimizer.layers` go together"),
+        (["--optimizer.groups.others.patterns", '["*"]'], "", "a group can't be called 'others'"),
         (["--lr_schedule.warmup_updates", "11"], "", "`lr_schedule.warmup_updates` must be at most the 10 updates"),
         (
             ["--lr_schedule", '{kind = "wsd", warmup_updates = 6, decay_updates = 5}'],

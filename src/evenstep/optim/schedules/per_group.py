@@ -16,7 +16,8 @@ class PerGroup(LrSchedule):
     """Each named group follows its own schedule, all others another.
 
     Args:
-        groups: schedules by the `name` of the optimizer's groups, or by their number as a word, "0".
+        groups: schedules by the `name` of the optimizer's groups, or by their number as a word, "0". One for `head` is
+            for `head/no_decay` as well, unless that is named itself.
         others: of the groups that are not named.
 
     Raises:
@@ -51,4 +52,5 @@ class PerGroup(LrSchedule):
             schedule.check(updates)
 
     def of_group(self, name: str) -> LrSchedule:
-        return self.groups.get(name, self.others)
+        whole = name.partition("/")[0]  # of a group that layer-wise decay, say, has divided
+        return self.groups.get(name) or self.groups.get(whole) or self.others
