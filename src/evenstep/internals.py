@@ -5,10 +5,12 @@ or when another file uses a name of torch's that begins with an underscore. Firs
 optimizers, the autograd engine and process groups, then FSDP2's.
 """
 
+import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from functools import lru_cache
 from importlib import import_module
 from typing import Any, cast
 
@@ -24,7 +26,8 @@ __all__ = ["PrefixStore", "ProcessGroup", "ProcessGroupGloo", "Store", "TCPStore
 # `torch.distributed` has stores and groups without types, and `torch.utils.pytree` is not in all versions.
 
 _torch = cast("Any", torch)
-_backward = cast("Any", graph)._engine_run_backward
+_backward, _nodes = cast("Any", graph)._engine_run_backward, logging.getLogger(graph.__name__)
+_engine = cast("Any", torch.autograd).Variable._execution_engine
 _optimizers = cast("Any", import_module("torch.optim.optimizer"))
 _WRAPPED_STEP = cast("Any", Optimizer).profile_hook_step(Optimizer.step).__code__
 _WITHOUT_GRAD = _optimizers._use_grad_for_differentiable(Optimizer.step).__code__
@@ -88,9 +91,12 @@ def times_written(tensor: Tensor) -> int:
 def run_backward(loss: Tensor, gradient: Tensor) -> None:
     """Go back from `loss`, beginning with `gradient`; the graph is freed.
 
-    `torch.autograd.backward` first looks at the gradient, which costs as much as three small kernels.
+    `torch.autograd.backward` first looks at the gradient, which costs as much as three small kernels. What comes after
+    that logs each node where that is asked for, and keeps Python's context for the threads of devices: the CPU goes
+    back in this one.
     """
-    _backward((loss,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+    go_back = _backward if not loss.is_cpu or _nodes.isEnabledFor(logging.DEBUG) else _engine.run_backward
+    go_back((loss,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 def profiler_runs() -> bool:
@@ -215,6 +221,7 @@ def unwrapped_step(optimizer: Any) -> Callable[[Any], object] | None:
     return None
 
 
+@lru_cache(maxsize=64)
 def is_torchs_step(step: Any) -> bool:
     """Whether a step without its wrapper is one that torch has written, and switches gradients off for."""
     return step.__code__ is _WITHOUT_GRAD and step.__wrapped__.__globals__["__name__"].startswith("torch.optim.")

@@ -24,7 +24,8 @@ _OURS = {
     "epochs": "max_epochs max_epoch num_train_epochs num_epochs n_epochs train_epochs epoch",
     "clip_norm": "gradient_clip_val gradient_clip max_grad_norm clip_grad clip_grad_norm grad_clip grad_norm_clip "
     "max_norm clip gradient_clipping",
-    "precision": "mixed_precision fp16 bf16 amp dtype use_amp half float16 bfloat16 torch_dtype autocast",
+    "precision": "mixed_precision fp16 bf16 amp dtype use_amp half float16 bfloat16 torch_dtype autocast "
+    "fp8 float8 use_fp8 float8_recipe_name",
     "strategy": "devices num_devices num_nodes gpus num_gpus n_gpus tpu_cores num_processes world_size ddp fsdp "
     "deepspeed distributed plugins distributed_backend backend ddp_backend",
     "device": "accelerator cpu use_cpu no_cuda cuda",
@@ -36,7 +37,8 @@ _OURS = {
     "hooks": "callbacks callback hook",
     "writers": "logger loggers report_to log_with writer tensorboard wandb enable_progress_bar disable_tqdm "
     "progress_bar",
-    "every_updates": f"{_LOGS} {_SAVES} {_EVALUATES} every_n_steps every_steps",
+    "every_updates": f"{_LOGS} {_SAVES} {_EVALUATES} every_n_steps every_steps "
+    "global_sync_iter localsgd_frequency sync_every",
     "every_epochs": "every_n_epochs check_val_every_n_epoch save_every_n_epochs save_interval validate_interval",
     "keep_last": "save_total_limit save_top_k total_limit keep_last_epochs keep_interval_updates",
     "folder": "default_root_dir output_dir project_dir save_dir run_dir logging_dir log_dir root_dir checkpoint_dir "
@@ -61,6 +63,10 @@ _OURS = {
     "metric": "monitor metric_for_best_model best_checkpoint_metric",
     "patience_evaluations": "patience early_stopping_patience",
     "max_minutes": "max_time max_duration",
+    "outer_lr": "block_lr outer_learning_rate slowmo_lr",
+    "outer_momentum": "block_momentum slowmo_momentum",
+    "nesterov": "use_nbm",
+    "synchronous_updates": "warmup_iterations",
 }
 """The names of other trainers, by ours."""
 
@@ -100,6 +106,10 @@ _ELSEWHERE = {
     "collate": "write `data=MapData(dataset, collate=…)`",
     "shuffle": "write `data=MapData(dataset, shuffle=…)`",
     "clip_norm": "write `train=Training(clip_norm=…)`",
+    **dict.fromkeys(
+        ("outer_lr", "outer_momentum", "nesterov", "synchronous_updates"),
+        "give it to the strategy whose ranks step alone: `Local(Ddp(Processes(device)), outer_momentum=…)`",
+    ),
     "drop_last": "leave it out: every sample is taken, in an update of its own weight",
     **dict.fromkeys(("sampler", "batch_sampler"), "give the samples in an order of your own to `StreamData(loader)`"),
     **dict.fromkeys(("pin_memory", "dataloader_pin_memory"), "leave it out: batches for an accelerator are pinned"),

@@ -5,13 +5,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from work import Squares, batches, flat, network, sha256
+from work import Squares, batches, flat, network, precision_of, sha256
 
 from evenstep import Engine, Training
-from evenstep.parallel import Ddp, Fsdp, Group, Mesh, Ordered, Processes, Single, Strategy, Zero1
+from evenstep.parallel import Ddp, Fsdp, Group, Local, Mesh, Ordered, Processes, Single, Strategy, Zero1
 from evenstep.pipeline import PipelineModel
 
-KINDS: dict[str, Any] = {"ddp": Ddp, "ordered": Ordered, "zero1": lambda group: Zero1(Ddp(group))}
+KINDS: dict[str, Any] = {
+    "ddp": Ddp,
+    "ordered": Ordered,
+    "zero1": lambda group: Zero1(Ddp(group)),
+    "local": lambda group: Local(Ddp(group), every_updates=2, outer_momentum=0.5, fragments=2, overlap_updates=1),
+}
 UPDATES, MICROBATCHES = 4, 8
 
 
@@ -43,7 +48,15 @@ def trained(name: str, strategy: str, stages: int = 1, precision: str = "32-true
 def _engine(name: str, model: Any, strategy: Strategy, precision: str = "32-true") -> Engine:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
     train = Training(clip_norm=1.0, check_loss=False)
-    return Engine(model, Squares(), optimizer, strategy=strategy, precision=precision, device=name, train=train)
+    return Engine(
+        model,
+        Squares(),
+        optimizer,
+        strategy=strategy,
+        precision=precision_of(precision, torch.device(name)),
+        device=name,
+        train=train,
+    )
 
 
 def sharded(name: str) -> str:

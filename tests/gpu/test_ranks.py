@@ -7,6 +7,7 @@ import torch
 from launched import free_port
 from launched import on_ranks as launched_on_ranks
 from ranks_programs import alone, sharded, single, trained
+from work import precision_of
 
 from evenstep.precision import PRECISIONS
 
@@ -17,6 +18,7 @@ on_ranks = partial(launched_on_ranks, timeout_s=60)
 def test_one_sha256_over_all_cuts_with_ordered(device: torch.device, precision: str) -> None:
     if device.type == "cpu" and precision != "32-true":
         pytest.skip("on the CPU `make prove ROWS=formats` shows it")
+    precision_of(precision, device)  # skipped where it can't be
     name = device.type
     cuts = {"one rank": (1, 1), "two ranks": (2, 1), "two stages": (2, 2)}
     if precision == "32-true":
@@ -33,6 +35,12 @@ def test_ranks_on_one_device_make_the_update_of_one(device: torch.device, strate
     one, two = on_ranks(1, trained, device.type, "ordered")[0], on_ranks(2, trained, device.type, strategy)[0]
     assert not isinstance(one, str) and not isinstance(two, str), (one, two)
     torch.testing.assert_close(torch.tensor(two[1]), torch.tensor(one[1]), rtol=1e-4, atol=1e-5)
+
+
+def test_ranks_on_one_device_that_step_alone_share_what_they_do_on_the_cpu(device: torch.device) -> None:
+    here, there = on_ranks(2, trained, device.type, "local")[0], on_ranks(2, trained, "cpu", "local")[0]
+    assert not isinstance(here, str) and not isinstance(there, str), (here, there)
+    torch.testing.assert_close(torch.tensor(here[1]), torch.tensor(there[1]), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.gpu

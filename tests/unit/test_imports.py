@@ -23,10 +23,11 @@ ROOT = {
     "lazy",
     "memory",
     "names",
+    "nothing",
     "plugins",
     "renamed",
     "signals",
-    "taken",
+    "single_use",
     "strides",
     "version",
 }

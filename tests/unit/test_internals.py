@@ -39,6 +39,7 @@ OF_TORCH = {
     "_backward_pre_hooks",
     "_compiled_call_impl",
     "_engine_run_backward",
+    "_execution_engine",
     "_foreach_add_",
     "_foreach_copy_",
     "_foreach_div_",

@@ -46,6 +46,41 @@ AREAS = (
             works("gathers in 16 bits", "ranks/test_sharded.py::test_on_two_processes"),
             works("CPU offload of `fsdp`"),
             works(
+                "`local`: local SGD, BMUF (classical, Nesterov), SlowMo and DiLoCo are their definitions in float64",
+                "unit/parallel/test_local.py::test_each_method_is_its_definition",
+            ),
+            works(
+                "… streaming DiLoCo: fragments in turn, means on their way",
+                "unit/parallel/test_local.py::test_streaming_is_its_definition",
+            ),
+            works(
+                "… left in the midst of a period and taken up with the same bits, with every precision it takes",
+                "usage/test_local.py::test_a_run_goes_on_where_it_was_with_the_same_bits",
+            ),
+            works(
+                "… metrics of all ranks in each update; evaluations of what ranks share",
+                "unit/train/test_local.py::test_metrics_are_sums_over_all_ranks_in_every_update",
+                "unit/train/test_local.py::test_evaluated_is_what_ranks_share_and_training_goes_on_with_the_ranks_own",
+            ),
+            works(
+                "… a gradient that is not finite on one rank costs that rank its step",
+                "unit/train/test_local.py::test_a_gradient_that_is_not_finite_on_one_rank_costs_that_rank_its_step",
+            ),
+            works(
+                "… a rank that runs out of memory does its own again, also while a mean is on its way", "faults: local"
+            ),
+            refused(
+                "`local`: a checkpoint of its ranks on another number of ranks, or with another strategy",
+                "unit/train/test_local.py::"
+                "test_with_another_number_of_ranks_or_strategy_a_checkpoint_is_refused_by_name",
+            ),
+            refused(
+                "`local` with averages, loss scales, stages, ranks that come and go, answers of all ranks together",
+                "unit/train/test_local.py::test_what_can_not_be_is_refused_when_the_run_is_built",
+                "unit/train/test_local.py::test_ranks_that_come_and_go_and_other_replicas_are_refused",
+            ),
+            limit("`local` is another algorithm: its parameters depend on the number of ranks"),
+            works(
                 "gradients of `ddp` in 16 bits (`parallel.compression`)",
                 "unit/parallel/test_compression.py::test_a_sum_is_off_by_no_more_than_the_stated_bound",
             ),

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from evenstep import options
 from evenstep.config.schema_lr import ConstantTable, LrScheduleTable
+from evenstep.config.schema_ranks import LaunchTable, ParallelTable
 from evenstep.config.section import (
     Args,
     Count,
@@ -28,9 +29,8 @@ from evenstep.extras.multitask import GradNorm, Uncertainty
 from evenstep.optim.ema import Ema
 from evenstep.optim.groups import Grouping, ParameterGroup
 from evenstep.options import default_of
-from evenstep.parallel import Fsdp, Processes
-from evenstep.pipeline import PipelineModel
-from evenstep.precision import Bf16True, Fp16Mixed
+from evenstep.precision import Bf16True, Float8Mixed, Fp16Mixed
+from evenstep.precision.float8_mixed import Recipe
 from evenstep.train import Trainer
 
 
@@ -101,7 +101,14 @@ class TrainTable(Section):
     epochs: Count | None = None
     """Length of the run in epochs of the training set."""
     precision: Literal[
-        "32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true", "bf16-true-no-master", "16-true-no-master"
+        "32-true",
+        "bf16-mixed",
+        "16-mixed",
+        "float8-mixed",
+        "bf16-true",
+        "16-true",
+        "bf16-true-no-master",
+        "16-true-no-master",
     ] = "32-true"
     """In which number formats the model computes, and in which it is kept."""
     cast_inputs: Literal["after-transfer", "before-transfer"] = default_of(Bf16True, "cast_inputs")
@@ -226,6 +233,18 @@ class ParameterGroupTable(Section):
     """An LR schedule of their own; `lr_schedule` by default."""
 
 
+class Float8Table(Section):
+    """Which layers compute in float8, and how, with precision float8-mixed (extra `float8`)."""
+
+    recipe: Recipe = default_of(Float8Mixed, "recipe")
+    """How values are scaled into the range of float8: by tensor, by row, or by row with weight gradients in
+    bfloat16."""
+    layers: str = default_of(Float8Mixed, "layers")
+    """Whose linear layers: `blocks` for the model's repeated blocks, or a pattern of module names."""
+    emulate: bool = default_of(Float8Mixed, "emulate")
+    """Whether the same roundings are made in wider numbers, slowly, on any device."""
+
+
 class OptimizerTable(Section):
     """What turns a gradient into a step."""
 
@@ -250,76 +269,6 @@ class OptimizerTable(Section):
     def is_divided(self) -> bool:
         """Whether parameters are in groups."""
         return bool(self.groups) or self.weight_decay_on != "all" or self.layer_decay is not None
-
-
-class ParallelTable(Section):
-    """How the ranks of a run share the model and its gradients."""
-
-    strategy: Literal["auto", "single", "ddp", "fsdp", "zero1"] = "auto"
-    """Who holds what: `single` is one process, `ddp` a replica on each rank, `fsdp` a shard of everything on each,
-    `zero1` a replica whose optimizer state is shared out; auto takes ddp if there are several ranks."""
-    shard_ranks: Count | None = None
-    """With fsdp, how many neighbouring ranks share one copy of the parameters (hybrid sharding); all by default."""
-    gather_dtype: Literal["bf16"] | None = None
-    """With fsdp, the number format in which parameters are gathered and used; their own by default."""
-    offload: bool = default_of(Fsdp, "offload")
-    """With fsdp, whether shards wait in the CPU's memory while they are not used; needs an accelerator."""
-    reduction: Literal["fast", "ordered"] = "fast"
-    """How gradients are summed: `fast` overlaps with the backward; `ordered` gives the same bits on any number of
-    ranks."""
-    compression: Literal["none", "bf16", "fp16"] = "none"
-    """How gradients travel between the ranks of ddp: cast to 16 bits, half as many bytes with rounding of 0.4 % (bf16)
-    or 0.05 % and a largest value of 65504 (fp16)."""
-    timeout_s: Positive = default_of(Processes, "timeout_s")
-    """Longest wait for another rank, in seconds."""
-    pipeline: Count = 1
-    """Ranks that share one model between them, each holding some of its stages; 1 is no pipeline."""
-    pipeline_schedule: str = default_of(PipelineModel, "schedule")
-    """In which order the stages of a pipeline run their micro-batches; `evenstep plan` compares them."""
-    stages_per_rank: Count | None = None
-    """Stages that each pipeline rank holds; as few as the pipeline schedule allows by default."""
-    split_at: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    """Names of the layers that begin the second and later stages; equal numbers of layers by default."""
-    relay_skips: bool = default_of(PipelineModel, "relay_skips")
-    """Whether an output that several or distant stages take goes from each stage to the next, and its gradients are
-    summed on the way back; by default it goes directly to each of them."""
-
-
-class SlurmTable(Section):
-    """A job of SLURM that trains the run, one task per rank; needs the extra `slurm`."""
-
-    nodes: Count = 1
-    """How many machines."""
-    ranks_per_node: Count = 1
-    """Processes on each machine, one accelerator each where there are any."""
-    timeout_minutes: Count = 60
-    """Time limit of the job; 90 s before it the run saves itself and the job is queued again."""
-    partition: str | None = None
-    """The partition; the cluster's default if left out."""
-    account: str | None = None
-    """Whom the time is charged to."""
-    qos: str | None = None
-    """Quality of service."""
-    cpus_per_rank: Count | None = None
-    """Processor cores of each rank."""
-    gpus_per_rank: Count | None = None
-    """Accelerators of each rank; asked for as `gpus_per_node`."""
-    memory_gb: Positive | None = None
-    """Memory of each machine, in GB."""
-    additional: Args = Field(default_factory=dict)
-    """Further options of `sbatch`, such as `constraint`."""
-
-
-class LaunchTable(Section):
-    """How many processes `evenstep train` starts; across machines use torchrun, or `slurm`, instead."""
-
-    ranks: Count = 1
-    """Processes on this machine, one accelerator each where there are any; at least one per pipeline rank."""
-    slurm: SlurmTable | None = None
-    """Submit the run as a job of SLURM instead of starting it here; never by default."""
-    max_restarts: Natural = 0
-    """How many times all ranks are started again, from the newest checkpoint, after one of them has failed; with
-    `failures.lost_rank` continue, how many times one that is lost is."""
 
 
 class FailuresTable(Section):
@@ -470,6 +419,8 @@ class Config(Section):
     """How long to train, and how an update is made."""
     loss_scale: LossScaleTable | None = None
     """The dynamic loss scale, with precisions 16-mixed, 16-true and 16-true-no-master only."""
+    float8: Float8Table | None = None
+    """Which layers compute in float8, with precision float8-mixed only."""
     optimizer: OptimizerTable
     """What turns a gradient into a step."""
     lr_schedule: LrScheduleTable = ConstantTable()

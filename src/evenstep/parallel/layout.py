@@ -227,6 +227,9 @@ def squared_norm(layout: ParameterLayout, gradients: list[Tensor], norms: Callab
     >>> squared_norm(ParameterLayout(Group()), three_four, lambda some: torch.stack([one.norm() for one in some]))
     tensor(25.)
     """
+    if layout.divides != "elements":
+        each = norms(gradients)
+        return each.dot(each)
     each = _local_norms(layout, gradients, norms)
     squared = each.dot(each)
     layout.all_reduce_shards(squared)

@@ -18,7 +18,7 @@ from evenstep.names import plain
 from evenstep.parallel.buffers import running_statistics
 
 
-class _Place(NamedTuple):
+class _BufferSlot(NamedTuple):
     """Where a buffer stands in a model: in whose registry, by which names, which one it is, and whether it is saved."""
 
     registry: dict[str, Tensor | None]
@@ -35,6 +35,9 @@ class Buffers:
     Args:
         model: on its device already.
 
+    Attributes:
+        exist: whether the model has any.
+
     >>> norm = nn.BatchNorm1d(1); buffers = Buffers(norm)
     >>> _ = norm(torch.tensor([[1.0], [3.0]])); buffers.restore(1.0); norm.running_mean
     tensor([0.])
@@ -43,7 +46,7 @@ class Buffers:
     def __init__(self, model: nn.Module) -> None:
         # torch's normalisation kernels write running statistics without raising the tensor's version.
         silent = {id(buffer) for buffer in running_statistics(model)}
-        self._places: list[_Place] = []
+        self._places: list[_BufferSlot] = []
         self._numbers: dict[int, int] = {}
         self._buffers: list[Tensor] = []
         self._silent: list[bool] = []
@@ -52,6 +55,7 @@ class Buffers:
             for name, buffer in buffers_of(module).items():
                 if buffer is not None:
                     self._add(module, name, f"{prefix}.{name}" if prefix else name, buffer, id(buffer) in silent)
+        self.exist = bool(self._places)
         self._kept = [buffer.detach().clone() for buffer in self._buffers]
         self._versions = [times_written(buffer) for buffer in self._buffers]
 
@@ -61,7 +65,7 @@ class Buffers:
             self._buffers.append(buffer)
             self._silent.append(silent)
         number, temporary = self._numbers[id(buffer)], full not in self._lasting
-        self._places.append(_Place(buffers_of(module), name, plain(full), number, temporary))
+        self._places.append(_BufferSlot(buffers_of(module), name, plain(full), number, temporary))
 
     def _changed(self) -> list[int]:
         return [
@@ -127,7 +131,7 @@ class Buffers:
 
     def restore(self, aborted: Tensor | float) -> None:
         """Take back the changes if `aborted` is 1, else keep them; a tensor decides on its device."""
-        if not self._places:
+        if not self.exist:
             return
         self.settle()
         for i in self._changed():

@@ -21,7 +21,7 @@ from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.memory.sub_batch import part_of
 from evenstep.train.microbatch import MicrobatchStep
 from evenstep.train.recovery import Recovery
-from evenstep.train.untouched import evaluating
+from evenstep.train.side_effects import evaluating
 from evenstep.train.weigh import Weights, weigh
 
 

@@ -6,7 +6,7 @@ from typing import Any, get_args
 import pytest
 
 import evenstep
-from evenstep.config import schema, schema_lr
+from evenstep.config import schema, schema_lr, schema_ranks
 from evenstep.config.schema import Config, EmaTable, LossScaleTable
 from evenstep.config.schema_lr import AnySchedule, ScheduleTable
 from evenstep.config.section import Section
@@ -51,6 +51,7 @@ def test_the_public_keys_are_these() -> None:
             "ema",
             "evaluate",
             "failures",
+            "float8",
             "hooks",
             "launch",
         ),
@@ -85,9 +86,13 @@ PUBLIC_KEYS = {
         *("hook", "loader", "loader_retries", "loss_spike", "lost_rank", "max_rewinds", "max_skipped_samples"),
         *("non_finite", "out_of_memory", "spike_threshold", "spike_window_updates"),
     ],
+    "Local": [
+        *("by_inner_rate", "every_updates", "fragments", "inner_state", "nesterov", "outer_lr", "outer_momentum"),
+        *("overlap_updates", "own_share", "synchronous_updates"),
+    ],
     "Parallel": [
-        *("compression", "gather_dtype", "offload", "pipeline", "pipeline_schedule", "reduction", "relay_skips"),
-        *("shard_ranks", "split_at", "stages_per_rank", "strategy", "timeout_s"),
+        *("compression", "gather_dtype", "local", "offload", "pipeline", "pipeline_schedule", "reduction"),
+        *("relay_skips", "shard_ranks", "split_at", "stages_per_rank", "strategy", "timeout_s"),
     ],
     "Best": ["keep", "metric", "mode"],
     "Checkpoint": [
@@ -114,6 +119,7 @@ PUBLIC_KEYS = {
     "Ema": ["decay", "every_updates", "start_update"],
     "Evaluate": ["every_epochs", "every_updates"],
     "Evaluation": ["args", "micro_batch_size", "target"],
+    "Float8": ["emulate", "layers", "recipe"],
     "InverseSqrt": ["kind", "warmup_updates"],
     "Linear": ["end_factor", "kind", "warmup_updates"],
     "Log": ["every_updates", "writers"],
@@ -187,11 +193,13 @@ def test_ema_and_loss_scale_have_the_defaults_of_their_namesakes() -> None:
         ("Coefficients", evenstep.Uncertainty),
         ("Parallel", evenstep.Fsdp),
         ("Parallel", evenstep.Processes),
+        ("Local", evenstep.Local),
     ],
     ids=lambda one: one if isinstance(one, str) else one.__name__,
 )
 def test_a_table_has_the_defaults_of_what_is_constructed_from_it(section: str, constructor: Any) -> None:
-    table = getattr(schema, f"{section}Table").model_fields
+    home: Any = schema_ranks if hasattr(schema_ranks, f"{section}Table") else schema
+    table = getattr(home, f"{section}Table").model_fields
     there = {
         name: p.default for name, p in inspect.signature(constructor).parameters.items() if p.default is not p.empty
     }

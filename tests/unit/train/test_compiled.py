@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Aborted, Committed, Ema, Engine, Task, Training
+from evenstep import Aborted, Committed, Ema, Engine, Loss, Task, Training
 from evenstep.errors import ArgumentError, NonFiniteError, TaskError
 from evenstep.options import Memory
 from evenstep.pipeline import Layer, PipelineModel
@@ -394,3 +394,31 @@ def test_threads_that_look_into_aborts_at_once_leave_torch_compiling() -> None:
 
     torch.compile(lambda x: x * 2, backend=backend)(torch.ones(1))
     assert seen
+
+
+@pytest.mark.usefixtures("as_found")
+def test_losses_and_metrics_of_a_compiled_run_are_sums_over_weights_as_without() -> None:
+    """Micro-batches of 4 and 3: neither a mean of their means, nor a sum of their accuracies."""
+
+    class Counts(Squares):
+        def loss(self, output: Tensor, batch: Any) -> Any:
+            error = (output.squeeze(-1) - batch[1]) ** 2
+            return Loss(error.sum(), metrics={"close": ((error < 1.0).sum(), len(error))})
+
+    found: list[dict[str, float]] = []
+    errors: list[Tensor] = []
+    for compile in ("model", "off"):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, WIDTH), Block(0.0), Block(0.0), nn.Linear(WIDTH, 1))
+        errors = [(model(x).squeeze(-1) - y).detach() ** 2 for x, y in batches(0, (4, 3))]
+        train = Training(compile=compile, check_loss=False)  # type: ignore[arg-type]
+        engine = Engine(model, Counts(), torch.optim.SGD(model.parameters(), lr=0.1), device="cpu", train=train)
+        outcome = engine.update(*batches(0, (4, 3)))
+        assert isinstance(outcome, Committed)
+        metrics = outcome.metrics()
+        found.append({name: metrics[name] for name in ("loss", "close")})
+    every = torch.cat(errors)
+    assert found[0] == found[1]
+    assert found[0]["loss"] == pytest.approx(float(every.mean()))
+    assert found[0]["close"] == pytest.approx(float((every < 1.0).float().mean()))
+    assert found[0]["close"] != pytest.approx(sum(float((one < 1.0).float().mean()) for one in errors) / 2)

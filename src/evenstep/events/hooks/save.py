@@ -6,8 +6,8 @@ The trainer saves at the end of the update. The checkpoint at the end of trainin
 from time import monotonic
 from typing import final
 
+from evenstep.arguments import require_positive, require_whole
 from evenstep.errors import ArgumentError
-from evenstep.events.arguments import require_count, require_positive
 from evenstep.events.event import EpochEnd, SaveEnd, TrainBegin, UpdateEnd
 from evenstep.events.hook import Hook
 
@@ -40,9 +40,9 @@ class Save(Hook):
                 "`Save` needs a period, but has none; set `every_updates`, `every_epochs` or `every_minutes`."
             )
         if every_updates is not None:
-            require_count("every_updates", every_updates)
+            require_whole("every_updates", every_updates)
         if every_epochs is not None:
-            require_count("every_epochs", every_epochs)
+            require_whole("every_epochs", every_epochs)
         if every_minutes is not None:
             require_positive("every_minutes", every_minutes)
         self._every_updates = every_updates
@@ -55,7 +55,9 @@ class Save(Hook):
         self._saved_at = monotonic()
 
     def after_update(self, event: UpdateEnd) -> None:
-        if event.committed and (self._is_update(event.update) or self._is_time()):
+        updates, minutes = self._every_updates, self._every_minutes
+        is_update = updates is not None and event.update % updates == 0
+        if event.committed and (is_update or (minutes is not None and monotonic() - self._saved_at >= 60 * minutes)):
             self.trainer.request_save()
 
     def after_epoch(self, event: EpochEnd) -> None:
@@ -67,9 +69,3 @@ class Save(Hook):
         self._saved_at = monotonic()  # also if it failed: a full disk is not asked again at each update
         if event.path is not None:
             self._saved_update = event.update
-
-    def _is_update(self, update: int) -> bool:
-        return self._every_updates is not None and update % self._every_updates == 0
-
-    def _is_time(self) -> bool:
-        return self._every_minutes is not None and monotonic() - self._saved_at >= 60 * self._every_minutes

@@ -10,8 +10,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from evenstep.arguments import require_flag
-from evenstep.events.arguments import require_count
+from evenstep.arguments import require_flag, require_whole
 from evenstep.events.event import StepBegin, UpdateBegin, UpdateEnd
 from evenstep.events.hook import Hook
 from evenstep.names import named_parameters
@@ -36,20 +35,23 @@ class Statistics(Hook):
     """
 
     def __init__(self, *, every_updates: int = 100, update_ratio: bool = False, gradient_norms: bool = False) -> None:
-        require_count("every_updates", every_updates)
+        require_whole("every_updates", every_updates)
         require_flag("update_ratio", update_ratio)
         require_flag("gradient_norms", gradient_norms)
         self._every = every_updates
-        self._update_ratio = update_ratio
-        self._gradient_norms = gradient_norms
         self._before: list[dict[str, Tensor]] = []
+        # what is not computed is not heard, so that nothing is called for it in each update
+        if not update_ratio:
+            self.before_update = super().before_update
+        if not gradient_norms:
+            self.before_step = super().before_step
 
     def before_update(self, event: UpdateBegin) -> None:
-        if self._update_ratio and event.update % self._every == 0:
+        if event.update % self._every == 0:
             self._before = [{name: one.clone() for name, one in group.items()} for group in self._groups()]
 
     def before_step(self, event: StepBegin) -> None:
-        if not self._gradient_norms or event.update % self._every:
+        if event.update % self._every:
             return
         parameters = named_parameters(self.trainer.model)
         gradients = {name: one.grad for name, one in parameters.items() if one.grad is not None}

@@ -55,10 +55,10 @@ class Ddp(Strategy):
         require_object("compression", compression, Compression, "`compression=Bf16()`", may_be_none=True)
         super().__init__(group)
         self._bucket_bytes = bucket_bytes
-        self._compression = compression or Compression()
+        self.compression = compression or Compression()
 
     def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
-        return DdpReducer(module, self.group, bucket_bytes=self._bucket_bytes, compression=self._compression)
+        return DdpReducer(module, self.group, bucket_bytes=self._bucket_bytes, compression=self.compression)
 
 
 @final

@@ -7,7 +7,7 @@ what compares samples with each other, or is added once per batch, does neither.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, final
+from typing import Literal, NamedTuple, final
 
 Kind = Literal["mean", "term", "whole", "weight", "count"]
 
@@ -16,7 +16,7 @@ SURE = 0.2  # of the losses: a mean differs from the sum of its halves by more
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class LossValue:
     """What a task gave for a batch.
 
     Args:
@@ -36,9 +36,34 @@ class Given:
         return math.isfinite(self.loss) and math.isfinite(self.weight)
 
 
+class LossValues(NamedTuple):
+    """What a task gave for some pieces of a micro-batch.
+
+    Args:
+        given: by the task for each batch, on the ranks that share it; None for one without a loss to compare.
+        narrow: whether some of it was computed in 16 bits.
+        out_of_memory: whether there was no memory for it here.
+        out_of_memory_anywhere: whether a rank had none.
+        done: how many batches were run before something was raised.
+        error: what was raised, where the run can go on.
+    """
+
+    given: Sequence[LossValue | None] = ()
+    narrow: bool = False
+    out_of_memory: bool = False
+    out_of_memory_anywhere: bool = False
+    done: int = 0
+    error: str = ""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether there is something to compare."""
+        return bool(self.given) and all(one is not None and one.is_finite for one in self.given)
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Precise:
+class Tolerance:
     """How exactly losses can be compared.
 
     Args:
@@ -50,14 +75,14 @@ class Precise:
     per_unit: float
 
 
-WIDE = Precise(relative=1e-3, per_unit=1e-6)
-FAST = Precise(relative=1e-2, per_unit=1e-4)  # kernels of an accelerator, which may differ with the size of a batch
-NARROW = Precise(relative=5e-2, per_unit=1e-2)  # some of it is computed in 16 bits
+WIDE = Tolerance(relative=1e-3, per_unit=1e-6)
+FAST = Tolerance(relative=1e-2, per_unit=1e-4)  # kernels of an accelerator, which may differ with the size of a batch
+NARROW = Tolerance(relative=5e-2, per_unit=1e-2)  # some of it is computed in 16 bits
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Again:
+class SecondLook:
     """What a second look gave, where the first did not add up.
 
     Args:
@@ -69,23 +94,25 @@ class Again:
     parts: Sequence[Sequence[float]]
 
 
-def adds_up(whole: Given, parts: Sequence[Given], precise: Precise) -> bool:
+def adds_up(whole: LossValue, parts: Sequence[LossValue], tolerance: Tolerance) -> bool:
     """Whether the loss of the whole is the sum of those of its parts, up to rounding.
 
-    >>> halves = [Given(loss=1.0, weight=2), Given(loss=2.0, weight=2)]
-    >>> adds_up(Given(loss=3.0, weight=4), halves, WIDE), adds_up(Given(loss=1.5, weight=4), halves, WIDE)
+    >>> halves = [LossValue(loss=1.0, weight=2), LossValue(loss=2.0, weight=2)]
+    >>> adds_up(LossValue(loss=3.0, weight=4), halves, WIDE), adds_up(LossValue(loss=1.5, weight=4), halves, WIDE)
     (True, False)
     """
     losses = [part.loss for part in parts]
-    return _is_sum(whole.loss, losses, precise.relative)
+    return _is_sum(whole.loss, losses, tolerance.relative)
 
 
-def kind_of(whole: Given, parts: Sequence[Given], again: Again, precise: Precise) -> tuple[Kind | None, float]:
+def kind_of(
+    whole: LossValue, parts: Sequence[LossValue], again: SecondLook, tolerance: Tolerance
+) -> tuple[Kind | None, float]:
     """What a loss is that does not add up, and the size of the term that is counted too often; None if it is not sure.
 
-    >>> halves = [Given(loss=1.0, weight=2), Given(loss=2.0, weight=2)]
-    >>> again = Again(whole=[1.5], parts=[[0.9, 1.1], [1.5, 2.5]])
-    >>> kind_of(Given(loss=1.5, weight=4), halves, again, WIDE)
+    >>> halves = [LossValue(loss=1.0, weight=2), LossValue(loss=2.0, weight=2)]
+    >>> again = SecondLook(whole=[1.5], parts=[[0.9, 1.1], [1.5, 2.5]])
+    >>> kind_of(LossValue(loss=1.5, weight=4), halves, again, WIDE)
     ('mean', 0.0)
     """
     losses = [part.loss for part in parts]
@@ -94,9 +121,9 @@ def kind_of(whole: Given, parts: Sequence[Given], again: Again, precise: Precise
     excess = math.fsum(losses) - whole.loss
     if abs(excess) <= 5 * noise:
         return None, 0.0
-    if _is_mean(whole, parts, again, noise, precise):
+    if _is_mean(whole, parts, again, noise, tolerance):
         return "mean", 0.0
-    if noise > 1e-9 * scale or abs(excess) <= precise.per_unit * max(whole.weight, 1.0):
+    if noise > 1e-9 * scale or abs(excess) <= tolerance.per_unit * max(whole.weight, 1.0):
         return None, 0.0
     each = excess / (len(parts) - 1)
     deeper = [
@@ -104,14 +131,16 @@ def kind_of(whole: Given, parts: Sequence[Given], again: Again, precise: Precise
         for loss, theirs in zip(losses, again.parts, strict=True)
         if theirs
     ]
-    if deeper and all(abs(one - each) <= max(precise.relative * scale, 1e-3 * abs(each)) for one in deeper):
+    if deeper and all(abs(one - each) <= max(tolerance.relative * scale, 1e-3 * abs(each)) for one in deeper):
         return "term", each
     # rounding has no sign of its own, and shrinks as the parts do
     alike = all(one * each > 0 and abs(each) / 30 < abs(one) < 30 * abs(each) for one in deeper)
     return ("whole" if alike and (deeper or abs(each) > SURE / 4 * scale) else None), 0.0
 
 
-def _is_mean(whole: Given, parts: Sequence[Given], again: Again, noise: float, precise: Precise) -> bool:
+def _is_mean(
+    whole: LossValue, parts: Sequence[LossValue], again: SecondLook, noise: float, tolerance: Tolerance
+) -> bool:
     """Whether the whole lies between its parts, as means do, and not near their sum."""
     losses = [part.loss for part in parts]
     scale = max(map(abs, (whole.loss, *losses)))
@@ -120,22 +149,22 @@ def _is_mean(whole: Given, parts: Sequence[Given], again: Again, noise: float, p
     weights = [part.weight for part in parts]
     if math.fsum(weights) > 0:
         mean = math.fsum(w * one for w, one in zip(weights, losses, strict=True)) / math.fsum(weights)
-        if abs(whole.loss - mean) <= max(precise.relative * scale, 5 * noise):
+        if abs(whole.loss - mean) <= max(tolerance.relative * scale, 5 * noise):
             return True
-    margin = precise.relative * scale + 5 * noise
+    margin = tolerance.relative * scale + 5 * noise
     levels = [(whole.loss, losses), *zip(losses, again.parts, strict=True)]
-    return scale > 10 * precise.per_unit and all(
+    return scale > 10 * tolerance.per_unit and all(
         min(theirs) - margin <= one <= max(theirs) + margin and min(theirs) * max(theirs) > 0
         for one, theirs in levels
         if theirs
     )
 
 
-def means_among(whole: Given, parts: Sequence[Given]) -> list[str]:
+def means_among(whole: LossValue, parts: Sequence[LossValue]) -> list[str]:
     """The metrics that are given as means: as (mean, 1), which is logged as a mean of means.
 
-    >>> halves = [Given(loss=0.0, weight=2, metrics={"right": (one, 1)}) for one in (0.5, 1.0)]
-    >>> means_among(Given(loss=0.0, weight=4, metrics={"right": (0.75, 1)}), halves)
+    >>> halves = [LossValue(loss=0.0, weight=2, metrics={"right": (one, 1)}) for one in (0.5, 1.0)]
+    >>> means_among(LossValue(loss=0.0, weight=4, metrics={"right": (0.75, 1)}), halves)
     ['right']
     """
     found: list[str] = []

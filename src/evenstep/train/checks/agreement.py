@@ -12,10 +12,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from evenstep.data import Data
-from evenstep.errors import ArgumentError
+from evenstep.errors import ArgumentError, ReplicaError
 from evenstep.names import named_parameters, state_of
+from evenstep.parallel import Group
 from evenstep.pipeline import PipelineModel
-from evenstep.train.checks.model import check_same_on_all_ranks
 from evenstep.train.state.train_state import unwrapped
 from evenstep.version import __version__
 
@@ -64,6 +64,23 @@ def check_agreement(
         {"model": shapes, "the parameters of the optimizer's groups": groups, "requires_grad": flags},
     )
     check_ties(unwrapped(engine.model), groups)
+
+
+def check_same_on_all_ranks(group: Group, described: dict[str, object]) -> None:
+    """Raise ReplicaError unless all ranks describe the same run; the message names rank and what differs."""
+    everybody = group.gather(described)
+    for rank, theirs in enumerate(everybody):
+        for name, value in everybody[0].items():
+            if theirs.get(name) != value:
+                raise ReplicaError(
+                    f"all ranks must train the same run, but `{name}` is {_short(theirs.get(name))} on rank {rank} and "
+                    f"{_short(value)} on rank 0; give all ranks the same files, versions and settings."
+                )
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def check_ties(model: nn.Module, groups: Sequence[Sequence[str]]) -> None:

@@ -27,6 +27,7 @@ _ROUNDING = {
     "bf16-mixed": 6e-2,
     "bf16-true": 6e-2,
     "bf16-true-no-master": 6e-2,
+    "float8-mixed": 6e-2,
     "16-mixed": 2e-2,
     "16-true": 2e-2,
     "16-true-no-master": 2e-2,

@@ -7,75 +7,50 @@ change to make: else its gradients would be those of another loss for every cut.
 trace, and it never ends a run for lack of memory. How the numbers are told apart is in `additive`.
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, NamedTuple, cast, final
+from typing import NamedTuple, final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from evenstep.arguments import said
 from evenstep.data import GlobalBatch, Microbatch
 from evenstep.errors import TaskError, clause
-from evenstep.memory import give_back, is_out_of_memory
-from evenstep.train.checks.additive import FAST, NARROW, WIDE, Again, Given, Precise, adds_up, kind_of, means_among
+from evenstep.train.checks.additive import (
+    FAST,
+    NARROW,
+    WIDE,
+    LossValue,
+    LossValues,
+    SecondLook,
+    Tolerance,
+    adds_up,
+    kind_of,
+    means_among,
+)
 from evenstep.train.checks.loss_faults import batch_norms, loss_fault, metric_note, norm_note, uncut_note, weight_fault
 from evenstep.train.context import TrainContext
 from evenstep.train.execution import Execution
-from evenstep.train.memory.split import copied, num_samples, tensors_in
+from evenstep.train.memory.split import num_samples
 from evenstep.train.memory.split_limit import SplitLimit
-from evenstep.train.memory.sub_batch import SubBatch, part_of, parts_of, reason_not_cut
-from evenstep.train.microbatch import MicrobatchStep
-from evenstep.train.recovery import Recovery
-from evenstep.train.tasks.metrics import is_number
-from evenstep.train.tasks.onlooker import Onlooker
-from evenstep.train.tasks.task import Loss, Task
-from evenstep.train.untouched import evaluating, untouched
-from evenstep.train.weigh import Weights, weight_of
+from evenstep.train.memory.sub_batch import SubBatch, parts_of, reason_not_cut
+from evenstep.train.side_effects import evaluating, without_side_effects
+from evenstep.train.tasks.task import Task
+from evenstep.train.weigh import weight_of
 
 TRIES = 8  # global batches in which a task's micro-batches are looked at, where none of them can be halved
+SIXTEEN_BITS = frozenset({torch.float16, torch.bfloat16})
 REPEATS = 6  # of a suspect whole, to see how far random numbers move it: with 2 they seem not to, once in 40 times
-WHILE_LOOKING = (
-    "It was raised while the loss of a micro-batch was compared with those of its halves, as `Task.split` cuts it; "
-    "`train=Training(check_loss=False)`, in a run file `train.check_loss = false`, leaves that out."
-)
-_16_BITS = frozenset({torch.float16, torch.bfloat16})
 
 
-class Trial(NamedTuple):
+class TrialBatch(NamedTuple):
     """A piece of a micro-batch, and its parts."""
 
     microbatch: Microbatch
     whole: SubBatch
     parts: list[SubBatch]
-
-
-class Heard(NamedTuple):
-    """What came of a round.
-
-    Args:
-        given: by the task for each batch, on the ranks that share it; None for one without a loss to compare.
-        narrow: whether some of it was computed in 16 bits.
-        no_memory: whether there was no memory for it here.
-        nor_elsewhere: whether a rank had none.
-        done: how many batches were run before something was raised.
-        error: what was raised, where the run can go on.
-    """
-
-    given: Sequence[Given | None] = ()
-    narrow: bool = False
-    no_memory: bool = False
-    nor_elsewhere: bool = False
-    done: int = 0
-    error: str = ""
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether there is something to compare."""
-        return bool(self.given) and all(one is not None and one.is_finite for one in self.given)
 
 
 @final
@@ -84,6 +59,7 @@ class Guard:
     """Compares losses with those of halves, once for each task.
 
     Args:
+        run: takes pieces of a micro-batch of a task forward; a `LossRunner`.
         context: tasks, precision and device.
         execution: how forwards are run, and on which ranks.
         cuts: how finely micro-batches must be cut to fit into memory; learns of what can't be cut.
@@ -92,6 +68,7 @@ class Guard:
         tries: in how many global batches each of them was looked at without a result.
     """
 
+    run: Callable[[str, Microbatch | None, Sequence[SubBatch], str], LossValues]
     model: nn.Module
     context: TrainContext
     execution: Execution
@@ -100,12 +77,6 @@ class Guard:
     pending: set[str]
     tries: dict[str, int] = field(default_factory=dict[str, int])
     _said: set[str] = field(default_factory=set[str])
-    _recovery: Recovery = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._recovery = Recovery(
-            execution=self.execution, tasks=self.context.tasks, cuts=self.cuts, report=lambda incident: None
-        )
 
     def __call__(self, batch: GlobalBatch) -> float:
         """Look at the tasks of a global batch that were not looked at yet; all ranks call it together.
@@ -126,7 +97,7 @@ class Guard:
         norms = batch_norms(self.model) if batch.num_microbatches > 1 and self.model.training else []
         for name in [name for name in names if name in self.pending and name in self.context.tasks]:
             owners = [self.model, *self.context.tasks.values()]
-            with untouched(owners), evaluating(self.model, self.context.device), _as_in_training():
+            with without_side_effects(owners), evaluating(self.model, self.context.device), _as_in_training():
                 notes = self._look(name, [one for one in batch.microbatches if one.task == name])
             for note in [*notes, *([norm_note(norms)] if norms and name not in self.pending else [])]:
                 about = note.partition(":")[0]
@@ -142,19 +113,19 @@ class Guard:
         self.tries[name] = self.tries.get(name, 0) + 1
         if self.tries[name] >= TRIES:
             self.pending.discard(name)
-        heard = Heard()
+        values = LossValues()
         if any(gather(trial is not None)):
-            heard = self._run(name, trial, _whole_and_parts(trial), "check")
-            while heard.nor_elsewhere:
-                trial = _smaller(task, trial) if heard.no_memory else trial
-                heard = self._run(name, trial, _whole_and_parts(trial), "check")
-        given = [one for one in heard.given if one is not None] if heard.is_whole else []
-        precise = self._precise(narrow=heard.narrow)
-        suspect = bool(given) and not adds_up(given[0], given[1:], precise)
+            values = self.run(name, _of(trial), _whole_and_parts(trial), "check")
+            while values.out_of_memory_anywhere:
+                trial = _smaller(task, trial) if values.out_of_memory else trial
+                values = self.run(name, _of(trial), _whole_and_parts(trial), "check")
+        given = [one for one in values.given if one is not None] if values.is_whole else []
+        tolerance = self._tolerance(narrow=values.narrow)
+        suspect = bool(given) and not adds_up(given[0], given[1:], tolerance)
         again = self._again(name, trial if suspect else None) if any(gather(suspect)) else None
-        fault, note = self._judged(task, trial, given, again if suspect else None, precise)
-        if heard.error and heard.done:
-            uncut = f"its first part raised {heard.error}"
+        fault, note = self._judged(task, trial, given, again if suspect else None, tolerance)
+        if values.error and values.done:
+            uncut = f"its first part raised {values.error}"
             self.cuts.uncut.append((task, uncut))
         notes = [note] if note else [uncut_note(task, uncut)] if uncut and not given else []
         everybody = gather((fault, notes, bool(given)))
@@ -165,7 +136,7 @@ class Guard:
                 raise TaskError(f"task `{name}`: {fault}" if name else fault)
         return next((theirs for _, theirs, _ in everybody if theirs), [])
 
-    def _trial(self, task: Task, microbatches: Sequence[Microbatch]) -> tuple[Trial | None, str]:
+    def _trial(self, task: Task, microbatches: Sequence[Microbatch]) -> tuple[TrialBatch | None, str]:
         """The first micro-batch that has work in all its parts; or None, and why the engine can't cut any."""
         why = ""
         try:
@@ -176,50 +147,52 @@ class Guard:
                     parts = parts_of(task, whole)
                 except Exception as error:  # noqa: BLE001 - said as a remark; nothing else has called it yet
                     return None, f"`split` raised {clause(error)}"
-                if len(parts) > 1 and all(self._weight(task, piece) > 0 for piece in (whole, *parts)):
-                    return Trial(one, whole, parts), ""
+                if len(parts) > 1 and all(weight_of_piece(task, piece) > 0 for piece in (whole, *parts)):
+                    return TrialBatch(one, whole, parts), ""
         except Exception:  # noqa: BLE001 - the update asks the same of the task, and says what it raises
             return None, ""
         return None, why
 
-    def _weight(self, task: Task, piece: SubBatch) -> float:
-        return 1.0 if task.late_weight else weight_of(task, piece.data, "a part of a micro-batch", piece.num_samples)
-
-    def _precise(self, *, narrow: bool) -> Precise:
+    def _tolerance(self, *, narrow: bool) -> Tolerance:
         """How exactly losses can be compared, of which some are `narrow`."""
         gathers = self.execution.reducers.gather_dtype
         formats = {parameter.dtype for parameter in self.model.parameters()}
-        if narrow or gathers or self.context.precision.name != "32-true" or not formats.isdisjoint(_16_BITS):
+        if narrow or gathers or self.context.precision.name != "32-true" or not formats.isdisjoint(SIXTEEN_BITS):
             return NARROW
         return WIDE if self.context.device.type == "cpu" and torch.get_float32_matmul_precision() == "highest" else FAST
 
-    def _again(self, name: str, trial: Trial | None) -> Again | None:
+    def _again(self, name: str, trial: TrialBatch | None) -> SecondLook | None:
         """Look a second time, with other random numbers, at a whole and at the parts of its parts."""
         task, deeper = self.context.tasks[name], list[list[SubBatch]]()
         pieces: list[SubBatch] = []
         if trial is not None:
             for part in trial.parts:
                 theirs = parts_of(task, part)
-                useful = len(theirs) > 1 and all(self._weight(task, one) > 0 for one in theirs)
+                useful = len(theirs) > 1 and all(weight_of_piece(task, one) > 0 for one in theirs)
                 deeper.append(theirs if useful else [])
             pieces = [*[trial.whole] * REPEATS, *(one for theirs in deeper for one in theirs)]
-        heard = self._run(name, trial, pieces, "check again")
-        if not heard.is_whole:
+        values = self.run(name, _of(trial), pieces, "check again")
+        if not values.is_whole:
             return None
-        losses = iter([one.loss for one in heard.given if one is not None])
-        return Again(
+        losses = iter([one.loss for one in values.given if one is not None])
+        return SecondLook(
             whole=[next(losses) for _ in range(REPEATS)], parts=[[next(losses) for _ in theirs] for theirs in deeper]
         )
 
     def _judged(
-        self, task: Task, trial: Trial | None, given: Sequence[Given], again: Again | None, precise: Precise
+        self,
+        task: Task,
+        trial: TrialBatch | None,
+        given: Sequence[LossValue],
+        again: SecondLook | None,
+        tolerance: Tolerance,
     ) -> tuple[str, str]:
         """What is wrong, and what else is to be said."""
         if trial is None or not given:
             return "", ""
         whole, parts, where = given[0], given[1:], _described(trial)
         if again is not None:
-            kind, size = kind_of(whole, parts, again, precise)
+            kind, size = kind_of(whole, parts, again, tolerance)
             norms = batch_norms(self.model, always=True)
             if kind == "whole" and norms:
                 return "", norm_note(norms)
@@ -230,114 +203,6 @@ class Guard:
         fault = weight_fault(task, where, whole, parts)
         means = means_among(whole, parts)
         return fault, metric_note(task, means) if means else ""
-
-    def _run(self, name: str, trial: Trial | None, pieces: Sequence[SubBatch], path: str) -> Heard:
-        """Run pieces of a micro-batch forward; all ranks call it together, also those without any."""
-        if not self.execution.evaluates_together:
-            return self._heard(name, trial, pieces, path)
-        compute = partial(self._heard, name, trial, pieces, path)
-        heard, no_memory = self._recovery.once(f"the check of the loss of {name or 'the task'}", compute)
-        return Heard(no_memory=no_memory, nor_elsewhere=True) if heard is None else heard
-
-    def _heard(self, name: str, trial: Trial | None, pieces: Sequence[SubBatch], path: str) -> Heard:
-        """Run them once."""
-        task, execution = self.context.tasks[name], self.execution
-        work: tuple[Microbatch, ...] = ()
-        if trial is not None:
-            work = tuple(
-                replace(part_of(trial.microbatch, piece), index=number, data=copied(piece.data))
-                for number, piece in enumerate(pieces)
-            )
-        listening = _Listening(task)
-        heard = self._passed(name, work, listening, path)
-        given: list[Given | None] = []
-        if execution.holds_output and not heard.no_memory and not heard.error:
-            weights = [self._weight(task, piece) for piece in pieces]
-            given = [_given(task, loss, weight) for loss, weight in zip(listening.heard, weights, strict=True)]
-        place, holds = execution.reducers.rank, execution.holds_output
-        everybody = execution.group.gather((place, holds, given, listening.narrow, heard.no_memory))
-        given, narrow = next((theirs, narrow) for rank, has, theirs, narrow, _ in everybody if has and rank == place)
-        elsewhere = any(no_memory for *_, no_memory in everybody)
-        return heard._replace(given=given, narrow=narrow, nor_elsewhere=elsewhere, done=len(listening.heard))
-
-    def _passed(self, name: str, work: tuple[Microbatch, ...], listening: "_Listening", path: str) -> Heard:
-        """Take micro-batches through the model, without hooks and records."""
-        execution = self.execution
-        each = {one.index: 1.0 for one in work}
-        weights = Weights(
-            totals={name: 1.0}, num_microbatches=len(work), each=each, divisors={}, work=work, num_tasks=1
-        )
-        dummy = partial(MicrobatchStep.dummy, self._silent(name, _Listening(self.context.tasks[name])))
-        execution.pad_passes(work, dummy, backward=False, kind=f"check {name}")
-        context, heard = self._silent(name, listening), Heard()
-        try:
-            with MicrobatchStep(
-                context, weights, path=(path,), update=0, factor=1.0, prefix="", cuts=SplitLimit()
-            ) as step:
-                execution.evaluator.run(execution.forwards(step.lay_out(work)), step)
-        except Exception as error:
-            no_memory = is_out_of_memory(error)
-            if execution.evaluates_together:  # what one rank does not run, others wait for
-                if not no_memory:
-                    error.add_note(WHILE_LOOKING)
-                raise
-            # what else is raised the update will raise as well, and say it
-            heard = Heard(no_memory=no_memory, error="" if no_memory else clause(error))
-        if heard.no_memory:
-            give_back()
-        return heard
-
-    def _silent(self, name: str, listening: "_Listening") -> TrainContext:
-        return replace(self.context.silently(), tasks={name: listening}, poison=None)
-
-
-@final
-class _Listening(Onlooker):
-    """Another task; what its loss gives is kept."""
-
-    def __init__(self, task: Task) -> None:
-        super().__init__(task)
-        self.heard: list[Any] = []
-        self.narrow = False
-
-    def look(self, output: Any, batch: Any) -> None:
-        self.narrow = self.narrow or any(one.dtype in _16_BITS for one in tensors_in(output))
-        self.heard.append(self._task.loss(output, batch))
-
-
-def _given(task: Task, loss: Any, weight: float) -> Given | None:
-    """What a task gave for a batch, as numbers; None where that is not a loss."""
-    loss = loss if isinstance(loss, Loss) else Loss(loss)
-    total: Any = loss.sum
-    if not (isinstance(total, Tensor) and total.ndim == 0 and total.is_floating_point()):
-        return None  # also where there is none: which batches have one is the task's to say
-    late: Any = loss.count if loss.weight is None else loss.weight
-    return Given(
-        loss=float(total),
-        weight=_count_of(task, late) if task.late_weight and late is not None else weight,
-        count=None if loss.count is None else _count_of(task, loss.count),
-        metrics=_numbers(loss.metrics),
-    )
-
-
-def _count_of(task: Task, given: object) -> float:
-    if not is_number(given) or (isinstance(given, Tensor) and given.numel() != 1):
-        raise TaskError(
-            f"the weight or `count` of a `Loss` of {type(task).__name__} must be a number, but is {said(given)}."
-        )
-    return float(cast("Any", given))
-
-
-def _numbers(metrics: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """The metrics that are pairs of numbers; what else they are the update says."""
-    found: dict[str, tuple[float, float]] = {}
-    for name, pair in metrics.items() if isinstance(cast("object", metrics), Mapping) else ():
-        try:
-            total, weight = pair
-            found[name] = float(total), float(weight)
-        except (TypeError, ValueError, RuntimeError):
-            continue
-    return found
 
 
 @contextmanager
@@ -351,21 +216,30 @@ def _as_in_training() -> Generator[None]:
         torch.backends.mha.set_fastpath_enabled(enabled)
 
 
-def _whole_and_parts(trial: Trial | None) -> list[SubBatch]:
+def _whole_and_parts(trial: TrialBatch | None) -> list[SubBatch]:
     return [] if trial is None else [trial.whole, *trial.parts]
 
 
-def _smaller(task: Task, trial: Trial | None) -> Trial | None:
+def _of(trial: TrialBatch | None) -> Microbatch | None:
+    return None if trial is None else trial.microbatch
+
+
+def _smaller(task: Task, trial: TrialBatch | None) -> TrialBatch | None:
     """The first part of what did not fit; None where it can't be cut any finer."""
     if trial is None:
         return None
     whole = trial.parts[0]
     parts = parts_of(task, whole)
-    return Trial(trial.microbatch, whole, parts) if len(parts) > 1 else None
+    return TrialBatch(trial.microbatch, whole, parts) if len(parts) > 1 else None
 
 
-def _described(trial: Trial) -> str:
+def _described(trial: TrialBatch) -> str:
     number, whole = trial.microbatch.index, trial.whole
     count = num_samples(whole.data, whole.num_samples)
     samples = "" if count is None else f" ({count} samples)"
     return f"micro-batch {number}{samples}" if not whole.path else f"a part of micro-batch {number}{samples}"
+
+
+def weight_of_piece(task: Task, piece: SubBatch) -> float:
+    """The weight of a piece; 1 where it comes with the loss."""
+    return 1.0 if task.late_weight else weight_of(task, piece.data, "a part of a micro-batch", piece.num_samples)

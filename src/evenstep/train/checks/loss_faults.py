@@ -9,13 +9,13 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from evenstep.train.checks.additive import Given, Kind, equal
+from evenstep.train.checks.additive import Kind, LossValue, equal
 from evenstep.train.tasks.task import Task
 
 AS_IT_IS = "`train=Training(check_loss=False)`, in a run file `train.check_loss = false`"
 
 
-def loss_fault(kind: Kind, size: float, task: Task, where: str, whole: Given, parts: Sequence[Given]) -> str:
+def loss_fault(kind: Kind, size: float, task: Task, where: str, whole: LossValue, parts: Sequence[LossValue]) -> str:
     """What is wrong with a loss that does not add up.
 
     Args:
@@ -47,7 +47,7 @@ def loss_fault(kind: Kind, size: float, task: Task, where: str, whole: Given, pa
     )
 
 
-def weight_fault(task: Task, where: str, whole: Given, parts: Sequence[Given]) -> str:
+def weight_fault(task: Task, where: str, whole: LossValue, parts: Sequence[LossValue]) -> str:
     """What is wrong with weights that don't add up, or that are not what the loss has counted; "" if nothing."""
     name, loss = f"`{type(task).__name__}.weight`", f"`{type(task).__name__}.loss`"
     if task.reduction == "sum":
@@ -107,5 +107,5 @@ def batch_norms(model: nn.Module, *, always: bool = False) -> list[str]:
     return [name for name, one in norms if (one.running_mean is None if always else one.training)]
 
 
-def _counted(parts: Sequence[Given]) -> str:
+def _counted(parts: Sequence[LossValue]) -> str:
     return "two halves" if len(parts) == 2 else f"{len(parts)} parts"

@@ -1,94 +1,21 @@
-"""Checks what a trainer is given, before anything is changed or run.
+"""Checks the model that a trainer is given, before anything is changed: it is whole, and each parameter can be trained.
 
-Each check raises with what was, what must be and what to do. Whether the parts fit each other shows in the first
-update; whether they can at all shows here.
+A parameter is stepped once, and gradients can be taken of it; nothing else shares the model between ranks. What becomes
+of the parameters while the run goes on is `trained`'s to watch.
 """
 
 from collections.abc import Mapping
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
-from evenstep.data import Data
-from evenstep.devices import device_here
-from evenstep.errors import ArgumentError, DataError, ReplicaError, TaskError
-from evenstep.events import Incident
-from evenstep.parallel import Group, Single, Strategy, device_of_rank, rank_info_of
-from evenstep.parallel.rank_info import elastic_rank_of
+from evenstep.errors import ArgumentError, TaskError
 from evenstep.pipeline import PipelineModel
 from evenstep.precision import Precision
 from evenstep.strides import shares_memory
-
-
-def choose_device(device: str | torch.device, precision: Precision) -> torch.device:
-    """The device by name; "auto" is the accelerator if there is one, else the CPU.
-
-    Raises:
-        ArgumentError: there is no such device, or it can't compute in this precision.
-
-    >>> from evenstep.precision import FullPrecision
-    >>> choose_device("cpu", FullPrecision())
-    device(type='cpu')
-    """
-    chosen = device_here(device_of_rank("auto") if device == "auto" else device)
-    precision.check(chosen)
-    return chosen
-
-
-def check_keeping(data: Data, *, keeps: bool, rewinds: bool) -> None:
-    """Raise ArgumentError for a policy that has nothing to go back to, or checkpoints that can't be gone on from."""
-    if rewinds and not keeps:
-        raise ArgumentError(
-            "a policy that goes back to a checkpoint needs checkpoints, but this run keeps none; give it a `folder` "
-            "and let it keep some, or choose a policy that stops or skips."
-        )
-    if keeps and not data.resumable:
-        raise ArgumentError(
-            "a run with a `folder` saves checkpoints, but this stream cannot say where it is, so none could be "
-            "resumed; give the stream `state_dict` and `load_state_dict`, give what has samples by number (a list, a "
-            "dataset with a length) to `MapData`, or save none with `checkpoint=Checkpointing(keep_last=0)`."
-        )
-
-
-def try_resume(data: Data, group: Group) -> list[Incident]:
-    """What is to be said about a resume on these data, found by trying it on their first items; all ranks ask together.
-
-    Raises:
-        DataError: on all ranks, when a resume on one of them would not be exact.
-    """
-    said, fault = "", ""
-    raised: DataError | None = None
-    try:
-        said = data.try_resume()
-    except DataError as error:
-        fault, raised = str(error), error
-    everybody = group.gather((said, fault)) if data.resumable and not data.knows_length else []
-    if raised is not None:
-        raise raised
-    for rank, (_, theirs) in enumerate(everybody):
-        if theirs:
-            raise DataError(f"on rank {rank}: {theirs}")
-    return [Incident(kind="resume", update=0, message=said, rank=group.rank)] if said else []
-
-
-def check_same_on_all_ranks(group: Group, described: dict[str, object]) -> None:
-    """Raise ReplicaError unless all ranks describe the same run; the message names rank and what differs."""
-    everybody = group.gather(described)
-    for rank, theirs in enumerate(everybody):
-        for name, value in everybody[0].items():
-            if theirs.get(name) != value:
-                raise ReplicaError(
-                    f"all ranks must train the same run, but `{name}` is {_short(theirs.get(name))} on rank {rank} and "
-                    f"{_short(value)} on rank 0; give all ranks the same files, versions and settings."
-                )
-
-
-def _short(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 200 else f"{text[:200]}…"
+from evenstep.train.state.train_state import parameter_names, unwrapped
 
 
 def check_model(model: nn.Module) -> None:
@@ -178,49 +105,57 @@ def check_trains(optimizer: Optimizer, model: nn.Module) -> None:
         raise TaskError("the optimizer has nothing to train: none of its parameters has `requires_grad`.")
 
 
-def check_launched(strategy: Strategy | str | None, model: nn.Module, environ: Mapping[str, str]) -> None:
-    """Raise ArgumentError where this process was started as one of several, but has not been told to train with them.
+def check_parameters(model: nn.Module, optimizer: Optimizer, precision: Precision) -> None:
+    """Raise ArgumentError for parameters that can't be trained as they are; the message names the first.
 
     Args:
-        strategy: as it was given; None if it was not.
-        model: whose stages may be shared.
+        model: not yet moved or wrapped.
+        precision: of the run, which says what formats it trains.
     """
-    _check_elastic(strategy, environ)
-    alone = isinstance(strategy, Strategy) and strategy.ranks == 1 and not isinstance(strategy, Single)
-    if alone and dist.is_initialized():
-        return  # a process that has joined the others, and trains by itself now, does so on purpose
-    if not (strategy is None or alone) or (isinstance(model, PipelineModel) and model.mesh.world.ranks > 1):
-        return
-    if "RANK" in environ and "WORLD_SIZE" not in environ:
-        return  # not a launcher's
-    place = rank_info_of(environ)
-    if place is None or place.ranks == 1:
-        return
-    if alone:
-        name = type(strategy).__name__
-        raise ArgumentError(
-            f"this process was started as {place}, but `strategy`, {name}, was given a group of one, so each would "
-            f"train alone: give `{name}(Processes(device))` to train together, or `strategy=Single()` of "
-            f"`evenstep.parallel` if each is a run of its own, in a folder of its own."
-        )
-    raise ArgumentError(
-        f"this process was started as {place}, but `strategy` was not given, so each would train alone: give "
-        f'`strategy="ddp"` (or "fsdp", "zero1") to train together, or `strategy=Single()` of '
-        f"`evenstep.parallel` if each is a run of its own, in a folder of its own."
-    )
+    by_name = dict(unwrapped(model).named_parameters())
+    _check_whole(by_name | dict(unwrapped(model).named_buffers()))
+    names = parameter_names(model, optimizer)
+    _check_once(names, model)
+    _check_dense(names, optimizer, by_name)
+    held = {name for group in names for name in group}
+    precision.check_trained({name: one for name, one in by_name.items() if one.requires_grad and name in held})
 
 
-def _check_elastic(strategy: Strategy | str | None, environ: Mapping[str, str]) -> None:
-    """Raise ArgumentError for a strategy whose group knows nothing of the others that may come and go."""
-    if isinstance(strategy, Single) or (isinstance(strategy, Strategy) and strategy.group.can_change):
-        return
-    place = elastic_rank_of(environ)
-    if place is not None and place.count > 1:
-        said = f'"{strategy}"' if isinstance(strategy, str) else type(strategy).__name__
-        given = "was not given" if strategy is None else f"knows only ranks that stay ({said})"
-        raise ArgumentError(
-            f"this process was started as {place.number} of {place.count} that may come and go (REPLICA_GROUP_ID), but "
-            f"`strategy` {given}, so each would train without the others: give `strategy=Ordered(Elastic(Lighthouse("
-            f"elastic_rank_of(os.environ)), timeout_s=60))`, with names of `evenstep.extras.elastic`, or "
-            f"`strategy=Single()` of `evenstep.parallel` if each is a run of its own, in a folder of its own."
-        )
+def _check_whole(tensors: Mapping[str, Tensor]) -> None:
+    for name, tensor in tensors.items():
+        if hasattr(tensor, "to_local"):
+            raise ArgumentError(
+                f"`{name}` of the model is a DTensor: it is cut over ranks, or copied on them, by something else "
+                f"(tensor parallelism, `fully_shard`, another trainer), so norms, sums and checkpoints would be of a "
+                f"part of it. Give the trainer the whole model as it is built on one process, and let its `strategy` "
+                f"share it: `Fsdp` or `OrderedFsdp` for shards, `PipelineModel` for models that don't fit one device."
+            )
+
+
+def _check_dense(names: list[list[str]], optimizer: Optimizer, by_name: Mapping[str, Tensor]) -> None:
+    """Raise ArgumentError for a part of a larger tensor where a kernel would step all that lies in between as well."""
+    for number, (own, group) in enumerate(zip(names, optimizer.param_groups, strict=True)):
+        for name in own if group.get("fused") else ():
+            if (one := by_name.get(name)) is not None and torch.empty_like(one).stride() != one.stride():
+                raise ArgumentError(
+                    f"`{name}` is a part of a larger tensor (of strides {one.stride()} for shape {tuple(one.shape)}), "
+                    f"and torch's fused optimizers step what lies between its elements in their place; make it from "
+                    f"`tensor.clone()`, or leave `fused` out of group {number} of the optimizer."
+                )
+
+
+def _check_once(names: list[list[str]], model: nn.Module) -> None:
+    """Raise ArgumentError for a parameter that would be stepped twice."""
+    places: dict[str, int] = {}
+    for number, group in enumerate(names):
+        for name in group:
+            if name in places:
+                same = {id(one): key for key, one in unwrapped(model).named_parameters()}
+                every = unwrapped(model).named_parameters(remove_duplicate=False)
+                others = [key for key, one in every if same.get(id(one)) == name and key != name]
+                tied = f", which is tied to `{others[0]}`," if others else ""
+                raise ArgumentError(
+                    f"`{name}`{tied} is in the optimizer twice, in group {places[name]} and in group {number}, so it "
+                    f"would be stepped twice in each update; give each parameter once, as `model.parameters()` does."
+                )
+            places[name] = number

@@ -12,10 +12,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from evenstep.errors import ArgumentError
-from evenstep.optim.aside import Aside, holds_parameters, tells_itself
+from evenstep.optim.hidden_state import HiddenState, holds_parameters, tells_itself
 from evenstep.optim.multi import inner
 from evenstep.optim.sharing import Granularity, why_not_by
-from evenstep.optim.trial import refusals
+from evenstep.optim.trial_step import refusals
 from evenstep.parallel import ParameterLayout, Strategy
 from evenstep.pipeline import PipelineModel
 
@@ -35,7 +35,7 @@ def check_optimizer(
     if is_shared(model, strategy.layout):
         _check_shared(optimizer, strategy.layout, stages=in_stages(model))
     _check_saved(optimizer, strategy.layout, keeps=keeps)
-    fault = Aside(optimizer).fault() if keeps or strategy.group.can_change else ""
+    fault = HiddenState(optimizer).fault() if keeps or strategy.group.can_change else ""
     if fault:
         whose = "a run with a `folder` saves checkpoints" if keeps else "ranks that join a run take over its state"
         raise ArgumentError(f"{whose}, which could not be resumed: {fault}.")
@@ -134,12 +134,12 @@ def _check_saved(optimizer: Optimizer, layout: ParameterLayout, *, keeps: bool) 
         )
 
 
-def watch_first_step(optimizer: Optimizer, aside: Aside) -> None:
+def watch_first_step(optimizer: Optimizer, hidden: HiddenState) -> None:
     """After the first step, raise ArgumentError if it has changed what no checkpoint will hold.
 
     Args:
         optimizer: of a run that saves checkpoints.
-        aside: made before that step.
+        hidden: made before that step.
     """
 
     depth = 0  # a step may call that of its base class, whose hooks are these as well
@@ -155,7 +155,7 @@ def watch_first_step(optimizer: Optimizer, aside: Aside) -> None:
             return
         for handle in handles:
             handle.remove()
-        fault = aside.fault() or _of_no_format(optimizer)
+        fault = hidden.fault() or _of_no_format(optimizer)
         if fault:
             raise ArgumentError(f"the checkpoints of this run could not be resumed: {fault}.")
 
@@ -173,33 +173,3 @@ def _of_no_format(optimizer: Optimizer) -> str:
                         f"have no format; keep no checkpoints (no `folder`), or take an optimizer of plain tensors"
                     )
     return ""
-
-
-def let_begin_late(optimizer: Optimizer) -> None:
-    """Let torch's fused SGD step parameters that get their first gradient after others (experts, unfreezing).
-
-    Its kernel takes no parameter without momentum beside one that has some. A momentum of 0 is the same: what it makes
-    of it is the gradient, as of a first one.
-    """
-    for one in inner(optimizer):
-        if isinstance(one, torch.optim.SGD) and any(group.get("fused") for group in one.param_groups):
-            one.register_step_pre_hook(_begin_momentum)
-
-
-def _begin_momentum(optimizer: Optimizer, *_: Any) -> None:
-    if len(optimizer.state) == sum(len(group["params"]) for group in optimizer.param_groups):
-        return
-    for group in optimizer.param_groups:
-        if not group["fused"] or not group["momentum"]:
-            continue
-        moving = [one for one in group["params"] if one.grad is not None]
-        late = [one for one in moving if optimizer.state.get(one, {}).get("momentum_buffer") is None]
-        if not late or len(late) == len(moving):
-            continue
-        if group["dampening"]:
-            raise ArgumentError(
-                f"a parameter of shape {list(late[0].shape)} has its first gradient later than others, which torch's "
-                f"fused SGD can't step with a `dampening`; build it with `fused=False`."
-            )
-        for one in late:
-            optimizer.state[one]["momentum_buffer"] = torch.zeros_like(one)

@@ -84,7 +84,7 @@ class AbortCauses:
         if self._overflowing == place:
             return True, []
         self._overflowing = None
-        blamed = blame(pending.gathered, self.execution.group)
+        blamed = blame(pending.gathered, self.execution.together)
         if blamed:
             return False, blamed
         with self.core.at_lowest_scale():
@@ -126,7 +126,7 @@ class AbortCauses:
             return incident, TaskError(f"{incident.message} {kept}")
         cause = self._cause(pending)
         found = f"{incident.message} When it is run again, {cause}."
-        norms = gradient_norms(unwrapped(self.model), self.execution.group)
+        norms = gradient_norms(unwrapped(self.model), self.execution.together)
         self.storage.discard_from(incident.update)
         return replace(incident, message=found, details={**incident.details, "grad_norms": norms}), NonFiniteError(
             f"{found} {kept} Look at this batch and at the loss, lower the "
@@ -137,7 +137,7 @@ class AbortCauses:
         """Where the numbers come from that are not finite, as that rank says that has seen most of it."""
         with self.execution.reducers.uncompressed() as advice, self.core.at_lowest_scale():
             cause = diagnose(self.model, lambda: self.core.rerun(pending.batch, pending.number), if_finite=advice)
-        causes = self.execution.group.gather(cause)
+        causes = self.execution.together.gather(cause)
         return next(iter(sorted(set(causes), key=_vagueness)))
 
 

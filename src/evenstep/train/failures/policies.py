@@ -64,8 +64,9 @@ class Policies:
         if spikes is None:
             return None
         losses = [record for record in records if record.name == LOSS]
-        window = storage.last(LOSS, spikes.window_updates + len(losses))
-        before = [record for record in window if not losses or record.update < losses[0].update]
+        if not losses:
+            return None
+        before = storage.values_before(losses[0].update, LOSS, spikes.window_updates)
         incident = spikes.first(before, losses)
         if incident is None:
             return None

@@ -41,7 +41,7 @@ class LossSpikes:
         ArgumentError: a window of less than 8 updates, or a threshold that is not above 0.
 
     >>> spikes = LossSpikes(window_updates=8)
-    >>> history = [Record(update, "train/loss", 1.0 + 0.1 * (update % 3), 8.0) for update in range(1, 9)]
+    >>> history = [1.0 + 0.1 * (update % 3) for update in range(1, 9)]
     >>> spikes.first(history, [Record(9, "train/loss", 1.3, 8.0)]) is None
     True
     >>> spikes.first(history, [Record(9, "train/loss", 7.0, 8.0)]).update
@@ -65,17 +65,19 @@ class LossSpikes:
         self._threshold = threshold
         self._in_one = False
 
-    def first(self, before: Sequence[Record], records: Sequence[Record]) -> Incident | None:
+    def first(self, before: Sequence[float], records: Sequence[Record]) -> Incident | None:
         """The first of `records` that begins a spike, given the `window_updates` losses before them."""
-        window = deque((_or_infinite(record.value) for record in before), maxlen=self.window_updates)
+        window = deque([math.inf if math.isnan(loss) else loss for loss in before], maxlen=self.window_updates)
         ordered = sorted(window)
         for record in records:
-            bound = self._bound(ordered, record.value)
-            was, self._in_one = self._in_one, bound is not None and not record.value <= bound
+            loss = record.value
+            bound = self._bound(ordered, loss)
+            was, self._in_one = self._in_one, bound is not None and not loss <= bound
             if len(window) == self.window_updates:
                 ordered.pop(bisect_left(ordered, window[0]))
-            window.append(_or_infinite(record.value))
-            insort(ordered, window[-1])
+            sortable = math.inf if math.isnan(loss) else loss
+            window.append(sortable)
+            insort(ordered, sortable)
             if self._in_one and not was:
                 return Incident(
                     kind="loss_spike",
@@ -97,12 +99,10 @@ class LossSpikes:
             return None
         median = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
         least = _LEAST_SPREAD * abs(median)
-        if value <= median + self._threshold * least:
+        quarter = len(ordered) // 4
+        # no more than half of all are nearer to the median than both of these
+        nearer = min(median - ordered[quarter], ordered[quarter + len(ordered) // 2] - median)
+        if value <= median + self._threshold * max(_TO_STANDARD_DEVIATIONS * nearer, least):
             return None
-        deviation = statistics.median(abs(one - median) for one in ordered)
+        deviation = statistics.median([abs(one - median) for one in ordered])
         return median + self._threshold * max(_TO_STANDARD_DEVIATIONS * deviation, least)
-
-
-def _or_infinite(loss: float) -> float:
-    """A loss that can be sorted: NaN counts as infinite."""
-    return math.inf if math.isnan(loss) else loss

@@ -1,4 +1,4 @@
-"""The repeated blocks of a model, and which modules are meant by `memory.checkpoint`: those, or what fits a pattern.
+"""The repeated blocks of a model, and which modules an option means: those, or what fits a pattern.
 
 Blocks are items of an `nn.ModuleList` or `nn.Sequential`, or layers of a model in stages, of a class that stands there
 at least twice; they hold parameters and are more than one layer of torch's. What is inside a block is none, and a list
@@ -33,11 +33,10 @@ class Chosen(NamedTuple):
 
 
 def choose_modules(model: nn.Module, meant: str) -> Chosen:
-    """The modules that are meant.
+    """The modules that `memory.checkpoint` means.
 
     Args:
-        meant: "none", "blocks", or a pattern of names, in which `*` stands for any characters, dots as well; of modules
-            that fit it within each other the outermost is meant.
+        meant: as for `modules_meant`.
 
     Raises:
         ArgumentError: there is none, or one is within what was compiled as a whole.
@@ -47,18 +46,42 @@ def choose_modules(model: nn.Module, meant: str) -> Chosen:
     >>> choose_modules(model, "blocks").names, choose_modules(model, "1*").names
     (('1', '2'), ('1',))
     """
+    here = modules_meant(model, meant, "memory.checkpoint")
+    _check_compiled(model, _layers_of(model), here)
+    return chosen(model, here)
+
+
+def modules_meant(model: nn.Module, meant: str, key: str) -> dict[str, nn.Module]:
+    """The modules of this process that are meant, by name. All ranks of a pipeline ask together.
+
+    Args:
+        meant: "none", "blocks", or a pattern of names, in which `*` stands for any characters, dots as well; of modules
+            that fit it within each other the outermost is meant.
+        key: of the option that means them, for people.
+
+    Raises:
+        ArgumentError: there is none, on any rank.
+    """
     if meant == "none":
-        return Chosen({}, ())
-    pipeline = model.mesh.pipeline if isinstance(model, PipelineModel) else Group()
-    layers = _layers_of(model)
-    found = _blocks(model, layers, pipeline) if meant == "blocks" else _matching(layers, meant, pipeline)
+        return {}
+    pipeline, layers = pipeline_of(model), _layers_of(model)
+    found = _blocks(model, layers, pipeline, key) if meant == "blocks" else _matching(layers, meant, pipeline, key)
     here: dict[str, nn.Module] = {}
     for name, module in found.items():
         if all(module is not other for other in here.values()):  # one module may stand in several places
             here[name] = module
-    _check_compiled(model, layers, here)
-    names = dict.fromkeys(name for theirs in pipeline.gather(tuple(here)) for name in theirs)
+    return here
+
+
+def chosen(model: nn.Module, here: Mapping[str, nn.Module]) -> Chosen:
+    """What this process has chosen, with the names of what others of its pipeline have; all ask together."""
+    names = dict.fromkeys(name for theirs in pipeline_of(model).gather(tuple(here)) for name in theirs)
     return Chosen(here, tuple(names))
+
+
+def pipeline_of(model: nn.Module) -> Group:
+    """The ranks that hold stages of one model together."""
+    return model.mesh.pipeline if isinstance(model, PipelineModel) else Group()
 
 
 def _layers_of(model: nn.Module) -> dict[str, nn.Module]:
@@ -68,16 +91,16 @@ def _layers_of(model: nn.Module) -> dict[str, nn.Module]:
     return {name: one for stage in model.own for name, one in model.stage_modules[stage].called.items()}
 
 
-def _blocks(model: nn.Module, layers: Mapping[str, nn.Module], pipeline: Group) -> dict[str, nn.Module]:
+def _blocks(model: nn.Module, layers: Mapping[str, nn.Module], pipeline: Group, key: str) -> dict[str, nn.Module]:
     in_stages = isinstance(model, PipelineModel)
     is_list = in_stages or _is_list(unwrapped(model))
     found = repeated_blocks(layers, pipeline if in_stages else None, is_list=is_list)
     if not any(pipeline.gather(bool(found))):
         raise ArgumentError(
-            f'`memory.checkpoint` is "blocks", but {type(unwrapped(model)).__name__} has none: no `nn.ModuleList` or '
+            f'`{key}` is "blocks", but {type(unwrapped(model)).__name__} has none: no `nn.ModuleList` or '
             f"`nn.Sequential` of it{_OF_STAGES * in_stages} holds two modules of one class that "
             f"have parameters and are more than a single layer; give a pattern of module names, such as "
-            f'"{_example(layers)}", or "none".'
+            f'"{_example(layers)}"{_or_none(key)}.'
         )
     return found
 
@@ -103,8 +126,8 @@ def repeated_blocks(
 
 
 def is_block(module: nn.Module) -> bool:
-    """Whether it can be called, has parameters, and is more than a single layer of torch's."""
-    is_layer = type(module).__module__.startswith("torch.nn.") and not children_of(module)
+    """Whether it can be called, has parameters, and is more than a single layer of torch's, also a changed one."""
+    is_layer = type(module).__module__.startswith(("torch.nn.", "evenstep.")) and not children_of(module)
     return not is_layer and _is_called(module) and any(True for _ in module.parameters())
 
 
@@ -140,7 +163,7 @@ def _is_called(module: nn.Module) -> bool:
     return type(module).forward is not nn.Module.forward or "forward" in vars(module)
 
 
-def _matching(layers: Mapping[str, nn.Module], pattern: str, pipeline: Group) -> dict[str, nn.Module]:
+def _matching(layers: Mapping[str, nn.Module], pattern: str, pipeline: Group, key: str) -> dict[str, nn.Module]:
     every = {
         plain(f"{name}.{inner}".rstrip(".")): part
         for name, module in layers.items()
@@ -155,15 +178,19 @@ def _matching(layers: Mapping[str, nn.Module], pattern: str, pipeline: Group) ->
         containers = [name for _, theirs, _ in everybody for name in theirs]
         if containers:
             raise ArgumentError(
-                f"`memory.checkpoint` must fit modules that are called, but '{pattern}' fits only `{containers[0]}`, "
+                f"`{key}` must fit modules that are called, but '{pattern}' fits only `{containers[0]}`, "
                 f"which holds others; write '{containers[0]}.*'."
             )
         near = get_close_matches(pattern, names, cutoff=0.4) or names[:8]
         raise ArgumentError(
-            f'`memory.checkpoint` must be "none", "blocks" or a pattern that fits the name of a module, but '
+            f'`{key}` must be "blocks"{_or_none(key)} or a pattern that fits the name of a module, but '
             f"'{pattern}' fits none; there are {', '.join(f'`{name}`' for name in near)}."
         )
     return found
+
+
+def _or_none(key: str) -> str:
+    return ', "none"' if key == "memory.checkpoint" else ""
 
 
 def _is_above(other: str, name: str) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from evenstep.devices import memory_of
-from evenstep.optim.aside import Aside
+from evenstep.optim.hidden_state import HiddenState
 from evenstep.optim.stepping import Steps
 from evenstep.strides import gradient_format
 from evenstep.train.memory.split import num_elements
@@ -77,8 +77,8 @@ def state_allocated(optimizer: Optimizer, steps: Steps | None = None) -> Generat
     >>> len(optimizer.state), weight
     (0, tensor([1., 1.], requires_grad=True))
     """
-    aside, steps = Aside(optimizer), steps or Steps()
-    if optimizer.state or aside.fault():  # a step could not be taken back
+    hidden, steps = HiddenState(optimizer), steps or Steps()
+    if optimizer.state or hidden.fault():  # a step could not be taken back
         yield
         return
     parameters: list[Tensor] = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -98,7 +98,7 @@ def state_allocated(optimizer: Optimizer, steps: Steps | None = None) -> Generat
         for name in [name for name in group if name != "params" and name not in before]:
             del group[name]
         group.update(before)
-    aside.restore([])
+    hidden.restore([])
     try:
         yield
     finally:

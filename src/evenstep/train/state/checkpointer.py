@@ -109,7 +109,9 @@ class Checkpointer:
         if not self._is_prepared and self._update > 0:
             self._is_prepared = True
             self._writer.prepare(self._held())
-        self._ended(self._writer.poll())
+        ended = self._writer.poll()
+        if ended is not None:
+            self._ended(ended)
 
     def save(self) -> Path:
         """Write a checkpoint of the state as of now; gives its folder once it is published."""

@@ -129,7 +129,8 @@ class RunState:
                 on any rank, and all raise the same.
         """
         group, layout = self.engine.group, self.engine.reducers.layout
-        is_divided = self.engine.parts.execution.in_stages or layout.divides != "nothing"
+        is_divided = self.engine.parts.execution.in_stages
+        is_divided = is_divided or layout.divides != "nothing" or layout.num_shards > 1
 
         def opened() -> CheckpointReader:
             reader = CheckpointReader(path)
@@ -261,4 +262,4 @@ def _ranks(count: int) -> str:
 
 def _is_dealt_out(name: str) -> bool:
     """Whether ranks may hold different parts of the tensor `PART/NAME` of a checkpoint."""
-    return name.startswith(("model/", "ema/", "optimizer/state."))
+    return name.startswith(("model/", "ema/", "optimizer/state.", "local/own."))

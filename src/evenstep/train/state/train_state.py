@@ -18,12 +18,13 @@ from evenstep.checkpoint import Shard
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.internals import unwrapped
 from evenstep.names import by_plain_name, load_state, named_parameters, plain, state_of
-from evenstep.optim.aside import Aside
 from evenstep.optim.ema import Ema
+from evenstep.optim.hidden_state import HiddenState
 from evenstep.optim.stepping import Steps
 from evenstep.parallel import ParameterLayout, ShardedTensorRef, States, mapped
 from evenstep.precision import Precision
 from evenstep.train.checks.optimizer import is_shared
+from evenstep.train.state.local_state import LocalState
 from evenstep.train.state.optimizer_state import (
     changed_options,
     check_optimizer,
@@ -68,9 +69,10 @@ class TrainState:
         precision: whose state may be a loss scale.
         steps: whose masters, where there are some, are the values of the parameters.
         averaged_as: the formats in which the average takes parameters that are held in others, by name.
+        local: what each rank has by itself, where ranks step alone.
 
     Attributes:
-        aside: what the optimizer keeps that its state does not hold.
+        hidden_state: what the optimizer keeps that its state does not hold.
 
     Raises:
         ArgumentError: the optimizer holds a parameter that is not the model's.
@@ -84,14 +86,15 @@ class TrainState:
     precision: Precision
     steps: Steps = field(default_factory=Steps)
     averaged_as: Mapping[str, torch.dtype] = field(default_factory=dict)
+    local: LocalState = field(default_factory=LocalState)
     _own: list[list[str]] = field(init=False)
     _built: list[Tree] = field(init=False)
-    aside: Aside = field(init=False)
+    hidden_state: HiddenState = field(init=False)
 
     def __post_init__(self) -> None:
         self._own = parameter_names(self.model, self.optimizer)
         self._built = options_of(self.optimizer)
-        self.aside = Aside(self.optimizer, shared=is_shared(self.model, self.layout))
+        self.hidden_state = HiddenState(self.optimizer, shared=is_shared(self.model, self.layout))
         if self.ema is not None:
             self.ema.attach(self.model, self.averaged_as)
 
@@ -102,19 +105,20 @@ class TrainState:
             whole: False to leave tensors that are cut over ranks as they are, which costs no memory.
         """
         taken = partial(mapped, act=self.layout.gather_full if whole else _as_shard)
-        return self._tree(taken, self.layout.optimizer_state)
+        return self.local.told(self._tree(taken, self.layout.optimizer_state), taken)
 
     def part(self) -> Tree:
         """The same of what this rank holds; it needs no other rank."""
         tree, others = self._tree(dict, lambda states: states), self.steps.rounded - self.steps.masters.keys()
         elsewhere = _under_all_names(self.model, dict.fromkeys(others))  # ranks that hold their masters give them
+        tree = self.local.told(tree, None)
         return {**tree, "model": {name: one for name, one in tree["model"].items() if name not in elsewhere}}
 
     def _tree(self, taken: Callable[[Mapping[str, Any]], Tree], of_all: Callable[[States], States]) -> Tree:
-        fault = self.aside.fault()
+        fault = self.hidden_state.fault()
         if fault:
             raise CheckpointError(f"the state of the optimizer can't be saved: {fault}.")
-        state = optimizer_state(self.optimizer, self._own, self._built, self.aside.values())
+        state = optimizer_state(self.optimizer, self._own, self._built, self.hidden_state.values())
         everybody = of_all(_with_masters(state["state"], self.steps.masters))
         for group, names in zip(state["groups"], self.names, strict=True):
             group["parameters"] = list(names)
@@ -130,6 +134,7 @@ class TrainState:
 
     def check(self, state: Tree) -> None:
         """Raise CheckpointError unless `state` fits."""
+        self.local.check(state)
         masters = _under_all_names(self.model, dict.fromkeys(self.steps.rounded, torch.float32))
         check_fits(state["model"], state_of(self.model), "model", formats=masters)
         check_optimizer(state["optimizer"], self.optimizer, self.names)
@@ -148,7 +153,7 @@ class TrainState:
             take: gives what of a whole tensor a live one holds, cut as that is: `ParameterLayout.scatter_like`, or a
                 reader's.
         """
-        live = state_of(self.model)
+        state, live = self.local.own_part(state, take), state_of(self.model)
         stepped = {name: live[name] for group in self._own for name in group}
         saved: Tree = state["optimizer"]["state"]
         states = {
@@ -168,15 +173,16 @@ class TrainState:
         load_state(self.model, state["model"])
         self.steps.load_masters(state["model"])
         load_optimizer(state["optimizer"], self.optimizer, self._own, self._built)
-        self.aside.restore(state["optimizer"].get("beside", {}).get("attributes", []))
+        self.hidden_state.restore(state["optimizer"].get("beside", {}).get("attributes", []))
         self.precision.state = state["precision"]
+        changed = self.local.load(state)
         if self.ema is None:
-            return ["the average of the parameters is given up"] if state["ema"] else []
+            return [*changed, "the average of the parameters is given up"] if state["ema"] else changed
         if state["ema"]:
             self.ema.load_state_dict(state["ema"])
-            return []
+            return changed
         self.ema.restart()
-        return ["the average of the parameters is new and begins as a copy of them"]
+        return [*changed, "the average of the parameters is new and begins as a copy of them"]
 
 
 def _each_taken(live: Mapping[str, Tensor], whole: Mapping[str, Any], take: Callable[[Tensor, Tensor], Tensor]) -> Tree:

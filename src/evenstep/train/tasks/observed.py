@@ -12,8 +12,8 @@ from torch import Tensor
 from evenstep.train.tasks.task import Task
 
 
-class Onlooker(Task):
-    """Another task, whose outputs are only looked at."""
+class ObservedTask(Task):
+    """Another task, whose outputs are only observed."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -31,9 +31,9 @@ class Onlooker(Task):
         return self._task.split(batch)
 
     def loss(self, output: Any, batch: Any) -> Tensor:
-        self.look(output, batch)
+        self.observe(output, batch)
         return torch.zeros(())
 
     @abstractmethod
-    def look(self, output: Any, batch: Any) -> None:
-        """Look at the model's output for a batch."""
+    def observe(self, output: Any, batch: Any) -> None:
+        """See the model's output for a batch."""

@@ -15,11 +15,11 @@ from evenstep.exits import EXIT_REQUEUE
 from evenstep.parallel import Group
 from evenstep.signals import REQUEUE, interrupted, stopping
 from evenstep.train.loop import Loop
-from evenstep.train.standard import write_page
+from evenstep.train.standard_hooks import write_page
 
 
 @contextmanager
-def conducted(loop: Loop) -> Generator[None]:
+def handling_signals(loop: Loop) -> Generator[None]:
     """Around training.
 
     Raises:

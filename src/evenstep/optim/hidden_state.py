@@ -1,10 +1,10 @@
-"""What an optimizer keeps aside: in attributes of its own, of which `state_dict` knows nothing.
+"""State that an optimizer hides: in attributes of its own, of which `state_dict` knows nothing.
 
 Such state would be lost when a run is resumed, and nobody would say so. Plain values that steps have changed, a count
 of them, say, are kept for it. Tensors are a fault that is said: at once where there is one for each parameter (slow
 weights in a list) or an optimizer inside, else when one was changed; what stays as the constructor makes it, a table of
 constants, is none. An optimizer with a `state_dict` of its own is believed to tell all that it needs, and torch's own
-classes keep nothing aside.
+classes hide nothing.
 """
 
 from collections import Counter, deque
@@ -29,19 +29,19 @@ _OTHER = object()
 
 
 @final
-class Aside:
-    """Watches what an optimizer keeps aside.
+class HiddenState:
+    """Watches what an optimizer keeps in such attributes.
 
     Args:
         optimizer: as it was built, before any step.
-        shared: whether ranks share its work, so that what it keeps aside on one need not hold for another.
+        shared: whether ranks share its work, so that what it hides on one need not hold for another.
 
     >>> class Counting(torch.optim.SGD):
     ...     steps = 0
     ...     def step(self, closure=None):
     ...         self.steps += 1
-    >>> aside = Aside(counting := Counting([torch.zeros(1, requires_grad=True)]))
-    >>> aside.values(), counting.step(), aside.values()
+    >>> hidden = HiddenState(counting := Counting([torch.zeros(1, requires_grad=True)]))
+    >>> hidden.values(), counting.step(), hidden.values()
     ([{}], None, [{'steps': 1}])
     """
 

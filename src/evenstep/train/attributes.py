@@ -21,7 +21,7 @@ from evenstep.train.progress import Progress
 _OLD_NAMES = {"ask_stop": "request_stop", "ask_save": "request_save", "ask_evaluate": "request_evaluate"}
 
 
-class Surface:
+class TrainerAttributes:
     """The base of the trainer: its public attributes."""
 
     _is_built = False
@@ -103,6 +103,11 @@ class Surface:
         """The names of the modules whose activations are computed again instead of kept, of all stages."""
         return self._loop.engine.recomputed
 
+    @property
+    def in_float8(self) -> tuple[str, ...]:
+        """The names of the linear layers whose products are in float8, of all stages."""
+        return self._loop.engine.in_float8
+
     def norms(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """‖v‖₂ of tensors that are held as the parameters of these names are, such as gradients, on every strategy.
 
@@ -120,7 +125,7 @@ class Surface:
 
     def _check_idle(self, what: str, advice: str) -> None:
         """Raise ArgumentError where `what` is called by a hook or task in the midst of an update or an evaluation."""
-        computes = self._loop.engine.is_computing
+        computes = self._loop.engine.core.is_computing
         if computes or self._loop.evaluator.is_running:
             midst = f"update {self.progress.update + 1}" if computes else "an evaluation"
             raise ArgumentError(

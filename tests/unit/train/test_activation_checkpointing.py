@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -16,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import evenstep
 from evenstep import Engine, Memory, Task, Training
-from evenstep.train.memory.recomputed import Recomputed, recompute
+from evenstep.train.memory.activation_checkpointing import CheckpointedForward, recompute
 from evenstep.train.randomness import Randomness
 
 BLOCKS, WIDTH, ROWS = 8, 32, 64
@@ -229,7 +231,7 @@ def test_another_engine_of_the_same_model_decides_anew() -> None:
     own = model.blocks[1].forward = model.blocks[1].forward  # somebody has put it there
     engine(model, "blocks").update(*batches())
     engine(kept).update(*batches())
-    assert isinstance(vars(model.blocks[0])["forward"], Recomputed)
+    assert isinstance(vars(model.blocks[0])["forward"], CheckpointedForward)
     engine(model, "blocks.0").update(*batches())
     assert vars(model.blocks[1])["forward"] == own and "forward" not in vars(model.blocks[2])
     engine(model).update(*batches())
@@ -397,7 +399,7 @@ def test_a_compiled_block_is_computed_again_as_compiled() -> None:
         for _ in range(2):
             run.update(*batches())
     assert_same_state(kept, again)
-    assert isinstance(vars(again[1])["_compiled_call_impl"], Recomputed)
+    assert isinstance(vars(again[1])["_compiled_call_impl"], CheckpointedForward)
 
 
 def test_the_signature_of_a_forward_stays() -> None:
@@ -406,3 +408,23 @@ def test_the_signature_of_a_forward_stays() -> None:
     block = Block()
     recompute(nn.Sequential(block), {"0": block}, Randomness())
     assert list(signature(block.forward).parameters) == ["x", "shift"]
+
+
+@settings(max_examples=10, deadline=None)
+@given(sizes=st.lists(st.integers(2, 9), min_size=1, max_size=5), chosen=st.sets(st.integers(0, 3)))
+def test_any_blocks_of_any_cut_have_the_bits_of_a_run_that_keeps_all(sizes: list[int], chosen: set[int]) -> None:
+    """With dropout in each block, keyed by update and micro-batch."""
+
+    def trained(which: str) -> nn.Module:
+        torch.manual_seed(0)
+        model = Net(4)
+        run = engine(model, which)
+        for update in range(2):
+            generator = torch.Generator().manual_seed(update)
+            run.update(
+                *((torch.randn(n, 4, generator=generator), torch.randn(n, 1, generator=generator)) for n in sizes)
+            )
+        return model
+
+    pattern = f"blocks.[{''.join(map(str, sorted(chosen)))}]" if chosen else "blocks"
+    assert_same_state(trained("none"), trained(pattern))

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from evenstep.errors import TaskError
 from evenstep.internals import buffers_of, compiled_in_place, pytree, times_written
 from evenstep.parallel.buffers import NORMS
-from evenstep.train.randomness import Moment, Randomness
+from evenstep.train.randomness import Randomness, RandomnessSnapshot
 
 
 def recompute(model: nn.Module, chosen: Mapping[str, nn.Module], randomness: Randomness) -> None:
@@ -38,19 +38,19 @@ def recompute(model: nn.Module, chosen: Mapping[str, nn.Module], randomness: Ran
     for module in model.modules():
         for attribute in _CALLED:
             earlier = vars(module).get(attribute)
-            if isinstance(earlier, Recomputed):
+            if isinstance(earlier, CheckpointedForward):
                 earlier.remove(module)
     for name, module in chosen.items():
         # a compiled module is called past its `forward`, and what stands around it must not be compiled
         attribute = _CALLED[compiled_in_place(module)]
-        vars(module)[attribute] = Recomputed(name, module, attribute, randomness)
+        vars(module)[attribute] = CheckpointedForward(name, module, attribute, randomness)
 
 
 _CALLED = ("forward", "_compiled_call_impl")
 
 
 @final
-class Recomputed:
+class CheckpointedForward:
     """What is called in the place of a module's own `forward`, or of what that was compiled to.
 
     Args:
@@ -64,7 +64,7 @@ class Recomputed:
         self.forward: Callable[..., Any] = getattr(module, attribute)
         self.__wrapped__ = self.forward  # so that its signature is seen
         self.buffers = [
-            _Place(buffers_of(part), name, part if isinstance(part, NORMS) else None)
+            _ModuleBuffer(buffers_of(part), name, part if isinstance(part, NORMS) else None)
             for part in module.modules()
             for name in buffers_of(part)
         ]
@@ -80,8 +80,8 @@ class Recomputed:
         leaves, form = pytree.tree_flatten((args, kwargs))
         tensors = {id(one): one for one in leaves if isinstance(one, Tensor)}
         places = {key: place for place, key in enumerate(tensors)}
-        rest = [_At(places[id(one)]) if isinstance(one, Tensor) else one for one in leaves]
-        return checkpoint(_Passage(self, rest, form), *tensors.values(), use_reentrant=False)
+        rest = [_TensorIndex(places[id(one)]) if isinstance(one, Tensor) else one for one in leaves]
+        return checkpoint(_RecordedForward(self, rest, form), *tensors.values(), use_reentrant=False)
 
     def remove(self, module: nn.Module) -> None:
         """Let the module be called as it was before."""
@@ -91,7 +91,7 @@ class Recomputed:
             vars(module)[self._attribute] = self._own
 
 
-class _Place(NamedTuple):
+class _ModuleBuffer(NamedTuple):
     """Where a buffer stands: in whose registry, by which name, and of which layer it is a running statistic."""
 
     registry: dict[str, Tensor | None]
@@ -99,14 +99,14 @@ class _Place(NamedTuple):
     norm: nn.Module | None
 
 
-class _At(NamedTuple):
+class _TensorIndex(NamedTuple):
     """The place of a tensor among those that a forward is called with."""
 
     place: int
 
 
 @final
-class _Passage:
+class _RecordedForward:
     """One forward of a module, and what it depended on, for when it is computed again.
 
     Args:
@@ -116,14 +116,14 @@ class _Passage:
 
     __slots__ = ("_copies", "_form", "_held", "_leaves", "_moment", "_of")
 
-    def __init__(self, of: Recomputed, leaves: Sequence[Any], form: pytree.TreeSpec) -> None:
+    def __init__(self, of: CheckpointedForward, leaves: Sequence[Any], form: pytree.TreeSpec) -> None:
         self._of, self._leaves, self._form = of, leaves, form
-        self._moment: Moment | None = None
+        self._moment: RandomnessSnapshot | None = None
         self._held: list[Tensor | None] = []
         self._copies: dict[int, Tensor] = {}  # of buffers that the forward moves, from before it
 
     def __call__(self, *tensors: Tensor) -> Any:
-        leaves = [tensors[one.place] if isinstance(one, _At) else one for one in self._leaves]
+        leaves = [tensors[one.place] if isinstance(one, _TensorIndex) else one for one in self._leaves]
         args, kwargs = pytree.tree_unflatten(leaves, self._form)
         of = self._of
         if self._moment is not None:

@@ -14,7 +14,7 @@ from evenstep.errors import ArgumentError
 _TAKEN: dict[int, "weakref.ref[Any]"] = {}
 
 
-def check_free(given: Mapping[str, object]) -> None:
+def check_unused(given: Mapping[str, object]) -> None:
     """Raise ArgumentError for an object that another trainer was built with.
 
     Args:
@@ -30,13 +30,13 @@ def check_free(given: Mapping[str, object]) -> None:
             )
 
 
-def take(given: Mapping[str, object]) -> None:
+def mark_used(given: Mapping[str, object]) -> None:
     """Mark the same as given, once what they were given to is built.
 
     >>> class Scale: pass
     >>> scale = Scale()
-    >>> check_free({"`precision`": scale}); take({"`precision`": scale})
-    >>> check_free({"`precision`": scale})
+    >>> check_unused({"`precision`": scale}); mark_used({"`precision`": scale})
+    >>> check_unused({"`precision`": scale})
     Traceback (most recent call last):
     evenstep.errors.ArgumentError: `precision` was given to another trainer or engine, and keeps what ...
     """

@@ -1,4 +1,4 @@
-"""What an optimizer keeps aside is seen: tensors at once, plain values when they change."""
+"""What an optimizer keeps hidden is seen: tensors at once, plain values when they change."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from evenstep.optim import MultiOptimizer
-from evenstep.optim.aside import Aside, holds_parameters
+from evenstep.optim.hidden_state import HiddenState, holds_parameters
 
 
 class Own(torch.optim.SGD):
@@ -34,57 +34,57 @@ def made(**attributes: Any) -> Own:
     ids=["tensor", "list", "dict", "module", "optimizer", "optimizers", "object"],
 )
 def test_a_tensor_for_each_parameter_or_an_optimizer_in_an_attribute_is_a_fault_at_once(value: Any) -> None:
-    fault = Aside(made(kept=value, alpha=0.5)).fault()
+    fault = HiddenState(made(kept=value, alpha=0.5)).fault()
     assert fault.startswith("Own keeps `kept` in attributes of its own")
     assert "`alpha`" not in fault
 
 
 def test_other_tensors_are_a_fault_when_they_change_or_are_made_not_where_they_are_constants() -> None:
     optimizer = made(table=[torch.zeros(5), torch.ones(5)], code=torch.zeros(7))
-    aside = Aside(optimizer)
+    hidden = HiddenState(optimizer)
     optimizer.param_groups[0]["params"][0].data.add_(1)
-    assert not aside.fault()
+    assert not hidden.fault()
     optimizer.table[1].add_(1)
-    assert "keeps `table` in" in aside.fault()
+    assert "keeps `table` in" in hidden.fault()
     optimizer.code = torch.zeros(7)
-    assert "keeps `table`, `code` in" in aside.fault()
+    assert "keeps `table`, `code` in" in hidden.fault()
     fresh = made()
-    aside = Aside(fresh)
+    hidden = HiddenState(fresh)
     fresh.made_in_a_step = torch.zeros(3)
-    assert "keeps `made_in_a_step` in" in aside.fault()
+    assert "keeps `made_in_a_step` in" in hidden.fault()
 
 
 def test_plain_values_that_steps_change_are_kept_and_come_back() -> None:
     optimizer = made(taken=0, alpha=0.5, seen=[1, {"a": None}], act=print)
-    aside = Aside(optimizer)
-    assert aside.values() == [{}] and not aside.fault()
+    hidden = HiddenState(optimizer)
+    assert hidden.values() == [{}] and not hidden.fault()
     optimizer.taken, optimizer.new = 3, "text"
     optimizer.seen.append(2)
-    kept = aside.values()
+    kept = hidden.values()
     assert kept == [{"taken": 3, "new": "text", "seen": [1, {"a": None}, 2]}]
     again = made(taken=0, alpha=0.7, seen=[1, {"a": None}])
-    Aside(again).restore(kept)
+    HiddenState(again).restore(kept)
     assert (again.taken, again.alpha, again.new, again.seen) == (3, 0.7, "text", [1, {"a": None}, 2])
 
 
 def test_going_back_to_before_they_changed_undoes_the_change() -> None:
     optimizer = made(taken=0, seen=[])
-    aside = Aside(optimizer)
+    hidden = HiddenState(optimizer)
     optimizer.taken, optimizer.new = 3, 1
     optimizer.seen.append(1)
-    aside.restore([])
+    hidden.restore([])
     assert (optimizer.taken, optimizer.seen) == (0, []) and not hasattr(optimizer, "new")
 
 
 def test_where_ranks_share_the_work_they_are_a_fault() -> None:
     optimizer = made(taken=0)
-    aside = Aside(optimizer, shared=True)
-    assert not aside.fault()
+    hidden = HiddenState(optimizer, shared=True)
+    assert not hidden.fault()
     optimizer.taken = 1
-    assert "`taken`" in aside.fault()
+    assert "`taken`" in hidden.fault()
 
 
-def test_torchs_own_and_those_with_a_state_dict_of_their_own_keep_nothing_aside() -> None:
+def test_torchs_own_and_those_with_a_state_dict_of_their_own_keep_nothing_hidden() -> None:
     class Telling(Own):
         def state_dict(self) -> dict[str, Any]:
             return super().state_dict()
@@ -93,13 +93,13 @@ def test_torchs_own_and_those_with_a_state_dict_of_their_own_keep_nothing_aside(
     telling.kept = torch.zeros(2)
     hooked = made(kept=torch.zeros(2))
     hooked.register_state_dict_post_hook(lambda optimizer, state: state)
-    assert not Aside(telling).fault() and not Aside(hooked).fault()
-    assert not Aside(torch.optim.Adagrad([nn.Parameter(torch.zeros(2))])).fault()
+    assert not HiddenState(telling).fault() and not HiddenState(hooked).fault()
+    assert not HiddenState(torch.optim.Adagrad([nn.Parameter(torch.zeros(2))])).fault()
 
 
 def test_each_of_several_is_looked_at() -> None:
     optimizer = MultiOptimizer(torch.optim.SGD([nn.Parameter(torch.zeros(1))]), made(kept=torch.zeros(2)))
-    assert "`kept`" in Aside(optimizer).fault()
+    assert "`kept`" in HiddenState(optimizer).fault()
 
 
 def test_parameters_held_beside_the_groups_are_found_wherever_they_are() -> None:
@@ -117,8 +117,8 @@ def test_parameters_held_beside_the_groups_are_found_wherever_they_are() -> None
 def test_what_torchs_schedulers_and_kernels_set_on_an_optimizer_is_none_of_it(fused: bool) -> None:
     parameter = nn.Parameter(torch.zeros(2))
     optimizer = Own([parameter], fused=fused)
-    aside = Aside(optimizer)
+    hidden = HiddenState(optimizer)
     torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: 0.5)
     parameter.grad = torch.ones(2)
     optimizer.step()
-    assert aside.values() == [{}] and not aside.fault()
+    assert hidden.values() == [{}] and not hidden.fault()

@@ -1,4 +1,4 @@
-"""Lets something be tried on a model without a trace: buffers, attributes and generators are then as they were.
+"""Undoes the side effects of what is tried on a model: buffers, attributes and generators are then as they were.
 
 What a forward may change in passing (counters, caches, queues, running statistics, generators of one's own) is put
 back, of the model and of whatever else is named. Parameters are not: a forward in evaluation mode does not change them.
@@ -23,13 +23,13 @@ _CONTAINERS = (dict, list, set, OrderedDict, deque)
 
 
 @contextmanager
-def untouched(owners: Iterable[object]) -> Generator[None]:
+def without_side_effects(owners: Iterable[object]) -> Generator[None]:
     """What changes inside the `with` in `owners`, and in modules among their attributes, is undone after it.
 
     Functions that torch has compiled run as they were written: to try them compiles nothing.
 
     >>> norm = nn.BatchNorm1d(1)
-    >>> with untouched([norm]): _ = norm(torch.tensor([[1.0], [3.0]])); norm.seen = 2
+    >>> with without_side_effects([norm]): _ = norm(torch.tensor([[1.0], [3.0]])); norm.seen = 2
     >>> norm.running_mean, hasattr(norm, "seen")
     (tensor([0.]), False)
     """

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from evenstep.train.untouched import untouched
+from evenstep.train.side_effects import without_side_effects
 
 
 class Full(nn.Module):
@@ -21,7 +21,7 @@ class Full(nn.Module):
 
 def test_attributes_contents_buffers_and_generators_are_put_back() -> None:
     full, twin = Full(), Full()
-    with untouched([full]):
+    with without_side_effects([full]):
         full.count, full.more = 5, 1
         full.items.append(3)
         full.queue.clear()
@@ -43,7 +43,7 @@ def test_modules_of_a_task_and_global_generators_are_put_back() -> None:
 
     holder = Holder()
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
-    with untouched([holder]):
+    with without_side_effects([holder]):
         holder.teacher(torch.tensor([[1.0], [3.0]]))
         torch.rand(1), random.random(), np.random.rand()
     assert holder.teacher.running_mean.tolist() == [0.0] and int(holder.teacher.num_batches_tracked) == 0
@@ -59,5 +59,5 @@ def test_what_is_tried_compiles_nothing() -> None:
         raise AssertionError("compiled")
 
     compiled = torch.compile(twice, backend=never)
-    with untouched([]):
+    with without_side_effects([]):
         assert compiled(torch.ones(1)).item() == 2
