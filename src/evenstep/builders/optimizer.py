@@ -66,7 +66,7 @@ def build_grouped(
     check_model(model)
     call = calls["optimizer"]
     groups = {name: build_group(calls[f"optimizer.groups.{name}"], one) for name, one in table.groups.items()}
-    kinds = {call.function: call, **{calls[key].function: calls[key] for key in calls if key.startswith(_GROUP)}}
+    kinds = {**{calls[key].function: calls[key] for key in calls if key.startswith(_GROUP)}, call.function: call}
     keys = {
         **keys_in("optimizer", table),
         **{name: f"optimizer.groups.NAME.{name}" for name in ("patterns", "dims", "lr_factor")},

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from math import inf
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, final, get_args
+from typing import Any, Literal, NamedTuple, cast, final, get_args
 
 from torch.optim import Optimizer
 
@@ -165,7 +165,7 @@ class Grouping:
     def __post_init__(self) -> None:
         require_table("groups", self.groups, "`groups={'head': ParameterGroup(patterns=('head.*',))}`")
         for name, group in self.groups.items():
-            if not isinstance(group, ParameterGroup):
+            if not isinstance(cast("object", group), ParameterGroup):
                 raise ArgumentError(f"`groups[{name!r}]` must be a ParameterGroup, but is {group!r}.")
             if name == OTHERS or "/" in name or not name:
                 raise ArgumentError(
@@ -173,7 +173,7 @@ class Grouping:
                     f"call it otherwise."
                 )
         require_word("weight_decay_on", self.weight_decay_on, get_args(DecayOn))
-        if self.layers is not None and not isinstance(self.layers, str):
+        if self.layers is not None and not isinstance(cast("object", self.layers), str):
             raise ArgumentError(f"`layers` must be the name of a list of layers, but is {self.layers!r}.")
         if (self.layer_decay is None) != (self.layers is None):
             missing = "layers" if self.layers is None else "layer_decay"

@@ -257,11 +257,8 @@ class Engine:
 
         All ranks call it together. Of a model in stages the first rank gets the whole, the others what they hold.
         """
-        own = {
-            "progress": self.progress.state_dict(),
-            "tasks": self.task_states(),
-            "lr_schedule": self.schedule_state(),
-        }
+        schedule = self.core.learning_rates.state_dict()
+        own = {"progress": self.progress.state_dict(), "tasks": self.task_states(), "lr_schedule": schedule}
         return {**self.tensors(whole=True), **own, "run": self.described()}
 
     def described(self) -> Tree:
@@ -428,10 +425,6 @@ class Engine:
     def task_states(self) -> dict[str, Any]:
         """The states of the tasks that have one, by name."""
         return {name: state for name, task in self.parts.context.tasks.items() if (state := state_of(task, name))}
-
-    def schedule_state(self) -> Tree:
-        """What the LR schedule remembers of evaluations; empty for one that follows none."""
-        return self.core.learning_rates.state_dict()
 
     def own_part(
         self, state: Tree, *, take: Callable[[Tensor, Tensor], Tensor] | None = None, ranks: RankGroup = ALONE

@@ -95,7 +95,7 @@ def grouped_optimizer(
         )
     rest = made.pop(optimizer, None)
     ordered = [*made.items(), *([(optimizer, _others_first(rest))] if rest else [])]
-    optimizers = [kind(several, lr=lr, **(options_of or {}).get(kind, {})) for kind, several in ordered]
+    optimizers = [cast("Any", kind)(several, lr=lr, **(options_of or {}).get(kind, {})) for kind, several in ordered]
     return optimizers[0] if len(optimizers) == 1 else MultiOptimizer(*optimizers)
 
 
@@ -143,8 +143,8 @@ def _described(model: nn.Module, grouping: Grouping) -> list[Described]:
             "`layer_decay` counts the layers of a whole model, but this one is in stages; give its layers groups with "
             "an `lr_factor` each, or train without stages."
         )
-    everybody = model.mesh.pipeline.gather([tuple(one) for one in mine])
-    return [*{one[0]: Described(*one) for theirs in everybody for one in theirs}.values()]
+    everybody = model.mesh.pipeline.gather([one._asdict() for one in mine])
+    return [*{one["name"]: Described(**one) for theirs in everybody for one in theirs}.values()]
 
 
 def _check_taken(kind: type, own: Mapping[str, Any], group: str) -> None:

@@ -263,3 +263,13 @@ def test_writers_are_those_that_are_named(build: Build) -> None:
     log = build_logging(build("--log.writers", '["csv", "tensorboard"]').config)
     made = writers_of(log.writers, folder=None, every_updates=log.every_updates)
     assert [type(writer).__name__ for writer in made] == ["CsvWriter", "TensorBoardWriter"]
+
+
+def test_groups_keep_to_what_the_optimizer_was_told_of_its_kernel(build: Build) -> None:
+    group = ["--optimizer.groups.bias.patterns", '["bias"]', "--optimizer.groups.bias.lr_factor", "2.0"]
+    told = build(*group, "--optimizer.args.foreach", "true").optimizer
+    assert [(one["name"], one["lr"], one["foreach"], one["fused"]) for one in told.param_groups] == [
+        ("others", 0.1, True, None),
+        ("bias", 0.2, True, None),
+    ]
+    assert [one["fused"] for one in build(*group).optimizer.param_groups] == [True, True]
