@@ -113,6 +113,7 @@ if TYPE_CHECKING:
         chunked_cross_entropy,
         find_lr,
         grouped_optimizer,
+        load_weights,
     )
 
 __all__ = [
@@ -211,6 +212,7 @@ __all__ = [
     "chunked_cross_entropy",
     "find_lr",
     "grouped_optimizer",
+    "load_weights",
 ]
 
 _PARTS = ("checkpoint", "data", "errors", "events", "optim", "parallel", "pipeline", "precision", "train")
@@ -234,7 +236,7 @@ _named, _ = lazy_names(
         "Precision",
         ".train": "Aborted Coefficients Combine Committed DropTask Engine FailurePolicy Fixed Loss "
         "LossSpikes Prediction Result Retry Rewind Skip Stop Task Trainer chunked_cross_entropy find_lr "
-        "grouped_optimizer",
+        "grouped_optimizer load_weights",
     },
     old={"Full": "FullPrecision", "Staged": "PipelineModel"},
 )

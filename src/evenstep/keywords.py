@@ -60,6 +60,8 @@ _OURS = {
     "collate": "collate_fn data_collator collator",
     "num_workers": "dataloader_num_workers workers n_workers",
     "ema": "ema_decay averaging use_ema",
+    "start_update": "ema_start_update update_after_step",
+    "decay_warmup": "use_ema_warmup ema_warmup",
     "metric": "monitor metric_for_best_model best_checkpoint_metric",
     "patience_evaluations": "patience early_stopping_patience",
     "max_minutes": "max_time max_duration",
@@ -79,6 +81,10 @@ _ELSEWHERE = {
     **dict.fromkeys(("learning_rate", "lr"), "give it to the optimizer: `torch.optim.AdamW(parameters, lr=…)`"),
     **dict.fromkeys(("weight_decay", "betas", "momentum"), "give it to the optimizer: `torch.optim.AdamW(…)`"),
     **dict.fromkeys(("resume_from_checkpoint", "ckpt_path", "resume"), "call `trainer.resume(…)` before `train`"),
+    **dict.fromkeys(
+        ("init_from", "finetune_from_model", "pretrained", "init_checkpoint", "load_weights_from"),
+        "call `evenstep.load_weights(model, …)` before the optimizer is built",
+    ),
     "args": "give what it holds as arguments of their own, such as `epochs=…`",
     **dict.fromkeys(_LOGS.split(), "write `log=Logging(every_updates=…)`"),
     **dict.fromkeys(_SAVES.split(), "write `checkpoint=Checkpointing(every_updates=…)`"),
@@ -113,6 +119,9 @@ _ELSEWHERE = {
     "drop_last": "leave it out: every sample is taken, in an update of its own weight",
     **dict.fromkeys(("sampler", "batch_sampler"), "give the samples in an order of your own to `StreamData(loader)`"),
     **dict.fromkeys(("pin_memory", "dataloader_pin_memory"), "leave it out: batches for an accelerator are pinned"),
+    **dict.fromkeys(
+        ("start_update", "decay_warmup"), "write `train=Training(ema=Ema(start_update=…, decay_warmup=…))`"
+    ),
     "strategy": "give it to the trainer or engine",
     "precision": "give it to the trainer or engine",
     "lr_schedule": "give it to the trainer or engine",
@@ -123,7 +132,7 @@ _ELSEWHERE = {
 """What to do about a name, ours or another trainer's, where the constructor has nothing of the kind."""
 
 _BY_NAME = {
-    "precision": '`precision="bf16-mixed"` or `"16-mixed"`',
+    "precision": '`precision="bf16-mixed"`, `"16-mixed"` or `"float8-mixed"`',
     "strategy": '`strategy="ddp"`, `"zero1"` or `"fsdp"`, and start the ranks with torchrun',
     "device": '`device="cpu"`; "auto" takes the accelerator that is there',
     "lr_schedule": '`lr_schedule={"kind": "cosine", "warmup_updates": 100}`',

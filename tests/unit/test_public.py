@@ -109,6 +109,7 @@ def test_the_public_names_are_these_and_sorted() -> None:
         "find_lr",
         "grouped_optimizer",
         "ParameterGroup",
+        "load_weights",
     }
     assert all(hasattr(evenstep, name) for name in evenstep.__all__)
 

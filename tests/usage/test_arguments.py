@@ -94,7 +94,7 @@ NOT_BUILT = {  # bases, what evenstep gives, what each micro-batch makes, and wh
         "EvenstepError",
     ),
     *("Collected", "Separate", "Trained", "Progress", "Answer", "MultiOptimizer", "Microbatch", "GlobalBatch", "Part"),
-    *("Position", "DataFault", "FoundLr"),
+    *("Position", "DataFault", "FoundLr", "LoadedWeights"),
 }
 ALSO = {"values": "coefficients"}  # as whom it is mostly given
 OPTIONS = {"Training": "train", "Checkpointing": "checkpoint", "Failures": "failures", "Logging": "log"}

@@ -88,6 +88,7 @@ FILLINGS: Mapping[str, object] = {
     "every": 1,
     "factors": (1.0,),
     "patterns": ("*",),
+    "path": "x",
 }
 
 

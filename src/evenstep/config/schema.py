@@ -20,18 +20,19 @@ from evenstep.config.section import (
     Natural,
     NonNegative,
     Positive,
+    ResetWords,
     Section,
     TargetName,
 )
 from evenstep.data import MapData, Mixture, Sampled, StreamData
 from evenstep.events import Best, EarlyStop
 from evenstep.extras.multitask import GradNorm, Uncertainty
-from evenstep.optim.ema import Ema
+from evenstep.optim.ema import Ema, Evaluated
 from evenstep.optim.groups import Grouping, ParameterGroup
 from evenstep.options import default_of
 from evenstep.precision import Bf16True, Float8Mixed, Fp16Mixed
 from evenstep.precision.float8_mixed import Recipe
-from evenstep.train import Trainer
+from evenstep.train import Trainer, load_weights
 
 
 class TargetTable(Section):
@@ -91,6 +92,22 @@ class DataTable(Section):
     """Whether all ranks read the same stream, whole, instead of each a stream of its own; for streams only."""
     exact_resume: bool = default_of(StreamData, "exact_resume")
     """false for a stream whose state is known not to say all: a resumed run takes other samples; for streams only."""
+
+
+class InitFromTable(Section):
+    """Weights that something else has trained, which the run begins with; to go on with a run is `resume`."""
+
+    path: str
+    """A run, a checkpoint or an average of several; a `.safetensors` file, an index of several or a folder with one, as
+    the hub has them; or a file of `torch.save`, of which only tensors are read."""
+    only: Annotated[tuple[str, ...], Field(strict=False)] = default_of(load_weights, "only")
+    """Patterns of the names to load, such as `encoder.*`; what fits none stays as it is initialised."""
+    average: bool = default_of(load_weights, "average")
+    """Whether to take the average that a run has kept of its parameters."""
+    partial: bool = default_of(load_weights, "partial")
+    """Whether weights that lack something, have more, or have other shapes may be loaded in part; it is said which."""
+    freeze: bool = default_of(load_weights, "freeze")
+    """Whether what was loaded is not trained; a hook may unfreeze it."""
 
 
 class TrainTable(Section):
@@ -320,6 +337,11 @@ class EmaTable(Section):
     """Up to this update the average is a copy of the parameters."""
     every_updates: Count = default_of(Ema, "every_updates")
     """The average moves at every so many updates only."""
+    decay_warmup: bool = default_of(Ema, "decay_warmup")
+    """Whether the decay of the n-th move is at most (1 + n) / (10 + n), so that a short run forgets its beginning."""
+    evaluated: Evaluated = default_of(Ema, "evaluated")
+    """What evaluations are made with: the average, the parameters, or both, of which the parameters' metrics are called
+    `valid/parameters/loss`."""
 
 
 class EvaluateTable(Section):
@@ -401,8 +423,13 @@ class Config(Section):
     resume: str = "never"
     """What to start from: `never` (nothing), `auto` (the run folder's newest valid checkpoint, if any), or a path
     of a checkpoint or run folder."""
+    reset: ResetWords = ()
+    """What of the checkpoint that `resume` names begins afresh: `optimizer`, `lr_schedule`, `metrics`, `data`; several
+    in a list, or by commas. The count of updates stays."""
     model: TargetTable
     """The model: a callable that gives a `torch.nn.Module`."""
+    init_from: InitFromTable | None = None
+    """Weights that the model begins with; as its target has initialised them by default."""
     task: OneTaskTable | None = None
     """The task: a callable that gives an `evenstep.Task`. Give either this and `data`, or `tasks`."""
     data: DataTable | None = None

@@ -32,6 +32,7 @@ class LearningRates:
         updates: the updates of the run, or None where not known.
 
     Attributes:
+        begun_at: the committed update after which the schedule counts, 0 unless it has begun afresh since.
         names: of the groups' rates as metrics: `train/lr` is the first group's, `train/lr/NAME` that of another, by the
             `name` of the group or else its number.
 
@@ -62,6 +63,7 @@ class LearningRates:
         self._schedule = schedule
         self._is_plain = schedule is None or not {"epochs", "groups"}.intersection(schedule.needs)
         self._updates = updates
+        self.begun_at = 0
         self._optimizer = optimizer
         self._set: list[Any] = [_as_set(group["lr"]) for group in groups] if schedule is not None else []
         self.names = [] if without else _names(groups)
@@ -73,14 +75,22 @@ class LearningRates:
 
     @updates.setter
     def updates(self, updates: int | None) -> None:
-        if self._schedule is not None:
-            self._schedule.check(updates)
+        self.check(self.begun_at, updates)
         self._updates = updates
+
+    def check(self, begun_at: int, updates: int | None) -> None:
+        """Raise ArgumentError unless the schedule fits into what a run of so many updates has left after `begun_at`."""
+        if self._schedule is not None:
+            self._schedule.check(None if updates is None else max(updates - begun_at, 1))
+
+    def _factor(self, schedule: LrSchedule, update: int, epoch: int = 0) -> float:
+        at = self.begun_at
+        return schedule.in_epoch(update - at, epoch, None if self._updates is None else self._updates - at)
 
     def factors(self, updates: list[int], epochs: Sequence[int] = (0, 1, 10)) -> list[list[float]]:
         """What the rates of the groups are multiplied by, in some updates, were they of some epochs."""
         return [
-            [one.in_epoch(update, epoch, self._updates) for update in updates for epoch in epochs]
+            [self._factor(one, self.begun_at + update, epoch) for update in updates for epoch in epochs]
             for one in self._of_groups
         ]
 
@@ -105,6 +115,11 @@ class LearningRates:
         return [text for text in told if text]
 
     @property
+    def leaves_alone(self) -> bool:
+        """Whether there is no schedule, so that the rates are for others to set."""
+        return self._schedule is None
+
+    @property
     def stamp(self) -> int:
         """A number that ranks whose rates are the same have in common; rates in tensors are not read."""
         return (
@@ -126,12 +141,12 @@ class LearningRates:
                 return []
             return [rate.detach().clone() if isinstance(rate := group["lr"], Tensor) else rate for group in groups]
         rates: list[float | Tensor]
-        if self._is_plain:
+        if self._is_plain and not self.begun_at:
             factor = self._schedule(update, self._updates)
             rates = [base * factor for base in self._bases]
         else:
             pairs = zip(self._bases, self._of_groups, strict=True)
-            rates = [base * one.in_epoch(update, epoch, self._updates) for base, one in pairs]
+            rates = [base * self._factor(one, update, epoch) for base, one in pairs]
         for number, (group, rate) in enumerate(zip(groups, rates, strict=True)):
             if self._set and self._set[number] != _as_set(group["lr"]):
                 self._refuse(number, update)
@@ -160,7 +175,8 @@ class LearningRates:
         held = [group["lr"] for group in groups]
         values = [float(one) for one in held]
         sweep = _Swept(rate_of=rate_of, base=rates[0])
-        vars(self).update(_schedule=sweep, _of_groups=[sweep] * len(groups), _bases=rates, _is_plain=True, _set=[])
+        of_groups = [sweep] * len(groups)
+        vars(self).update(_schedule=sweep, _of_groups=of_groups, _bases=rates, _is_plain=True, _set=[], begun_at=0)
         try:
             yield
         finally:
@@ -175,8 +191,7 @@ class LearningRates:
 
     def _refuse(self, number: int, update: int) -> None:
         now = float(self._optimizer.param_groups[number]["lr"])
-        one = self._of_groups[number]
-        was = self._bases[number] * one(max(update - 1, 1), self._updates)
+        was = self._bases[number] * self._factor(one := self._of_groups[number], max(update - 1, self.begun_at + 1))
         raise ArgumentError(
             f"the learning rate of group {number} of the optimizer is {now:g} before update {update}, but the "
             f"`lr_schedule` {type(one).__name__} sets it in every update (it was about {was:g}), so that "

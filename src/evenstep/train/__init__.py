@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from evenstep.train.predict import Prediction
     from evenstep.train.progress import Progress
     from evenstep.train.result import Result
+    from evenstep.train.state.loading import LoadedWeights, load_weights
     from evenstep.train.tasks.coefficients import Coefficients, Fixed
     from evenstep.train.tasks.collect import Collected, Trained
     from evenstep.train.tasks.combine import Combine, Separate
@@ -36,6 +37,7 @@ __all__ = [
     "Fixed",
     "FoundLr",
     "GradNorm",
+    "LoadedWeights",
     "Loss",
     "LossSpikes",
     "PcGrad",
@@ -56,6 +58,7 @@ __all__ = [
     "described_groups",
     "find_lr",
     "grouped_optimizer",
+    "load_weights",
 ]
 
 __getattr__, __dir__ = lazy_names(
@@ -70,6 +73,7 @@ __getattr__, __dir__ = lazy_names(
         ".tasks.combine": "Combine Separate",
         ".engine": "Engine",
         ".failures": "Answer DropTask FailurePolicy Retry Rewind Skip Stop",
+        ".state.loading": "LoadedWeights load_weights",
         ".outcome": "Aborted Committed",
         ".predict": "Prediction",
         ".progress": "Progress",

@@ -23,6 +23,8 @@ def test_the_commands_are_these() -> None:
         "find-lr",
         "report",
         "inspect",
+        "average",
+        "export",
         "replay",
         "config-schema",
     ]
