@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from evenstep.data import Data
 from evenstep.events import Storage
-from evenstep.optim.schedules import LrSchedule
+from evenstep.optim.schedules import LrSchedule, plateaus_of
 from evenstep.options import Training
 from evenstep.parallel import Strategy
 from evenstep.precision import Precision
@@ -78,6 +78,7 @@ class Setup:
             "precision": self.precision if self.precision.state else None,
             "coefficients": None if isinstance(coefficients, Fixed) else coefficients,
             "combine": self.tasks.combine,
+            "lr_schedule": self.lr_schedule if plateaus_of(self.lr_schedule) else None,
             "non_finite": policies.non_finite,
             "out_of_memory": policies.out_of_memory,
             "loss_spike": spikes,
