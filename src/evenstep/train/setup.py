@@ -34,7 +34,7 @@ from evenstep.train.memory.blocks import Chosen, choose_modules
 from evenstep.train.number_formats import check_formats
 from evenstep.train.resolve import combine_named, device_of, lr_schedule_of, precision_of, strategy_of
 from evenstep.train.tasks.coefficients import Fixed
-from evenstep.train.tasks.metrics import build_meters
+from evenstep.train.tasks.metrics import build_storage
 from evenstep.train.tasks.now import check_teachers
 from evenstep.train.tasks.task import Task
 from evenstep.train.tasks.tasks import Tasks
@@ -51,7 +51,7 @@ class Setup:
         train: how an update is made.
         linear_layers: those that compute in a format of their own.
         recomputed: the modules whose activations are not kept.
-        empty_cache: called with the number of each update that has ended.
+        empty_cache: called with the number of each update that has ended; None where nothing is emptied.
     """
 
     model: nn.Module
@@ -67,7 +67,7 @@ class Setup:
     storage: Storage
     linear_layers: Chosen
     recomputed: Chosen
-    empty_cache: Callable[[int], None]
+    empty_cache: Callable[[int], None] | None
 
     @property
     def kept(self) -> dict[str, object]:
@@ -140,7 +140,7 @@ def set_up(
         device=on,
         train=train,
         policies=policies,
-        storage=Storage(meters=build_meters(tasks.by_name, on)),
+        storage=build_storage(tasks.by_name, on),
         linear_layers=choose_linear_layers(model, formats),
         recomputed=choose_modules(model, train.memory.checkpoint),
         empty_cache=build_emptying(train.memory.empty_cache_every_updates, on),
