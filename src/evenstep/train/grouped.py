@@ -143,8 +143,9 @@ def _described(model: nn.Module, grouping: Grouping) -> list[Described]:
             "`layer_decay` counts the layers of a whole model, but this one is in stages; give its layers groups with "
             "an `lr_factor` each, or train without stages."
         )
-    everybody = model.mesh.pipeline.gather([one._asdict() for one in mine])
-    return [*{one["name"]: Described(**one) for theirs in everybody for one in theirs}.values()]
+    everybody = model.mesh.pipeline.gather([tuple(one) for one in mine])
+    every = [Described(*cast("Any", one)) for theirs in everybody for one in theirs]
+    return [*{one.name: one for one in every}.values()]
 
 
 def _check_taken(kind: type, own: Mapping[str, Any], group: str) -> None:

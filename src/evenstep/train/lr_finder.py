@@ -19,6 +19,7 @@ from evenstep.pipeline import PipelineModel
 from evenstep.train.outcome import Committed
 
 if TYPE_CHECKING:
+    from evenstep.train.loop import Loop
     from evenstep.train.trainer import Trainer
 
 _SMOOTHING = 0.9  # share of the average of the losses before that stays at each update
@@ -85,11 +86,13 @@ def find_lr(
     >>> 1e-4 < found.suggestion < 1.0, trainer.progress.update
     (True, 0)
     """
-    _check(trainer, lowest, highest, updates, divergence)
-    loop = trainer._loop  # pyright: ignore[reportPrivateUsage] - of one room
+    return trainer.find_lr(lowest=lowest, highest=highest, updates=updates, divergence=divergence)
+
+
+def search(loop: "Loop", *, lowest: float, highest: float, updates: int, divergence: float) -> FoundLr:
+    """The same for the loop of a trainer that does not train."""
+    _check(loop, lowest, highest, updates, divergence)
     engine = loop.engine
-    trainer._check_idle("find_lr", "call it before `train`")  # pyright: ignore[reportPrivateUsage]
-    trainer._check_not_training("find_lr")  # pyright: ignore[reportPrivateUsage]
     loop.settle_between_updates()
     begin, ratio = engine.progress.update, highest / lowest
 
@@ -103,7 +106,7 @@ def find_lr(
     try:
         with undisturbed(engine.parts.context.device), engine.bus.silent():
             with engine.core.learning_rates.swept(rate_of):
-                losses = [*_losses(trainer, updates, divergence)]
+                losses = [*_losses(loop, updates, divergence)]
             loop.checkpointer.load(state)
     finally:
         loop.feed.data.close()
@@ -116,9 +119,8 @@ def find_lr(
     return FoundLr(rates=rates, losses=tuple(losses), suggestion=_steepest(rates, _smoothed(losses)))
 
 
-def _losses(trainer: "Trainer", updates: int, divergence: float) -> Iterator[float]:
+def _losses(loop: "Loop", updates: int, divergence: float) -> Iterator[float]:
     """The losses of so many updates, or of fewer where one diverges or the data end."""
-    loop = trainer._loop  # pyright: ignore[reportPrivateUsage] - of one room
     engine, reducers = loop.engine, loop.engine.reducers
     batches = loop.feed.data.batches(
         engine.progress.position, seed=engine.seed, rank=reducers.rank, ranks=reducers.ranks
@@ -173,7 +175,7 @@ def _copied(tree: Any) -> Any:
     return tree
 
 
-def _check(trainer: "Trainer", lowest: float, highest: float, updates: int, divergence: float) -> None:
+def _check(loop: "Loop", lowest: float, highest: float, updates: int, divergence: float) -> None:
     for name, value in (("lowest", lowest), ("highest", highest), ("divergence", divergence)):
         require_number(name, value)
     if not 0 < lowest < highest < math.inf:
@@ -184,8 +186,7 @@ def _check(trainer: "Trainer", lowest: float, highest: float, updates: int, dive
     require_whole("updates", updates, at_least=3, advice="100 is usual")
     if not 1 < divergence < math.inf:
         raise ArgumentError(f"`divergence` must be above 1, but is {divergence}; 4 is usual.")
-    loop = trainer._loop  # pyright: ignore[reportPrivateUsage] - of one room
-    if isinstance(trainer.model, PipelineModel):
+    if isinstance(loop.engine.model, PipelineModel):
         raise ArgumentError(
             "`find_lr` puts back a state that each rank can hold whole, but the model is in stages; try it without "
             "stages, on fewer layers if need be."

@@ -38,6 +38,7 @@ from evenstep.train.failures.emergency import emergency_save
 from evenstep.train.failures.replay import replay_failure
 from evenstep.train.failures.tracebacks import shorten
 from evenstep.train.follow import Follow
+from evenstep.train.lr_finder import FoundLr, search
 from evenstep.train.memory.footprint import Footprint
 from evenstep.train.old_arguments import takes_old_arguments
 from evenstep.train.predict import Prediction
@@ -433,6 +434,14 @@ class Trainer(TrainerAttributes):
         self._check_idle("replay", "call it on a trainer that does not train")
         require_state(state, "a trainer's `state_dict`")
         return replay_failure(self._loop.engine, self._loop.feed.data, state, failure)
+
+    def find_lr(
+        self, *, lowest: float = 1e-7, highest: float = 1.0, updates: int = 100, divergence: float = 4.0
+    ) -> FoundLr:
+        """What `evenstep.find_lr` gives; its arguments are told there."""
+        self._check_idle("find_lr", "call it before `train`")
+        self._check_not_training("find_lr")
+        return search(self._loop, lowest=lowest, highest=highest, updates=updates, divergence=divergence)
 
     def compare_cuts(self) -> str:
         """How far the next update's gradient is from that with finer micro-batches, in words; changes nothing."""
