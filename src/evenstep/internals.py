@@ -62,6 +62,12 @@ def foreach_move(tensors: Sequence[Tensor], ends: Sequence[Tensor], share: float
         _torch._foreach_lerp_(tensors, ends, share)
 
 
+def foreach_add(tensors: Sequence[Tensor], amount: float | Tensor) -> None:
+    """t ← t + amount, in place; a tensor is 0-dim and stays on its device."""
+    if tensors:
+        _torch._foreach_add_(tensors, amount)
+
+
 def has_gradient_hooks(parameter: Tensor) -> bool:
     """Whether something of the user's changes or takes the parameter's gradients; nothing public tells."""
     hooks: list[Any] = []
@@ -99,13 +105,18 @@ def compiled_in_place(module: nn.Module) -> bool:
     return cast("Any", module)._compiled_call_impl is not None
 
 
-def compile_graph(graph: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
+def compile_graph(graph: Any, inputs: Sequence[Any], *, captured: bool = False) -> Callable[..., Any]:
     """Compile a graph that `torch.compile` has found, for whom a backend of one's own sees what is compiled.
 
     Random numbers are then drawn by the kernels that draw them without compiling, and on an accelerator kernels are
     chosen by rules instead of by timing them, where this torch can.
+
+    Args:
+        captured: whether CUDA launches all its kernels at once (a CUDA graph).
     """
     options = {"fallback_random": True}
+    if captured:
+        options["triton.cudagraphs"] = True
     with warnings.catch_warnings():  # torch's own, of what its compiler is made of
         warnings.simplefilter("ignore")
         inductor = cast("Any", import_module("torch._inductor"))
@@ -129,6 +140,41 @@ def graph_breaks() -> tuple[str, ...]:
     """Why torch has compiled something in several parts up to now: the first lines of its reasons."""
     counted = cast("Any", import_module("torch._dynamo.utils")).counters["graph_break"]
     return tuple(str(reason).strip().splitlines()[0] for reason in counted)
+
+
+def recompile_reason() -> str:
+    """Why torch has compiled last, where it had compiled the same code before: the guard that failed, or ""."""
+    measured = cast("Any", import_module("torch._dynamo.utils")).get_compilation_metrics()
+    told = getattr(measured[-1], "recompile_reason", None) if measured else None
+    first = next(iter((told or "").splitlines()), "")
+    return first.partition(": ")[2].partition("  #")[0].strip()
+
+
+def keep_address(tensors: Sequence[Tensor]) -> None:
+    """Tell torch's compiler that tensors stay where they are: a captured graph then writes to them without copies."""
+    mark = cast("Any", import_module("torch._dynamo")).mark_static_address
+    for tensor in tensors:
+        mark(tensor)
+
+
+def has_step_hooks(optimizer: Optimizer) -> bool:
+    """Whether something of the user's would be called with the optimizer's step, or has been put in its place."""
+    one = cast("Any", optimizer)
+    if "step" in vars(optimizer):  # where torch's LR schedulers put theirs
+        return True
+    hooks = [*one._optimizer_step_pre_hooks.values(), *one._optimizer_step_post_hooks.values()]
+    places = [str(getattr(hook, "__module__", "")) for hook in hooks]
+    return any(not place.startswith("evenstep.") for place in places)
+
+
+def has_foreign_hooks(module: nn.Module) -> bool:
+    """Whether modules of `module`, or it itself, have hooks of the user's around their forwards or backwards."""
+    hooks: list[Any] = []
+    for part in module.modules():
+        one = cast("Any", part)
+        for held in (one._forward_hooks, one._forward_pre_hooks, one._backward_hooks, one._backward_pre_hooks):
+            hooks += held.values()
+    return any(not str(getattr(hook, "__module__", "")).startswith("evenstep.") for hook in hooks)
 
 
 def is_compile_error(error: Exception) -> bool:

@@ -159,6 +159,7 @@ class Engine:
     def _build(self, setup: Setup, *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> None:
         self.parts = parts = build_parts(setup, updates=updates, bus=bus, report=report)
         self.model, self.optimizer, self.core = setup.model, setup.optimizer, parts.core
+        self._compute = parts.compute
         self.storage, self.precision = setup.storage, setup.precision
         self.group, self.reducers = parts.execution.group, parts.execution.reducers
         self.bus, self.seed, self._ema = bus, setup.seed, setup.train.ema
@@ -290,7 +291,7 @@ class Engine:
         """Compute one update, and apply it where its gradient is finite; the device may be at it still on return."""
         self.is_computing = True
         try:
-            pending = self.core(batch, self.progress)
+            pending = self._compute(batch, self.progress)
         finally:
             self.is_computing = False
         self._pending.append(pending)

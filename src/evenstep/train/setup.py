@@ -25,6 +25,7 @@ from evenstep.train import given
 from evenstep.train.arguments import check_launched, check_model, check_trains, choose_device
 from evenstep.train.blocks import Chosen, choose_modules
 from evenstep.train.cache import build_emptying
+from evenstep.train.capturable import check_capturable
 from evenstep.train.coefficients import Fixed
 from evenstep.train.compiled import check_compiled
 from evenstep.train.metrics import build_meters
@@ -119,6 +120,16 @@ def set_up(
     check_optimizer(optimizer, model=model, strategy=sharing, device=on, keeps=keeps)
     tasks = Tasks.of(task, train.coefficients, given.combine_named(train.combine), train.norm_statistics)
     check_tasks(tasks, data, evaluations, model=model, policy=policies.non_finite)
+    if train.compile == "update":
+        check_capturable(
+            model=model,
+            tasks=tasks,
+            optimizer=optimizer,
+            strategy=sharing,
+            precision=formats,
+            policies=policies,
+            device=on,
+        )
     setup = Setup(
         model=model,
         tasks=tasks,

@@ -163,8 +163,7 @@ class Update:
             return Computed(weights, MicrobatchResults(), [], None)
         gathered = self._gather(weights, update)
         self._buffers.settle()
-        for look in self._looks:
-            look(update)
+        self.look(update)
         self._execution.reducers.share_buffers(self._buffers)
         grads = gradients(self._parameters, sparse=self._sparse)
         return Computed(weights, gathered, grads, self._execution.norms.squared(grads))
@@ -237,6 +236,11 @@ class Update:
             self._buffers.restore(1.0)
 
         return discard
+
+    def look(self, update: int) -> None:
+        """Say what the update's passes have shown that is worth knowing, once."""
+        for look in self._looks:
+            look(update)
 
     def norms(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """See `GradientNorms.each`."""

@@ -44,6 +44,11 @@ class Statistics(Hook):
         self._gradient_norms = gradient_norms
         self._before: list[dict[str, Tensor]] = []
 
+    @property
+    def reads_gradients(self) -> bool:
+        """Whether it looks at gradients between the last backward and the step."""
+        return self._gradient_norms
+
     def before_update(self, event: UpdateBegin) -> None:
         if self._update_ratio and event.update % self._every == 0:
             self._before = [{name: one.clone() for name, one in group.items()} for group in self._groups()]
