@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from importlib import import_module
+from operator import attrgetter
 from typing import Any, cast
 
 import torch
@@ -27,6 +28,7 @@ _torch = cast("Any", torch)
 _backward = cast("Any", graph)._engine_run_backward
 _optimizers = cast("Any", import_module("torch.optim.optimizer"))
 _WRAPPED_STEP = cast("Any", Optimizer).profile_hook_step(Optimizer.step).__code__
+_BACKWARD_HOOKS, _ACCUMULATE_HOOKS = attrgetter("_backward_hooks"), attrgetter("_post_accumulate_grad_hooks")
 _profiler = cast("Callable[[], bool]", cast("Any", torch.autograd)._profiler_enabled)
 
 
@@ -62,10 +64,11 @@ def foreach_move(tensors: Sequence[Tensor], ends: Sequence[Tensor], share: float
         _torch._foreach_lerp_(tensors, ends, share)
 
 
-def foreach_add(tensors: Sequence[Tensor], amount: float | Tensor) -> None:
-    """t ← t + amount, in place; a tensor is 0-dim and stays on its device."""
-    if tensors:
-        _torch._foreach_add_(tensors, amount)
+def any_gradient_hooks(parameters: Sequence[Tensor]) -> bool:
+    """Whether `has_gradient_hooks` is so for one of them; mostly none has any, which is seen at once."""
+    if not any(map(_BACKWARD_HOOKS, parameters)) and not any(map(_ACCUMULATE_HOOKS, parameters)):
+        return False
+    return any(map(has_gradient_hooks, parameters))
 
 
 def has_gradient_hooks(parameter: Tensor) -> bool:
@@ -155,6 +158,24 @@ def keep_address(tensors: Sequence[Tensor]) -> None:
     mark = cast("Any", import_module("torch._dynamo")).mark_static_address
     for tensor in tensors:
         mark(tensor)
+
+
+def guards_kept(guards: Sequence[Any], given: Sequence[str]) -> list[bool]:
+    """Which of torch's comparisons at each call of what it has compiled are kept: those with what may have changed.
+
+    Left out are torch's own modules, Python's and this package's, and what its caller looks after: half of the time.
+
+    Args:
+        guards: as the option `guard_filter_fn` of `torch.compile` gives them.
+        given: the arguments, by name, that are always of the form that they had.
+    """
+    fixed = ("G['__import_torch", "G['__builtins", "__import__('torch')", "G['__import_evenstep_")
+    kept: list[bool] = []
+    for guard in guards:
+        name = str(guard.name).removeprefix("L['").replace("']", "", 1) if guard.name.startswith("L['") else guard.name
+        root = name.partition("[")[0].partition(".")[0]
+        kept.append(root not in given and not name.startswith(fixed))
+    return kept
 
 
 def has_step_hooks(optimizer: Optimizer) -> bool:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from evenstep.internals import foreach_add
 from evenstep.optim.formulas import Formula, formula_of
 
 
@@ -28,7 +27,7 @@ class FormulaState:
 
     >>> sgd = torch.optim.SGD([torch.zeros(2, requires_grad=True)], lr=0.5, momentum=0.9)
     >>> state = FormulaState(sgd); state.begin((0,))
-    [0]
+    True
     >>> state.tensors((0,)), state.rows((0,)), state.numbers((0,))
     ([[tensor([0., 0.])]], ((0,), (0,)), [0, 0.0, 1.0, 0.9, 0.5])
     """
@@ -40,6 +39,7 @@ class FormulaState:
         self._group_of = [number for number, group in enumerate(self._groups) for _ in group["params"]]
         self.version = 0
         self._last: tuple[int, ...] | None = None
+        self._new: list[int] = []  # those whose state was made for the step that is being computed
         self._read()
 
     def _read(self) -> None:
@@ -50,7 +50,22 @@ class FormulaState:
         self._states: list[dict[str, Any]] = [self._state.get(one, {}) for one in self.parameters]
         pairs = zip(self._states, self._group_of, strict=True)
         self._taken = [self._formulas[group].steps_taken(state) for state, group in pairs]
+        self._count()
         self.version += 1
+
+    def _count(self) -> None:
+        """Let the `step`s of all parameters be elements of one tensor, so that one kernel counts them."""
+        self._counts: list[tuple[Tensor, list[int]]] = []
+        self._added: dict[tuple[int, ...], list[Tensor]] = {}
+        counted: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        for one, state in enumerate(self._states):
+            if isinstance(step := state.get("step"), Tensor):
+                counted.setdefault((step.device, step.dtype), []).append(one)
+        for numbers in counted.values():
+            counts = torch.stack([self._states[one]["step"] for one in numbers])
+            self._counts.append((counts, numbers))
+            for one, count in zip(numbers, counts.unbind(), strict=True):
+                self._states[one]["step"] = count
 
     def follow(self) -> None:
         """Before an update: take note of state that was loaded, and of options that were changed."""
@@ -70,8 +85,8 @@ class FormulaState:
         """Those of some parameters."""
         return tuple([self._formulas[self._group_of[one]] for one in own])
 
-    def begin(self, own: Sequence[int]) -> list[int]:
-        """Make the state of those that have none, as before a first step; gives which."""
+    def begin(self, own: Sequence[int]) -> bool:
+        """Make the state of those that have none, as before a first step; gives whether there are such."""
         new: list[int] = []
         for one in own:
             formula, state, parameter = self._formulas[self._group_of[one]], self._states[one], self.parameters[one]
@@ -88,10 +103,14 @@ class FormulaState:
                 made[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
         if new:
             self._read()
-        return new
+            for one in new:
+                self._taken[one] = 0
+            self._new = new
+        return bool(new)
 
-    def forget(self, new: Sequence[int]) -> None:
+    def forget(self) -> None:
         """Undo `begin`, as the step was not taken."""
+        new, self._new = self._new, []
         for one in new:
             del self._state[self.parameters[one]]
         if new:
@@ -126,20 +145,25 @@ class FormulaState:
             found += self._formulas[group].numbers(self._groups[group], self._taken[one])
         return found
 
-    def committed(self, own: tuple[int, ...], share: float | Tensor) -> None:
+    def committed(self, own: tuple[int, ...], share: float | Tensor = 1.0) -> None:
         """The step of some parameters was taken.
 
         Args:
-            share: 1, or 0 where the device has found that it was not; only it may know.
+            share: 1, or a tensor that is 0 where the device has found that it was not.
         """
+        self._new = []
         if own != self._last:  # some have taken more steps than others now
             self._last = own
             self.version += 1
-        taken, counted = self._taken, list[Tensor]()
+        taken = self._taken
         for one in own:
-            if self._formulas[self._group_of[one]].counts:
-                taken[one] += 1
-                counted.append(self._states[one]["step"])
-            else:
-                taken[one] = 1
-        foreach_add(counted, share)
+            taken[one] += 1
+        added = self._added.get(own)
+        if added is None:
+            held = frozenset(own)
+            added = self._added[own] = [
+                torch.tensor([float(one in held) for one in numbers], dtype=counts.dtype).to(counts.device)
+                for counts, numbers in self._counts
+            ]
+        for (counts, _), ones in zip(self._counts, added, strict=True):
+            counts.add_(ones * share if isinstance(share, Tensor) else ones)

@@ -139,6 +139,7 @@ class SgdFormula(Formula):
 
     def numbers(self, group: Mapping[str, Any], taken: int) -> list[float]:
         rate, decay = float(group["lr"]), group["weight_decay"]
+        # of the first step there is no momentum yet; all later ones are alike
         momentum, dampening = (group["momentum"], group["dampening"]) if taken else (0.0, 0.0)
         return [decay, momentum, 1 - dampening, group["momentum"], rate]
 

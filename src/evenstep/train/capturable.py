@@ -5,7 +5,7 @@ single micro-batches on the way, or is decided by what tensors hold, can't be in
 its name. All that is refused goes with `compile = "model"`, but for what says something else.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from evenstep.errors import ArgumentError
 from evenstep.events import Hook
 from evenstep.events.hooks import Statistics
-from evenstep.internals import compiled_in_place, has_foreign_hooks, has_gradient_hooks, has_step_hooks, unwrapped
+from evenstep.internals import any_gradient_hooks, compiled_in_place, has_foreign_hooks, has_step_hooks, unwrapped
 from evenstep.names import named_parameters
 from evenstep.optim.formulas import FORMULAS
 from evenstep.parallel import Ddp, Single, Strategy
@@ -111,7 +111,7 @@ def check_listeners(hooks: Iterable[Hook]) -> None:
             )
 
 
-def check_still_capturable(optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> None:
+def check_still_capturable(optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> None:
     """Raise ArgumentError for hooks that have come since the run was built, and would not be called."""
     if has_step_hooks(optimizer):
         raise _refusal(
@@ -119,7 +119,7 @@ def check_still_capturable(optimizer: Optimizer, parameters: Iterable[nn.Paramet
             "schedulers do), which the graph takes by itself; set rates by `lr_schedule`, or in "
             "`optimizer.param_groups` in a hook"
         )
-    if any(map(has_gradient_hooks, parameters)):
+    if any_gradient_hooks(parameters):
         raise _refusal("a parameter has hooks on its gradient, which the graph would not call; remove them")
 
 

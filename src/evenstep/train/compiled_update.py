@@ -115,6 +115,7 @@ class CompiledUpdate:
             outcome = self._computed(weights, update)
         except Exception as error:
             core.is_whole = not is_out_of_memory(error)  # all else is raised before anything is changed
+            state.forget()
             if is_out_of_memory(error):
                 raise _no_memory(update, error) from error
             raise
@@ -179,18 +180,18 @@ class CompiledUpdate:
 
     def _verdict(self, outcome: Outcome) -> tuple[float | Tensor, float | Tensor]:
         """‖g‖₂, and whether the step was not taken: on the device, unless it is the first of some parameters."""
-        norm, aborted, _, own, new = outcome
+        norm, aborted, _, own, begins = outcome
         if self.compilations.captures:  # the graph's next run writes to its outputs
             norm, aborted = norm.clone(), aborted.clone()
-        if not self._waits and not new:
+        if not self._waits and not begins:
             self._halted = aborted
             self._state.committed(own, 1.0 - aborted)
             return norm, aborted
         if aborted.item():
-            self._state.forget(new)
+            self._state.forget()
             self._halted = None if self._waits else aborted
             return norm.item(), 1.0
-        self._state.committed(own, 1.0)
+        self._state.committed(own)
         return norm.item(), 0.0
 
     def _record(self, weights: Weights, outcome: Outcome, update: int) -> Recording:

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, cast, final
 
 import torch
@@ -16,7 +17,14 @@ from torch import Tensor, nn
 
 from evenstep.errors import TaskError, clause
 from evenstep.events import Incident
-from evenstep.internals import compile_each_shape, compile_graph, is_compile_error, keep_address, recompile_reason
+from evenstep.internals import (
+    compile_each_shape,
+    compile_graph,
+    guards_kept,
+    is_compile_error,
+    keep_address,
+    recompile_reason,
+)
 from evenstep.names import named_parameters
 from evenstep.optim.ema import Ema
 from evenstep.optim.formula_state import FormulaState
@@ -72,14 +80,14 @@ class Outcome(NamedTuple):
         aborted: 1 where nothing was changed.
         told: by the tasks, of each micro-batch.
         own: the numbers of the parameters that were stepped.
-        new: of those whose state was made for it.
+        begins: whether it is the first step of some of them.
     """
 
     norm: Tensor
     aborted: Tensor
     told: Sequence[Told]
     own: tuple[int, ...]
-    new: list[int]
+    begins: bool
 
 
 def form_of(data: Any) -> Hashable:
@@ -95,6 +103,10 @@ def form_of(data: Any) -> Hashable:
     if isinstance(data, dict):
         return tuple([(name, form_of(one)) for name, one in cast("dict[str, Any]", data).items()])
     return type(data)
+
+
+OURS = ("parameters", "kept", "buffers", "averages", "still", "numbers", "flat")
+"""The arguments of graphs that are lists of the same tensors at each call: no shape or format of them ever changes."""
 
 
 @final
@@ -141,7 +153,9 @@ class Compilations:
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """What runs `function` as one graph; it is compiled when it is first called."""
-        return torch.compile(function, dynamic=False, fullgraph=True, backend=cast("Any", self._inductor))
+        own = {"guard_filter_fn": partial(guards_kept, given=OURS)}
+        backend = cast("Any", self._inductor)
+        return torch.compile(function, dynamic=False, fullgraph=True, backend=backend, options=own)
 
     def run(self, compiled: Callable[..., Any], args: Sequence[Any], form: Hashable, update: int) -> Any:
         """Call what `compile` gave.
@@ -314,7 +328,7 @@ class OneGraph(Graphs):
         own, moving = entry.probed
         if not own:
             return None
-        new = state.begin(own)
+        begins = state.begin(own)
         stepped = entry.stepped
         if stepped is None or stepped.version != state.version:
             stepped = self._stepped(own, moving)
@@ -335,7 +349,7 @@ class OneGraph(Graphs):
         )
         compiled = cast("Callable[..., Any]", entry.compiled)
         norm, aborted, told = self._compilations.run(compiled, args, work.key, work.update)
-        return Outcome(norm, aborted, told, own, new)
+        return Outcome(norm, aborted, told, own, begins)
 
 
 def _whole(gradients: Gradients, step: Step) -> Callable[..., Any]:
@@ -380,13 +394,13 @@ class TwoGraphs(Graphs):
         own = tuple([one for one, flag in zip(trained, flags, strict=True) if flag])
         if not own:
             return None
-        new = self._state.begin(own)
+        begins = self._state.begin(own)
         stepped, compiled = self._step_of(own, trained)
         numbers = self._packed([work.scale, work.share, *self._state.numbers(stepped.firsts)])
         kept = self._state.tensors(own)
         args = (stepped.parameters, kept, stepped.averages, stepped.still, flat, numbers, work.halted)
         norm, aborted = self._compilations.run(compiled, args, "the parameters that have a gradient", work.update)
-        return Outcome(norm, aborted, told, own, new)
+        return Outcome(norm, aborted, told, own, begins)
 
     def _summed(self, work: Work, trained: tuple[int, ...]) -> tuple[Tensor, Sequence[Told]]:
         """The gradients of all ranks, flat, and of each parameter on how many ranks it has one."""

@@ -61,6 +61,7 @@ class Gradients:
         Args:
             factors: by which each summed loss is multiplied, 0-dim.
         """
+        buffers = [one.clone() for one in buffers]  # forwards write to these, and the update may be aborted
         sums: list[Tensor] = []
         told: list[Told] = []
         for task, batch, factor in zip(self.tasks, batches, factors, strict=True):
