@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from evenstep import Logging, StreamData, Task, Trainer, Training
+from evenstep import Checkpointing, Logging, StreamData, Task, Trainer, Training
 from evenstep.events.hooks import Statistics, Timer
 from evenstep.events.writers import JsonlWriter
 from evenstep.options import Compile
@@ -63,7 +63,13 @@ def train_compiled_update(model: nn.Module, feed: Feed, work: Work) -> list[floa
 
 
 def train(
-    model: nn.Module, feed: Feed, work: Work, strategy: Strategy | None = None, *, compile: Compile = "off"
+    model: nn.Module,
+    feed: Feed,
+    work: Work,
+    strategy: Strategy | None = None,
+    *,
+    compile: Compile = "off",
+    checkpoint: Checkpointing = Checkpointing(),
 ) -> list[float]:
     """Train, on several ranks with a `strategy`: each rank's feed then holds its own micro-batches."""
     ranks = 1 if strategy is None else strategy.ranks
@@ -85,6 +91,7 @@ def train(
             hooks=[Timer(every_updates=LOSS_EVERY_UPDATES), Statistics()],
             log=Logging(writers=[JsonlWriter()], every_updates=LOSS_EVERY_UPDATES),
             folder=Path(folder),
+            checkpoint=checkpoint,
         )
         trainer.train()
         return [record.value for record in trainer.storage.history("train/loss")]

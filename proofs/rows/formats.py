@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -20,14 +21,16 @@ from torch import Tensor, nn
 
 import evenstep
 from rows.cutting import CLIP, GLOBAL_BATCH, SAMPLES, WORDS, Words, loss_sum, samples
+from rows.formatted import mode
 from rows.ranks import TIMEOUT_S, started
 from rows.row import Row
 
 SCRIPT = Path(__file__).with_name("formatted.py")
-UNIT = {"32-true": 256 * 2.0**-24, "bf16": 2.0**-8, "16": 2.0**-11}
+UNIT = {"32-true": 256 * 2.0**-24, "bf16": 2.0**-8, "16": 2.0**-11, "float8": 2.0**-4}
 FORMATS = (
     *("32-true", "bf16-mixed", "16-mixed"),
     *("bf16-true", "16-true", "bf16-true-no-master", "16-true-no-master"),
+    *(["float8-mixed"] if find_spec("torchao") else []),
 )
 UPDATES, RATE = 20, 0.5
 
@@ -98,7 +101,7 @@ def beside_float64(precision: str) -> tuple[float, float]:
         model=trained,
         task=Words(),
         optimizer=torch.optim.SGD(trained.parameters(), lr=RATE),
-        precision=precision,
+        precision=mode(precision),
         data=evenstep.MapData(samples()[:whole], global_batch_size=GLOBAL_BATCH, micro_batch_size=4, shuffle=False),
         updates=UPDATES,
         device="cpu",

@@ -25,6 +25,11 @@ from rows.staged import chain
 UPDATES = 16
 
 
+def mode(precision: str) -> evenstep.Precision | str:
+    """Float8 is emulated, in all linear layers that can compute in it."""
+    return evenstep.Float8Mixed(layers="*", emulate=True) if precision == "float8-mixed" else precision
+
+
 def main(folder: Path, precision: str, pipeline: int, kill_at: tuple[int, int] | None) -> None:
     torch.set_num_threads(1)
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
@@ -36,7 +41,7 @@ def main(folder: Path, precision: str, pipeline: int, kill_at: tuple[int, int] |
         model=model,
         task=Words(),
         optimizer=torch.optim.AdamW(model.parameters(), lr=3e-3, foreach=True),
-        precision=precision,
+        precision=mode(precision),
         data=evenstep.MapData(sentences(52), global_batch_size=16, micro_batch_size=2),
         updates=UPDATES,
         device="cpu",

@@ -51,12 +51,25 @@ if TYPE_CHECKING:
     from evenstep.optim.schedules import Cosine, InverseSqrt, LrSchedule, Polynomial, Wsd
     from evenstep.optim.schedules import Linear as Linear
     from evenstep.options import Checkpointing, Failures, Logging, Memory, Training
-    from evenstep.parallel import Ddp, Fsdp, Group, Mesh, Ordered, OrderedFsdp, Processes, Single, Strategy, Zero1
+    from evenstep.parallel import (
+        Ddp,
+        Fsdp,
+        Group,
+        Local,
+        Mesh,
+        Ordered,
+        OrderedFsdp,
+        Processes,
+        Single,
+        Strategy,
+        Zero1,
+    )
     from evenstep.pipeline import Layers, PipelineModel
     from evenstep.precision import (
         Bf16Mixed,
         Bf16NoMaster,
         Bf16True,
+        Float8Mixed,
         Fp16Mixed,
         Fp16NoMaster,
         Fp16True,
@@ -112,6 +125,7 @@ __all__ = [
     "FailurePolicy",
     "Failures",
     "Fixed",
+    "Float8Mixed",
     "Fp16Mixed",
     "Fp16NoMaster",
     "Fp16True",
@@ -124,6 +138,7 @@ __all__ = [
     "InverseSqrt",
     "JsonlWriter",
     "Layers",
+    "Local",
     "Logging",
     "Loss",
     "LossSpikes",
@@ -184,9 +199,10 @@ _named, _ = lazy_names(
         ".optim.ema": "Ema",
         ".optim.schedules": "Constant Cosine InverseSqrt Linear LrSchedule Polynomial Wsd",
         ".options": "Checkpointing Failures Logging Memory Training",
-        ".parallel": "Ddp Fsdp Group Mesh Ordered OrderedFsdp Processes Single Strategy Zero1",
+        ".parallel": "Ddp Fsdp Group Local Mesh Ordered OrderedFsdp Processes Single Strategy Zero1",
         ".pipeline": "Layers PipelineModel",
-        ".precision": "Bf16Mixed Bf16NoMaster Bf16True Fp16Mixed Fp16NoMaster Fp16True FullPrecision Precision",
+        ".precision": "Bf16Mixed Bf16NoMaster Bf16True Float8Mixed Fp16Mixed Fp16NoMaster Fp16True FullPrecision "
+        "Precision",
         ".train": "Aborted Coefficients Combine Committed DropTask Engine FailurePolicy Fixed Loss "
         "LossSpikes Prediction Result Retry Rewind Skip Stop Task Trainer chunked_cross_entropy",
     },

@@ -1,16 +1,19 @@
-"""The checks of a single argument that constructors of all packages ask: what kind of thing it must be.
+"""The checks of a single argument that constructors of all packages ask: what kind of thing it must be, or which word.
 
-Each says what must be and what was given. Which numbers and names make sense stands with the constructor; the option
-objects have rules of their own. Importing this loads no torch.
+Each says what must be and what was given; an unknown word is answered with the closest. Which numbers make sense stands
+with the constructor, a table of names beside what it names; the option objects have rules of their own. Importing this
+loads no torch.
 """
 
 from collections.abc import Collection, Mapping
+from difflib import get_close_matches
 from numbers import Real
 from types import UnionType
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
-from evenstep.choice import choose
 from evenstep.errors import ArgumentError, CheckpointError
+
+T = TypeVar("T")
 
 _PARTS_OF_STATES: dict[str, tuple[str, dict[str, type]]] = {  # what each needs, and of which kind what it has is
     **{name: ("", {}) for name in ("model", "ema", "precision", "trained", "tasks", "hooks", "storage")},
@@ -67,6 +70,48 @@ def require_word(name: str, value: object, words: Collection[str]) -> None:
     >>> require_word("end", "min", ("min", "max"))
     """
     choose(name, value if isinstance(value, str) else repr(value), dict.fromkeys(words))
+
+
+def choose(argument: str, word: str, table: Mapping[str, T]) -> T:
+    """What `word` stands for in `table`.
+
+    Args:
+        argument: that the word was given for, for the message.
+
+    Raises:
+        ArgumentError: it is none of them.
+
+    >>> choose("precision", "bf16", {"bf16-mixed": 1, "bf16-true": 2})
+    Traceback (most recent call last):
+    evenstep.errors.ArgumentError: `precision` must be one of bf16-mixed, bf16-true, but is 'bf16'; is it 'bf16-mixed'?
+    """
+    if word in table:
+        return table[word]
+    said = word.lower()
+    begins = [name for name in table if said and name.startswith(said)]
+    close = begins or get_close_matches(said, table, n=1) or [name for name in table if said and said in name]
+    advice = f"; is it {close[0]!r}?" if close else "."
+    raise ArgumentError(f"`{argument}` must be one of {', '.join(table)}, but is {word!r}{advice}")
+
+
+def advice(word: str, known: Collection[str], otherwise: str = "") -> str:
+    """The end of a message about a word that is none of `known`: what may have been meant, else `otherwise`.
+
+    >>> advice("adamm", ["adam", "sgd"]), advice("lion", ["adam", "sgd"])
+    ('did you mean `adam`?', 'there are adam, sgd.')
+    """
+    close = get_close_matches(word, known, n=1)
+    return f"did you mean `{close[0]}`?" if close else otherwise or f"there are {', '.join(known) or 'none'}."
+
+
+def check_one_of_two(first: str, second: str, one: object, other: object) -> None:
+    """Raise ArgumentError unless one of two arguments is given, the other None."""
+    if (one is None) == (other is None):
+        both = one is not None
+        raise ArgumentError(
+            f"`{first}` and `{second}`: one of the two must be given, but {'both are' if both else 'neither is'}; "
+            f"{'leave one out' if both else 'set one'}."
+        )
 
 
 def require_object(name: str, value: object, kind: type | UnionType, write: str, *, may_be_none: bool = False) -> None:

@@ -5,6 +5,7 @@ or when another file uses a name of torch's that begins with an underscore. Firs
 optimizers, the autograd engine and process groups, then FSDP2's.
 """
 
+import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -25,10 +26,12 @@ __all__ = ["PrefixStore", "ProcessGroup", "ProcessGroupGloo", "Store", "TCPStore
 # `torch.distributed` has stores and groups without types, and `torch.utils.pytree` is not in all versions.
 
 _torch = cast("Any", torch)
-_backward = cast("Any", graph)._engine_run_backward
+_backward, _nodes = cast("Any", graph)._engine_run_backward, logging.getLogger(graph.__name__)
+_engine = cast("Any", torch.autograd).Variable._execution_engine
 _optimizers = cast("Any", import_module("torch.optim.optimizer"))
 _WRAPPED_STEP = cast("Any", Optimizer).profile_hook_step(Optimizer.step).__code__
 _BACKWARD_HOOKS, _ACCUMULATE_HOOKS = attrgetter("_backward_hooks"), attrgetter("_post_accumulate_grad_hooks")
+_WITHOUT_GRAD = _optimizers._use_grad_for_differentiable(Optimizer.step).__code__
 _profiler = cast("Callable[[], bool]", cast("Any", torch.autograd)._profiler_enabled)
 
 
@@ -71,6 +74,14 @@ def any_gradient_hooks(parameters: Sequence[Tensor]) -> bool:
     return any(map(has_gradient_hooks, parameters))
 
 
+set_grad_enabled = cast("Callable[[bool], None]", _torch._C._set_grad_enabled)
+"""What `torch.set_grad_enabled` calls, which is a class that takes three times as long."""
+
+fused_adam, fused_adamw, fused_sgd = _torch._fused_adam_, _torch._fused_adamw_, _torch._fused_sgd_
+foreach_add, foreach_subtract = _torch._foreach_add_, _torch._foreach_sub_
+"""The kernels that torch's fused optimizers are made of."""
+
+
 def has_gradient_hooks(parameter: Tensor) -> bool:
     """Whether something of the user's changes or takes the parameter's gradients; nothing public tells."""
     hooks: list[Any] = []
@@ -88,9 +99,12 @@ def times_written(tensor: Tensor) -> int:
 def run_backward(loss: Tensor, gradient: Tensor) -> None:
     """Go back from `loss`, beginning with `gradient`; the graph is freed.
 
-    `torch.autograd.backward` first looks at the gradient, which costs as much as three small kernels.
+    `torch.autograd.backward` first looks at the gradient, which costs as much as three small kernels. What comes after
+    that logs each node where that is asked for, and keeps Python's context for the threads of devices: the CPU goes
+    back in this one.
     """
-    _backward((loss,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+    go_back = _backward if not loss.is_cpu or _nodes.isEnabledFor(logging.DEBUG) else _engine.run_backward
+    go_back((loss,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 def profiler_runs() -> bool:
@@ -256,8 +270,8 @@ def takes_scale(optimizer: Optimizer) -> bool:
     return bool(getattr(optimizer, TAKES_SCALE, False))
 
 
-def take_step(optimizer: Any) -> None:
-    """Take the optimizer's step, without what torch wraps around it where nobody would see that.
+def unwrapped_step(optimizer: Any) -> Callable[[Any], object] | None:
+    """The optimizer's step without what torch wraps around it; None where somebody would see the difference.
 
     The range that it records for a profiler and the search for hooks cost as much as ten small kernels.
     """
@@ -267,11 +281,15 @@ def take_step(optimizer: Any) -> None:
         and "step" not in vars(optimizer)  # where torch's LR schedulers put theirs
         and not (optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
         and not (_optimizers._global_optimizer_pre_hooks or _optimizers._global_optimizer_post_hooks)
-        and not profiler_runs()
+        and not _profiler()
     ):
-        step.__wrapped__(optimizer)
-    else:
-        optimizer.step()
+        return step.__wrapped__
+    return None
+
+
+def is_torchs_step(step: Any) -> bool:
+    """Whether a step without its wrapper is one that torch has written, and switches gradients off for."""
+    return step.__code__ is _WITHOUT_GRAD and step.__wrapped__.__globals__["__name__"].startswith("torch.optim.")
 
 
 def has_state_hooks(optimizer: Optimizer) -> bool:

@@ -46,12 +46,12 @@ def key_below(state: int, *path: int | str) -> int:
     >>> key_below(branch(7, 3), 5) == key(7, 3, 5)
     True
     """
-    return _extended(state, path) >> 1
+    return (branch_below(state, *path) if path else state) >> 1
 
 
 def branch(seed: int, *path: int | str) -> int:
     """The beginning of paths, for `key_below`."""
-    return _extended(_root(seed), path)
+    return branch_below(_root(seed), *path)
 
 
 def branch_below(state: int, *path: int | str) -> int:
@@ -60,15 +60,6 @@ def branch_below(state: int, *path: int | str) -> int:
     >>> key_below(branch_below(branch(7, 3), 5), 1) == key(7, 3, 5, 1)
     True
     """
-    return _extended(state, path)
-
-
-@lru_cache(maxsize=16)
-def _root(seed: int) -> int:
-    return mix(seed & _MASK)
-
-
-def _extended(state: int, path: tuple[int | str, ...]) -> int:
     for step in path:
         value = state ^ (crc32(step.encode()) | 1 << 40 if isinstance(step, str) else step & _MASK)
         value = (value + 0x9E3779B97F4A7C15) & _MASK  # `mix`, written out: keys are made in every micro-batch
@@ -76,3 +67,8 @@ def _extended(state: int, path: tuple[int | str, ...]) -> int:
         value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
         state = value ^ (value >> 31)
     return state
+
+
+@lru_cache(maxsize=16)
+def _root(seed: int) -> int:
+    return mix(seed & _MASK)

@@ -24,7 +24,8 @@ _OURS = {
     "epochs": "max_epochs max_epoch num_train_epochs num_epochs n_epochs train_epochs epoch",
     "clip_norm": "gradient_clip_val gradient_clip max_grad_norm clip_grad clip_grad_norm grad_clip grad_norm_clip "
     "max_norm clip gradient_clipping",
-    "precision": "mixed_precision fp16 bf16 amp dtype use_amp half float16 bfloat16 torch_dtype autocast",
+    "precision": "mixed_precision fp16 bf16 amp dtype use_amp half float16 bfloat16 torch_dtype autocast "
+    "fp8 float8 use_fp8 float8_recipe_name",
     "strategy": "devices num_devices num_nodes gpus num_gpus n_gpus tpu_cores num_processes world_size ddp fsdp "
     "deepspeed distributed plugins distributed_backend backend ddp_backend",
     "device": "accelerator cpu use_cpu no_cuda cuda",

@@ -13,25 +13,19 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import wraps
 from inspect import signature
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, final, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, final, get_args
 
-from evenstep.arguments import require_flag, require_object, require_whole
-from evenstep.choice import check_one_of_two, choose
+from evenstep.arguments import check_one_of_two, choose, require_flag, require_object, require_whole
 from evenstep.errors import ArgumentError
-from evenstep.keywords import answering
-from evenstep.renamed import warn
 
 if TYPE_CHECKING:
     from evenstep.events import Best, Writer
     from evenstep.optim.ema import Ema
-    from evenstep.train.coefficients import Coefficients
-    from evenstep.train.combine import Combine
     from evenstep.train.failures import FailurePolicy
-    from evenstep.train.spikes import LossSpikes
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
+    from evenstep.train.failures.spikes import LossSpikes
+    from evenstep.train.tasks.coefficients import Coefficients
+    from evenstep.train.tasks.combine import Combine
 
 NonFinite = Literal["stop", "skip", "retry", "rewind", "rewind_past", "drop_task"]
 OutOfMemory = Literal["retry", "stop"]
@@ -334,65 +328,6 @@ def check_evaluation_names(names: Iterable[str]) -> None:
 
 OPTIONS = {"train": Training, "checkpoint": Checkpointing, "failures": Failures, "log": Logging}
 """The option classes, by the trainer's arguments, which are the tables of a run file."""
-
-OLD_ARGUMENTS = {
-    **{name: f"train.{name}" for name in ("clip_norm", "ema", "coefficients", "combine", "norm_statistics")},
-    **{name: f"train.{name}" for name in ("channels_last", "check_loss", "settle_every_updates", "fit_memory")},
-    "keep_checkpoints": "checkpoint.keep_last",
-    "keep_every_updates": "checkpoint.keep_every_updates",
-    "asynchronous_saves": "checkpoint.asynchronous",
-    "config": "checkpoint.config",
-    "on_non_finite": "failures.non_finite",
-    "on_out_of_memory": "failures.out_of_memory",
-    "loss_spikes": "failures.loss_spike",
-    "max_skipped_samples": "failures.max_skipped_samples",
-    "on_hook_error": "failures.hook",
-    "log_every_updates": "log.every_updates",
-    "writers": "log.writers",
-}
-"""Arguments that a trainer had before there were option objects, and the field that each is now."""
-
-_OLD_NONES = {"on_non_finite": "stop", "on_out_of_memory": "retry", "loss_spikes": "ignore"}
-
-
-def takes_old_arguments(constructor: _Function) -> _Function:
-    """A decorator: the old arguments are still taken, and put into their option objects, each with a warning.
-
-    Raises:
-        ArgumentError: when called with an old argument and with the option object that it is in now.
-
-    >>> import warnings
-    >>> class Trains:
-    ...     @takes_old_arguments
-    ...     def __init__(self, *, log=Logging()): self.log = log
-    >>> with warnings.catch_warnings(record=True) as caught:
-    ...     warnings.simplefilter("always")
-    ...     print(Trains(log_every_updates=3).log)
-    Logging(every_updates=3, writers=None)
-    >>> str(caught[0].message)
-    '`log_every_updates=…` is called `log=Logging(every_updates=…)` now; the old name goes with the next version.'
-    """
-
-    built = answering(constructor)
-
-    @wraps(constructor)
-    def called(*args: Any, **given: Any) -> Any:
-        if not OLD_ARGUMENTS.keys() & given.keys():
-            return built(*args, **given)
-        kept = {name: value for name, value in given.items() if name not in OLD_ARGUMENTS}
-        fields: dict[str, dict[str, Any]] = {}
-        for old in [name for name in given if name in OLD_ARGUMENTS]:
-            argument, _, field = OLD_ARGUMENTS[old].partition(".")
-            new = f"{argument}={OPTIONS[argument].__name__}({field}=…)"
-            if argument in given:
-                raise ArgumentError(f"`{old}` and `{argument}` are both given; write `{new}` only.")
-            warn(f"{old}=…", new)
-            fields.setdefault(argument, {})[field] = _OLD_NONES.get(old) if given[old] is None else given[old]
-        made = {argument: OPTIONS[argument](**values) for argument, values in fields.items()}
-        return built(*args, **kept, **made)
-
-    cast("Any", called).answers = True
-    return cast("_Function", called)
 
 
 def default_of(constructor: Callable[..., object], name: str) -> Any:

@@ -81,14 +81,14 @@ def interrupted(said: str) -> KeyboardInterrupt:
 
 @final
 @dataclass(slots=True)
-class Caught:
+class CaughtSignal:
     """Which signal has asked for the end, if any."""
 
     number: signal.Signals | None = None
 
 
 @contextmanager
-def stopping(request_stop: Callable[[str], None], *, spares_own: bool = False) -> Generator[Caught]:
+def stopping(request_stop: Callable[[str], None], *, spares_own: bool = False) -> Generator[CaughtSignal]:
     """Pass signals on to `request_stop` inside the `with`; outside the main thread, which alone gets signals, nothing.
 
     Args:
@@ -98,7 +98,7 @@ def stopping(request_stop: Callable[[str], None], *, spares_own: bool = False) -
     Raises:
         KeyboardInterrupt: at the second signal, wherever the program is.
     """
-    caught, owner = Caught(), os.getpid()
+    caught, owner = CaughtSignal(), os.getpid()
     first_at = 0.0
 
     def handle(number: int, _frame: FrameType | None) -> None:

@@ -115,7 +115,7 @@ def memory(phase: str, rank: int, strategy: str, ranks: int, act: Callable[[], o
     assert "out_of_memory" in ends[0].kinds, "the first rank must hear of it"
 
 
-LAYOUTS = [("single", 1), ("ordered", 1), ("ordered", 2), ("ddp", 2), ("ddp-buckets", 2), ("zero1", 2)]
+LAYOUTS = [("single", 1), ("ordered", 1), ("ordered", 2), ("ddp", 2), ("ddp-buckets", 2), ("zero1", 2), ("local", 2)]
 for strategy, ranks in LAYOUTS:
     for phase, rank in itertools.product(("transfer", "forward", "backward", "armed"), range(ranks)):
         where = f"{phase}, rank {rank} of {ranks}, {strategy}"
@@ -819,7 +819,7 @@ LOST: list[tuple[str, int, str, dict[str, Any]]] = [
     ("deadlock", 1, "rank 1", {"timeout_s": 6, "watch_s": 14, "phase": "before_update"}),  # in a hook
     ("hold", 1, "rank 1", {"timeout_s": 6, "watch_s": 14}),  # Python's lock, for ever
 ]
-for strategy in ("ddp", "zero1", "fsdp", "ordered-fsdp"):
+for strategy in ("ddp", "zero1", "local", "fsdp", "ordered-fsdp"):
     LOST += [("kill", 1, "rank 1 is gone", {"strategy": strategy})]
     LOST += [("raise", rank, f"rank {rank} {BUG}", {"strategy": strategy}) for rank in (0, 1)]
 LOST += [("freeze", 1, "rank 1 did not come within 6 s", {"strategy": "fsdp", "frozen": True, "timeout_s": 6})]

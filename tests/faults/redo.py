@@ -18,8 +18,8 @@ from threads import on_ranks
 from evenstep.errors import LostRankError
 from evenstep.parallel import Group
 from evenstep.train.execution import Execution
+from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.recovery import Recovery
-from evenstep.train.split_limit import SplitLimit
 
 Checks = list[tuple[str, Callable[[], None], bool]]  # name, check, whether it starts processes
 HALF = 10  # numbers in two of a micro-batch's four samples, which is what is left to try after one fault
@@ -27,6 +27,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "ddp": {"strategy": "ddp-buckets"},
     "ordered": {"strategy": "ordered"},
     "zero1": {"strategy": "zero1"},
+    "local": {"strategy": "local"},
+    "local, while a mean is on its way": {"strategy": "local-streamed"},
     "fsdp": {"strategy": "fsdp"},
     "ordered fsdp": {"strategy": "ordered-fsdp"},
     "fsdp, every rank holds all": {"strategy": "fsdp-copies"},
@@ -148,6 +150,8 @@ CHECKS: Checks = [
             ("ddp", "armed", 1),
             ("ordered", "backward", 0),
             ("zero1", "forward", 1),
+            ("local", "backward", 1),
+            ("local, while a mean is on its way", "forward", 0),
             ("fsdp", "armed", 0),
             ("ordered fsdp", "backward", 1),
             ("fsdp, every rank holds all", "forward", 1),

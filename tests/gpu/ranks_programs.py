@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from work import Squares, batches, flat, network, sha256
+from work import Squares, batches, flat, network, precision_of, sha256
 
 from evenstep import Engine, Training
 from evenstep.parallel import Ddp, Fsdp, Group, Mesh, Ordered, Processes, Single, Strategy, Zero1
@@ -43,7 +43,15 @@ def trained(name: str, strategy: str, stages: int = 1, precision: str = "32-true
 def _engine(name: str, model: Any, strategy: Strategy, precision: str = "32-true") -> Engine:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
     train = Training(clip_norm=1.0, check_loss=False)
-    return Engine(model, Squares(), optimizer, strategy=strategy, precision=precision, device=name, train=train)
+    return Engine(
+        model,
+        Squares(),
+        optimizer,
+        strategy=strategy,
+        precision=precision_of(precision, torch.device(name)),
+        device=name,
+        train=train,
+    )
 
 
 def sharded(name: str) -> str:

@@ -88,10 +88,11 @@ def tests(env: dict[str, str], rows: str, *, seconds: float, marked: str = "gpu"
     """How each test ended, by its name, and pytest's exit code."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "tests.xml")
-        files = sorted((ROOT / "tests" / "gpu").glob("test_*.py"), key=lambda one: ("ranks" in one.name, one.name))
+        late = ("test_compiled.py", "test_ranks.py")  # what takes longest
+        files = sorted((ROOT / "tests" / "gpu").glob("test_*.py"), key=lambda one: (one.name in late, one.name))
         command = [sys.executable, "-m", "pytest", *map(str, files), "-m", marked, "-p", "pytest_timeout"]
-        # said one by one, and given up one by one: what hangs must not take the others' results along
-        command += ["-v", f"--timeout={ONE_TEST_S}"]
+        # said one by one, and given up one by one; and there is a report of those that ran where time does not suffice
+        command += ["-v", f"--timeout={ONE_TEST_S}", f"--session-timeout={max(seconds - ONE_TEST_S, 1):g}"]
         # torch and its companions may warn there of what nobody here has seen
         command += ["-W", "default", "-o", "junit_duration_report=call", f"--junitxml={report}", "-rs", "--tb=short"]
         command += ["-k", rows] if rows else []

@@ -7,6 +7,7 @@ import torch
 from launched import free_port
 from launched import on_ranks as launched_on_ranks
 from ranks_programs import alone, sharded, single, trained
+from work import precision_of
 
 from evenstep.precision import PRECISIONS
 
@@ -17,6 +18,7 @@ on_ranks = partial(launched_on_ranks, timeout_s=60)
 def test_one_sha256_over_all_cuts_with_ordered(device: torch.device, precision: str) -> None:
     if device.type == "cpu" and precision != "32-true":
         pytest.skip("on the CPU `make prove ROWS=formats` shows it")
+    precision_of(precision, device)  # skipped where it can't be
     name = device.type
     cuts = {"one rank": (1, 1), "two ranks": (2, 1), "two stages": (2, 2)}
     if precision == "32-true":

@@ -20,12 +20,14 @@ GLIBC = (39, 35, 34, 31, 28, 27, 24, 17)  # 2.x, as tags of wheels name what the
 def requirements(text: str) -> list[str]:
     """What must travel, of a `pyproject.toml`.
 
-    >>> requirements('[project]\\ndependencies = ["torch>=2", "rich>=13"]\\n[project.optional-dependencies]\\ndev = []')
-    ['rich>=13']
+    >>> project = '[project]\\ndependencies = ["torch>=2", "rich>=13"]\\n[project.optional-dependencies]\\n'
+    >>> requirements(project + 'float8 = ["torchao"]\\ndev = ["ruff", "pytest>=8"]')
+    ['rich>=13', 'pytest>=8', 'torchao']
     """
     project = tomllib.loads(text)["project"]
+    extras = project["optional-dependencies"]
     wanted = [one for one in project["dependencies"] if _name(one) not in THERE]
-    return wanted + [one for one in project["optional-dependencies"]["dev"] if _name(one) in TESTING]
+    return wanted + [one for one in extras["dev"] if _name(one) in TESTING] + extras["float8"]
 
 
 def _name(requirement: str) -> str:

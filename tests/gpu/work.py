@@ -3,13 +3,17 @@
 import hashlib
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from evenstep import Engine, Loss, MapData, Task, Trainer, Training
 from evenstep.optim.schedules import Linear
+from evenstep.precision import PRECISIONS, Float8Mixed, Precision
+from evenstep.precision.float8_mixed import CAPABILITY
 
 WIDTH, SAMPLES = 16, 48
 
@@ -79,6 +83,17 @@ def batches(count: int, size: int = 4, *, device: torch.device | None = None) ->
     made = [(torch.stack([x for x, _ in part]), torch.stack([y for _, y in part])) for part in parts]
     pins = device is not None and device.type == "cuda"
     return [(x.pin_memory(), y.pin_memory()) for x, y in made] if pins else made
+
+
+def precision_of(name: str, device: torch.device) -> Precision:
+    """A number format in which the network trains on the device; skipped where that can't be."""
+    if name != "float8-mixed":
+        return PRECISIONS[name]()
+    if find_spec("torchao") is None:
+        pytest.skip("the extra `float8` is not installed")
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < CAPABILITY:
+        pytest.skip(f"{torch.cuda.get_device_name(device)} does not multiply float8")
+    return Float8Mixed(layers="*", emulate=device.type == "cpu")
 
 
 @contextmanager

@@ -10,8 +10,8 @@ import torch
 from evenstep import devices
 from evenstep.errors import ArgumentError
 from evenstep.parallel import Processes
-from evenstep.train.fit import fitting
-from evenstep.train.task import Task
+from evenstep.train.memory.fit import fitting
+from evenstep.train.tasks.task import Task
 
 CPU = torch.device("cpu")
 

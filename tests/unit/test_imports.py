@@ -13,7 +13,6 @@ SOURCE = Path(__file__).parents[2] / "src" / "evenstep"
 LEAVES = {"precision", "optim", "data", "events", "checkpoint"}
 ROOT = {
     "arguments",
-    "choice",
     "devices",
     "errors",
     "exits",
@@ -24,10 +23,11 @@ ROOT = {
     "lazy",
     "memory",
     "names",
+    "nothing",
     "plugins",
     "renamed",
     "signals",
-    "taken",
+    "single_use",
     "strides",
     "version",
 }
@@ -109,7 +109,7 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     assert not {str(path.relative_to(SOURCE)) for path in left}
 
 
-@pytest.mark.parametrize("package", ["", *sorted(CORE), "extras.elastic"])
+@pytest.mark.parametrize("package", ["", *sorted(CORE), "extras.elastic", "extras.multitask"])
 def test_lazy_names_come_from_where_type_checkers_are_told(package: str) -> None:
     """The names that a package imports on first use stand in it twice: for type checkers and for Python."""
     module = import_module(f"evenstep.{package}".rstrip("."))

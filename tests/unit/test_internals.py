@@ -17,6 +17,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 
 from evenstep import internals
+from evenstep.optim.fused import take_step
 
 SOURCE = Path(__file__).parents[2] / "src" / "evenstep"
 OF_FSDP = {
@@ -38,11 +39,17 @@ OF_TORCH = {
     "_backward_pre_hooks",
     "_compiled_call_impl",
     "_engine_run_backward",
+    "_execution_engine",
+    "_foreach_add_",
     "_foreach_copy_",
     "_foreach_div_",
     "_foreach_lerp_",
     "_foreach_mul_",
     "_foreach_norm",
+    "_foreach_sub_",
+    "_fused_adam_",
+    "_fused_adamw_",
+    "_fused_sgd_",
     "_backward_hooks",
     "_forward_hooks",
     "_post_accumulate_grad_hooks",
@@ -59,9 +66,11 @@ OF_TORCH = {
     "_register_backend",
     "_set_default_backend",
     "_set_default_timeout",
+    "_set_grad_enabled",
     "_shutdown_workers",
     "_step_supports_amp_scaling",
     "_timeout",
+    "_use_grad_for_differentiable",
     "_version",
     "_workers",
     "_world",
@@ -104,7 +113,7 @@ def private_names(path: Path) -> set[str]:
 
 def test_no_other_file_uses_names_of_torchs_that_begin_with_an_underscore() -> None:
     uses = {str(path.relative_to(SOURCE)): private_names(path) for path in FILES if path.name != "internals.py"}
-    of_metrics = {"events/meters.py": METRICS, "train/metrics.py": METRICS}
+    of_metrics = {"events/meters.py": METRICS, "train/tasks/metrics.py": METRICS}
     left = {name: found - PYTHONS - of_metrics.get(name, set()) for name, found in uses.items()}
     assert {name: found for name, found in left.items() if found} == {}
 
@@ -285,21 +294,21 @@ def test_a_step_is_the_optimizers_own_whoever_watches_or_has_changed_it(monkeypa
         return weight, torch.optim.SGD([weight], lr=1.0)
 
     weight, plain = made()
-    internals.take_step(plain)
+    take_step(plain)
     assert weight.tolist() == [-1.0]
     told: list[str] = []
     plain.register_step_pre_hook(lambda *_: told.append("own"))
-    internals.take_step(plain)
+    take_step(plain)
     everywhere = register_optimizer_step_pre_hook(lambda *_: told.append("all"))
-    internals.take_step(made()[1])
+    take_step(made()[1])
     everywhere.remove()
     with profile(activities=[ProfilerActivity.CPU]) as seen:
-        internals.take_step(made()[1])
+        take_step(made()[1])
     assert told == ["own", "all"] and "Optimizer.step#SGD.step" in {event.key for event in seen.key_averages()}
     weight, scheduled = made()
     scheduled.step = lambda: told.append("an LR scheduler's")  # type: ignore[method-assign,assignment]
-    internals.take_step(scheduled)
+    take_step(scheduled)
     weight, changed = made()
     monkeypatch.setattr(torch.optim.SGD, "step", functools.wraps(torch.optim.SGD.step)(lambda _: told.append("mine")))
-    internals.take_step(changed)
+    take_step(changed)
     assert told[2:] == ["an LR scheduler's", "mine"] and weight.tolist() == [0.0]

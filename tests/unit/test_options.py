@@ -12,9 +12,10 @@ import evenstep
 from evenstep import Checkpointing, Failures, Logging, LossSpikes, Skip, Training
 from evenstep.errors import ArgumentError
 from evenstep.events import WRITERS
-from evenstep.options import OLD_ARGUMENTS, OPTIONS, NonFinite, WriterName
+from evenstep.options import OPTIONS, NonFinite, WriterName
 from evenstep.train.failures import FAILURE_POLICIES
-from evenstep.train.given import policies_of
+from evenstep.train.old_arguments import OLD_ARGUMENTS
+from evenstep.train.resolve import policies_of
 
 
 class Line(evenstep.Task):
@@ -122,8 +123,8 @@ def test_an_old_argument_is_taken_with_a_warning_that_says_what_to_write(
     old: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built: dict[str, Any] = {}
-    monkeypatch.setattr("evenstep.train.given.check_update", lambda **asked: built.update(asked))
-    monkeypatch.setattr("evenstep.train.given.check_run", lambda **asked: (built.update(asked), 1 / 0))
+    monkeypatch.setattr("evenstep.train.trainer.check_engine_arguments", lambda **asked: built.update(asked))
+    monkeypatch.setattr("evenstep.train.trainer.check_trainer_arguments", lambda **asked: (built.update(asked), 1 / 0))
     argument, _, field = OLD_ARGUMENTS[old].partition(".")
     name = OPTIONS[argument].__name__
     with (

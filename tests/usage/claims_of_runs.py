@@ -301,6 +301,34 @@ AREAS = (
                 "bytes per parameter, as computed",
                 "unit/train/test_formats.py::test_a_parameter_costs_what_is_computed_and_that_is_what_is_allocated",
             ),
+            works(
+                "`float8-mixed` (extra `float8`), shown by emulation: three recipes, the products those of rounded "
+                "values; inf and NaN are seen",
+                "unit/train/test_float8.py::test_the_three_products_are_those_of_values_rounded_to_float8",
+                "unit/train/test_float8.py::test_what_is_not_finite_is_not_rounded_away",
+            ),
+            works(
+                "… any cut, up to the roundings of bfloat16",
+                "unit/train/test_float8.py::test_an_update_does_not_depend_on_the_cut_but_by_the_roundings_of_bfloat16",
+            ),
+            works(
+                "… with every strategy and in stages: the bits of one process; resumed on other layouts",
+                "usage/test_float8.py::"
+                "test_ordered_sums_have_the_bits_of_one_process_with_every_strategy_and_in_stages",
+                "usage/test_float8.py::test_a_run_is_stopped_and_resumed_on_other_layouts_with_the_same_bits",
+            ),
+            works(
+                "… compiled, and with activations computed again",
+                "unit/train/test_float8.py::test_blocks_are_compiled_as_a_whole_and_train_alike",
+                "unit/train/test_float8.py::test_the_bits_are_those_of_the_plain_run",
+            ),
+            works("… on a GPU, at its speed"),
+            refused(
+                "float8 on devices that can't, of layers that can't, or without torchao",
+                "unit/precision/test_float8_mixed.py::test_a_gpu_is_judged_by_its_compute_capability",
+                "unit/precision/test_float8_mixed.py::test_where_no_layer_can_be_it_is_said_why_with_names",
+                "unit/precision/test_float8_mixed.py::test_a_missing_torchao_is_said_with_the_extra",
+            ),
             refused(
                 "models of 16 bits: optimizers that evaluate other parameters or hold them in attributes, a float64 "
                 "model; with `fsdp` another `gather_dtype` and layers with running statistics",
@@ -331,18 +359,18 @@ AREAS = (
             ),
             works(
                 "running statistics move once",
-                "unit/train/test_recomputed.py::test_bits_names_and_running_statistics_are_those_of_a_run_that_keeps_all",
+                "unit/train/test_activation_checkpointing.py::test_bits_names_and_running_statistics_are_those_of_a_run_that_keeps_all",
             ),
             works(
                 "models that checkpoint by themselves, blocks compiled in place, mixed and 16-bit formats",
-                "unit/train/test_recomputed.py::test_a_model_that_checkpoints_by_itself_may_be_recomputed_around_it",
-                "unit/train/test_recomputed.py::test_a_compiled_block_is_computed_again_as_compiled",
-                "unit/train/test_recomputed.py::test_it_is_the_same_in_number_formats",
+                "unit/train/test_activation_checkpointing.py::test_a_model_that_checkpoints_by_itself_may_be_recomputed_around_it",
+                "unit/train/test_activation_checkpointing.py::test_a_compiled_block_is_computed_again_as_compiled",
+                "unit/train/test_activation_checkpointing.py::test_it_is_the_same_in_number_formats",
             ),
             works(
                 "less memory; a recomputation that finds none is cut",
-                "unit/train/test_recomputed.py::test_an_update_takes_a_fraction_of_the_memory",
-                "unit/train/test_recomputed.py::test_a_recomputation_that_runs_out_of_memory_is_cut",
+                "unit/train/test_activation_checkpointing.py::test_an_update_takes_a_fraction_of_the_memory",
+                "unit/train/test_activation_checkpointing.py::test_a_recomputation_that_runs_out_of_memory_is_cut",
             ),
             works(
                 "peak, free, reserved and resident memory as metrics",
@@ -359,7 +387,7 @@ AREAS = (
             ),
             refused(
                 "a buffer that begins to move after the first forward of a module that is computed again",
-                "unit/train/test_recomputed.py::test_a_buffer_that_begins_to_move_late_is_refused_by_name",
+                "unit/train/test_activation_checkpointing.py::test_a_buffer_that_begins_to_move_late_is_refused_by_name",
             ),
             refused(
                 "emptying the cache of a CPU",
@@ -469,7 +497,7 @@ AREAS = (
             ),
             works(
                 "statistics of each task where activations are computed again",
-                "unit/train/test_recomputed.py::test_statistics_of_each_task_are_moved_once",
+                "unit/train/test_activation_checkpointing.py::test_statistics_of_each_task_are_moved_once",
             ),
             limit("statistics of each task under `torch.compile`"),
         ),

@@ -53,6 +53,13 @@ ALONE: dict[str, Refusal] = {
     "a floor above the loss scale": _of(
         "--loss_scale", "{floor = 9, initial = 8}", "--train.precision", "16-mixed", says="`loss_scale.floor`"
     ),
+    "float8 layers without float8": _of(
+        "--float8.recipe", "tensorwise", says='is for `train.precision` "float8-mixed"'
+    ),
+    "float8 in no layers": _of(
+        "--train.precision", "float8-mixed", "--float8", '{layers = "none"}', says='`float8.layers` must be "blocks" or'
+    ),
+    "float8 on a CPU": _of("--train.precision", "float8-mixed", says="but the device is 'cpu'", code=1),
     "an average that never begins": _of("--ema.start_update", "9", says="would never begin"),
     "recomputed blocks of a model without": _of(
         "--memory.checkpoint", "blocks", says='is "blocks", but Still has', code=1
@@ -62,6 +69,36 @@ ALONE: dict[str, Refusal] = {
     "recomputing nothing": _of("--memory.checkpoint", '""', says="or a pattern of module names"),
     "compression where sums are ordered": _of(
         "--parallel.compression", "bf16", "--parallel.reduction", "ordered", says="`parallel.compression`"
+    ),
+    "compression where ranks step alone": _of(
+        "--parallel.compression", "bf16", "--parallel.strategy", "local", says="leave"
+    ),
+    "a share that nothing takes": _of(
+        "--parallel.local.every_updates", "4", says='`parallel.local` is for `parallel.strategy` "local"'
+    ),
+    "an outer momentum of 1": _of(
+        *("--parallel.strategy", "local", "--parallel.local.outer_momentum", "1.0"),
+        says="`parallel.local.outer_momentum` must be in [0, 1)",
+    ),
+    "an outer momentum that looks ahead of nothing": _of(
+        *("--parallel.strategy", "local", "--parallel.local.nesterov", "true"),
+        says="`parallel.local.outer_momentum` is 0",
+    ),
+    "a mean that comes too late": _of(
+        *("--parallel.strategy", "local", "--parallel.local.overlap_updates", "16"),
+        says="`parallel.local.overlap_updates` must be below the 16",
+    ),
+    "ranks that step alone, in stages": _of(
+        *("--parallel.strategy", "local", "--parallel.pipeline", "2"), says="a rank that steps alone holds a whole"
+    ),
+    "ranks that step alone, with an average": _of(
+        *("--parallel.strategy", "local", "--ema.decay", "0.9"), says="(`ema`): each rank would average"
+    ),
+    "ranks that step alone, with a loss scale": _of(
+        *("--parallel.strategy", "local", "--train.precision", "16-mixed"), says="a loss scale of its own"
+    ),
+    "ranks that step alone and go back": _of(
+        *("--parallel.strategy", "local", "--failures.non_finite", "rewind"), says="`failures.non_finite`: a rank that"
     ),
     "compression without ddp": _of("--parallel.compression", "bf16", "--parallel.strategy", "zero1", says="leave"),
     "shards without fsdp": _of("--parallel.shard_ranks", "2", says='is for `parallel.strategy` "fsdp"'),
@@ -140,6 +177,15 @@ TOGETHER: dict[str, Refusal] = {
         "--optimizer.args.fused",
         "true",
         says="torch's fused optimizers",
+        code=1,
+    ),
+    "shards gathered in another format than the model's": _of(
+        *FSDP,
+        "--train.precision",
+        "16-true",
+        "--parallel.gather_dtype",
+        "bf16",
+        says="or left out, but is bfloat16",
         code=1,
     ),
     "a pipeline of a model without layers": _of("--parallel.pipeline", "2", says="`parallel.pipeline` is 2, but"),

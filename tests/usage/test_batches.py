@@ -12,7 +12,7 @@ from batches_programs import Classify, reference, trained, trainer_of
 
 import evenstep
 from evenstep.errors import EvenstepError, OutOfMemoryError, TaskError
-from evenstep.train.split import halves, num_samples
+from evenstep.train.memory.split import halves, num_samples
 
 WORKING = [kind for kind in BATCHES if kind.outcome == "works"]
 GOOD = [loss.name for loss in LOSSES if loss.outcome == "works"]

@@ -43,26 +43,28 @@ def test_each_format_has_the_bits_of_one_process_with_every_strategy_that_is_ord
                 assert one["masters"] <= share * alone["masters"]
 
 
-def test_each_format_has_the_bits_of_one_process_in_stages_with_tied_weights() -> None:
-    staged: list[dict[str, Any]] = [{"pipeline": 2, "tied": True}, {"pipeline": 2, "tied": True, "schedule": "zb_h1"}]
-    ways = [(name, more) for name in programs.FORMATS for more in staged]
-    found = on(2, *ways)
+def each_format_has_the_bits_of_one_process(ranks: int, shared: list[dict[str, Any]]) -> None:
+    """In each of some ways to share a model with tied weights among so many ranks."""
+    ways = [(name, {"tied": True, **more}) for name in programs.FORMATS for more in shared]
+    found = on(ranks, *ways)
     for name in programs.FORMATS:
         alone = programs.train(name, tied=True)
         assert all(alike(one, alone) for (way, _), one in zip(ways, found, strict=True) if way == name), name
+
+
+def test_each_format_has_the_bits_of_one_process_in_stages_with_tied_weights() -> None:
+    each_format_has_the_bits_of_one_process(2, [{"pipeline": 2}, {"pipeline": 2, "schedule": "zb_h1"}])
 
 
 def test_each_format_has_the_bits_of_one_process_in_stages_and_shards_with_replicas() -> None:
-    shared: list[dict[str, Any]] = [
-        {"pipeline": 2, "tied": True, "strategy": "ordered-fsdp"},
-        {"pipeline": 2, "tied": True, "strategy": "ordered-zero1"},
-        {"tied": True, "strategy": "ordered-hybrid"},
-    ]
-    ways = [(name, more) for name in programs.FORMATS for more in shared]
-    found = on(4, *ways)
-    for name in programs.FORMATS:
-        alone = programs.train(name, tied=True)
-        assert all(alike(one, alone) for (way, _), one in zip(ways, found, strict=True) if way == name), name
+    each_format_has_the_bits_of_one_process(
+        4,
+        [
+            {"pipeline": 2, "strategy": "ordered-fsdp"},
+            {"pipeline": 2, "strategy": "ordered-zero1"},
+            {"strategy": "ordered-hybrid"},
+        ],
+    )
 
 
 def test_an_overflow_is_one_on_all_ranks_and_stages_and_nothing_else_notices() -> None:

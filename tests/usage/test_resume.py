@@ -17,8 +17,8 @@ from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.events import Best, EarlyStop, Evaluate, EvaluateEnd, Incident, UpdateEnd
 from evenstep.precision import Fp16Mixed
 from evenstep.train import GradNorm, Uncertainty
-from evenstep.train.run_folder import FILES, FOLDERS
-from evenstep.train.settings import LEAVE_NO_TRACE, MAY_CHANGE
+from evenstep.train.state.run_folder import FILES, FOLDERS
+from evenstep.train.state.settings import LEAVE_NO_TRACE, MAY_CHANGE
 
 EVALUATED = ["--evaluate.every_updates", "1"]
 

@@ -3,7 +3,7 @@
 from evenstep.builders.options import build_checkpointing, build_hooks
 from evenstep.builders.parts import RunParts, build_parts, make_model
 from evenstep.builders.pipeline import build_mesh, check_stages
-from evenstep.builders.ranks import build_strategy, is_launched, joined, rank_device, ranks_of
+from evenstep.builders.ranks import build_strategy, joined, rank_device, ranks_of
 from evenstep.builders.run import open_run
 
 __all__ = [
@@ -14,7 +14,6 @@ __all__ = [
     "build_parts",
     "build_strategy",
     "check_stages",
-    "is_launched",
     "joined",
     "make_model",
     "open_run",

@@ -7,12 +7,18 @@ said with the keys of the run file. There is no rule here: each stands with the 
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from evenstep.builders.options import build_checkpointing, build_failures, build_logging, build_precision
+from evenstep.arguments import check_one_of_two
+from evenstep.builders.options import (
+    build_checkpointing,
+    build_failures,
+    build_logging,
+    build_precision,
+    build_training,
+)
 from evenstep.builders.pipeline import build_layout
-from evenstep.builders.ranks import is_launched, rank_device, ranks_of
+from evenstep.builders.ranks import rank_device, ranks_of
 from evenstep.builders.schedule import build_schedule
 from evenstep.builders.tasks import build_coefficients, build_combine, build_mixing, windows_of
-from evenstep.choice import check_one_of_two
 from evenstep.config.faults import Fault, told
 from evenstep.config.schema import Config
 from evenstep.config.tasks import data_tables, evaluations_of
@@ -22,10 +28,14 @@ from evenstep.data.sampling import check_curriculum, check_only_for_tokens
 from evenstep.events.hooks.target import MetricTarget
 from evenstep.optim.ema import Ema
 from evenstep.options import Memory, check_evaluation_names, check_length, check_rewinds, check_task_names
+from evenstep.parallel import Ddp, Group, Local
 from evenstep.parallel.mesh import check_pipelines
 from evenstep.parallel.named import check_single
+from evenstep.parallel.rank_info import is_launched
 from evenstep.parallel.reducer.sharded import check_sharding
-from evenstep.precision import PRECISIONS, LossScaled
+from evenstep.precision import PRECISIONS, Float8Mixed, LossScaled
+from evenstep.train.checks.local import check_answer, check_scale, check_training
+from evenstep.train.resolve import policies_of
 
 
 def refused(config: Config) -> list[Fault]:
@@ -53,6 +63,8 @@ def _updates(config: Config) -> Iterator[Fault]:
     yield from faults_of(lambda: Memory(**config.memory.model_dump()), keys_in("memory", config.memory))
     if config.loss_scale is not None and issubclass(PRECISIONS[train.precision], LossScaled):
         yield from faults_of(partial(build_precision, config), keys_in("loss_scale", config.loss_scale))
+    if config.float8 is not None and PRECISIONS[train.precision] is Float8Mixed:
+        yield from faults_of(partial(build_precision, config), keys_in("float8", config.float8))
     if train.updates is None:
         return  # how many updates the epochs are is the data's to say
     tables = {"lr_schedule": config.lr_schedule} | {
@@ -132,6 +144,16 @@ def _ranks(config: Config) -> Iterator[Fault]:
         yield told(f"{said} `launch.ranks` to 2 or more, or leave it out.", *counts)
     yield from faults_of(partial(check_pipelines, ranks, parallel.pipeline), keys)
     yield from faults_of(partial(build_layout, config), keys)
+    if parallel.strategy == "local":
+        build = partial(Local, Ddp(Group()), **parallel.local.model_dump())
+        yield from faults_of(build, keys_in("parallel.local", parallel.local), "parallel.strategy")
+        names = {"ema": "ema", "combine": "combine", "non_finite": "failures.non_finite"}
+        for key, rule in (
+            ("train.precision", lambda: check_scale(build_precision(config))),
+            ("ema", lambda: check_training(build_training(config))),
+            ("failures.non_finite", lambda: check_answer(policies_of(build_failures(config)))),
+        ):
+            yield from faults_of(rule, names, key, "parallel.strategy")
     if parallel.strategy == "fsdp" and ranks > 1:
         is_here = config.launch.slurm is None  # a job's machines may have other devices
         check = partial(check_sharding, shard_ranks=parallel.shard_ranks, offload=parallel.offload and is_here)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from evenstep.config.arguments import Call
 from evenstep.errors import ConfigError, TaskError, clause
 from evenstep.optim.sharing import TORCH
-from evenstep.train.arguments import check_model
+from evenstep.train.checks.model import check_model
 
 
 def build_optimizer(

@@ -48,18 +48,19 @@ def build_logging(config: Config) -> Logging:
 
 
 def build_precision(config: Config) -> Precision:
-    """The precision mode, with its loss scale and its casts if it has any."""
+    """The precision mode, with its loss scale, its casts and its layers if it has any."""
     kind = PRECISIONS[config.train.precision]
     casts = config.train.model_dump(include=set(_CASTS)) if issubclass(kind, SixteenBits) else {}
     scale = {} if config.loss_scale is None else config.loss_scale.model_dump()
-    return kind(**casts, **scale)
+    layers = {} if config.float8 is None else config.float8.model_dump()
+    return kind(**casts, **scale, **layers)
 
 
 _CASTS = ("cast_inputs", "float32_outputs")
 
 
 def build_hooks(config: Config, own: Sequence[Hook]) -> list[Hook]:
-    """The hooks of a run, in their order, beside those that each run with a folder has (`evenstep.train.standard`).
+    """The hooks of a run, in their order, beside those that each run with a folder has (see `standard_hooks`).
 
     Args:
         config: what is asked for.

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from torch import nn
 
-from evenstep.choice import choose
+from evenstep.arguments import choose
 from evenstep.config.schema import Config
 from evenstep.config.translate import keys_in, said_with
 from evenstep.errors import ArgumentError, ConfigError, PlanError

@@ -83,11 +83,6 @@ def ranks_of(config: Config) -> int:
     return max(config.launch.ranks, config.parallel.pipeline, job)
 
 
-def is_launched() -> bool:
-    """Whether this process is a rank already, started by evenstep, torchrun, srun, or by itself."""
-    return rank_info_of(os.environ) is not None or elastic_rank_of(os.environ) is not None
-
-
 def rank_device(config: Config) -> torch.device:
     """The device of this rank: one accelerator each, where a machine has several."""
     return device_of_rank(config.device)
@@ -104,4 +99,5 @@ def build_strategy(config: Config, group: Group) -> Strategy:
         gather_dtype=None if parallel.gather_dtype is None else torch.bfloat16,
         offload=parallel.offload,
         compression=COMPRESSIONS[parallel.compression](),
+        local=parallel.local.model_dump(),
     )

@@ -31,6 +31,7 @@ _SHARED = (
     "model",
     "optimizer",
     "ema",
+    "local",
 )  # what is divided between ranks; of the rest, but for streams, all have the same
 
 

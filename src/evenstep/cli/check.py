@@ -20,7 +20,6 @@ from evenstep.builders import (
     build_parts,
     build_strategy,
     check_stages,
-    is_launched,
     joined,
     make_model,
     open_run,
@@ -42,8 +41,9 @@ from evenstep.events import Bus
 from evenstep.events.writers.lines import LinesWriter
 from evenstep.exits import EXIT_DONE
 from evenstep.parallel import Group
+from evenstep.parallel.rank_info import is_launched
 from evenstep.train import Trainer
-from evenstep.train.standard import writers_of
+from evenstep.train.standard_hooks import writers_of
 
 _MOST_RANKS = 16  # more are not started only to look at a run
 
@@ -113,7 +113,7 @@ def _of_folder(path: Path, settings: Sequence[Setting]) -> list[str]:
 def ranks_to_try(config: Config) -> int:
     """How many ranks the run is tried on: those that it starts, or two where its strategy is for several."""
     ranks = ranks_of(config)
-    if ranks == 1 and config.parallel.strategy in ("ddp", "fsdp", "zero1"):
+    if ranks == 1 and config.parallel.strategy in ("ddp", "fsdp", "zero1", "local"):
         return max(2, config.parallel.shard_ranks or 0)
     return ranks
 

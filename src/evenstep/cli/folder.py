@@ -14,13 +14,13 @@ from pathlib import Path
 
 from evenstep.checkpoint import complete_checkpoints
 from evenstep.cli.environment import describe_environment
-from evenstep.cli.launch import is_restarted
 from evenstep.config.named import OpenRun
 from evenstep.config.target import loaded_from
 from evenstep.config.toml import dumps
 from evenstep.errors import ArgumentError
 from evenstep.events.files import replace_text, writing
-from evenstep.train.run_folder import FILES, FOLDERS, check_folder, check_writable
+from evenstep.parallel.rank_info import is_restarted
+from evenstep.train.state.run_folder import FILES, FOLDERS, check_folder, check_writable
 
 CONFIG = "config.toml"
 RECIPE = "recipe"

@@ -14,19 +14,12 @@ from pathlib import Path
 from signal import SIGINT
 from time import sleep
 
-from evenstep.builders import is_launched
 from evenstep.exits import EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
 from evenstep.parallel.rank_info import ATTEMPT
 from evenstep.signals import REQUEUE
 
 _LONGEST_PAUSE_S = 30.0
 _GRACE_S = 300  # for the update and the save between a signal and the end
-
-
-def is_restarted() -> bool:
-    """Whether this rank was started again after a failure, by this launcher or by torchrun."""
-    counts = [os.environ.get(name, "0") for name in (ATTEMPT, "TORCHELASTIC_RESTART_COUNT")]
-    return is_launched() and any(count.isdecimal() and int(count) > 0 for count in counts)
 
 
 def launch(ranks: int, arguments: list[str], *, max_restarts: int = 0) -> int:

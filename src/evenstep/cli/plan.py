@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from evenstep.choice import advice
+from evenstep.arguments import advice
 from evenstep.cli.plan_costs import GIB, MIB, Layered, costs_of, read_costs
 from evenstep.cli.plan_options import FIELDS, SHARE_KEYS, Options, checked
 from evenstep.config.sources import Setting, from_arguments, from_environment
@@ -131,11 +131,13 @@ def _measured(path: str, settings: Sequence[Setting]) -> tuple[Layered, dict[str
             batch = next(iter(parts.data.batches(Position(), seed=opened.config.seed)))
             first = batch.microbatches[0]
             task = parts.task if isinstance(parts.task, Task) else parts.task[first.task]
-            data = task.transform(build_transfer(device)(first.data))
-            precision = build_precision(opened.config)
+            transfer, precision = build_transfer(device), build_precision(opened.config)
+            precision.check(device)
+            cast = build_cast(precision.format)
+            inputs = task.inputs(task.transform(first.data if transfer is None else transfer(first.data)))
             costs = measure(
                 layers,
-                build_cast(precision.format)(task.inputs(data)),
+                inputs if cast is None else cast(inputs),
                 device=device,
                 context=lambda: precision.forward(device),
                 convert=precision.computes_in,

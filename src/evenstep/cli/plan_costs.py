@@ -9,7 +9,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, cast, final
 
-from evenstep.choice import advice
+from evenstep.arguments import advice
 from evenstep.cli.plan_options import COST_KEYS, Options
 from evenstep.config.sources import read_file
 from evenstep.errors import ConfigError

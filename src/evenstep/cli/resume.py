@@ -10,14 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from evenstep.builders import is_launched, joined, open_run
+from evenstep.builders import joined, open_run
 from evenstep.cli.arguments import without
 from evenstep.cli.folder import OWN, RECIPE, check_usable, edited_since, find_config, origin_of_recipe
 from evenstep.cli.starting import start_ranks, submit_run
 from evenstep.cli.training import train_in
-from evenstep.config.schema import CoefficientsTable, Config, LossScaleTable, MixtureTable
+from evenstep.config.schema import CoefficientsTable, Config, Float8Table, LossScaleTable, MixtureTable
 from evenstep.config.sources import Setting, from_arguments, read_file, settings_of
 from evenstep.errors import ConfigError
+from evenstep.parallel.rank_info import is_launched
 
 SAFE = (
     *("train.updates", "train.epochs", "train.max_minutes", "train.check_loss", "train.settle_every_updates"),
@@ -84,7 +85,12 @@ def changed_keys(before: dict[str, Any], after: dict[str, Any], outer: str = "")
 
 def _values(config: Config) -> dict[str, Any]:
     """All values; a table that is left out has its defaults."""
-    left_out = {"mixture": MixtureTable(), "coefficients": CoefficientsTable(), "loss_scale": LossScaleTable()}
+    left_out = {
+        "mixture": MixtureTable(),
+        "coefficients": CoefficientsTable(),
+        "loss_scale": LossScaleTable(),
+        "float8": Float8Table(),
+    }
     values = config.model_dump()
     return values | {key: table.model_dump() for key, table in left_out.items() if values[key] is None}
 

@@ -6,13 +6,13 @@ How they are started and watched is in `launch` and `extras.elastic`; it decides
 from functools import partial
 from pathlib import Path
 
-from evenstep.builders import is_launched
 from evenstep.cli.launch import launch
 from evenstep.cli.orphans import end_with_parent
 from evenstep.config.schema import Config, SlurmTable
 from evenstep.exits import EXIT_DONE
 from evenstep.extras.elastic.launch import launch_elastic
 from evenstep.extras.slurm import Job, submit
+from evenstep.parallel.rank_info import is_launched
 
 
 def start_ranks(config: Config, arguments: list[str], *, ranks: int = 0, restarts: bool = True) -> int | None:

@@ -25,6 +25,7 @@ def describe(parts: RunParts, trainer: Trainer) -> list[str]:
         f"model       {type(parts.model).__name__}, {parameters:,} parameters{some}, on {trainer.device}",
         *_stages(parts),
         *_recomputed(trainer.recomputed),
+        *_in_float8(trainer.in_float8, parts.model),
         f"data        {_samples(parts)}",
         *_updates(parts),
         f"run         {length}{_epochs(parts, trainer)}, precision {config.train.precision}, seed {config.seed}",
@@ -74,9 +75,25 @@ def _recomputed(names: Sequence[str]) -> list[str]:
     """
     if not names:
         return []
-    some = [*names] if len(names) <= _MOST_NAMES else [*names[:2], "…", names[-1]]
     count = f"{len(names)} module{'s' * (len(names) > 1)}"
-    return [f"memory      computed again in the backward: {count}, {', '.join(some)}"]
+    return [f"memory      computed again in the backward: {count}, {_some(names)}"]
+
+
+def _in_float8(names: Sequence[str], model: nn.Module) -> list[str]:
+    """Which linear layers are in float8, of how many: all ranks of a pipeline ask together.
+
+    >>> _in_float8(["0.0", "1.0"], nn.ModuleList(nn.Sequential(nn.Linear(16, 16)) for _ in range(3)))
+    ['float8      2 of 3 linear layers, 0.0, 1.0']
+    """
+    if not names:
+        return []
+    own = sum(isinstance(one, nn.Linear) for one in model.modules())
+    every = sum(model.mesh.pipeline.gather(own)) if isinstance(model, PipelineModel) else own
+    return [f"float8      {len(names)} of {every} linear layers, {_some(names)}"]
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names if len(names) <= _MOST_NAMES else [*names[:2], "…", names[-1]])
 
 
 _MOST_NAMES = 6

@@ -2,12 +2,13 @@
 
 from pathlib import Path
 
-from evenstep.builders import is_launched, joined, open_run
+from evenstep.builders import joined, open_run
 from evenstep.cli.arguments import without
 from evenstep.cli.folder import check_free, where_to_begin
 from evenstep.cli.starting import start_ranks, submit_run
 from evenstep.cli.training import train_in
 from evenstep.config.sources import settings_of
+from evenstep.parallel.rank_info import is_launched
 
 
 def run(path: str, settings: list[str]) -> int:

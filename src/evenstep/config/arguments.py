@@ -17,7 +17,7 @@ from typing import Any, cast, final
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
-from evenstep.choice import advice
+from evenstep.arguments import advice
 from evenstep.config.faults import Fault, allowed
 
 

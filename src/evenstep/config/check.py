@@ -18,11 +18,13 @@ ONLY_FOR: dict[str, dict[Sequence[object], tuple[str, ...]]] = {
     "parallel.strategy": {
         ("fsdp",): ("parallel.shard_ranks", "parallel.gather_dtype", "parallel.offload"),
         ("auto", "ddp"): ("parallel.compression",),
+        ("local",): ("parallel.local",),
     },
     "parallel.pipeline": {range(2, 2**31): ("parallel.stages_per_rank", "parallel.split_at", "parallel.relay_skips")},
     "parallel.reduction": {("fast",): ("parallel.compression",)},  # "ordered" promises bits, which rounding would spoil
     "train.precision": {
         ("16-mixed", "16-true", "16-true-no-master"): ("loss_scale",),
+        ("float8-mixed",): ("float8",),
         ("bf16-true", "16-true", "bf16-true-no-master", "16-true-no-master"): (
             "train.cast_inputs",
             "train.float32_outputs",
@@ -134,9 +136,12 @@ def _excluded(config: Config) -> Iterator[str]:
     auto = any(table.micro_batch_size == "auto" for table in data_tables(config).values())
     back = "ranks may be lost while the run goes back"
     lasts = ('failures.lost_rank` "continue"', failures.lost_rank == "continue")
+    alone = ('parallel.strategy` "local"', strategy == "local")
     job = ("launch.slurm`", launch.slurm is not None)
     for (key, is_so), other, is_other_so, why in (
         (lasts, "parallel.strategy", strategy in ("fsdp", "zero1"), "each rank holds a part of the state"),
+        (lasts, "parallel.strategy", strategy == "local", "each rank alone holds its own parameters"),
+        (alone, "parallel.pipeline", config.parallel.pipeline > 1, "a rank that steps alone holds a whole model"),
         (lasts, "parallel.pipeline", config.parallel.pipeline > 1, "each rank holds a part of the model"),
         (lasts, "launch.slurm", launch.slurm is not None, "a job ends when one of its tasks dies"),
         (lasts, "failures.non_finite", failures.non_finite.startswith("rewind"), back),

@@ -17,9 +17,10 @@ from evenstep.events import Best, EarlyStop
 from evenstep.extras.multitask import GradNorm, Uncertainty
 from evenstep.optim.ema import Ema
 from evenstep.options import default_of
-from evenstep.parallel import Fsdp, Processes
+from evenstep.parallel import Fsdp, Local, Processes
 from evenstep.pipeline import PipelineModel
-from evenstep.precision import Bf16True, Fp16Mixed
+from evenstep.precision import Bf16True, Float8Mixed, Fp16Mixed
+from evenstep.precision.float8_mixed import Recipe
 from evenstep.train import Trainer
 
 
@@ -87,7 +88,14 @@ class TrainTable(Section):
     epochs: Count | None = None
     """Length of the run in epochs of the training set."""
     precision: Literal[
-        "32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true", "bf16-true-no-master", "16-true-no-master"
+        "32-true",
+        "bf16-mixed",
+        "16-mixed",
+        "float8-mixed",
+        "bf16-true",
+        "16-true",
+        "bf16-true-no-master",
+        "16-true-no-master",
     ] = "32-true"
     """In which number formats the model computes, and in which it is kept."""
     cast_inputs: Literal["after-transfer", "before-transfer"] = default_of(Bf16True, "cast_inputs")
@@ -187,6 +195,18 @@ class LossScaleTable(Section):
     """The smallest scale: an overflow that would take it lower stops the run."""
 
 
+class Float8Table(Section):
+    """Which layers compute in float8, and how, with precision float8-mixed (extra `float8`)."""
+
+    recipe: Recipe = default_of(Float8Mixed, "recipe")
+    """How values are scaled into the range of float8: by tensor, by row, or by row with weight gradients in
+    bfloat16."""
+    layers: str = default_of(Float8Mixed, "layers")
+    """Whose linear layers: `blocks` for the model's repeated blocks, or a pattern of module names."""
+    emulate: bool = default_of(Float8Mixed, "emulate")
+    """Whether the same roundings are made in wider numbers, slowly, on any device."""
+
+
 class OptimizerTable(Section):
     """What turns a gradient into a step."""
 
@@ -200,12 +220,40 @@ class OptimizerTable(Section):
     """Further keyword arguments, such as `weight_decay`."""
 
 
+class LocalTable(Section):
+    """How ranks that step alone share their parameters."""
+
+    every_updates: Count = default_of(Local, "every_updates")
+    """Share after every so many updates."""
+    outer_lr: Positive = default_of(Local, "outer_lr")
+    """How far the shared parameters go towards the mean of the ranks' own; 1.0 takes the mean."""
+    outer_momentum: NonNegative = default_of(Local, "outer_momentum")
+    """Momentum of what is shared, below 1."""
+    nesterov: bool = default_of(Local, "nesterov")
+    """Whether that momentum looks ahead, as in DiLoCo and Nesterov's BMUF."""
+    by_inner_rate: bool = default_of(Local, "by_inner_rate")
+    """Whether the momentum is kept in units of the learning rate, as in SlowMo."""
+    synchronous_updates: Natural = default_of(Local, "synchronous_updates")
+    """So many updates at the beginning are made together, as with ddp."""
+    inner_state: Literal["keep", "reset"] = default_of(Local, "inner_state")
+    """What a share does to each rank's optimizer state."""
+    fragments: Count = default_of(Local, "fragments")
+    """Into how many parts the parameters are cut, which are shared in turn."""
+    overlap_updates: Natural = default_of(Local, "overlap_updates")
+    """For how many updates the ranks go on while a mean is on its way."""
+    own_share: NonNegative = default_of(Local, "own_share")
+    """How much of its own parameters each rank keeps in a share, below 1."""
+
+
 class ParallelTable(Section):
     """How the ranks of a run share the model and its gradients."""
 
-    strategy: Literal["auto", "single", "ddp", "fsdp", "zero1"] = "auto"
+    strategy: Literal["auto", "single", "ddp", "fsdp", "zero1", "local"] = "auto"
     """Who holds what: `single` is one process, `ddp` a replica on each rank, `fsdp` a shard of everything on each,
-    `zero1` a replica whose optimizer state is shared out; auto takes ddp if there are several ranks."""
+    `zero1` a replica whose optimizer state is shared out, `local` a model of its own that is shared now and then; auto
+    takes ddp if there are several ranks."""
+    local: LocalTable = LocalTable()
+    """With local, when and how ranks share."""
     shard_ranks: Count | None = None
     """With fsdp, how many neighbouring ranks share one copy of the parameters (hybrid sharding); all by default."""
     gather_dtype: Literal["bf16"] | None = None
@@ -418,6 +466,8 @@ class Config(Section):
     """How long to train, and how an update is made."""
     loss_scale: LossScaleTable | None = None
     """The dynamic loss scale, with precisions 16-mixed, 16-true and 16-true-no-master only."""
+    float8: Float8Table | None = None
+    """Which layers compute in float8, with precision float8-mixed only."""
     optimizer: OptimizerTable
     """What turns a gradient into a step."""
     lr_schedule: LrScheduleTable = ConstantTable()

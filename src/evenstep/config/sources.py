@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast, final
 
 from evenstep.errors import ConfigError
-from evenstep.train.tracebacks import FULL
+from evenstep.train.failures.tracebacks import FULL
 
 PREFIX = "EVENSTEP_"
 Tree = dict[str, Any]

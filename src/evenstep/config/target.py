@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from evenstep.choice import advice
+from evenstep.arguments import advice
 from evenstep.config.faults import quoted
 from evenstep.errors import ArgumentError, MissingExtraError, clause
 

@@ -229,7 +229,12 @@ class IteratedData(Data):
     def _generate(self, cursor: _Cursor, *, pins: bool) -> Iterator[GlobalBatch]:
         while cursor.waiting or cursor.reader.ahead is not END or self._begin_epoch(cursor):
             position, reading = cursor.position, cursor.reading
-            items = [] if cursor.waiting else self._read(cursor, reading.num_items)
+            items: list[object] = []
+            if not cursor.waiting:
+                try:
+                    items, cursor.state = cursor.reader.take(reading.num_items)
+                except Exception as error:
+                    raise self._failed(error, position) from error
             try:
                 cut = self._cut(items, reading, position)
             except Exception:
@@ -302,13 +307,6 @@ class IteratedData(Data):
                 )
             ),
         )
-
-    def _read(self, cursor: _Cursor, num_items: int) -> list[object]:
-        try:
-            items, cursor.state = cursor.reader.take(num_items)
-        except Exception as error:
-            raise self._failed(error, cursor.position) from error
-        return items
 
     def _begin_epoch(self, cursor: _Cursor) -> bool:
         """Read the first item of an epoch; False where the data have ended."""

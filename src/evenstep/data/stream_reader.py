@@ -6,7 +6,6 @@ items are made into, and how ranks agree on them, is not known here. An error of
 
 import random
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
 from copy import deepcopy
 from typing import Any, cast, final
 
@@ -16,13 +15,13 @@ import torch
 from evenstep.data.seeding import seed_generators, undisturbed
 from evenstep.data.stream import Stateful
 from evenstep.keys import key, mix
+from evenstep.nothing import NOTHING
 
 __all__ = ["END", "Reader"]
 
 END = object()
 _UNCHANGING = frozenset({int, float, str, bool, bytes, type(None)})
 _WATCHED = 4  # first items of a reader, after which a stream that has drawn nothing is taken to draw nothing
-_AS_THEY_ARE = nullcontext()
 
 
 @final
@@ -71,7 +70,7 @@ class Reader:
         if self.failure is not None:
             raise self.failure
         items = [self.ahead]
-        with _AS_THEY_ARE if self._draws_nothing else undisturbed():
+        with NOTHING if self._draws_nothing else undisturbed():
             item: object = None
             # Not with islice: it calls iter() again, at which some iterators begin anew.
             while len(items) < count and (item := self._next()) is not END:
@@ -85,8 +84,13 @@ class Reader:
         return items, state
 
     def state(self) -> dict[str, Any] | None:
-        """A copy of the stream's state; None of one without."""
-        return None if self._stateful is None else _copied(self._stateful.state_dict())
+        """A copy of the stream's state, which that can't change any more; None of one without."""
+        if self._stateful is None:
+            return None
+        state = self._stateful.state_dict()
+        if type(state) is dict and _UNCHANGING.issuperset(map(type, state.values())):
+            return state.copy()  # most are a few counters, and one is taken in every update
+        return deepcopy(state)
 
     def go_to(self, state: dict[str, Any], *, epoch: int, number: int) -> None:
         """Put `state` into the stream, and look at the item after it, which is `number` of `epoch`."""
@@ -126,10 +130,3 @@ def _generators() -> tuple[object, ...]:
     """Where the three global generators are."""
     _, words, *rest = cast("tuple[Any, ...]", np.random.get_state())
     return torch.default_generator.get_state().numpy().tobytes(), words.tobytes(), (rest, random.getstate())
-
-
-def _copied(state: dict[str, Any]) -> dict[str, Any]:
-    """A state that the stream can't change any more; most are a few counters, and one is taken in every update."""
-    if type(state) is dict and _UNCHANGING.issuperset(map(type, state.values())):
-        return state.copy()
-    return deepcopy(state)

@@ -9,7 +9,7 @@ never refers to the trainer; it only introduces the hooks to it.
 import inspect
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from difflib import get_close_matches
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, TypeAlias, final
@@ -17,7 +17,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias, final
 from evenstep.errors import HookError, clause
 from evenstep.events.event import Event, Incident
 from evenstep.events.hook import Hook, HookTrainer
-from evenstep.taken import check_free
+from evenstep.nothing import NOTHING
+from evenstep.single_use import check_unused
 
 SpanName = Literal["train", "epoch", "update", "microbatch", "forward", "backward", "step", "evaluate", "save"]
 Receiver: TypeAlias = tuple[str, Callable[..., Any]]
@@ -32,6 +33,8 @@ class SpanHooks(NamedTuple):
 
 
 _PREFIXES = ("before_", "after_", "on_")
+_OF_MICROBATCHES = ("before_microbatch", "after_microbatch")
+_OF_PASSES = ("before_forward", "after_forward", "before_backward", "after_backward")
 _METHODS = tuple(name for name in vars(Hook) if name.startswith(_PREFIXES))
 
 
@@ -48,6 +51,8 @@ class Bus:
 
     Attributes:
         heard: the names of the methods that some hook overrides.
+        hears_microbatches: whether some of those are of single micro-batches.
+        hears_passes: whether some are of forwards and backwards.
 
     Raises:
         HookError: for something that is not a hook, a hook given twice, or a method that no event calls.
@@ -95,7 +100,9 @@ class Bus:
             if name.startswith("before_")
         }
         self.heard = frozenset(name for name, listeners in self._listeners.items() if listeners)
-        check_free(self.kept)
+        self.hears_microbatches = not self.heard.isdisjoint(_OF_MICROBATCHES)
+        self.hears_passes = not self.heard.isdisjoint(_OF_PASSES)
+        check_unused(self.kept)
         for hook in self.hooks:
             hook.attach(trainer)
 
@@ -129,7 +136,7 @@ class Bus:
         nobody listens, so no event is built
         """
         hooks = self._spans[name]
-        return _HookSpan(hooks, begin, end) if hooks.pairs else _UNHEARD
+        return _HookSpan(hooks, begin, end) if hooks.pairs else NOTHING
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """The state of every hook that has some, by its name (`Best`, `Best#2`, …)."""
@@ -230,9 +237,6 @@ def _survived(one: Receiver, report: Callable[[Incident], None] | None) -> Recei
             failing = False
 
     return name, received
-
-
-_UNHEARD = nullcontext()
 
 
 def deliver(

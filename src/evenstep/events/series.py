@@ -4,7 +4,7 @@ A late value is put where its update belongs, so a window is always a slice. It 
 """
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from typing import Any, NamedTuple, final
 
@@ -42,7 +42,12 @@ class Series:
     def add(self, update: int, value: float, weight: float) -> None:
         """Put a value behind those of its update and of earlier ones."""
         updates = self.updates
-        place = bisect_right(updates, update) if updates and update < updates[-1] else len(updates)
+        if not updates or update >= updates[-1]:  # asked first: of most metrics one comes in every update
+            updates.append(update)
+            self.values.append(value)
+            self.weights.append(weight)
+            return
+        place = bisect_right(updates, update)
         updates.insert(place, update)
         self.values.insert(place, value)
         self.weights.insert(place, weight)
@@ -54,6 +59,11 @@ class Series:
     def start_of(self, window_updates: int) -> int:
         """Where the values of the last `window_updates` updates begin."""
         return bisect_right(self.updates, self.updates[-1] - window_updates)
+
+    def values_before(self, update: int, count: int) -> list[float]:
+        """The last `count` values of updates before `update`, or as many as there are."""
+        end = bisect_left(self.updates, update)
+        return self.values[max(0, end - count) : end].tolist()
 
     def records(self, name: str, start: int = 0) -> list[Record]:
         """The values from index `start` on, as records of metric `name`."""

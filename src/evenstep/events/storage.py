@@ -163,6 +163,11 @@ class Storage:
         series = self._series.get(name)
         return [] if series is None or count < 1 else series.records(name, start=-count)
 
+    def values_before(self, update: int, name: str, count: int) -> list[float]:
+        """The last `count` values of metric `name` at updates before `update`, or as many as there are."""
+        series = self._series.get(name)
+        return [] if series is None else series.values_before(update, count)
+
     def smoothed(self, name: str, window_updates: int) -> float | None:
         """Σ value·weight / Σ weight of metric `name` over its last `window_updates` updates; None without any.
 

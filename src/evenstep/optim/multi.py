@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from evenstep.errors import ArgumentError
 from evenstep.internals import TAKES_SCALE, takes_scale
+from evenstep.optim.fused import take_step
 
 ParameterGroup = dict[str, Any]
 
@@ -59,7 +60,7 @@ class MultiOptimizer(Optimizer):
     @property
     def state(self) -> "MutableMapping[Any, Any]":  # pyright: ignore[reportIncompatibleVariableOverride]
         """The state of all parameters, each where its optimizer keeps it."""
-        return _States(self._inner)
+        return _JoinedState(self._inner)
 
     def add_param_group(self, param_group: ParameterGroup) -> None:
         """Give a further group of parameters to the last optimizer, which is the one for the rest."""
@@ -79,7 +80,7 @@ class MultiOptimizer(Optimizer):
         for one in self._inner:
             one.__dict__.update(told)
             try:
-                one.step()
+                take_step(one)
             finally:
                 for name in told:
                     del one.__dict__[name]
@@ -113,7 +114,7 @@ def inner(optimizer: Optimizer) -> tuple[Optimizer, ...]:
     return optimizer.optimizers if isinstance(optimizer, MultiOptimizer) else (optimizer,)
 
 
-class _States(MutableMapping[Any, Any]):
+class _JoinedState(MutableMapping[Any, Any]):
     """The states of several optimizers as one."""
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:

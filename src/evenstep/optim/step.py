@@ -11,8 +11,9 @@ from typing import Any
 from torch import Tensor
 
 from evenstep.errors import OutOfMemoryError
-from evenstep.internals import take_step, takes_scale, times_written
+from evenstep.internals import takes_scale, times_written
 from evenstep.memory import give_back, is_out_of_memory
+from evenstep.optim.fused import take_step
 
 
 def step(optimizer: Any) -> None:

@@ -210,6 +210,8 @@ def shard_optimizer(optimizer: torch.optim.Optimizer, replaced: Mapping[int, Ten
 
 
 def _local_norms(layout: ParameterLayout, gradients: list[Tensor], norms: Callable[[list[Tensor]], Tensor]) -> Tensor:
+    if layout.divides != "elements":
+        return norms(gradients)
     if layout.exact:  # one at a time is whole
         each = [norms([layout.local_shard(gradient)]) for gradient in gradients]
         return torch.cat(each) if each else norms([])

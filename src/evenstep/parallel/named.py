@@ -4,10 +4,13 @@ Which rank this process is, and with whom, is the environment's word (see `place
 """
 
 import os
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
 import torch
 
-from evenstep.choice import choose
+from evenstep.arguments import choose
 from evenstep.errors import ArgumentError
 from evenstep.parallel.compression import Compression
 from evenstep.parallel.group import Group
@@ -15,13 +18,14 @@ from evenstep.parallel.processes import Processes
 from evenstep.parallel.rank_info import rank_info_of
 from evenstep.parallel.reducer.ddp import Ddp
 from evenstep.parallel.reducer.fsdp import Fsdp
+from evenstep.parallel.reducer.local import Local
 from evenstep.parallel.reducer.ordered import Ordered
 from evenstep.parallel.reducer.ordered_fsdp import OrderedFsdp
 from evenstep.parallel.reducer.single import Single
 from evenstep.parallel.reducer.zero1 import Zero1
 from evenstep.parallel.strategy import Strategy
 
-STRATEGIES = {name: name for name in ("auto", "single", "ddp", "fsdp", "zero1")}
+STRATEGIES = {name: name for name in ("auto", "single", "ddp", "fsdp", "zero1", "local")}
 _JOINED: dict[torch.device, Group] = {}  # a process can join the others only once
 
 
@@ -34,6 +38,7 @@ def strategy_named(
     gather_dtype: torch.dtype | None = None,
     offload: bool = False,
     compression: Compression | None = None,
+    local: Mapping[str, Any] = MappingProxyType({}),
 ) -> Strategy:
     """How gradients and parameters are shared between the ranks. One rank shares nothing, whatever the strategy.
 
@@ -42,6 +47,7 @@ def strategy_named(
         ordered: whether gradients are summed in an order that gives the same bits on any number of ranks.
         shard_ranks, gather_dtype, offload: of `Fsdp`.
         compression: of `Ddp`.
+        local: further arguments of `Local`.
 
     Raises:
         ArgumentError: there is no such strategy, or it is for one rank.
@@ -57,6 +63,8 @@ def strategy_named(
         kind = OrderedFsdp if ordered else Fsdp
         return kind(group, shard_ranks=shard_ranks, gather_dtype=gather_dtype, offload=offload)
     replicas = Ordered(group) if ordered else Ddp(group, compression=compression or Compression())
+    if name == "local":
+        return Local(replicas, **local)
     return Zero1(replicas) if name == "zero1" else replicas
 
 

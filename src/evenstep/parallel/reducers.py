@@ -6,13 +6,14 @@ other parameters, or tied ones (`pipeline.ties`).
 """
 
 from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TypeVar, cast, final
 
 import torch
 from torch import nn
 
 from evenstep.parallel.buffers import Before, SharedBuffers
+from evenstep.parallel.group import Group
 from evenstep.parallel.layout import StepsByOwner, shard_optimizer
 from evenstep.parallel.reducer.reducer import (
     ChoosesTrained,
@@ -21,6 +22,7 @@ from evenstep.parallel.reducer.reducer import (
     GathersPerPlan,
     PadsPasses,
     Reducer,
+    StepsAlone,
 )
 from evenstep.parallel.strategy import Strategy
 
@@ -40,6 +42,10 @@ class Reducers:
         in_turn: whether all ranks must run micro-batches of one kind at the same time.
         gather_per_plan: whether plans begin with UNSHARD and end with RESHARD.
         gather_dtype: see `Strategy`.
+        together: the data-parallel ranks that make the next update together: all, or, where each rank steps alone, this
+            one.
+        alone: what lets ranks step alone; None where they always step together.
+        is_alone: whether the next update is this rank's own.
     """
 
     def __init__(self, strategy: Strategy, *, per_plan: bool = False) -> None:
@@ -49,8 +55,13 @@ class Reducers:
         self.gather_dtype = strategy.gather_dtype
         self.in_turn = False
         self.gather_per_plan = False
+        self.together = strategy.group
+        self.alone: StepsAlone | None = None
+        self.is_alone = False
         self._all: list[Reducer] = []
+        self._comparing: list[Reducer] = []
         self._buffers: list[SharedBuffers] = []
+        self._shares_buffers: list[SharedBuffers] = self._buffers
         self._replaced: dict[int, nn.Parameter] = {}  # what has taken the place of a parameter
 
     @property
@@ -71,9 +82,15 @@ class Reducers:
         after = dict(module.named_parameters(remove_duplicate=False))
         self._replaced |= {id(parameter): after[name] for name, parameter in before.items()}
         self._all.append(own)
-        self._buffers.append(SharedBuffers(module, self.group))
+        if type(own).after_update is not Reducer.after_update:
+            self._comparing.append(own)
+        if self.group.ranks > 1:
+            self._buffers.append(SharedBuffers(module, self.group))
         self.in_turn = self.in_turn or isinstance(own, PadsPasses)
         self.gather_per_plan = self.gather_per_plan or isinstance(own, GathersPerPlan)
+        if isinstance(own, StepsAlone):
+            self.alone = own
+            self.follow(0)
         return wrapped, own
 
     def shard_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
@@ -119,7 +136,7 @@ class Reducers:
         Args:
             before: the buffers as of the last committed update.
         """
-        for buffers in self._buffers:
+        for buffers in self._shares_buffers:
             buffers.share(before)
 
     def after_step(self) -> None:
@@ -129,8 +146,32 @@ class Reducers:
 
     def after_update(self, update: int) -> None:
         """Called after `update` was committed."""
-        for own in self._all:
+        for own in self._comparing:
             own.after_update(update)
+        if self.alone is not None:
+            self.follow(update)
+
+    def follow(self, update: int) -> None:
+        """`update` updates are committed, or were loaded: who makes the next one together."""
+        if self.alone is not None:
+            self.alone.follow(update)
+            self.is_alone = self.alone.is_alone
+            self.together = Group() if self.is_alone else self.group
+            self._shares_buffers = [] if self.is_alone else self._buffers
+
+    @property
+    def is_torn(self) -> bool:
+        """Whether an error came while ranks shared parameters, so that this one holds the state of no update."""
+        return self.alone is not None and self.alone.is_torn
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether something is on its way between ranks, without which the state of this one is not whole."""
+        return self.alone is not None and self.alone.in_flight
+
+    def shown(self) -> AbstractContextManager[None]:
+        """Inside, modules hold what ranks share, where each has made something else of it since."""
+        return nullcontext() if self.alone is None else self.alone.shown()
 
     def abandon(self) -> None:
         """Forget what an update that has raised in the middle has left behind."""
@@ -140,6 +181,11 @@ class Reducers:
                 own.relearn()
         for buffers in self._buffers:
             buffers.look_anew()
+
+    def break_off(self) -> None:
+        """Connections are about to be made anew, so what travels beside updates does not come."""
+        if self.alone is not None:
+            self.alone.break_off()
 
     @contextmanager
     def uncompressed(self) -> Generator[str]:

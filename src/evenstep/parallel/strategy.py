@@ -6,7 +6,7 @@ nothing of a run and wraps nothing.
 """
 
 from abc import ABC, abstractmethod
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -45,6 +45,11 @@ class Strategy(ABC):
     def ranks(self) -> int:
         """How many data-parallel ranks there are."""
         return self.group.ranks
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What updates depend on beside gradients that are summed, as plain values by their names in a run file."""
+        return {}
 
     def gathering(self, dtype: torch.dtype) -> Self:
         """This strategy for a model that computes in `dtype`: how it gathers parameters, where it does.

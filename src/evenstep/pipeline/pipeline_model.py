@@ -14,8 +14,7 @@ from typing import Any, final
 import torch
 from torch import nn
 
-from evenstep.arguments import require_flag, require_names, require_object, require_seed, require_whole
-from evenstep.choice import choose
+from evenstep.arguments import choose, require_flag, require_names, require_object, require_seed, require_whole
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.internals import has_gradient_hooks, unwrapped
 from evenstep.keys import key

@@ -8,7 +8,8 @@ before and after a plan is its peers' to say; a model that is whole has none.
 from collections.abc import Callable, Sequence
 from typing import final
 
-from evenstep.pipeline.action import Plan
+from evenstep.errors import PlanError
+from evenstep.pipeline.action import Op, Plan
 from evenstep.pipeline.stage import Stage, Step
 from evenstep.pipeline.wire import Wire
 
@@ -69,7 +70,11 @@ class Runner:
         walked = 0
         try:
             for action in plan:
-                self.stages[action.stage].act(action, step)
+                act = self.stages[action.stage].acts.get(action.op)
+                if act is None:
+                    can = ", ".join(op.name for op in Op)
+                    raise PlanError(f"a stage can do {can}, but the plan says {action}.")
+                act(action, step)
                 walked += 1
         except BaseException as error:
             for stage in self.stages.values():

@@ -1,6 +1,6 @@
 """One stage of a model on its rank: its module, its edges, its activations and how its gradients are reduced.
 
-A stage can do each action of a plan (`act`). What lives between its forward and its backward, it owns: the leaves that
+A stage can do each action of a plan (`acts`). What lives between its forward and its backward, it owns: the leaves that
 entered, the graph's edges that left, and the last stage's losses. What enters the first stage and what the last one's
 output means, it asks of the step of micro-batches that runs. A model that is whole is a model of one stage, without
 edges.
@@ -9,7 +9,7 @@ edges.
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, ClassVar, Protocol, cast, final
+from typing import Any, Protocol, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -73,6 +73,7 @@ class Stage:
         deferral: of this rank's weight gradients, where backwards are split.
 
     Attributes:
+        acts: what it does, by the kinds of action; each is called with the action and the step that runs.
         apply: the module as it is called: with received outputs, the task's inputs, and what is told before each layer.
         takes_inputs: whether it is called with the task's inputs.
         takes_batch: whether it needs the task's batch: for those, or for the loss.
@@ -100,22 +101,26 @@ class Stage:
         else:
             self.is_whole, self.apply, self.takes_inputs = True, partial(_apply_whole, module), True
         self.gives_loss, self.takes_batch = gives_loss, gives_loss or self.takes_inputs
+        self._collect = None if type(reducer).collect is Reducer.collect else reducer.collect
         self._edges = cast("Edges", edges)
         self._is_first_here, self._is_last_here = is_first_here, is_last_here
         self._deferral = deferral or Deferral()
         self._live: dict[int, Crossing] = {}
         self._waiting: dict[int, tuple[list[Work], list[Tensor | None]]] = {}
-
-    def act(self, action: Action, step: Step) -> None:
-        """Do one action of a plan.
-
-        Raises:
-            PlanError: there is no such action.
-        """
-        do = self._ACTS.get(action.op)
-        if do is None:
-            raise PlanError(f"a stage can do {', '.join(op.name for op in Op)}, but the plan says {action}.")
-        do(self, action, step)
+        self.acts: Mapping[Op, Callable[[Action, Step], None]] = {
+            Op.FORWARD: self._forward,
+            Op.BACKWARD: self._backward,
+            Op.INPUT_BACKWARD: self._input_backward,
+            Op.WEIGHT_BACKWARD: self._weight_backward,
+            Op.SEND_OUTPUT: self._send,
+            Op.SEND_GRADIENT: self._send,
+            Op.RECEIVE_INPUT: self._receive,
+            Op.RECEIVE_GRADIENT: self._receive,
+            Op.ARM: self._arm,
+            Op.REDUCE: self._reduce,
+            Op.UNSHARD: self._unshard,
+            Op.RESHARD: self._reshard,
+        }
 
     def forget(self) -> None:
         """Let go of all activations, after a plan that has failed."""
@@ -211,32 +216,18 @@ class Stage:
     def _end_backward(self, microbatch: int, step: Step) -> None:
         if self._is_first_here:
             step.done(microbatch)
-        complete = step.completed(microbatch)
-        if complete is not None:
-            self.reducer.collect(complete)
-
-    _ACTS: ClassVar[Mapping[Op, Callable[[Any, Action, Step], None]]] = {
-        Op.FORWARD: _forward,
-        Op.BACKWARD: _backward,
-        Op.INPUT_BACKWARD: _input_backward,
-        Op.WEIGHT_BACKWARD: _weight_backward,
-        Op.SEND_OUTPUT: _send,
-        Op.SEND_GRADIENT: _send,
-        Op.RECEIVE_INPUT: _receive,
-        Op.RECEIVE_GRADIENT: _receive,
-        Op.ARM: _arm,
-        Op.REDUCE: _reduce,
-        Op.UNSHARD: _unshard,
-        Op.RESHARD: _reshard,
-    }
+        if self._collect is not None and (complete := step.completed(microbatch)) is not None:
+            self._collect(complete)
 
 
 def _apply_whole(
     model: nn.Module, received: Mapping[int, Any], inputs: Any, begin: Callable[[int], None]
 ) -> dict[int, Any]:
     """Call a model that is its own only stage as stages are called."""
-    positional, named = arguments((), inputs, True)
     try:
+        if isinstance(inputs, Tensor):  # asked first: it is the commonest
+            return {0: model(inputs)}
+        positional, named = arguments((), inputs, True)
         return {0: model(*positional, **named)}
     except (TypeError, AttributeError) as error:
         fault = unfit(model, inputs)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from evenstep.precision.bf16_mixed import Bf16Mixed
 from evenstep.precision.bf16_no_master import Bf16NoMaster
 from evenstep.precision.bf16_true import Bf16True
+from evenstep.precision.float8_mixed import Float8Mixed
 from evenstep.precision.fp16_mixed import Fp16Mixed
 from evenstep.precision.fp16_no_master import Fp16NoMaster
 from evenstep.precision.fp16_true import Fp16True
@@ -18,6 +19,7 @@ PRECISIONS: Mapping[str, type[Precision]] = {
     "32-true": FullPrecision,
     "bf16-mixed": Bf16Mixed,
     "16-mixed": Fp16Mixed,
+    "float8-mixed": Float8Mixed,
     "bf16-true": Bf16True,
     "16-true": Fp16True,
     "bf16-true-no-master": Bf16NoMaster,
@@ -29,6 +31,7 @@ __all__ = [
     "Bf16Mixed",
     "Bf16NoMaster",
     "Bf16True",
+    "Float8Mixed",
     "Fp16Mixed",
     "Fp16NoMaster",
     "Fp16True",

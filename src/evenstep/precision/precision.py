@@ -7,16 +7,16 @@ update's deferred multiplier.
 """
 
 from abc import ABC
-from collections.abc import Collection, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError
+from evenstep.nothing import NOTHING
 
-_NOTHING = nullcontext()
 _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 
 
@@ -32,6 +32,7 @@ class Precision(ABC):
         keeps_masters: whether the optimizer steps float32 weights that are kept, of which the model has rounded values.
         casts_before_transfer: whether batches are cast to `format` before they are transferred to the device.
         float32_outputs: whether the model's outputs are cast to float32.
+        layers: the modules whose linear layers compute in a format of their own: "none", "blocks" or a pattern.
     """
 
     name: ClassVar[str]
@@ -39,6 +40,7 @@ class Precision(ABC):
     keeps_masters: ClassVar[bool] = False
     casts_before_transfer: bool = False
     float32_outputs: bool = False
+    layers: str = "none"
     scale: float = 1.0
     lowest_scale: float = 1.0
     retries_overflow: bool = False
@@ -71,12 +73,15 @@ class Precision(ABC):
         """
         return frozenset()
 
+    def convert_layers(self, layers: Iterable[nn.Linear]) -> None:
+        """Let linear layers compute in the format that `layers` is about, in place; their parameters stay."""
+
     def computes_in(self, module: nn.Module) -> None:
         """Give a module by itself the formats that it and its gradients have while an update computes with it."""
 
     def forward(self, device: torch.device) -> AbstractContextManager[Any]:
         """The context in which forward and loss run."""
-        return _NOTHING
+        return NOTHING
 
     def committed(self) -> None:
         """An update was committed."""

@@ -6,18 +6,18 @@ from evenstep.lazy import lazy_names
 
 if TYPE_CHECKING:
     from evenstep.extras.multitask import AlignedMtl, GradNorm, PcGrad, Scheduled, Uncertainty
-    from evenstep.train.coefficients import Coefficients, Fixed
-    from evenstep.train.collect import Collected, Trained
-    from evenstep.train.combine import Combine, Separate
-    from evenstep.train.cross_entropy import chunked_cross_entropy
     from evenstep.train.engine import Engine
     from evenstep.train.failures import Answer, DropTask, FailurePolicy, Retry, Rewind, Skip, Stop
+    from evenstep.train.failures.spikes import LossSpikes
     from evenstep.train.outcome import Aborted, Committed
     from evenstep.train.predict import Prediction
     from evenstep.train.progress import Progress
     from evenstep.train.result import Result
-    from evenstep.train.spikes import LossSpikes
-    from evenstep.train.task import Loss, Task
+    from evenstep.train.tasks.coefficients import Coefficients, Fixed
+    from evenstep.train.tasks.collect import Collected, Trained
+    from evenstep.train.tasks.combine import Combine, Separate
+    from evenstep.train.tasks.cross_entropy import chunked_cross_entropy
+    from evenstep.train.tasks.task import Loss, Task
     from evenstep.train.trainer import Trainer
 
 __all__ = [
@@ -56,18 +56,18 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "evenstep.extras.multitask": "AlignedMtl GradNorm PcGrad Scheduled Uncertainty",
-        ".cross_entropy": "chunked_cross_entropy",
-        ".coefficients": "Coefficients Fixed",
-        ".collect": "Collected Trained",
-        ".combine": "Combine Separate",
+        ".tasks.cross_entropy": "chunked_cross_entropy",
+        ".tasks.coefficients": "Coefficients Fixed",
+        ".tasks.collect": "Collected Trained",
+        ".tasks.combine": "Combine Separate",
         ".engine": "Engine",
         ".failures": "Answer DropTask FailurePolicy Retry Rewind Skip Stop",
         ".outcome": "Aborted Committed",
         ".predict": "Prediction",
         ".progress": "Progress",
         ".result": "Result",
-        ".spikes": "LossSpikes",
-        ".task": "Loss Task",
+        ".failures.spikes": "LossSpikes",
+        ".tasks.task": "Loss Task",
         ".trainer": "Trainer",
     },
 )

@@ -9,16 +9,16 @@ from typing import Any
 
 from evenstep.data import Data
 from evenstep.options import Checkpointing, Failures, Logging, Training
-from evenstep.train.checkpointer import Checkpointer
 from evenstep.train.engine import Engine
 from evenstep.train.evaluations import Evaluations
+from evenstep.train.failures.policies import Policies
 from evenstep.train.feed import Feed
 from evenstep.train.loop import Loop
-from evenstep.train.policies import Policies
 from evenstep.train.reporter import Reporter
 from evenstep.train.requests import Requests
-from evenstep.train.run_folder import RunFolder
-from evenstep.train.run_state import RunState
+from evenstep.train.state.checkpointer import Checkpointer
+from evenstep.train.state.run_folder import RunFolder
+from evenstep.train.state.run_state import RunState
 
 
 def build_loop(

@@ -18,7 +18,7 @@ from evenstep.names import plain
 from evenstep.parallel.buffers import running_statistics
 
 
-class _Place(NamedTuple):
+class _BufferSlot(NamedTuple):
     """Where a buffer stands in a model: in whose registry, by which names, which one it is, and whether it is saved."""
 
     registry: dict[str, Tensor | None]
@@ -43,7 +43,7 @@ class Buffers:
     def __init__(self, model: nn.Module) -> None:
         # torch's normalisation kernels write running statistics without raising the tensor's version.
         silent = {id(buffer) for buffer in running_statistics(model)}
-        self._places: list[_Place] = []
+        self._places: list[_BufferSlot] = []
         self._numbers: dict[int, int] = {}
         self._buffers: list[Tensor] = []
         self._silent: list[bool] = []
@@ -61,7 +61,7 @@ class Buffers:
             self._buffers.append(buffer)
             self._silent.append(silent)
         number, temporary = self._numbers[id(buffer)], full not in self._lasting
-        self._places.append(_Place(buffers_of(module), name, plain(full), number, temporary))
+        self._places.append(_BufferSlot(buffers_of(module), name, plain(full), number, temporary))
 
     def _changed(self) -> list[int]:
         return [

@@ -11,8 +11,8 @@ import torch
 from evenstep.errors import ArgumentError
 
 
-def build_emptying(every_updates: int | None, device: torch.device) -> Callable[[int], None]:
-    """What is called with the number of each update that has ended.
+def build_emptying(every_updates: int | None, device: torch.device) -> Callable[[int], None] | None:
+    """What is called with the number of each update that has ended; None where there is nothing to do.
 
     Args:
         every_updates: how often it empties the cache; None for never.
@@ -20,10 +20,10 @@ def build_emptying(every_updates: int | None, device: torch.device) -> Callable[
     Raises:
         ArgumentError: the device's allocator keeps nothing.
 
-    >>> build_emptying(None, torch.device("cpu"))(1)
+    >>> build_emptying(None, torch.device("cpu"))
     """
     if every_updates is None:
-        return _nothing
+        return None
     if device.type == "cpu":
         raise ArgumentError(
             f"`memory.empty_cache_every_updates` is {every_updates}, but the run is on a CPU, where freed memory is "
@@ -35,6 +35,3 @@ def build_emptying(every_updates: int | None, device: torch.device) -> Callable[
             torch.accelerator.empty_cache()
 
     return empty
-
-
-def _nothing(update: int) -> None: ...

@@ -19,11 +19,6 @@ def channels_last(batch: object) -> object:
     return pytree.tree_map_only(Tensor, _reordered, batch)
 
 
-def as_it_is(batch: object) -> object:
-    """The batch."""
-    return batch
-
-
 def _reordered(tensor: Tensor) -> Tensor:
     if tensor.ndim != 4 or not tensor.is_floating_point():
         return tensor

@@ -20,6 +20,7 @@ from torch import nn
 from evenstep.errors import ArgumentError
 from evenstep.events import Incident
 from evenstep.internals import (
+    children_of,
     compile_each_shape,
     compiled_in_place,
     cpp_compiler_fault,
@@ -31,6 +32,7 @@ from evenstep.parallel.reducer.sharded import Sharded, units
 from evenstep.pipeline import PipelineModel
 from evenstep.pipeline.compiled import CompiledForward, Made, compile_in_place, described
 from evenstep.train.layer_keys import layers_of, may_draw
+from evenstep.train.memory.blocks import is_block, repeated_blocks
 
 REPEATED = 8
 """So often a block may be compiled before it is said, and then at twice as often, and so on."""
@@ -61,8 +63,8 @@ def check_compiled(model: nn.Module, strategy: Strategy, device: torch.device) -
 def parts_of(model: nn.Module) -> dict[str, nn.Module]:
     """What is compiled by itself, by name; "" is the model.
 
-    Those are its layers, where they are known, or the items of its lists of modules, as far as several are of one
-    class; of both only those that are made of other modules, or of a class that torch does not have.
+    Those are its layers, where they are known, as far as they are blocks; else its repeated blocks
+    (`evenstep.train.memory.blocks`).
 
     >>> block = lambda: nn.Sequential(nn.Linear(2, 2), nn.Tanh())
     >>> [*parts_of(nn.ModuleDict({"wte": nn.Embedding(3, 2), "blocks": nn.ModuleList([block(), block()])}))]
@@ -79,7 +81,7 @@ def parts_of(model: nn.Module) -> dict[str, nn.Module]:
         own = {id(part): name for name, part in model.named_modules()}
         said = [layer.build for layer in layers_of(model)]
         layers = {own[id(one)]: one for one in said if isinstance(one, nn.Module) and id(one) in own}
-    blocks = {name: layer for name, layer in layers.items() if _is_block(layer)}
+    blocks = {name: layer for name, layer in layers.items() if is_block(layer)}
     if isinstance(model, PipelineModel):
         if not any(model.mesh.pipeline.gather(bool(blocks))):
             raise ArgumentError(
@@ -97,7 +99,7 @@ def parts_of(model: nn.Module) -> dict[str, nn.Module]:
             f"draw other numbers in layer '{draws[0]}', which is seeded by itself; make blocks of several layers (a "
             f"class of your own, with a `forward`), or set `compile` to 'off'."
         )
-    return _repeated(model) or {"": model}
+    return repeated_blocks(children_of(model)) or {"": model}
 
 
 def compile_model(model: nn.Module, report: Callable[[Incident], None], rank: int) -> "CompiledModel":
@@ -197,26 +199,6 @@ class CompiledModel:
 
     def _say(self, kind: str, update: int, message: str) -> None:
         self._report(Incident(kind=kind, update=update, message=message, rank=self._rank))
-
-
-def _is_block(module: nn.Module) -> bool:
-    """Whether it is more than a single operation of torch, and can be called."""
-    kind = type(module)
-    is_callable = kind.forward is not nn.Module.forward or "forward" in vars(module)
-    return is_callable and (next(module.children(), None) is not None or not kind.__module__.startswith("torch.nn."))
-
-
-def _repeated(model: nn.Module) -> dict[str, nn.Module]:
-    """The outermost items of lists of modules that are blocks, as far as there are several of their class."""
-    lists = [part for part in model.modules() if isinstance(part, nn.ModuleList | nn.Sequential)]
-    listed = {id(item) for one in lists for item in one.children() if _is_block(item)}
-    listed -= {id(one) for one in lists if any(map(_is_block, one.children()))}
-    found: dict[str, nn.Module] = {}
-    for name, part in model.named_modules():
-        if id(part) in listed and not any(name.startswith(f"{outer}.") for outer in found):
-            found[name] = part
-    counted = Counter(type(part) for part in found.values())
-    return {name: part for name, part in found.items() if counted[type(part)] > 1}
 
 
 def _unfit(part: nn.Module) -> str:

@@ -11,15 +11,11 @@ import torch
 from torch import Tensor
 
 from evenstep.events import Bus, Storage
-from evenstep.precision import Precision
-from evenstep.train.coefficients import Coefficients, Fixed
-from evenstep.train.norms import Norms
+from evenstep.precision.precision import Precision
 from evenstep.train.randomness import Randomness
-from evenstep.train.task import Task
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
+from evenstep.train.tasks.coefficients import Coefficients, Fixed
+from evenstep.train.tasks.norm_statistics import Norms
+from evenstep.train.tasks.task import Task
 
 
 @final
@@ -29,7 +25,7 @@ class TrainContext:
 
     Args:
         tasks: by name; "" is that of a run with one task without a name.
-        transfer: moves a batch there.
+        transfer: moves a batch there; None, here and below, where there is nothing to do.
         storage: takes losses and metrics.
         bus: told of what happens.
         reorder: puts a batch that is on the device, after transforms, into the model's memory format.
@@ -45,13 +41,13 @@ class TrainContext:
     tasks: Mapping[str, Task]
     precision: Precision
     device: torch.device
-    transfer: Callable[[Any], Any]
+    transfer: Callable[[Any], Any] | None
     storage: Storage
     bus: Bus
     seed: int
-    reorder: Callable[[Any], Any] = _as_it_is
-    cast_inputs: Callable[[Any], Any] = _as_it_is
-    cast_outputs: Callable[[Any], Any] = _as_it_is
+    reorder: Callable[[Any], Any] | None = None
+    cast_inputs: Callable[[Any], Any] | None = None
+    cast_outputs: Callable[[Any], Any] | None = None
     coefficients: Coefficients = field(default_factory=Fixed)
     norms: Norms = field(default_factory=Norms)
     randomness: Randomness = field(default_factory=Randomness)

@@ -13,8 +13,7 @@ from evenstep.events import Incident
 from evenstep.train.buffers import Buffers
 from evenstep.train.execution import Execution
 from evenstep.train.randomness import Randomness
-
-LEARNED = ("task_coefficients", "task_balance")  # a model's parts that hold what is learned about its tasks
+from evenstep.train.tasks.coefficients import LEARNED
 
 
 @final

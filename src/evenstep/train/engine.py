@@ -10,7 +10,7 @@ decide what to do about an abort: whoever calls it does.
 
 import logging
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, cast, final
@@ -29,30 +29,29 @@ from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Training, check_length
 from evenstep.parallel import Strategy
 from evenstep.precision import Precision
-from evenstep.taken import take
-from evenstep.train import given
-from evenstep.train.aborts import AbortCauses
-from evenstep.train.agreement import check_ties
+from evenstep.single_use import mark_used
+from evenstep.train.checks.agreement import check_ties
+from evenstep.train.checks.arguments import check_engine_arguments
+from evenstep.train.checks.optimizer import let_begin_late
 from evenstep.train.context import TrainContext
 from evenstep.train.evaluate import Evaluation
 from evenstep.train.failures import Stop
-from evenstep.train.footprint import Footprint, footprint
+from evenstep.train.failures.aborts import AbortCauses
+from evenstep.train.failures.policies import Policies
 from evenstep.train.global_batch import OneBatch, global_batch
-from evenstep.train.metrics import build_meters
-from evenstep.train.optimizers import let_begin_late
-from evenstep.train.outcome import Aborted, Committed, PendingUpdate, SummedLoss, first_aborted
+from evenstep.train.memory.footprint import Footprint, footprint
+from evenstep.train.memory.split_limit import SplitLimit
+from evenstep.train.outcome import Aborted, Committed, PendingUpdate, SummedLoss, first_aborted, left_out
 from evenstep.train.parts import build_parts
-from evenstep.train.policies import Policies
 from evenstep.train.progress import Progress
-from evenstep.train.settings import changed_settings
 from evenstep.train.setup import Setup, set_up
-from evenstep.train.split_limit import SplitLimit
-from evenstep.train.state import Tree, check_same_run, with_plain_names
-from evenstep.train.task import Task
-from evenstep.train.tasks import check_task_states, state_of
+from evenstep.train.state.settings import changed_settings
+from evenstep.train.state.train_state import Tree, check_same_run, with_plain_names
+from evenstep.train.tasks.metrics import build_meters
+from evenstep.train.tasks.task import Task
+from evenstep.train.tasks.tasks import check_task_states, state_of
 
 _LOSS = "train/loss"
-_COUNTERS = ("progress", "is_computing")  # the only public attributes that change
 
 
 @final
@@ -67,7 +66,7 @@ class Engine:
         model: any module. It is moved to the device and put into training mode.
         task: what a batch means; several by name, as a mapping.
         optimizer: of the model's parameters, any of torch.optim but LBFGS.
-        strategy: how gradients are shared between ranks; also by name: "ddp", "zero1", "fsdp", "auto".
+        strategy: how gradients are shared between ranks; also by name: "ddp", "zero1", "fsdp", "local", "auto".
         precision: the number formats, also by name, such as "bf16-mixed"; float32 throughout by default.
         lr_schedule: multiplies each group's learning rate; also by name or as a table. None leaves the rates alone.
         updates: how many updates the schedule stretches over; needed by schedules that end.
@@ -81,6 +80,7 @@ class Engine:
         bus: of the hooks that are told of updates.
         seed: see the arguments.
         recomputed: the names of the modules whose activations are not kept, of all stages.
+        in_float8: the names of the linear layers whose products are in float8, of all stages.
 
     Raises:
         ArgumentError: an argument that cannot be.
@@ -111,7 +111,7 @@ class Engine:
         device: str | torch.device = "auto",
         train: Training = Training(),
     ) -> None:
-        given.check_update(model=model, task=task, optimizer=optimizer, seed=seed, device=device, train=train)
+        check_engine_arguments(model=model, task=task, optimizer=optimizer, seed=seed, device=device, train=train)
         if updates is not None:
             check_length(updates, None)
         setup = set_up(
@@ -130,12 +130,12 @@ class Engine:
             raise ArgumentError("ranks that come and go are dealt their data by a `Trainer`; use that.")
         self._build(setup, updates=updates, bus=Bus((), cast("Any", None)), report=_warn)
         self.prepare()
-        take(setup.kept)
+        mark_used(setup.kept)
 
     if not TYPE_CHECKING:  # which knows what there is
 
         def __setattr__(self, name: str, value: Any) -> None:
-            if name[0] != "_" and name not in _COUNTERS and "_causes" in self.__dict__:
+            if name[0] != "_" and name != "progress" and "_causes" in self.__dict__:
                 raise ArgumentError(
                     f"`{name}` of an engine can't be set once it is built: it would have no effect. Build another "
                     f"engine with it, which goes on by `load_state_dict(old.state_dict())`; set learning rates in "
@@ -164,8 +164,8 @@ class Engine:
         self.group, self.reducers = parts.execution.group, parts.execution.reducers
         self.bus, self.seed, self._ema = bus, setup.seed, setup.train.ema
         self.recomputed, self._empty_cache = setup.recomputed.names, setup.empty_cache
+        self.in_float8 = setup.linear_layers.names
         self.progress = Progress()
-        self.is_computing = False
         self._report = report
         self._pending: list[PendingUpdate] = []
         self._cuts: dict[str, SplitLimit] = {}
@@ -210,6 +210,10 @@ class Engine:
             self.parts.guard(batch)
             while True:
                 pending, aborted = self.dispatch(batch), self.settle()
+                if aborted is not None and aborted.is_own:
+                    if aborted.incident.kind != "no_weight":
+                        self._report(left_out(aborted.incident))
+                    aborted = None
                 if aborted is None:
                     self.after_update(pending.number)
                     return self._committed(pending)
@@ -289,13 +293,10 @@ class Engine:
 
     def dispatch(self, batch: GlobalBatch) -> PendingUpdate:
         """Compute one update, and apply it where its gradient is finite; the device may be at it still on return."""
-        self.is_computing = True
-        try:
-            pending = self._compute(batch, self.progress)
-        finally:
-            self.is_computing = False
+        pending = self._compute(batch, self.progress)
         self._pending.append(pending)
-        self.progress = pending.before.committed(batch, skipped_samples=pending.skipped_samples)
+        progress = pending.before.committed(batch, skipped_samples=pending.skipped_samples)
+        object.__setattr__(self, "progress", progress)  # not by way of what refuses all others
         self.precision.committed()
         return pending
 
@@ -307,7 +308,8 @@ class Engine:
     def settle(self) -> Aborted | None:
         """Learn what became of all dispatched updates: the first that was aborted, or None.
 
-        After an abort the counters are those before it, and updates that were dispatched since were not applied.
+        After an abort the counters are those before it, and updates that were dispatched since were not applied. Where
+        ranks step alone, the counters go on (`Aborted.is_own`).
         """
         updates = self._pending.copy()
         self._pending.clear()
@@ -316,6 +318,11 @@ class Engine:
             return None
         first = updates[index]
         self.storage.discard_from(first.number)
+        if self.reducers.is_alone:  # the others know nothing of it: this rank leaves its own step out
+            self.core.resume()
+            found, rank = self._causes.incident(first), self.group.rank
+            said = f"on rank {rank}, which steps alone: {found.message}"
+            return Aborted(incident=replace(found, message=said, rank=rank), pending=first, is_own=True)
         self.progress, self.precision.state = first.before, first.precision
         self.core.resume()
         since = tuple(one.batch for one in updates[index + 1 :])
@@ -330,7 +337,8 @@ class Engine:
         if self.progress.update >= number:
             self.reducers.after_update(number)
             self.core.begin()  # statistics that the ranks have averaged stay, whatever breaks off next
-            self._empty_cache(number)
+            if self._empty_cache is not None:
+                self._empty_cache(number)
 
     def lower_scale(self) -> None:
         """Let an update that overflowed be tried again.
@@ -371,7 +379,7 @@ class Engine:
     @contextmanager
     def evaluating(self) -> Generator[None]:
         """Inside, the parameters are those to evaluate: the average's, or the optimizer's own."""
-        with self.parts.modes.evaluating(), self._ema.swapped() if self._ema is not None else nullcontext():
+        with self.parts.modes.evaluating(), self._ema.swapped() if self._ema is not None else self.reducers.shown():
             yield
 
     def evaluation(self, name: str, data: Data, *, context: TrainContext | None = None) -> Evaluation:
@@ -445,6 +453,7 @@ class Engine:
         self.core.is_whole = True
         self.core.learning_rates.reloaded()
         self.progress = Progress.from_state_dict(state["progress"])
+        self.reducers.follow(self.progress.update)
         return changed
 
     @contextmanager
@@ -457,6 +466,7 @@ class Engine:
             error = self.group.explained(raised)
             if not isinstance(error, LostRankError):
                 self.group.fail(clause(error))
+            self.core.is_whole = self.core.is_whole and not self.reducers.is_torn
             self.abandon()
             if error is raised:
                 raise

@@ -17,11 +17,11 @@ from evenstep.errors import DataError, LostRankError, TaskError
 from evenstep.events import Incident, Record
 from evenstep.train.context import TrainContext
 from evenstep.train.execution import Execution
+from evenstep.train.memory.split_limit import SplitLimit
+from evenstep.train.memory.sub_batch import part_of
 from evenstep.train.microbatch import MicrobatchStep
 from evenstep.train.recovery import Recovery
-from evenstep.train.split_limit import SplitLimit
-from evenstep.train.sub_batch import part_of
-from evenstep.train.untouched import evaluating
+from evenstep.train.side_effects import evaluating
 from evenstep.train.weigh import Weights, weigh
 
 

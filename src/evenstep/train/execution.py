@@ -73,6 +73,11 @@ class Execution:
         place, places = self.reducers.layout.shard_index, self.reducers.layout.num_shards
         return self.pipeline.rank * places + place, self.pipeline.ranks * places
 
+    @property
+    def together(self) -> Group:
+        """The ranks that make the next update together: all, or this one alone."""
+        return self.reducers.together if self.reducers.is_alone else self.group
+
     def begin(self) -> None:
         """The accumulation of an update begins, perhaps anew after a failed try."""
         for stage in self.trainer.stages.values():

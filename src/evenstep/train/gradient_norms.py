@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from evenstep.arguments import require_table, said
-from evenstep.choice import advice
+from evenstep.arguments import advice, require_table, said
 from evenstep.errors import ArgumentError
 from evenstep.internals import local_tensor, unwrapped
 from evenstep.names import named_parameters

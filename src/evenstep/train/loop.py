@@ -22,16 +22,16 @@ from typing import Any, Literal, TypeAlias, cast, final
 from evenstep.data import GlobalBatch
 from evenstep.errors import DataError
 from evenstep.events import EpochBegin, EpochEnd, Incident, UpdateBegin, UpdateEnd
-from evenstep.train.checkpointer import Checkpointer
+from evenstep.train.checks.first_update import Remarks
 from evenstep.train.engine import Engine
 from evenstep.train.evaluations import Evaluations
 from evenstep.train.failures import Answer
+from evenstep.train.failures.policies import Decision, Policies, spike_error
 from evenstep.train.feed import Feed
-from evenstep.train.outcome import Aborted
-from evenstep.train.policies import Decision, Policies, spike_error
-from evenstep.train.remarks import Remarks
+from evenstep.train.outcome import Aborted, left_out
 from evenstep.train.reporter import Reporter
 from evenstep.train.requests import End, GoBack, Requests
+from evenstep.train.state.checkpointer import Checkpointer
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 Leave: TypeAlias = "End | GoBack | None"
@@ -259,6 +259,8 @@ class Loop:
 
     def _answer(self, aborted: Aborted) -> GoBack | None:
         """Do what is decided about an aborted update."""
+        if aborted.is_own:
+            return self._answer_own(aborted)
         self.requests.forget_actions()
         batch, number = aborted.pending.batch, aborted.pending.number
         decision = self.policies.about_abort(aborted.incident)
@@ -280,6 +282,18 @@ class Loop:
             self.engine.lower_scale()
         self.feed.take_again(again)
         return None
+
+    def _answer_own(self, aborted: Aborted) -> None:
+        """The same where this rank has left its own step out, and the others know nothing of it."""
+        if aborted.incident.kind == "no_weight":  # others have work, or it is the end of an epoch
+            return
+        decision = self.policies.about_abort(aborted.incident)
+        if decision.answer is Answer.STOP:
+            self.in_progress = aborted.pending.batch, aborted.pending.number
+            incident, error = self.engine.explain(aborted, decision.incident)
+            self.reporter.report(incident)
+            raise error
+        self.reporter.report(left_out(decision.incident))
 
     def _write(self) -> GoBack | None:
         """Write all settled metrics, and do what is decided about a spike of the loss among them.

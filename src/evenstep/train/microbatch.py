@@ -8,7 +8,7 @@ are whole and models in stages. It knows neither plans nor optimizers nor other 
 """
 
 from collections.abc import Generator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -30,18 +30,17 @@ from evenstep.events import (
 from evenstep.internals import profiler_runs
 from evenstep.keys import branch
 from evenstep.memory import is_out_of_memory
+from evenstep.nothing import NOTHING
 from evenstep.pipeline import Stage
 from evenstep.train.backward import descend
 from evenstep.train.context import MicrobatchResults, TrainContext
+from evenstep.train.memory.split_limit import SplitLimit
+from evenstep.train.memory.sub_batch import SubBatch
 from evenstep.train.randomness import LOSS, branch_of
 from evenstep.train.recording import Recording
-from evenstep.train.split_limit import SplitLimit
-from evenstep.train.sub_batch import SubBatch
 from evenstep.train.weigh import Weights
 
 Outputs = Mapping[int, Any]  # by the places of the layers that give them
-_OF_MICROBATCHES = ("before_microbatch", "after_microbatch")
-_OF_PASSES = ("before_forward", "after_forward", "before_backward", "after_backward")
 
 
 @final
@@ -84,10 +83,9 @@ class MicrobatchStep:
         self._parts: dict[int, tuple[Microbatch, SubBatch]] = {}
         self._completes: dict[int, int] = {}
         self.doing: tuple[str, int, SubBatch] | None = None
-        heard = context.bus.heard
-        self._heard = not heard.isdisjoint(_OF_MICROBATCHES)
+        self._heard = context.bus.hears_microbatches
         self._profiled = profiler_runs()
-        self._observed = self._profiled or context.norms.by_task or not heard.isdisjoint(_OF_PASSES)
+        self._observed = self._profiled or context.norms.by_task or context.bus.hears_passes
         self._open: dict[int, AbstractContextManager[None]] = {}
         self._seen: dict[int, tuple[Any, Tensor | None]] = {}  # output and loss of the open ones, for the end event
 
@@ -128,7 +126,7 @@ class MicrobatchStep:
         tasks, cuts = self._context.tasks, self._cuts
         if cuts.limit is None:
             self._parts = {one.index: (one, SubBatch(one.data, (), one.known_samples)) for one in work}
-            self._completes = {number: number for number in self._parts}
+            self._completes = dict(zip(self._parts, self._parts, strict=True))
         else:
             pieces = [(one, cuts.pieces(tasks[one.task], one.data, one.known_samples)) for one in work]
             if all(len(of_one) == 1 for _, of_one in pieces):
@@ -162,21 +160,27 @@ class MicrobatchStep:
                 raise self._weights.failures[one.index]
             task, batch, randomness = context.tasks[one.task], None, context.randomness
             if stage.takes_batch:
-                batch = context.transfer(piece.data)
+                batch = piece.data if context.transfer is None else context.transfer(piece.data)
             randomness.begin(context.device, branch_of(self._branch, one.index, piece.path))
             if stage.takes_batch:
-                batch = context.reorder(task.transform(batch))
+                batch = task.transform(batch)
+                if context.reorder is not None:
+                    batch = context.reorder(batch)
             self.doing = "forward", one.index, piece
             with context.precision.forward(context.device):
-                with self._around_forward(stage, one, batch) if self._observed else _NOTHING as seen:
-                    inputs = context.cast_inputs(task.inputs(batch)) if stage.takes_inputs else None
+                with self._around_forward(stage, one, batch) if self._observed else NOTHING as seen:
+                    inputs = task.inputs(batch) if stage.takes_inputs else None
+                    if context.cast_inputs is not None and stage.takes_inputs:
+                        inputs = context.cast_inputs(inputs)
                     outputs = stage.apply(received, inputs, randomness.place)
                     if not stage.gives_loss:
                         return outputs, None
                     if randomness.by_layer:
                         randomness.place(LOSS)
                     (output,) = outputs.values()
-                    output = task.postprocess(context.cast_outputs(output), batch)
+                    if context.cast_outputs is not None:
+                        output = context.cast_outputs(output)
+                    output = task.postprocess(output, batch)
                     if seen is not None:
                         seen.append(output)
                 loss = task.loss(output, batch)
@@ -196,14 +200,14 @@ class MicrobatchStep:
         """Go back from the loss of a micro-batch, by its number in the plan."""
         one, piece = self._parts[microbatch]
         self.doing = "backward", one.index, piece
-        with self._around_backward(one) if self._observed else _NOTHING:
+        with self._around_backward(one) if self._observed else NOTHING:
             descend(loss, self._seed_of(loss, one))
 
     def going_back(self, microbatch: int) -> AbstractContextManager[None]:
         """Around the backward of a stage that gives no loss."""
         one, piece = self._parts[microbatch]
         self.doing = "backward", one.index, piece
-        return self._around_backward(one) if self._observed else _NOTHING
+        return self._around_backward(one) if self._observed else NOTHING
 
     def done(self, microbatch: int) -> None:
         """This rank has nothing more to compute of the micro-batch."""
@@ -223,7 +227,7 @@ class MicrobatchStep:
             output = seen[0] if seen else None
             return ForwardEnd(update=update, microbatch=one.index, output=output, task=one.task)
 
-        told: AbstractContextManager[None] = _NOTHING
+        told: AbstractContextManager[None] = NOTHING
         if stage.is_whole:  # that of one of several stages is no model's
             begin = partial(ForwardBegin, update=update, microbatch=one.index, batch=batch, task=one.task)
             told = self._context.bus.span("forward", begin, end)
@@ -243,7 +247,7 @@ class MicrobatchStep:
 
     def _range(self, phase: str, task: str) -> AbstractContextManager[Any]:
         """A range of the profiler's, if one is watching."""
-        return record_function(f"{phase}/{task}" if task else phase) if self._profiled else _NOTHING
+        return record_function(f"{phase}/{task}" if task else phase) if self._profiled else NOTHING
 
     def _seed_of(self, loss: Tensor, one: Microbatch) -> Tensor:
         """The factor as the gradient that a backward begins with: what multiplying the loss would give, without it."""
@@ -280,6 +284,3 @@ class MicrobatchStep:
         self._context.randomness.end_passage()
         for microbatch in list(self._open):
             self._open.pop(microbatch).__exit__(kind, error, traceback)
-
-
-_NOTHING = nullcontext()

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from evenstep.errors import ArgumentError
 from evenstep.internals import local_tensor
 from evenstep.names import named_parameters
-from evenstep.optim.aside import holds_parameters
+from evenstep.optim.hidden_state import holds_parameters
 from evenstep.optim.modes import has_modes
 from evenstep.optim.multi import inner
 from evenstep.optim.stepping import MasterSteps, RoundedSteps, Steps

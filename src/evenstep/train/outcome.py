@@ -7,7 +7,7 @@ it. After an abort the device applies nothing until the host has answered, so go
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast, final
 
 import torch
@@ -116,6 +116,11 @@ class Committed:
         return self._metrics()
 
 
+def left_out(incident: Incident) -> Incident:
+    """The incident of an update on one rank that steps alone, which goes on without its own step."""
+    return replace(incident, message=f"{incident.message} This rank leaves its own step out, and goes on.")
+
+
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aborted:
@@ -124,11 +129,14 @@ class Aborted:
     Args:
         incident: why, the same on all ranks: `incident.kind` is "non_finite", "no_weight", "task_error" or "overflow".
         since: the global batches of the updates that were dispatched after it; they were not applied either.
+        is_own: whether it is this rank's alone, which has left its own step out and counts the update as all do (see
+            `Local`).
     """
 
     incident: Incident
     pending: PendingUpdate = field(repr=False)
     since: tuple[GlobalBatch, ...] = field(default=(), repr=False)
+    is_own: bool = False
 
 
 @final

@@ -15,36 +15,40 @@ from evenstep.data import GlobalBatch
 from evenstep.devices import make_current
 from evenstep.events import Bus, Incident
 from evenstep.names import named_parameters
-from evenstep.optim.apply import HostApply, build_apply
+from evenstep.optim.apply import Apply, HostApply, build_apply
 from evenstep.optim.learning_rate import LearningRates
 from evenstep.optim.modes import Modes
+from evenstep.optim.stepping import Steps
 from evenstep.parallel import Strategy
 from evenstep.pipeline import PipelineModel
 from evenstep.pipeline.compiled import release
 from evenstep.precision import Precision
-from evenstep.train.capturable import check_listeners
-from evenstep.train.channels_last import as_it_is
 from evenstep.train.channels_last import channels_last as in_channels_last
+from evenstep.train.checks.loss import Guard
+from evenstep.train.checks.loss_runner import LossRunner
+from evenstep.train.checks.whole_update import check_listeners
 from evenstep.train.compiled import CompiledModel, compile_model
-from evenstep.train.compiled_update import CompiledUpdate
 from evenstep.train.context import TrainContext
 from evenstep.train.execution import Execution, build_execution
 from evenstep.train.failures import Retry
-from evenstep.train.guard import Guard
 from evenstep.train.layer_keys import in_order, key_layers
+from evenstep.train.linear_layers import convert_linear_layers
+from evenstep.train.memory.activation_checkpointing import recompute
+from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.number_formats import averaged_as, build_steps
 from evenstep.train.outcome import PendingUpdate
-from evenstep.train.pipeline_state import PipelineStateSharding, build_pipeline_state_sharding
 from evenstep.train.progress import Progress
-from evenstep.train.recomputed import recompute
-from evenstep.train.settings import settings_of
 from evenstep.train.setup import Setup
-from evenstep.train.split_limit import SplitLimit
-from evenstep.train.state import TrainState, parameter_names, unwrapped
-from evenstep.train.tasks import poison_of
+from evenstep.train.state.local_state import build_local_state
+from evenstep.train.state.pipeline_state import PipelineStateSharding, build_pipeline_state_sharding
+from evenstep.train.state.settings import settings_of
+from evenstep.train.state.train_state import TrainState, parameter_names, unwrapped
+from evenstep.train.tasks.norm_statistics import Norms
+from evenstep.train.tasks.tasks import poison_of
 from evenstep.train.trained import TrainedParameters
 from evenstep.train.transfer import build_cast, build_transfer
 from evenstep.train.update import Update
+from evenstep.train.whole_update.compiled_update import CompiledUpdate
 
 
 class Parts(NamedTuple):
@@ -96,48 +100,27 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
         check_listeners(bus.hooks)
     device, precision, strategy = setup.device, setup.precision, setup.strategy
     settings = settings_of(train, tasks.coefficients, tasks.combine, precision, setup.lr_schedule)
+    settings |= strategy.settings
     norms = tasks.attach(model, optimizer)
     if precision.format is not None:
         strategy = strategy.gathering(precision.format)
-    make_current(device)
-    model.to(device)
-    if train.channels_last:
-        cast("Any", model).to(memory_format=torch.channels_last)
+    _move(model, device, channels_last=train.channels_last)
     names = parameter_names(model, optimizer)  # before the strategy has divided them between ranks
     rounded = _rounded(precision, model, names)
-    context = TrainContext(
-        tasks=tasks.by_name,
-        precision=precision,
-        device=device,
-        transfer=build_transfer(device, precision.format if precision.casts_before_transfer else None),
-        storage=setup.storage,
-        bus=bus,
-        seed=setup.seed,
-        reorder=in_channels_last if train.channels_last else as_it_is,
-        cast_inputs=build_cast(precision.format),
-        cast_outputs=build_cast(torch.float32 if precision.float32_outputs else None),
-        coefficients=tasks.coefficients,
-        norms=norms,
-        poison=poison_of(optimizer, setup.policies.non_finite, strategy),
-    )
+    context = _context(setup, strategy, norms, bus)
     context.coefficients.check(updates)
     learning_rates = LearningRates(optimizer, setup.lr_schedule, updates)
     unkeyed = "" if whole else key_layers(model, context.randomness)
     release(model)
     recompute(model, {}, context.randomness)  # what an earlier engine has chosen is not to be compiled
     compiled = compile_model(model, report, _rank_of(model, strategy)) if train.compile == "model" else None
+    convert_linear_layers(model, precision, setup.linear_layers.here)
     execution, cuts = build_execution(model, strategy, optimizer, device), SplitLimit()
     recompute(model, setup.recomputed.here, context.randomness)
     layout = execution.reducers.layout
     steps = build_steps(precision, model=model, optimizer=optimizer, rounded=rounded, layout=layout, seed=setup.seed)
-    settle = train.settle_every_updates
-    apply = build_apply(
-        optimizer,
-        clip_norm=train.clip_norm,
-        device=device,
-        defer=None if settle is None else settle > 1,
-        steps=steps,
-    )
+    local = build_local_state(execution.reducers, optimizer, steps)
+    apply = _apply(setup, execution, steps)
     trained = TrainedParameters(model, optimizer, names, share=execution.reducers.share, check=precision.check_trained)
     core = Update(
         model=model,
@@ -174,14 +157,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
         execution=execution,
         core=core,
         compute=update or core,
-        guard=Guard(
-            model=model,
-            context=context,
-            execution=execution,
-            cuts=cuts,
-            say=_say_of(execution),
-            pending=set(context.tasks) if train.check_loss else set[str](),
-        ),
+        guard=_guard(setup, context, execution, cuts),
         cuts=cuts,
         modes=Modes(optimizer, model.parameters(), execution.reducers.after_step),
         # After the strategy has made replicas equal: the average begins as a copy of the parameters.
@@ -194,11 +170,62 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
             precision=precision,
             steps=steps,
             averaged_as=averaged_as(precision, model, rounded),
+            local=local,
         ),
         portion=build_pipeline_state_sharding(model, execution.trainer.peers.wire),
         reads_at_once=device.type == "cpu" if whole else isinstance(apply, HostApply),
         settings=settings,
         compiled=update or compiled,
+    )
+
+
+def _move(model: nn.Module, device: torch.device, *, channels_last: bool) -> None:
+    make_current(device)
+    model.to(device)
+    if channels_last:
+        cast("Any", model).to(memory_format=torch.channels_last)
+
+
+def _context(setup: Setup, strategy: Strategy, norms: Norms, bus: Bus) -> TrainContext:
+    """What is the same for all micro-batches; the optimizer has all its parameters."""
+    precision, tasks = setup.precision, setup.tasks
+    return TrainContext(
+        tasks=tasks.by_name,
+        precision=precision,
+        device=setup.device,
+        transfer=build_transfer(setup.device, precision.format if precision.casts_before_transfer else None),
+        storage=setup.storage,
+        bus=bus,
+        seed=setup.seed,
+        reorder=in_channels_last if setup.train.channels_last else None,
+        cast_inputs=build_cast(precision.format),
+        cast_outputs=build_cast(torch.float32 if precision.float32_outputs else None),
+        coefficients=tasks.coefficients,
+        norms=norms,
+        poison=poison_of(setup.optimizer, setup.policies.non_finite, strategy),
+    )
+
+
+def _apply(setup: Setup, execution: Execution, steps: Steps) -> Apply:
+    settle = 1 if execution.reducers.alone is not None else setup.train.settle_every_updates
+    return build_apply(
+        setup.optimizer,
+        clip_norm=setup.train.clip_norm,
+        device=setup.device,
+        defer=None if settle is None else settle > 1,
+        steps=steps,
+    )
+
+
+def _guard(setup: Setup, context: TrainContext, execution: Execution, cuts: SplitLimit) -> Guard:
+    return Guard(
+        run=LossRunner(context=context, execution=execution, cuts=cuts),
+        model=setup.model,
+        context=context,
+        execution=execution,
+        cuts=cuts,
+        say=_say_of(execution),
+        pending=set(context.tasks) if setup.train.check_loss else set[str](),
     )
 
 

@@ -20,12 +20,12 @@ from evenstep.parallel import Group
 from evenstep.pipeline.wire import Address, Wire
 from evenstep.train.context import TrainContext
 from evenstep.train.execution import Execution
+from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.microbatch import MicrobatchStep
-from evenstep.train.onlooker import Onlooker
 from evenstep.train.recovery import Recovery
-from evenstep.train.split_limit import SplitLimit
-from evenstep.train.task import Task
-from evenstep.train.untouched import evaluating
+from evenstep.train.side_effects import evaluating
+from evenstep.train.tasks.observed import ObservedTask
+from evenstep.train.tasks.task import Task
 from evenstep.train.weigh import Weights, task_of
 
 Kept: TypeAlias = tuple[int, str, list[int], Any]  # number of the micro-batch, its task, samples, and what is kept
@@ -72,7 +72,7 @@ def predict(
     group, reducers = execution.group, execution.reducers
     wants = group.rank == 0 if collect is None else collect
     everybody = group.gather((wants, execution.holds_output))
-    post = _Post(
+    exchange = _PredictionExchange(
         group=group,
         wire=Wire(group, context.device),
         wanting=tuple(rank for rank, (wanting, _) in enumerate(everybody) if wanting),
@@ -91,7 +91,7 @@ def predict(
         with evaluating(model, context.device), closing(cast("Any", batches)):
             for batch in batches:
                 hear(batch)
-                kept = post.exchange(keep(batch, context, execution))
+                kept = exchange.gathered(keep(batch, context, execution))
                 found += [Prediction(output=output, samples=samples, task=task) for _, task, samples, output in kept]
                 if batch.ends_epoch:
                     break
@@ -110,7 +110,7 @@ def _kept(batch: GlobalBatch, context: TrainContext, execution: Execution) -> li
     for name in dict.fromkeys(part.task for part in batch.parts) or [""]:  # one task after the other, on all ranks
         work = tuple(one for one in batch.microbatches if one.task == name)
         execution.pad_passes(work, partial(_dummy, context), backward=False, kind=f"predict {name}")
-        keeping, silent = _keeping(context)
+        recorders, silent = _recording(context)
         weights = Weights(
             totals={name: 1.0},
             num_microbatches=batch.num_microbatches,
@@ -123,7 +123,7 @@ def _kept(batch: GlobalBatch, context: TrainContext, execution: Execution) -> li
         with MicrobatchStep(silent, weights, path=path, update=0, factor=1.0, prefix="", cuts=SplitLimit()) as step:
             execution.evaluator.run(execution.forwards(step.lay_out(step.work)), step)
         if execution.holds_output:
-            outputs = keeping[name].kept if work else []
+            outputs = recorders[name].kept if work else []
             kept += [
                 (one.index, one.task, [int(sample) for sample in one.samples], output)
                 for one, output in zip(work, outputs, strict=True)  # forwards run in the order of their numbers
@@ -152,25 +152,25 @@ def _kept_together(batch: GlobalBatch, context: TrainContext, execution: Executi
     return kept
 
 
-def _keeping(context: TrainContext) -> "tuple[dict[str, _Keeping], TrainContext]":
+def _recording(context: TrainContext) -> "tuple[dict[str, _PredictionRecorder], TrainContext]":
     """The context in which outputs are kept, without hooks and records."""
-    tasks = {name: _Keeping(task) for name, task in context.tasks.items()}
+    tasks = {name: _PredictionRecorder(task) for name, task in context.tasks.items()}
     return tasks, replace(context.silently(), tasks=tasks)
 
 
 def _dummy(context: TrainContext, microbatch: Microbatch) -> MicrobatchStep:
-    return MicrobatchStep.dummy(_keeping(context)[1], microbatch)
+    return MicrobatchStep.dummy(_recording(context)[1], microbatch)
 
 
 @final
-class _Keeping(Onlooker):
+class _PredictionRecorder(ObservedTask):
     """Another task; what it keeps of the outputs is kept."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self.kept: list[Any] = []
 
-    def look(self, output: Any, batch: Any) -> None:
+    def observe(self, output: Any, batch: Any) -> None:
         # a copy, since a view would keep all that it is a part of
         self.kept.append(pytree.tree_map(_copied, self._task.predict(output, batch)))
 
@@ -181,7 +181,7 @@ def _copied(leaf: Any) -> Any:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Post:
+class _PredictionExchange:
     """Brings what is kept to the ranks that want it.
 
     Args:
@@ -193,7 +193,7 @@ class _Post:
     wanting: Sequence[int]
     holding: Sequence[int]
 
-    def exchange(self, mine: list[Kept]) -> list[Kept]:
+    def gathered(self, mine: list[Kept]) -> list[Kept]:
         """All ranks' part of a global batch, in order; none on a rank that does not want it."""
         rank, everything = self.group.rank, list(mine)
         for other in self.wanting:

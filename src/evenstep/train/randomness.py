@@ -48,7 +48,12 @@ def seed_device(device: torch.device, number: int) -> None:
         torch.get_device_module(device).manual_seed(number)
 
 
-class Moment(NamedTuple):
+def _seed_python_and_numpy(number: int) -> None:
+    random.seed(number)
+    np.random.seed(number >> 31)  # from other bits: all three are Mersenne twisters
+
+
+class RandomnessSnapshot(NamedTuple):
     """What a part of a forward draws from beside torch's generators, to be computed again with the same numbers.
 
     Args:
@@ -93,8 +98,8 @@ class Randomness:
         self.by_layer = False  # whether a whole model's layers are known, so that the loss has a key of its own
         self.under_way = False
         self.begun = 0
-        self._moment: Moment | None = None  # of the part of a forward that runs now, to be computed again
-        self._again: tuple[Moment, Iterator[int]] | None = None  # that which is being computed again
+        self._moment: RandomnessSnapshot | None = None  # of the part of a forward that runs now, to be computed again
+        self._again: tuple[RandomnessSnapshot, Iterator[int]] | None = None  # that which is being computed again
         self.found = ""  # what was not keyed until now, for whoever tells people; they empty it
 
     @contextmanager
@@ -151,8 +156,7 @@ class Randomness:
             number = key_below(moment.state, next(again))
             seed_torch(self._device, number)
             if moment.seeds_all:
-                random.seed(number)
-                np.random.seed(number >> 31)
+                _seed_python_and_numpy(number)
             return False
         place = places[call % len(places)]
         self.place(place)
@@ -161,9 +165,9 @@ class Randomness:
         return True
 
     @contextmanager
-    def noted(self) -> Generator[Moment]:
+    def noted(self) -> Generator[RandomnessSnapshot]:
         """Inside, a part of a forward runs that is to be computed again; gives what it draws from."""
-        moment = Moment(random.getstate(), np.random.get_state(), self._state, [], self._seeds_all)
+        moment = RandomnessSnapshot(random.getstate(), np.random.get_state(), self._state, [], self._seeds_all)
         outer, self._moment = self._moment, moment
         try:
             yield moment
@@ -171,7 +175,7 @@ class Randomness:
             self._moment = outer
 
     @contextmanager
-    def again(self, moment: Moment) -> Generator[None]:
+    def again(self, moment: RandomnessSnapshot) -> Generator[None]:
         """Inside, it is computed again; afterwards all is as it was. Torch's generators are the caller's to set.
 
         >>> randomness = Randomness()
@@ -201,8 +205,7 @@ class Randomness:
         self._look()
         if self._keeps and self._callers is None:
             self._callers = random.getstate(), np.random.get_state()
-        random.seed(number)
-        np.random.seed(number >> 31)  # from other bits: all three are Mersenne twisters
+        _seed_python_and_numpy(number)
         if not self._drawn:
             self._fresh = random.getstate(), np.random.get_state()
 

@@ -14,10 +14,13 @@ from evenstep.data import Microbatch
 from evenstep.devices import scalar_on
 from evenstep.errors import TaskError
 from evenstep.train.context import MicrobatchResults, TrainContext
-from evenstep.train.metrics import check_names, is_number, no_pair, observations
-from evenstep.train.sub_batch import SubBatch
-from evenstep.train.task import Loss, Task
+from evenstep.train.memory.sub_batch import SubBatch
+from evenstep.train.tasks.metrics import check_names, is_number, no_pair, observations
+from evenstep.train.tasks.task import Loss, Task
 from evenstep.train.weigh import Weights, weight_of
+
+_16_BITS = frozenset({torch.float16, torch.bfloat16})
+_ALONE = Loss(None)  # what comes with a loss that is a plain tensor: nothing
 
 
 @final
@@ -55,22 +58,27 @@ class Recording:
                 f"that has none."
             )
         if not isinstance(loss, Loss):
-            loss = Loss(loss)
-        else:
-            if loss.observed and task.metrics is Task.metrics:
-                raise TaskError(
-                    f"`Loss.observed` is what the metric objects of a task see, but `{type(task).__name__}` has no "
-                    f"`metrics`; give it some, or log plain numbers by `Loss(…, metrics={{name: (sum, weight)}})`."
-                )
-            if task.late_weight and loss.weight is None and loss.count is not None:
-                loss = replace(loss, weight=loss.count)
-        return self._record(task, one, piece, loss, _checked(task, loss, one.index))
+            return self._record(task, one, piece, _ALONE, _checked(task, loss, None, one.index))
+        if loss.observed and task.metrics is Task.metrics:
+            raise TaskError(
+                f"`Loss.observed` is what the metric objects of a task see, but `{type(task).__name__}` has no "
+                f"`metrics`; give it some, or log plain numbers by `Loss(…, metrics={{name: (sum, weight)}})`."
+            )
+        if task.late_weight and loss.weight is None and loss.count is not None:
+            loss = replace(loss, weight=loss.count)
+        return self._record(task, one, piece, loss, _checked(task, loss.sum, loss.weight, one.index))
 
     def _record(self, task: Task, one: Microbatch, piece: SubBatch, loss: Loss, total: Tensor | None) -> Tensor | None:
-        """Record loss and metrics; gives the loss that is trained on, which has its learned coefficient."""
+        """Record a loss and what came with it; gives the sum that is trained on, which has its learned coefficient.
+
+        Args:
+            loss: whose weight, metrics and what was observed are recorded.
+            total: its sum, checked.
+        """
         put, update = self._context.storage.put, self._update
         prefix = f"{self._prefix}{one.task}/" if one.task else self._prefix
-        weight = self._weight_of(one, piece, loss)
+        is_plain = loss is _ALONE and not piece.path
+        weight = self._weights.each[one.index] if is_plain else self._weight_of(one, piece, loss)
         if loss.metrics.__class__ is not dict or loss.metrics:  # also what is no mapping, so that it is refused
             self._record_metrics(task, loss, prefix)
         if task.metrics:
@@ -128,31 +136,29 @@ class Recording:
         return trained
 
 
-def _checked(task: Task, loss: Loss, microbatch: int) -> Tensor | None:
-    """The loss to be trained on, in float32 at least; None where the micro-batch has none."""
-    total: Any = loss.sum
+def _checked(task: Task, total: Any, weight: object, microbatch: int) -> Tensor | None:
+    """The sum to be trained on, in float32 at least; None where the micro-batch has none."""
     if total is None or (isinstance(total, Tensor) and total.ndim and total.numel() == 0):
-        if loss.weight is not None or not task.late_weight:
+        if weight is not None or not task.late_weight:
             return None
     elif (
         isinstance(total, Tensor)
         and total.ndim == 0
         and total.is_floating_point()
         and (total.requires_grad or not torch.is_grad_enabled())
-        and (loss.weight is not None) == task.late_weight
+        and (weight is not None) == task.late_weight
     ):
         # A sum over many units outgrows 16 bits long before its terms do.
-        return total.float() if total.dtype in (torch.float16, torch.bfloat16) else total
-    raise TaskError(f"`{type(task).__name__}.loss` must give {_fault(task, loss, microbatch)}")
+        return total.float() if total.dtype in _16_BITS else total
+    raise TaskError(f"`{type(task).__name__}.loss` must give {_fault(task, total, weight, microbatch)}")
 
 
-def _fault(task: Task, loss: Loss, microbatch: int) -> str:
+def _fault(task: Task, total: Any, given: object, microbatch: int) -> str:
     """What the loss must be, and is not."""
-    total = cast("Any", loss.sum)
     here = f"for micro-batch {microbatch}"
     weight = (
         f"a weight if, and only if, the task says `late_weight = True`, but {here} `late_weight` is "
-        f"{task.late_weight} and the weight it gave is {loss.weight}."
+        f"{task.late_weight} and the weight it gave is {given}."
     )
     if total is None:
         return weight

@@ -18,10 +18,10 @@ from evenstep.memory import give_back, is_out_of_memory
 from evenstep.parallel.group import Interrupted
 from evenstep.train.execution import Execution
 from evenstep.train.failures import Answer, FailurePolicy
+from evenstep.train.memory.split_limit import SplitLimit
+from evenstep.train.memory.sub_batch import described
 from evenstep.train.microbatch import MicrobatchStep
-from evenstep.train.split_limit import SplitLimit
-from evenstep.train.sub_batch import described
-from evenstep.train.task import Task
+from evenstep.train.tasks.task import Task
 
 T = TypeVar("T")
 
@@ -104,17 +104,20 @@ class Recovery:
             OutOfMemoryError: this rank has no memory for it, and must not, or can't, cut any finer.
             LostRankError: another rank has failed for good, is gone, or has gone on to something else.
         """
-        number = self._execution.group.begin_work() if self._together else 0
+        together = self._together and not self._execution.reducers.is_alone
+        number = self._execution.group.begin_work() if together else 0
         yield (attempt := Attempt(self._interrupted))
         while not attempt.is_done:
             reason = attempt.reason or self._cut(place, update, attempt.fault)
             self._step = None  # which refers to what must be freed
-            if self._together:
+            if together:
                 if not attempt.reason:
                     self._execution.group.interrupt(reason)
                 limits = self._meet(place, number, reason, self._cuts.limit, discard)
                 self._cuts.limit = min((limit for limit in limits if limit is not None), default=None)
             else:
+                if not self._evaluation:
+                    self._execution.reset()
                 discard()
                 give_back()
             yield (attempt := Attempt(self._interrupted))
@@ -138,7 +141,11 @@ class Recovery:
 
     def _interrupted(self, error: BaseException) -> str:
         """Why another rank has broken off what ranks compute together, if that is what an error here comes from."""
-        if not self._together or not isinstance(error, RuntimeError | LostRankError):  # one of the user's own
+        if (
+            not self._together
+            or self._execution.reducers.is_alone
+            or not isinstance(error, RuntimeError | LostRankError)
+        ):  # one of the user's own
             return ""
         reason = self._execution.group.interrupted() or (str(error) if isinstance(error, Interrupted) else "")
         return reason.rstrip(".")
@@ -153,6 +160,7 @@ class Recovery:
         """
         group = self._execution.group
         self._execution.reset()
+        self._execution.reducers.break_off()
         discard()
         give_back()
         everybody = group.meet((place, number, said))

@@ -48,6 +48,9 @@ class Agreed(NamedTuple):
     evaluate: bool
 
 
+_NOTHING = Agreed(stop=None, save=False, evaluate=False)
+
+
 @final
 @dataclass(slots=True)
 class Requests:
@@ -73,6 +76,8 @@ class Requests:
 
     def agree(self, group: Group) -> Agreed:
         """What any rank of `group` wants; all call it together."""
+        if group.ranks == 1 and not (self.stop or self.save or self.evaluate):
+            return _NOTHING
         stop, save, evaluate, requeue, reason = bool(self.stop), self.save, self.evaluate, self.requeue, self.stop
         if group.ranks > 1:
             sums = group.sum_floats([stop, save, evaluate, requeue])

@@ -1,7 +1,7 @@
 """From a user's arguments to objects that fit each other, checked before anything is changed or run.
 
-`Engine` and `Trainer` begin with it. Each check stands beside what it is about (`arguments`, `parameter_checks`,
-`optimizers`, `tasks`); here is the order in which they are asked.
+`Engine` and `Trainer` begin with it. Names are made objects in `resolve`, and what is refused stands in `checks`; here
+is the order in which they are asked.
 """
 
 import os
@@ -20,21 +20,24 @@ from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Training
 from evenstep.parallel import Strategy
 from evenstep.precision import Precision
-from evenstep.taken import check_free
-from evenstep.train import given
-from evenstep.train.arguments import check_launched, check_model, check_trains, choose_device
-from evenstep.train.blocks import Chosen, choose_modules
+from evenstep.single_use import check_unused
 from evenstep.train.cache import build_emptying
-from evenstep.train.capturable import check_capturable
-from evenstep.train.coefficients import Fixed
+from evenstep.train.checks.launch import check_launched
+from evenstep.train.checks.local import check_local
+from evenstep.train.checks.model import check_model, check_parameters, check_trains
+from evenstep.train.checks.optimizer import check_optimizer
+from evenstep.train.checks.tasks import check_tasks
+from evenstep.train.checks.whole_update import check_whole_update
 from evenstep.train.compiled import check_compiled
-from evenstep.train.metrics import build_meters
+from evenstep.train.failures.policies import Policies
+from evenstep.train.linear_layers import choose_linear_layers
+from evenstep.train.memory.blocks import Chosen, choose_modules
 from evenstep.train.number_formats import check_formats
-from evenstep.train.optimizers import check_optimizer
-from evenstep.train.parameter_checks import check_parameters
-from evenstep.train.policies import Policies
-from evenstep.train.task import Task
-from evenstep.train.tasks import Tasks, check_tasks
+from evenstep.train.resolve import combine_named, device_of, lr_schedule_of, precision_of, strategy_of
+from evenstep.train.tasks.coefficients import Fixed
+from evenstep.train.tasks.metrics import build_meters
+from evenstep.train.tasks.task import Task
+from evenstep.train.tasks.tasks import Tasks
 
 
 @final
@@ -46,6 +49,7 @@ class Setup:
         policies: what is done about what goes wrong.
         storage: takes the metrics.
         train: how an update is made.
+        linear_layers: those that compute in a format of their own.
         recomputed: the modules whose activations are not kept.
         empty_cache: called with the number of each update that has ended.
     """
@@ -61,6 +65,7 @@ class Setup:
     train: Training
     policies: Policies
     storage: Storage
+    linear_layers: Chosen
     recomputed: Chosen
     empty_cache: Callable[[int], None]
 
@@ -110,18 +115,19 @@ def set_up(
     check_launched(strategy, model, os.environ)
     check_model(model)
     check_trains(optimizer, model)
-    formats, schedule = given.precision_of(precision), given.lr_schedule_of(lr_schedule)
-    sharing = given.strategy_of(strategy, device)
+    formats, schedule = precision_of(precision), lr_schedule_of(lr_schedule)
+    sharing = strategy_of(strategy, device)
     check_parameters(model, optimizer, formats)
-    on = choose_device(device, formats)
+    on = device_of(device, formats)
+    check_local(sharing, model=model, optimizer=optimizer, precision=formats, train=train, policies=policies)
     check_formats(formats, model=model, optimizer=optimizer, strategy=sharing)
     if train.compile == "model":
         check_compiled(model, sharing, on)
     check_optimizer(optimizer, model=model, strategy=sharing, device=on, keeps=keeps)
-    tasks = Tasks.of(task, train.coefficients, given.combine_named(train.combine), train.norm_statistics)
+    tasks = Tasks.of(task, train.coefficients, combine_named(train.combine), train.norm_statistics)
     check_tasks(tasks, data, evaluations, model=model, policy=policies.non_finite)
     if train.compile == "update":
-        check_capturable(
+        check_whole_update(
             model=model,
             tasks=tasks,
             optimizer=optimizer,
@@ -142,8 +148,9 @@ def set_up(
         train=train,
         policies=policies,
         storage=Storage(meters=build_meters(tasks.by_name, on)),
+        linear_layers=choose_linear_layers(model, formats),
         recomputed=choose_modules(model, train.memory.checkpoint),
         empty_cache=build_emptying(train.memory.empty_cache_every_updates, on),
     )
-    check_free(setup.kept)
+    check_unused(setup.kept)
     return setup

@@ -9,7 +9,7 @@ objects only, at no values.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
-from operator import attrgetter, itemgetter
+from operator import attrgetter, is_, itemgetter
 from typing import final
 from zlib import crc32
 
@@ -65,9 +65,8 @@ class TrainedParameters:
         self.names = names
         self._held = frozenset(chain.from_iterable(names))
         self._share, self._check = share, check
-        self._groups = _contents([group["params"] for group in optimizer.param_groups])
-        self._places = _places(model)
-        self._standing = _contents(self._places)
+        self._groups = [list(group["params"]) for group in optimizer.param_groups]
+        self._stand()
         self._built = self._flags = list(map(_requires_grad, self._parameters))
         self.outside = [one for name, one in self._by_name.items() if one.requires_grad and name not in self._held]
         self._begin()
@@ -85,10 +84,12 @@ class TrainedParameters:
             ArgumentError: model or optimizer have become others than the trainer was built with.
             TaskError: nothing is left to train.
         """
-        if _contents(self._places) != self._standing:
+        now = [*self._places, *map(_params, self._optimizer.param_groups)]
+        # once in every update, so without Python's bytecode for each
+        if list(map(len, now)) != self._counts or not all(map(is_, chain.from_iterable(now), self._standing)):
+            self._check_groups()
             self._check_places()
-        if _contents(list(map(_params, self._optimizer.param_groups))) != self._groups:
-            self._refuse_groups()
+            self._stand()
         flags = list(map(_requires_grad, self._parameters))
         if flags != self._flags:
             self._flags = flags
@@ -107,6 +108,12 @@ class TrainedParameters:
         for (name, one), built in zip(self._by_name.items(), self._built, strict=True):
             saved = state.get(name)
             one.requires_grad_(saved["now"] if saved is not None and saved["built"] == built else built)
+
+    def _stand(self) -> None:
+        """Note where all stands: how much each module and group holds, and what."""
+        self._places = _places(self._model)
+        held = [*self._places, *map(_params, self._optimizer.param_groups)]
+        self._counts, self._standing = list(map(len, held)), list(chain.from_iterable(held))
 
     def _begin(self) -> None:
         self.with_grad = [one for one in self._parameters if one.requires_grad]
@@ -158,11 +165,13 @@ class TrainedParameters:
                 f"`{gone[0]}` has been taken out of the model since the trainer was built: {kept}. Freeze it with "
                 f"`requires_grad_(False)`, or build a new trainer of the changed model."
             )
-        self._places = _places(self._model)
-        self._standing = _contents(self._places)
 
-    def _refuse_groups(self) -> None:
-        now, before = [len(group["params"]) for group in self._optimizer.param_groups], self._groups[0]
+    def _check_groups(self) -> None:
+        """Raise ArgumentError unless the optimizer's groups are still those that it was built with."""
+        held = [group["params"] for group in self._optimizer.param_groups]
+        now, before = list(map(len, held)), list(map(len, self._groups))
+        if now == before and all(map(is_, chain.from_iterable(held), chain.from_iterable(self._groups))):
+            return
         counts = f"{before} parameters and now has {now}"
         raise ArgumentError(
             f"the optimizer's groups have been changed since the trainer was built: it had {len(before)} of {counts}. "
@@ -174,8 +183,3 @@ class TrainedParameters:
 def _places(model: nn.Module) -> list[Collection[object]]:
     """Where the model's modules and parameters stand: views that show what stands there at any time."""
     return [held.values() for module in model.modules() for held in (children_of(module), parameters_of(module))]
-
-
-def _contents(collections: Sequence[Collection[object]]) -> tuple[list[int], list[int]]:
-    """How much each of some collections holds, and what: compared before every update, so without Python's bytecode."""
-    return list(map(len, collections)), list(map(id, chain.from_iterable(collections)))

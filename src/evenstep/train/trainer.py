@@ -20,40 +20,42 @@ from evenstep.data.seeding import undisturbed
 from evenstep.errors import ArgumentError
 from evenstep.events import Hook, TrainBegin, TrainEnd
 from evenstep.optim.schedules import LrSchedule
-from evenstep.options import Checkpointing, Failures, Logging, Training, check_length, takes_old_arguments
+from evenstep.options import Checkpointing, Failures, Logging, Training, check_length
 from evenstep.parallel import Strategy
 from evenstep.pipeline import PipelineModel
 from evenstep.precision import Precision
-from evenstep.taken import take
-from evenstep.train import given
-from evenstep.train.agreement import check_agreement
-from evenstep.train.arguments import check_keeping, try_resume
+from evenstep.single_use import mark_used
 from evenstep.train.assembly import build_loop
-from evenstep.train.conduct import conducted, where
-from evenstep.train.emergency import emergency_save
+from evenstep.train.attributes import TrainerAttributes
+from evenstep.train.checks.agreement import check_agreement
+from evenstep.train.checks.arguments import check_engine_arguments, check_trainer_arguments
+from evenstep.train.checks.cuts import compare_cuts
+from evenstep.train.checks.optimizer import watch_first_step
+from evenstep.train.checks.resume import check_keeping, check_rewinding, try_resume
 from evenstep.train.engine import Engine
 from evenstep.train.evaluations import named_set
-from evenstep.train.footprint import Footprint
-from evenstep.train.optimizers import watch_first_step
+from evenstep.train.failures.emergency import emergency_save
+from evenstep.train.failures.replay import replay_failure
+from evenstep.train.failures.tracebacks import shorten
+from evenstep.train.memory.footprint import Footprint
+from evenstep.train.old_arguments import takes_old_arguments
 from evenstep.train.predict import Prediction
-from evenstep.train.rehearsal import compare_cuts
-from evenstep.train.replay import replay_failure
 from evenstep.train.requests import End
+from evenstep.train.resolve import evaluations_of, policies_of
 from evenstep.train.result import Result
-from evenstep.train.run_state import updates_of
 from evenstep.train.setup import set_up
-from evenstep.train.standard import build_reporter
-from evenstep.train.state import Tree
-from evenstep.train.surface import Surface
-from evenstep.train.task import Task
-from evenstep.train.tracebacks import shorten
+from evenstep.train.signal_handling import handling_signals, where
+from evenstep.train.standard_hooks import build_reporter
+from evenstep.train.state.run_state import updates_of
+from evenstep.train.state.train_state import Tree
+from evenstep.train.tasks.task import Task
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 
 @final
-class Trainer(Surface):
+class Trainer(TrainerAttributes):
     """Trains a model: one update is one update, however it is cut.
 
     Args:
@@ -67,14 +69,14 @@ class Trainer(Surface):
         seed: of order, augmentation and dropout, any integer.
         device: "auto" takes the accelerator if there is one, else the CPU.
         strategy: how gradients are shared between ranks; by default there is one, and only one may have been started.
-            "ddp", "zero1", "fsdp" and "auto" join the ranks that a launcher has started, and are one process where none
-            has.
+            "ddp", "zero1", "fsdp", "local" and "auto" join the ranks that a launcher has started, and are one process
+            where none has.
         precision: the number formats, also by name, such as "bf16-mixed"; float32 throughout by default.
         lr_schedule: multiplies each group's learning rate; also by name, "cosine", or as a table,
             `{"kind": "cosine", "warmup_updates": 100}`; None leaves the rates alone, so that hooks may set them.
         evaluations: sets of data to evaluate on, by name; one alone is called "valid".
         hooks: called before and after everything; see `Hook`. With a `folder` there are also Timer, Save, StopFile and
-            Status, unless one of that class is given.
+            Status, unless one of that class is
         folder: of the run, for checkpoints, metrics and the report; None keeps nothing.
         train: how an update is made: clipping, an average of the parameters, several tasks, checks.
         checkpoint: when checkpoints are written into the folder, and which are kept.
@@ -119,10 +121,10 @@ class Trainer(Surface):
         log: Logging = Logging(),
     ) -> None:
         check_length(updates, epochs)
-        given.check_update(model=model, task=task, optimizer=optimizer, seed=seed, device=device, train=train)
-        given.check_run(folder=folder, checkpoint=checkpoint, failures=failures, log=log)
-        batches, sets = data_of(data, "data"), given.evaluations_of(evaluations)
-        policies = given.policies_of(failures)
+        check_engine_arguments(model=model, task=task, optimizer=optimizer, seed=seed, device=device, train=train)
+        check_trainer_arguments(folder=folder, checkpoint=checkpoint, failures=failures, log=log)
+        batches, sets = data_of(data, "data"), evaluations_of(evaluations)
+        policies = policies_of(failures)
         keeps = folder is not None and checkpoint.keep_last != 0
         setup = set_up(
             model=model,
@@ -140,7 +142,7 @@ class Trainer(Surface):
             keeps=keeps,
         )
         check_keeping(batches, keeps=keeps, rewinds=policies.may_rewind)
-        given.check_rewinding(policies, failures, checkpoint)
+        check_rewinding(policies, failures, checkpoint)
         self._group = model.mesh.world if isinstance(model, PipelineModel) else setup.strategy.group
         self._said_of_data = try_resume(batches, setup.strategy.group) if keeps else []
         self.model, self.optimizer, self.evaluations = model, optimizer, sets
@@ -167,12 +169,12 @@ class Trainer(Surface):
             log=log,
         )
         if keeps:
-            watch_first_step(optimizer, engine.parts.saved.aside)
+            watch_first_step(optimizer, engine.parts.saved.hidden_state)
         said = {"tasks": [*setup.tasks.by_name], "config": config, "clip_norm": train.clip_norm}
         said["ema"] = train.ema and train.ema.settings
         self._agree = partial(check_agreement, self._loop, optimizer, engine.core.trained.names, self.evaluations, said)
         self._run = self._group.run_of(self._loop, self._agree)
-        take({**setup.kept, **reporter.bus.kept})
+        mark_used({**setup.kept, **reporter.bus.kept})
         self._is_built = True
 
     def footprint(self) -> Footprint:
@@ -228,7 +230,7 @@ class Trainer(Surface):
             )
         self._is_training = True
         try:
-            with conducted(self._loop):
+            with handling_signals(self._loop):
                 return self._train()
         except BaseException as error:
             shorten(error, where(self._loop))

@@ -7,32 +7,30 @@ tensors are cast on their way into it and out of it; complex ones and integers s
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from evenstep.train.split import rebuilt
+from evenstep.train.memory.split import rebuilt
+
+Change: TypeAlias = Callable[[Any], Any]
 
 
-def build_transfer(device: torch.device, cast_to: torch.dtype | None = None) -> Callable[[Any], Any]:
-    """The function that moves a batch to `device`. Loaders give batches on the CPU, where there is nothing to move.
+def build_transfer(device: torch.device, cast_to: torch.dtype | None = None) -> Change | None:
+    """The function that moves a batch to `device`; None where there is nothing to do: loaders give them on the CPU.
 
     Args:
         cast_to: what floating tensors become before they are moved; None leaves them.
 
-    >>> batch = build_transfer(torch.device("cpu"))({"x": [torch.ones(1), "name"]})
-    >>> batch["x"][1]
-    'name'
+    >>> batch = build_transfer(torch.device("meta"))({"x": [torch.ones(1), "name"]})
+    >>> batch["x"][0].device.type, batch["x"][1]
+    ('meta', 'name')
     """
-
     cast_before = build_cast(cast_to)
     if device.type == "cpu":
         return cast_before
-    if cast_to is not None:
-        move = build_transfer(device)
-        return lambda batch: move(cast_before(batch))
 
     def transfer(item: Any) -> Any:
         if isinstance(item, Tensor):
@@ -45,17 +43,17 @@ def build_transfer(device: torch.device, cast_to: torch.dtype | None = None) -> 
             return rebuilt(item, transfer)
         return item
 
-    return transfer
+    return transfer if cast_before is None else lambda batch: transfer(cast_before(batch))
 
 
-def build_cast(format: torch.dtype | None) -> Callable[[Any], Any]:
-    """The function that casts the floating tensors of anything to `format`; None leaves them.
+def build_cast(format: torch.dtype | None) -> Change | None:
+    """The function that casts the floating tensors of anything to `format`; None leaves them, and gives None.
 
     >>> build_cast(torch.bfloat16)({"x": torch.ones(1), "index": torch.ones(1, dtype=torch.long)})
     {'x': tensor([1.], dtype=torch.bfloat16), 'index': tensor([1])}
     """
     if format is None:
-        return _as_it_is
+        return None
 
     def cast_all(item: Any) -> Any:
         if isinstance(item, Tensor):
@@ -74,7 +72,3 @@ def _cast(tensor: Tensor, format: torch.dtype) -> Tensor:
     if not tensor.is_pinned():
         return tensor.to(format)
     return torch.empty_like(tensor, dtype=format, pin_memory=True).copy_(tensor)
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch

@@ -24,20 +24,20 @@ from evenstep.optim.ema import Ema
 from evenstep.optim.learning_rate import LearningRates
 from evenstep.optim.stepping import Steps
 from evenstep.train.buffers import Buffers
-from evenstep.train.combine import Combine
 from evenstep.train.context import MicrobatchResults, TrainContext
 from evenstep.train.dependence import Dependence
 from evenstep.train.execution import Execution
-from evenstep.train.failure_causes import FailureCause, blame
 from evenstep.train.failures import FailurePolicy
-from evenstep.train.fit import fitting, state_allocated
-from evenstep.train.late_weights import build_gather
+from evenstep.train.failures.causes import FailureCause, blame
+from evenstep.train.memory.fit import fitting, state_allocated
+from evenstep.train.memory.split_limit import SplitLimit
+from evenstep.train.memory.sub_batch import part_of
 from evenstep.train.microbatch import MicrobatchStep
 from evenstep.train.outcome import PendingUpdate
 from evenstep.train.progress import Progress
 from evenstep.train.recovery import Recovery
-from evenstep.train.split_limit import SplitLimit
-from evenstep.train.sub_batch import part_of
+from evenstep.train.tasks.combine import Combine
+from evenstep.train.tasks.late_weights import build_gather
 from evenstep.train.trained import TrainedParameters
 from evenstep.train.weigh import Weights, weigh
 
@@ -80,6 +80,7 @@ class Update:
     Attributes:
         trained: see the arguments.
         learning_rates: see the arguments.
+        is_computing: whether an update is being made now.
         is_whole: False if an error came while parameters were changed, so that they are those of no update.
     """
 
@@ -123,7 +124,7 @@ class Update:
             buffers=self._buffers, randomness=context.randomness, unkeyed=unkeyed, execution=execution, report=report
         )
         self._looks = (self._dependence.look, *looks)
-        self.is_whole = True
+        self.is_whole, self.is_computing = True, False
         self._gather: Callable[[Weights, int], MicrobatchResults] = self._accumulate
         if combine is not None:
             held = {id(one) for one in parameters}
@@ -138,23 +139,26 @@ class Update:
         `Apply`.
         """
         update = before.update + 1
-        self.begin()
-        self.trained.follow()
-        if not self._model.training:
-            raise TaskError(
-                f"update {update} trains a model that is in evaluation mode; something has called `eval()` on it and "
-                f"not `train()` afterwards. Freeze single layers by calling `eval()` on those."
-            )
-        computed: Computed | None = None
+        self.is_computing = True
         try:
+            self.begin()
+            self.trained.follow()
+            if not self._model.training:
+                raise TaskError(
+                    f"update {update} trains a model that is in evaluation mode; something has called `eval()` on it "
+                    f"and not `train()` afterwards. Freeze single layers by calling `eval()` on those."
+                )
+            computed: Computed | None = None
             for attempt in self._recovery.attempts(f"update {update}", update, self._discarding()):
                 with attempt:
                     computed = self._weigh_and_run(batch, update)
+            assert computed is not None
+            return self._judge_and_apply(computed, batch, before)
         except RuntimeError:
             self._refuse_sparse()
             raise
-        assert computed is not None
-        return self._judge_and_apply(computed, batch, before)
+        finally:
+            self.is_computing = False
 
     def _weigh_and_run(self, batch: GlobalBatch, update: int) -> Computed:
         """Compute the update's gradients and their squared norm; nothing is applied."""
@@ -316,7 +320,7 @@ class Update:
 
         Where every loss is finite, each task's gradient is computed once more by itself.
         """
-        blamed = blame(gathered, self._execution.group)
+        blamed = blame(gathered, self._execution.together)
         if blamed or len(self._context.tasks) == 1:
             return blamed
         weights = self._weigh(batch)
@@ -332,7 +336,7 @@ class Update:
 
     def _weigh(self, batch: GlobalBatch) -> Weights:
         context = self._context
-        group, tolerant = self._execution.reducers.group, context.poison is not None
+        group, tolerant = self._execution.reducers.together, context.poison is not None
         stamp = 1.0 if group.ranks == 1 else 1.0 + (self.trained.stamp ^ self.learning_rates.stamp)
         return weigh(context.tasks, batch, group, tolerant=tolerant, stamp=stamp)
 
@@ -391,5 +395,5 @@ class Update:
         each = torch.zeros(weights.num_microbatches, dtype=dtype, device=self._context.device)
         for microbatch, weight in late.items():
             each[microbatch] = weight
-        self._execution.group.sum(each)()
+        self._execution.together.sum(each)()
         return each.sum()

@@ -5,15 +5,16 @@ g = Σ_t λ_t · Σ_{m∈t} ∇S_m / Σ_{m∈t} w_m. It does not look at outputs
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Self, final
 
-from evenstep.choice import advice
+from evenstep.arguments import advice
 from evenstep.data import GlobalBatch, Microbatch
 from evenstep.errors import ReplicaError, TaskError
 from evenstep.parallel import Group
-from evenstep.train.task import Task, default_weight
+from evenstep.train.tasks.task import Task, default_weight
 
 
 @final
@@ -107,11 +108,18 @@ def weigh(
     totals: dict[str, float] = {}
     divisors: dict[int, float] = {}
     for name, theirs in _spans(batch).items():
-        total = math.fsum([weight for span in theirs for weight in everybody[span.start : span.stop]])
-        if total > 0:
-            totals[name] = 1.0 if tasks[name].late_weight else total
-            for span, divisor in zip(theirs, _divisors(tasks[name], total, theirs, everybody), strict=True):
-                divisors |= dict.fromkeys(span, divisor)
+        numbers = list(chain.from_iterable(theirs))
+        total = math.fsum(map(everybody.__getitem__, numbers))
+        if total <= 0:
+            continue
+        task = tasks[name]
+        totals[name] = 1.0 if task.late_weight else total
+        if task.late_weight or task.reduction == "sum":
+            divisors.update(dict.fromkeys(numbers, 1.0))
+        elif task.reduction == "weight":
+            divisors.update(dict.fromkeys(numbers, total))
+        else:
+            divisors.update(_of_batches(theirs, everybody))
     return Weights(
         totals=totals,
         num_microbatches=batch.num_microbatches,
@@ -124,15 +132,11 @@ def weigh(
     )
 
 
-def _divisors(task: Task, total: float, spans: Sequence[range], everybody: Sequence[float]) -> Sequence[float]:
-    """What the summed losses of each of a task's batches are divided by."""
-    if task.late_weight or task.reduction == "sum":
-        return [1.0] * len(spans)
-    if task.reduction == "weight":
-        return [total] * len(spans)
+def _of_batches(spans: Sequence[range], everybody: Sequence[float]) -> Iterator[tuple[int, float]]:
+    """What each micro-batch's summed loss is divided by where the update is the mean of its batches' means."""
     sums = [math.fsum(everybody[span.start : span.stop]) for span in spans]
     num_batches = sum([one > 0 for one in sums])
-    return [num_batches * one for one in sums]
+    return ((number, num_batches * one) for span, one in zip(spans, sums, strict=True) for number in span)
 
 
 def _spans(batch: GlobalBatch) -> dict[str, list[range]]:

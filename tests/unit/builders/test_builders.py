@@ -19,7 +19,7 @@ from evenstep.optim.schedules import LR_SCHEDULES
 from evenstep.options import WriterName
 from evenstep.precision import PRECISIONS
 from evenstep.train.failures import FAILURE_POLICIES
-from evenstep.train.standard import writers_of
+from evenstep.train.standard_hooks import writers_of
 
 PARTS = """
 import random

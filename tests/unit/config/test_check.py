@@ -42,6 +42,11 @@ VALID = '\n[data.evaluations.valid]\ntarget = "parts.py:samples"\n'
             '`failures.lost_rank` "continue" cannot be',
         ),
         (
+            ["--failures.lost_rank", "continue", "--launch.ranks", "2", "--parallel.strategy", "local"],
+            "",
+            '`failures.lost_rank` "continue" cannot be',
+        ),
+        (
             ["--failures.lost_rank", "continue", "--launch.ranks", "2", "--failures.non_finite", "rewind"],
             "",
             '`failures.lost_rank` "continue" cannot be',

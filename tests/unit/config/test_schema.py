@@ -51,6 +51,7 @@ def test_the_public_keys_are_these() -> None:
             "ema",
             "evaluate",
             "failures",
+            "float8",
             "hooks",
             "launch",
         ),
@@ -85,9 +86,13 @@ PUBLIC_KEYS = {
         *("hook", "loader", "loader_retries", "loss_spike", "lost_rank", "max_rewinds", "max_skipped_samples"),
         *("non_finite", "out_of_memory", "spike_threshold", "spike_window_updates"),
     ],
+    "Local": [
+        *("by_inner_rate", "every_updates", "fragments", "inner_state", "nesterov", "outer_lr", "outer_momentum"),
+        *("overlap_updates", "own_share", "synchronous_updates"),
+    ],
     "Parallel": [
-        *("compression", "gather_dtype", "offload", "pipeline", "pipeline_schedule", "reduction", "relay_skips"),
-        *("shard_ranks", "split_at", "stages_per_rank", "strategy", "timeout_s"),
+        *("compression", "gather_dtype", "local", "offload", "pipeline", "pipeline_schedule", "reduction"),
+        *("relay_skips", "shard_ranks", "split_at", "stages_per_rank", "strategy", "timeout_s"),
     ],
     "Best": ["keep", "metric", "mode"],
     "Checkpoint": [
@@ -106,6 +111,7 @@ PUBLIC_KEYS = {
     "Ema": ["decay", "every_updates", "start_update"],
     "Evaluate": ["every_epochs", "every_updates"],
     "Evaluation": ["args", "micro_batch_size", "target"],
+    "Float8": ["emulate", "layers", "recipe"],
     "InverseSqrt": ["kind", "warmup_updates"],
     "Linear": ["end_factor", "kind", "warmup_updates"],
     "Log": ["every_updates", "writers"],
@@ -163,6 +169,7 @@ def test_ema_and_loss_scale_have_the_defaults_of_their_namesakes() -> None:
         ("Coefficients", evenstep.Uncertainty),
         ("Parallel", evenstep.Fsdp),
         ("Parallel", evenstep.Processes),
+        ("Local", evenstep.Local),
     ],
     ids=lambda one: one if isinstance(one, str) else one.__name__,
 )

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from evenstep.errors import ArgumentError
 from evenstep.optim.sharing import TORCH
-from evenstep.optim.trial import refusals
+from evenstep.optim.trial_step import refusals
 from evenstep.parallel import Single
-from evenstep.train.optimizers import check_optimizer
+from evenstep.train.checks.optimizer import check_optimizer
 
 
 class Own(nn.Module):

@@ -8,10 +8,29 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep.parallel import Ddp, Fsdp, Group, Ordered, OrderedFsdp, ParameterLayout, Reducer, Single, Strategy, Zero1
+from evenstep.parallel import (
+    Ddp,
+    Fsdp,
+    Group,
+    Local,
+    Ordered,
+    OrderedFsdp,
+    ParameterLayout,
+    Reducer,
+    Single,
+    Strategy,
+    Zero1,
+)
 from evenstep.parallel.layout import Shards, StepsByOwner, each_norm, squared_norm
 from evenstep.parallel.reducer import reducer as seam
-from evenstep.parallel.reducer.reducer import ChoosesTrained, Compresses, ExplainsErrors, GathersPerPlan, PadsPasses
+from evenstep.parallel.reducer.reducer import (
+    ChoosesTrained,
+    Compresses,
+    ExplainsErrors,
+    GathersPerPlan,
+    PadsPasses,
+    StepsAlone,
+)
 
 OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
 MADE: list[Callable[[Group], Strategy]] = [
@@ -21,6 +40,7 @@ MADE: list[Callable[[Group], Strategy]] = [
     Fsdp,
     OrderedFsdp,
     lambda group: Zero1(Ddp(group)),
+    lambda group: Local(Ddp(group)),
 ]
 
 
@@ -70,12 +90,13 @@ def test_a_strategy_describes() -> None:
         (Fsdp, True, {ChoosesTrained, GathersPerPlan}),
         (OrderedFsdp, False, {ChoosesTrained, PadsPasses, ExplainsErrors}),
         (OrderedFsdp, True, {ChoosesTrained, GathersPerPlan}),
+        (lambda group: Local(Ddp(group)), False, {ChoosesTrained, StepsAlone}),
     ],
 )
 def test_reducers_have_the_powers_that_they_need(make: Any, per_plan: bool, powers: set[type]) -> None:
     reducer = make(Group()).reducer(nn.Linear(1, 1), per_plan=per_plan)
     known = {one for one in vars(seam).values() if inspect.isabstract(one) and one.__module__ == seam.__name__}
-    assert known == {ChoosesTrained, Compresses, ExplainsErrors, GathersPerPlan, PadsPasses}
+    assert known == {ChoosesTrained, Compresses, ExplainsErrors, GathersPerPlan, PadsPasses, StepsAlone}
     assert {one for one in known if isinstance(reducer, one)} == powers
 
 
@@ -88,7 +109,7 @@ def test_a_reducer_belongs_to_one_stage(make: Callable[[Group], Strategy]) -> No
 
 
 def test_only_zero1_steps_by_owner() -> None:
-    assert [isinstance(make(Group()).layout, StepsByOwner) for make in MADE] == [False] * 5 + [True]
+    assert [isinstance(make(Group()).layout, StepsByOwner) for make in MADE] == [False] * 5 + [True, False]
 
 
 def test_what_every_rank_holds_whole_counts_once_in_sums_over_shards(on_ranks: OnRanks) -> None:

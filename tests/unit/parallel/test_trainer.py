@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Ema, MapData, Task, Trainer, Training
-from evenstep.parallel import Ordered
+from evenstep import Aborted, Ema, Engine, MapData, Task, Trainer, Training
+from evenstep.parallel import Ddp, Ordered
 
 
 class Square(Task):
@@ -36,3 +37,28 @@ def test_the_average_begins_at_the_first_ranks_parameters_on_all_ranks(on_ranks:
 
     first, second = on_ranks(2, act)
     assert first["weight"].tolist() == second["weight"].tolist() == [[0.0, 0.0]]
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true", "bf16-true-no-master", "16-true"])
+def test_what_is_nan_on_all_ranks_is_said_as_that_and_applied_nowhere(
+    on_ranks: Callable[..., list[Any]], precision: str
+) -> None:
+    """All ranks see the same NaN, so nothing differs between them: no guard against differences would find it."""
+
+    def act(group: Any) -> tuple[Any, bool, str]:
+        torch.manual_seed(0)
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        engine = Engine(model, Square(), optimizer, strategy=Ddp(group), precision=precision, device="cpu")
+        engine.update((torch.ones(2, 2), torch.ones(2)))
+        before = {name: value.clone() for name, value in engine.state_dict()["model"].items()}
+        outcome = engine.update((torch.ones(2, 2), torch.full((2,), float("nan"))))
+        assert isinstance(outcome, Aborted)
+        after = engine.state_dict()["model"]
+        incident, error = engine.explain(outcome)
+        same = all(torch.equal(value, after[name]) for name, value in before.items())
+        return incident.kind, same, str(error)
+
+    for kind, same, said in on_ranks(2, act):
+        assert kind == "non_finite" and same
+        assert "not finite" in said and "differ" not in said

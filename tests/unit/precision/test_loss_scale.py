@@ -64,3 +64,13 @@ def test_settings_are_what_a_mode_was_built_with() -> None:
         "float32_outputs": True,
     }
     assert PRECISIONS["bf16-true"]().settings == {"cast_inputs": "after-transfer", "float32_outputs": True}
+
+
+@pytest.mark.parametrize("name", sorted(PRECISIONS.keys() - {kind.name for kind in SCALED}))
+def test_a_format_with_the_range_of_float32_has_no_loss_scale_and_takes_none(name: str) -> None:
+    kind: Any = PRECISIONS[name]
+    one = kind()
+    one.committed()
+    assert (one.scale, one.lowest_scale, one.retries_overflow, one.state) == (1.0, 1.0, False, {})
+    with pytest.raises((ArgumentError, TypeError), match=r"initial|no arguments"):
+        kind(initial=1024.0)

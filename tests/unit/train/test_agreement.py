@@ -11,8 +11,8 @@ from evenstep.errors import ArgumentError
 from evenstep.parallel import Mesh
 from evenstep.pipeline import PipelineModel
 from evenstep.train import Engine, Task
-from evenstep.train.agreement import check_ties
-from evenstep.train.state import parameter_names
+from evenstep.train.checks.agreement import check_ties
+from evenstep.train.state.train_state import parameter_names
 
 
 def tied() -> nn.Sequential:

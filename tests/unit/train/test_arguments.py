@@ -10,7 +10,7 @@ from evenstep import MapData, Task, Trainer
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.parallel import Ddp, Group, Mesh, Ordered, Single
 from evenstep.pipeline import PipelineModel
-from evenstep.train.arguments import check_model, check_trains, check_unwrapped
+from evenstep.train.checks.model import check_model, check_trains, check_unwrapped
 
 LAUNCHED = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
 IN_SLURM = {

@@ -5,7 +5,7 @@ import torch
 
 from evenstep.errors import ArgumentError, TaskError
 from evenstep.train import Collected, Trained
-from evenstep.train.metrics import check_names
+from evenstep.train.tasks.metrics import check_names
 
 BATCH = [torch.zeros(4)]
 

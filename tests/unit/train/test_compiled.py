@@ -13,12 +13,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Aborted, Committed, Ema, Engine, Task, Training
+from evenstep import Aborted, Committed, Ema, Engine, Loss, Task, Training
 from evenstep.errors import ArgumentError, NonFiniteError, TaskError
 from evenstep.options import Memory
 from evenstep.pipeline import Layer, PipelineModel
 from evenstep.pipeline import compiled as forwards
 from evenstep.train.compiled import REPEATED, parts_of
+from evenstep.train.memory.blocks import choose_modules
 
 # torch's own, while it compiles a part that is called with the output of another
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
@@ -108,6 +109,15 @@ def test_blocks_are_compiled_one_by_one_and_single_operations_are_not() -> None:
     assert [*parts_of(chain(stages=3))] == ["1", "2", "3"]
     assert [*parts_of(Listed())] == ["blocks.0", "blocks.1"]
     assert [*parts_of(Listed(1))] == [""]
+
+
+def test_blocks_are_those_that_are_meant_by_checkpointing() -> None:
+    def several() -> nn.Module:
+        return nn.Sequential(Block(), Block())
+
+    model = nn.ModuleDict({"down": nn.ModuleList([several(), several()]), "up": nn.ModuleList([nn.Tanh(), Block()])})
+    names = tuple(parts_of(model))
+    assert names == choose_modules(model, "blocks").names == ("down.0.0", "down.0.1", "down.1.0", "down.1.1")
 
 
 @pytest.mark.usefixtures("as_found")
@@ -384,3 +394,31 @@ def test_threads_that_look_into_aborts_at_once_leave_torch_compiling() -> None:
 
     torch.compile(lambda x: x * 2, backend=backend)(torch.ones(1))
     assert seen
+
+
+@pytest.mark.usefixtures("as_found")
+def test_losses_and_metrics_of_a_compiled_run_are_sums_over_weights_as_without() -> None:
+    """Micro-batches of 4 and 3: neither a mean of their means, nor a sum of their accuracies."""
+
+    class Counts(Squares):
+        def loss(self, output: Tensor, batch: Any) -> Any:
+            error = (output.squeeze(-1) - batch[1]) ** 2
+            return Loss(error.sum(), metrics={"close": ((error < 1.0).sum(), len(error))})
+
+    found: list[dict[str, float]] = []
+    errors: list[Tensor] = []
+    for compile in ("model", "off"):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, WIDTH), Block(0.0), Block(0.0), nn.Linear(WIDTH, 1))
+        errors = [(model(x).squeeze(-1) - y).detach() ** 2 for x, y in batches(0, (4, 3))]
+        train = Training(compile=compile, check_loss=False)  # type: ignore[arg-type]
+        engine = Engine(model, Counts(), torch.optim.SGD(model.parameters(), lr=0.1), device="cpu", train=train)
+        outcome = engine.update(*batches(0, (4, 3)))
+        assert isinstance(outcome, Committed)
+        metrics = outcome.metrics()
+        found.append({name: metrics[name] for name in ("loss", "close")})
+    every = torch.cat(errors)
+    assert found[0] == found[1]
+    assert found[0]["loss"] == pytest.approx(float(every.mean()))
+    assert found[0]["close"] == pytest.approx(float((every < 1.0).float().mean()))
+    assert found[0]["close"] != pytest.approx(sum(float((one < 1.0).float().mean()) for one in errors) / 2)

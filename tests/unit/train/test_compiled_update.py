@@ -21,9 +21,9 @@ from evenstep.options import Memory
 from evenstep.parallel import Ordered
 from evenstep.pipeline import PipelineModel
 from evenstep.precision import Fp16Mixed
-from evenstep.train import graphs
-from evenstep.train.capturable import check_listeners
-from evenstep.train.compiled_update import CompiledUpdate
+from evenstep.train.checks.whole_update import check_listeners
+from evenstep.train.whole_update import graphs
+from evenstep.train.whole_update.compiled_update import CompiledUpdate
 
 # torch's own, while it follows what it compiles
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
@@ -369,9 +369,7 @@ def test_no_memory_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPa
         raise torch.OutOfMemoryError("no memory for so many")
 
     monkeypatch.setattr(graphs.Compilations, "run", full)
-    with pytest.raises(
-        OutOfMemoryError, match=r"can't be cut finer.*smaller micro-batches, or set `compile`"
-    ):
+    with pytest.raises(OutOfMemoryError, match=r"can't be cut finer.*smaller micro-batches, or set `compile`"):
         engine.update(*batches(1))
 
 

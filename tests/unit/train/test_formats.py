@@ -14,7 +14,7 @@ from evenstep.errors import ArgumentError, CheckpointError, NonFiniteError
 from evenstep.parallel import Fsdp, OrderedFsdp
 from evenstep.parallel.fake import Fake
 from evenstep.precision import PRECISIONS, Bf16NoMaster, Bf16True, Fp16NoMaster, Fp16True, SixteenBits
-from evenstep.train.fit import state_allocated
+from evenstep.train.memory.fit import state_allocated
 
 FORMATS = ("bf16-true", "16-true", "bf16-true-no-master", "16-true-no-master")
 MASTERS = FORMATS[:2]

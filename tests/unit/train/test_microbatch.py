@@ -14,8 +14,8 @@ from evenstep.parallel import Ordered, Single, Strategy
 from evenstep.pipeline import SCHEDULES, Layout, Runner, Stage
 from evenstep.precision import FullPrecision
 from evenstep.train.context import TrainContext
+from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.microbatch import MicrobatchStep
-from evenstep.train.split_limit import SplitLimit
 from evenstep.train.weigh import Weights
 
 CPU = torch.device("cpu")

@@ -9,13 +9,13 @@ import torch
 from fake import FAKE, FusedSgd, HostWaitsError, no_waiting, on_fake
 from torch import Tensor, nn
 
-from evenstep import Ema, Engine, Loss, Task, Training, chunked_cross_entropy
+from evenstep import Ema, Engine, Float8Mixed, Loss, Task, Training, chunked_cross_entropy
 from evenstep.optim.schedules import Linear
 from evenstep.parallel import Ddp, Group, Ordered, Strategy
 from evenstep.pipeline import PipelineModel
 from evenstep.precision import PRECISIONS
-from evenstep.train import arguments
 from evenstep.train import randomness as seeding
+from evenstep.train.checks import model as model_checks
 
 UPDATES = 5
 
@@ -63,7 +63,7 @@ def engine_of(
 ) -> Engine:
     """An engine on the stand-in, past its first step, which the host decides."""
     monkeypatch.setattr(seeding, "seed_device", lambda device, number: None)  # it has no generator
-    monkeypatch.setattr(arguments, "check_material", lambda model: None)  # and no numbers
+    monkeypatch.setattr(model_checks, "check_material", lambda model: None)  # and no numbers
     model = on_fake(model)
     engine = Engine(
         model,
@@ -145,11 +145,18 @@ def test_no_number_format_is_waited_for(monkeypatch: pytest.MonkeyPatch, name: s
     kind: Any = PRECISIONS[name]
     if "mixed" in name:  # torch knows no autocast for the stand-in
         monkeypatch.setattr(kind, "forward", lambda self, device: torch.autocast("cpu", enabled=False))
+    precision: Any = name
+    model = network()
+    if name == "float8-mixed":
+        pytest.importorskip("torchao", reason="the extra `float8` is not installed")
+        monkeypatch.setattr(torch, "is_autocast_enabled", lambda *kind: False)
+        model = nn.Sequential(nn.Linear(4, 16), nn.Linear(16, 16), nn.Linear(16, 1))
+        precision = Float8Mixed(layers="1", emulate=True)
     of_host = torch.Generator
     monkeypatch.setattr(
         torch, "Generator", lambda device="cpu": of_host()
     )  # nor generators, which round without masters
-    dispatched(engine_of(monkeypatch, network(), Squares(), precision=name, clip_norm=1.0))
+    dispatched(engine_of(monkeypatch, model, Squares(), precision=precision, clip_norm=1.0))
 
 
 def test_the_loss_of_an_update_is_summed_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from evenstep.checkpoint.state import pack, unpack
 from evenstep.optim import MultiOptimizer
-from evenstep.train.optimizer_state import load_optimizer, optimizer_state, options_of
+from evenstep.train.state.optimizer_state import load_optimizer, optimizer_state, options_of
 
 KINDS = sorted(
     name

@@ -15,11 +15,11 @@ from evenstep.data.seeding import undisturbed
 from evenstep.errors import ReplicaError, TaskError
 from evenstep.keys import key
 from evenstep.parallel import Group
-from evenstep.train.arguments import check_same_on_all_ranks
 from evenstep.train.buffers import Buffers
-from evenstep.train.diagnose import diagnose
+from evenstep.train.checks.agreement import check_same_on_all_ranks
+from evenstep.train.failures.diagnose import diagnose
 from evenstep.train.randomness import seed_torch
-from evenstep.train.task import Loss, Task
+from evenstep.train.tasks.task import Loss, Task
 from evenstep.train.transfer import build_transfer
 from evenstep.train.weigh import weigh
 
@@ -144,8 +144,7 @@ def test_everything_in_a_batch_moves_and_keeps_its_type() -> None:
 
 
 def test_a_tensor_that_is_on_its_device_is_not_copied() -> None:
-    x = torch.zeros(3)
-    assert build_transfer(CPU)([x])[0] is x
+    assert build_transfer(CPU) is None
 
 
 @pytest.mark.parametrize("aborted", [1.0, torch.tensor(1.0)])

@@ -6,7 +6,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from evenstep.data import AllTasks, Data, MapData, Mixture, StreamData, UpdateData, data_of
-from evenstep.train.remarks import Remarks
+from evenstep.train.checks.first_update import Remarks
 
 LOADER: Any = DataLoader([1.0] * 8, batch_size=4)
 

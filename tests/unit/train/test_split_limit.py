@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from evenstep import Task
 from evenstep.errors import TaskError
-from evenstep.train.fit import fitting
-from evenstep.train.split import halves, num_elements
-from evenstep.train.split_limit import SplitLimit
-from evenstep.train.sub_batch import SubBatch
+from evenstep.train.memory.fit import fitting
+from evenstep.train.memory.split import halves, num_elements
+from evenstep.train.memory.split_limit import SplitLimit
+from evenstep.train.memory.sub_batch import SubBatch
 
 Pair = namedtuple("Pair", "x y")
 

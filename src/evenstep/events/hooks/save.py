@@ -55,7 +55,9 @@ class Save(Hook):
         self._saved_at = monotonic()
 
     def after_update(self, event: UpdateEnd) -> None:
-        if event.committed and (self._is_update(event.update) or self._is_time()):
+        updates, minutes = self._every_updates, self._every_minutes
+        is_update = updates is not None and event.update % updates == 0
+        if event.committed and (is_update or (minutes is not None and monotonic() - self._saved_at >= 60 * minutes)):
             self.trainer.request_save()
 
     def after_epoch(self, event: EpochEnd) -> None:
@@ -67,9 +69,3 @@ class Save(Hook):
         self._saved_at = monotonic()  # also if it failed: a full disk is not asked again at each update
         if event.path is not None:
             self._saved_update = event.update
-
-    def _is_update(self, update: int) -> bool:
-        return self._every_updates is not None and update % self._every_updates == 0
-
-    def _is_time(self) -> bool:
-        return self._every_minutes is not None and monotonic() - self._saved_at >= 60 * self._every_minutes

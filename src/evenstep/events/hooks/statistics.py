@@ -40,9 +40,12 @@ class Statistics(Hook):
         require_flag("update_ratio", update_ratio)
         require_flag("gradient_norms", gradient_norms)
         self._every = every_updates
-        self._update_ratio = update_ratio
-        self._gradient_norms = gradient_norms
         self._before: list[dict[str, Tensor]] = []
+        # what is not computed is not heard, so that nothing is called for it in each update
+        if not update_ratio:
+            self.before_update = super().before_update
+        if not gradient_norms:
+            self.before_step = super().before_step
 
     @property
     def reads_gradients(self) -> bool:
@@ -50,11 +53,11 @@ class Statistics(Hook):
         return self._gradient_norms
 
     def before_update(self, event: UpdateBegin) -> None:
-        if self._update_ratio and event.update % self._every == 0:
+        if event.update % self._every == 0:
             self._before = [{name: one.clone() for name, one in group.items()} for group in self._groups()]
 
     def before_step(self, event: StepBegin) -> None:
-        if not self._gradient_norms or event.update % self._every:
+        if event.update % self._every:
             return
         parameters = named_parameters(self.trainer.model)
         gradients = {name: one.grad for name, one in parameters.items() if one.grad is not None}

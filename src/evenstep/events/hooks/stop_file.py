@@ -27,11 +27,10 @@ class StopFile(Hook):
         self._looked_at = 0.0
 
     def after_update(self, event: UpdateEnd) -> None:
-        now, folder = monotonic(), self.trainer.folder
-        if folder is None or now - self._looked_at < EVERY_S:
+        now = monotonic()
+        if now - self._looked_at < EVERY_S:
             return
-        self._looked_at = now
-        file = folder / NAME
-        if file.exists():
+        self._looked_at, folder = now, self.trainer.folder
+        if folder is not None and (file := folder / NAME).exists():
             file.unlink(missing_ok=True)
             self.trainer.request_stop(f"the file `{file}` asked for it", requeue=True)

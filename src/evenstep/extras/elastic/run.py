@@ -23,7 +23,7 @@ from evenstep.parallel import Group
 from evenstep.parallel.replicas import bits
 from evenstep.train.loop import Loop
 from evenstep.train.requests import End, GoBack
-from evenstep.train.state import unwrapped
+from evenstep.train.state.train_state import unwrapped
 
 if TYPE_CHECKING:
     from evenstep.extras.elastic.membership import Elastic

@@ -13,10 +13,10 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from evenstep.train.combine import Combine, TaskWeights
 from evenstep.train.context import MicrobatchResults, TrainContext
 from evenstep.train.execution import Execution
-from evenstep.train.late_weights import Accumulate, sum_gradients, take_gradients
+from evenstep.train.tasks.combine import Combine, TaskWeights
+from evenstep.train.tasks.late_weights import Accumulate, sum_gradients, take_gradients
 from evenstep.train.weigh import Weights
 
 

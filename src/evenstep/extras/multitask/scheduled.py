@@ -10,7 +10,7 @@ from torch import nn
 
 from evenstep.arguments import require_object, require_table
 from evenstep.optim.schedules import LrSchedule
-from evenstep.train.coefficients import Coefficients, Fixed, check_tasks
+from evenstep.train.tasks.coefficients import Coefficients, Fixed, check_tasks
 
 
 @final

@@ -55,7 +55,7 @@ class Ddp(Strategy):
         require_object("compression", compression, Compression, "`compression=Bf16()`", may_be_none=True)
         super().__init__(group)
         self._bucket_bytes = bucket_bytes
-        self._compression = compression or Compression()
+        self.compression = compression or Compression()
 
     @property
     def compresses(self) -> bool:
@@ -63,7 +63,7 @@ class Ddp(Strategy):
         return type(self._compression) is not Compression
 
     def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
-        return DdpReducer(module, self.group, bucket_bytes=self._bucket_bytes, compression=self._compression)
+        return DdpReducer(module, self.group, bucket_bytes=self._bucket_bytes, compression=self.compression)
 
 
 @final

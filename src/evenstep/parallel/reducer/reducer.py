@@ -97,6 +97,35 @@ class GathersPerPlan(ABC):
         """Keep what is this rank's only, and forget what passes have left behind."""
 
 
+class StepsAlone(ABC):
+    """The power to let each rank step by itself for some updates, and to share parameters in others.
+
+    Attributes:
+        is_alone: whether the next update is this rank's own: its gradients, weights and verdict are summed with nobody.
+        is_torn: whether an error came while ranks shared, so that this one holds the state of no update.
+    """
+
+    is_alone: bool
+    is_torn: bool
+
+    @property
+    @abstractmethod
+    def in_flight(self) -> bool:
+        """Whether something is on its way between the ranks, without which the state of this one is not whole."""
+
+    @abstractmethod
+    def follow(self, update: int) -> None:
+        """`update` updates are committed, or were loaded: be ready for the next."""
+
+    @abstractmethod
+    def shown(self) -> AbstractContextManager[None]:
+        """Inside, the module holds what ranks share, instead of what this one has made of it since."""
+
+    @abstractmethod
+    def break_off(self) -> None:
+        """The ranks' connections are about to be made anew, or were lost: what travels beside updates has not come."""
+
+
 class PadsPasses(ABC):
     """The power to let all ranks run the same number of passes, since each gathers parameters from all.
 

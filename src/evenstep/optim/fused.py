@@ -1,0 +1,163 @@
+"""The step of torch's own fused optimizers, without the Python around their kernels.
+
+Of a small model's step, torch spends nine tenths on what comes before the kernel: sorting tensors by device and format,
+switches for its compilers. Here the same kernel gets the same lists, so it gives the same bits. Nothing is kept between
+steps: groups, rates and state are read anew, whoever has changed them. What torch would do otherwise stays torch's to
+do: a first step, which makes the state; tensors of several formats; rates that are tensors; sharded parameters. So does
+a step that someone watches or has replaced.
+"""
+
+from collections.abc import Callable, Mapping
+from itertools import compress, repeat
+from operator import attrgetter, is_, is_not, itemgetter
+from typing import Any, TypeAlias, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW
+
+from evenstep.internals import (
+    foreach_add,
+    foreach_subtract,
+    fused_adam,
+    fused_adamw,
+    fused_sgd,
+    is_torchs_step,
+    set_grad_enabled,
+    unwrapped_step,
+)
+
+_Launch: TypeAlias = Callable[[Tensor | None, Tensor | None], None]  # with `grad_scale` and `found_inf`
+_Group: TypeAlias = Mapping[str, Any]
+_State: TypeAlias = Mapping[str, Any]
+_Lists: TypeAlias = tuple[list[Tensor], list[Tensor], list[_State]]
+
+_PLAIN = frozenset({Tensor, nn.Parameter})
+_FORMATS = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
+_grad, _format, _is_sparse = attrgetter("grad"), attrgetter("dtype"), attrgetter("is_sparse")
+_steps, _means, _squares = itemgetter("step"), itemgetter("exp_avg"), itemgetter("exp_avg_sq")
+_largest = itemgetter("max_exp_avg_sq")
+
+
+def take_step(optimizer: Any) -> None:
+    """Take the optimizer's step by the shortest way whose difference nobody sees."""
+    step = unwrapped_step(optimizer)
+    if step is None:
+        optimizer.step()
+        return
+    launches = _launches(optimizer) if is_torchs_step(step) else None
+    if launches is None:
+        step(optimizer)
+        return
+    scale, found_inf = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
+    before = torch.is_grad_enabled()
+    set_grad_enabled(False)
+    try:
+        for launch in launches:
+            launch(scale, found_inf)
+    finally:
+        set_grad_enabled(before)
+
+
+def _launches(optimizer: Any) -> list[_Launch] | None:
+    """The kernels of a step, one for each group; None where torch does more than launch them."""
+    prepare = _KINDS.get(type(optimizer))
+    if prepare is None:
+        return None
+    launches: list[_Launch] = []
+    for group in optimizer.param_groups:
+        lists = _lists(group, optimizer.state)
+        launch = None if lists is None else prepare(group, lists)
+        if launch is None:
+            return None
+        launches.append(launch)
+    return launches
+
+
+def _lists(group: _Group, states: Mapping[Any, _State]) -> _Lists | None:
+    """Parameters, gradients and states of those that have a gradient; None where one kernel can't take them all."""
+    parameters: list[Tensor] = group["params"]
+    grads = list(map(_grad, parameters))
+    if not all(map(is_not, grads, repeat(None))):
+        trained = [one is not None for one in grads]
+        parameters, grads = list(compress(parameters, trained)), list(compress(grads, trained))
+    if len(states) == len(parameters) and all(map(is_, states, parameters)):  # hashing a tensor runs Python code
+        own = list(states.values())
+    else:
+        own = list(map(states.get, parameters))
+    formats = set(map(_format, parameters))
+    if (
+        group["fused"] is True
+        and not group["differentiable"]
+        and not isinstance(group["lr"], Tensor)
+        and all(own)  # neither lacking nor empty
+        and _PLAIN.issuperset(map(type, parameters))
+        and len(formats) == 1
+        and _FORMATS.issuperset(formats)
+        and len(set(map(Tensor.get_device, parameters))) == 1
+        and not any(map(_is_sparse, grads))
+    ):
+        return parameters, grads, cast("list[_State]", own)
+    return None
+
+
+def _adam(group: _Group, lists: _Lists) -> _Launch | None:
+    (beta1, beta2), (parameters, grads, states) = group["betas"], lists
+    if group["capturable"] or isinstance(beta1, Tensor) or isinstance(beta2, Tensor):
+        return None
+    steps, means, squares = list(map(_steps, states)), list(map(_means, states)), list(map(_squares, states))
+    amsgrad: bool = group["amsgrad"]
+    largest = list(map(_largest, states)) if amsgrad else []
+    kernel = fused_adamw if group["decoupled_weight_decay"] else fused_adam
+
+    def launch(scale: Tensor | None, found_inf: Tensor | None) -> None:
+        foreach_add(steps, 1)
+        kernel(
+            parameters,
+            grads,
+            means,
+            squares,
+            largest,
+            steps,
+            amsgrad=amsgrad,
+            lr=group["lr"],
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=group["maximize"],
+            grad_scale=scale,
+            found_inf=found_inf,
+        )
+        if found_inf is not None:  # a step that the kernel skips does not count
+            foreach_subtract(steps, [found_inf] * len(steps))
+
+    return launch
+
+
+def _sgd(group: _Group, lists: _Lists) -> _Launch | None:
+    parameters, grads, states = lists
+    momenta = [state.get("momentum_buffer") for state in states]
+    if not group["momentum"] or any(one is None for one in momenta):
+        return None
+
+    def launch(scale: Tensor | None, found_inf: Tensor | None) -> None:
+        fused_sgd(
+            parameters,
+            grads,
+            momenta,
+            weight_decay=group["weight_decay"],
+            momentum=group["momentum"],
+            lr=group["lr"],
+            dampening=group["dampening"],
+            nesterov=group["nesterov"],
+            maximize=group["maximize"],
+            is_first_step=False,
+            grad_scale=scale,
+            found_inf=found_inf,
+        )
+
+    return launch
+
+
+_KINDS = {Adam: _adam, AdamW: _adam, SGD: _sgd}

@@ -1,0 +1,431 @@
+"""Ranks that step alone, and share their parameters every so many updates through one outer optimizer.
+
+Between two shares each rank is a run of its own: its gradient is the mean over its own micro-batches, its norm, clip
+and verdict are its own, and nothing of the update is sent. In a share the mean m of the ranks' parameters gives one
+step of `parallel.outer`, the same on all. Post-local SGD, BMUF, SlowMo, DiLoCo and streaming DiLoCo are settings of
+this; there is no branch for any of them. It does not evaluate or save: those ask for what is `shown`.
+"""
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, Protocol, final
+from zlib import crc32
+
+import torch
+from torch import Tensor, nn
+
+from evenstep.arguments import require_number, require_object, require_whole, require_word, said
+from evenstep.errors import ArgumentError, NonFiniteError, ReplicaError
+from evenstep.names import named_buffers, named_parameters
+from evenstep.parallel.buffers import SharedBuffers
+from evenstep.parallel.compression import Compression
+from evenstep.parallel.group import Group
+from evenstep.parallel.layout import ParameterLayout, ShardedTensorRef, States
+from evenstep.parallel.means import MeanOverRanks, SinceShare
+from evenstep.parallel.outer import Outer, fragments_of
+from evenstep.parallel.reducer.ddp import Ddp
+from evenstep.parallel.reducer.ordered import Ordered
+from evenstep.parallel.reducer.reducer import ChoosesTrained, Reducer, StepsAlone
+from evenstep.parallel.reducer.zero1 import Owners
+from evenstep.parallel.replicas import compare_replicas
+from evenstep.parallel.strategy import Strategy
+
+InnerState = Literal["keep", "reset"]
+
+
+@final
+class Local(Strategy):
+    """Ranks that step alone, and share parameters every `every_updates` updates.
+
+    With R ranks, θ_r the parameters of rank r, θ those that they share, N = `synchronous_updates` and
+    H = `every_updates`:
+
+        u ≤ N:               as `replicas`: one gradient of all micro-batches, one step, the same on all ranks
+        u > N:               θ_r ← Optimizer_r(θ_r, g_r),   g_r = Σ_{m on r} ∇S_m / Σ_{m on r} w_m, clipped by ‖g_r‖
+        u = N + H, N + 2H …: m = Σ_r θ_r / R,  θ ← one step of `Outer` towards m,  θ_r ← θ
+
+    What others have defined are settings of it:
+
+    - *local SGD* and *post-local SGD* (Lin et al. 2018, arXiv:1808.07217, algorithms 1 and 2): the defaults; N updates
+      of mini-batch SGD before.
+    - *BMUF* (Chen & Huo 2016): `outer_lr` ζ, `outer_momentum` η. With G = m - θ: Δ ← η·Δ + ζ·G, θ ← θ + Δ. Its
+      *Nesterov* form, whose ranks begin with θ + η·Δ, has `nesterov` besides; N updates made together are its warm-up.
+    - *SlowMo* (Wang et al. 2019, arXiv:1910.00643, algorithm 1, equations 2 and 3): `outer_lr` α, `outer_momentum` β,
+      `by_inner_rate`. u ← β·u + (θ - m)/γ, θ ← θ - α·γ·u. Its base optimizer's buffers are those of `inner_state`.
+    - *DiLoCo* (Douillard et al. 2023, arXiv:2311.08105, algorithm 1): `outer_lr=0.7`, `outer_momentum=0.9`, `nesterov`.
+    - *streaming DiLoCo* (Douillard et al. 2025, arXiv:2501.18512, algorithm 2): `fragments` P, `overlap_updates` τ and
+      `own_share` α besides.
+
+    The Nesterov forms of BMUF and DiLoCo are one: DiLoCo's θ is BMUF's θ + η·Δ.
+
+    Streaming: the parameters, in the model's order, are P fragments of nearly equal size. Fragment p is shared at the
+    updates u with u - N ≡ ⌊p·H/P⌋ modulo H. Its mean m is of the parameters as of then; τ updates later (0: at once)
+    the outer step is made with it, and each rank takes θ_r ← α·θ_r + (1 - α)·θ. The ranks go on meanwhile.
+
+    A rank without micro-batches in an update makes no step in it; a rank whose gradient is not finite leaves its own
+    step out, and says so. All ranks count the update. In a share the parameters of all must be finite, or none shares.
+    Evaluations, predictions and other runs get θ, with the buffers of the last share; a rank's model holds θ_r.
+
+    Args:
+        replicas: how gradients are summed in the first updates, and in which order parameters are in a share: `Ddp`, or
+            `Ordered` for bits that do not depend on how ranks are connected.
+        every_updates: H above.
+        outer_lr, outer_momentum, nesterov, by_inner_rate: of the outer optimizer; see `evenstep.parallel.outer.Outer`.
+        synchronous_updates: N above.
+        inner_state: what a share does to each rank's own optimizer state of what is shared: "keep" it, or "reset" it to
+            that of a new optimizer.
+        fragments: P above.
+        overlap_updates: τ above, below `every_updates`.
+        own_share: α above, in [0, 1).
+
+    Raises:
+        ArgumentError: an argument out of its range, or ranks that come and go.
+
+    >>> Local(Ddp(Group()), every_updates=50, outer_lr=0.7, outer_momentum=0.9, nesterov=True).ranks
+    1
+    """
+
+    def __init__(
+        self,
+        replicas: Strategy,
+        *,
+        every_updates: int = 16,
+        outer_lr: float = 1.0,
+        outer_momentum: float = 0.0,
+        nesterov: bool = False,
+        by_inner_rate: bool = False,
+        synchronous_updates: int = 0,
+        inner_state: InnerState = "keep",
+        fragments: int = 1,
+        overlap_updates: int = 0,
+        own_share: float = 0.0,
+    ) -> None:
+        require_object("replicas", replicas, Strategy, "`Local(Ddp(Processes(device)), every_updates=16)`")
+        if not isinstance(replicas, Ddp | Ordered):
+            raise ArgumentError(
+                f"`replicas` must be a strategy whose ranks hold all, `Ddp` or `Ordered`, but is {said(replicas)}: "
+                f"ranks that step alone need whole models; write `Local(Ddp(Processes(device)), every_updates=16)`."
+            )
+        if isinstance(replicas, Ddp) and type(replicas.compression) is not Compression:
+            raise ArgumentError(
+                "the `compression` of `replicas` is of gradients, but ranks that step alone send parameters, which "
+                "must arrive as they are; leave it out."
+            )
+        if replicas.group.can_change:
+            raise ArgumentError(
+                "ranks that step alone can't come and go: a lost rank takes the parameters and optimizer state with "
+                "it that it alone holds; share by `ddp`, or let a lost rank stop the run, which goes on from its last "
+                "checkpoint."
+            )
+        require_whole("every_updates", every_updates, at_least=1, advice="16 to 500 is usual")
+        require_whole("synchronous_updates", synchronous_updates, at_least=0, advice="0 begins alone")
+        require_word("inner_state", inner_state, ("keep", "reset"))
+        require_whole("fragments", fragments, at_least=1, advice="1 shares all parameters together")
+        require_whole("overlap_updates", overlap_updates, at_least=0, advice="0 waits for the mean")
+        require_number("own_share", own_share)
+        if not 0 <= own_share < 1:
+            raise ArgumentError(f"`own_share` must be in [0, 1), but is {own_share}; 0 takes what is shared.")
+        for name, count in (("overlap_updates", overlap_updates), ("fragments", fragments - 1)):
+            if count >= every_updates:
+                raise ArgumentError(
+                    f"`{name}` must be {'below' if name == 'overlap_updates' else 'at most'} the {every_updates} of "
+                    f"`every_updates`, in which each fragment is shared once, but is {max(count, fragments)}; lower it."
+                )
+        super().__init__(replicas.group, OwnStates(replicas.group))
+        self.replicas = replicas
+        self.outer = Outer(
+            outer_lr=outer_lr, outer_momentum=outer_momentum, nesterov=nesterov, by_inner_rate=by_inner_rate
+        )
+        self.every_updates, self.synchronous_updates = every_updates, synchronous_updates
+        self.inner_state, self.own_share = inner_state, own_share
+        self.fragments, self.overlap_updates = fragments, overlap_updates
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        outer = {
+            name: getattr(self.outer, name) for name in ("outer_lr", "outer_momentum", "nesterov", "by_inner_rate")
+        }
+        own = ("every_updates", "synchronous_updates", "inner_state", "fragments", "overlap_updates", "own_share")
+        return {"parallel.local": {**outer, **{name: getattr(self, name) for name in own}}}
+
+    def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
+        return LocalReducer(module, self)
+
+
+class OwnStates(ParameterLayout):
+    """Every rank holds a model and an optimizer state of its own, whole; what they share is the same on all."""
+
+    def __init__(self, group: Group) -> None:
+        super().__init__(group)
+        self._owners = Owners(group)
+
+    @property
+    def shard_index(self) -> int:
+        return self.group.rank
+
+    @property
+    def num_shards(self) -> int:
+        return self.group.ranks
+
+    def gather_full(self, tensor: Tensor | ShardedTensorRef) -> Tensor:
+        return self._owners.gather_full(tensor)
+
+    def of_all(self, own: Mapping[str, Any]) -> States:
+        """The trees of all ranks by number, from this rank's; each tensor of them is a `ShardedTensorRef`."""
+        return self._owners.optimizer_state({str(self.group.rank): own})
+
+
+class Inner(Protocol):
+    """What a rank that steps alone steps with, as sharing must know it."""
+
+    @property
+    def masters(self) -> Mapping[str, Tensor]:
+        """The float32 values, by name, of parameters of which the module holds rounded ones."""
+        ...
+
+    def rates(self, parameters: Sequence[nn.Parameter]) -> list[float]:
+        """The learning rate of each parameter now."""
+        ...
+
+    def reset(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Let the optimizer's state of these parameters be that of a new optimizer."""
+        ...
+
+
+@final
+class LocalReducer(Reducer, ChoosesTrained, StepsAlone):
+    """Shares what one rank's module has become; the settings are those of `Local`.
+
+    Attributes:
+        is_current: whether the module holds what the ranks share.
+        momentum: v of the outer optimizer by name; empty where it keeps none.
+    """
+
+    def __init__(self, module: nn.Module, strategy: Local) -> None:
+        super().__init__(module, strategy.group)
+        replicas, ordered = strategy.replicas, isinstance(strategy.replicas, Ordered)
+        self._settings, self._is_ordered = strategy, ordered
+        self._together = replicas.reducer(module)
+        self._apart = Ordered().reducer(module) if ordered else Reducer(module, Group())
+        self.collects = ordered
+        self._buffers = SharedBuffers(module, strategy.group)
+        self._flight: dict[int, tuple[int, MeanOverRanks]] = {}  # on their way, with the update that sent each
+        self.is_torn, self.is_current = False, True
+        self.follow(0)
+
+    # --- the verbs of an update
+
+    def wrap(self) -> nn.Module:
+        self._apart.wrap()
+        return self._together.wrap()
+
+    def share(self, parameters: Sequence[nn.Parameter]) -> None:
+        for one in (self._together, self._apart):
+            if isinstance(one, ChoosesTrained):
+                one.share(parameters)
+
+    def begin(self) -> None:
+        self._now.begin()
+
+    def arm(self) -> None:
+        self._now.arm()
+
+    def collect(self, microbatch: int) -> None:
+        self._now.collect(microbatch)
+
+    def reduce(self, num_microbatches: int) -> None:
+        self._now.reduce(num_microbatches)
+
+    def after_update(self, update: int) -> None:
+        settings = self._settings
+        since = update - settings.synchronous_updates
+        if since <= 0:
+            self._together.after_update(update)
+            if not since:
+                self.restart()
+            return
+        self.is_current = False
+        self.is_torn = True
+        for number in range(len(self._fragments)):
+            if (since - settings.every_updates * number // settings.fragments) % settings.every_updates == 0:
+                self._send(number, update)
+        for number, (sent, _) in list(self._flight.items()):
+            if update - sent == settings.overlap_updates:
+                self._arrive(number)
+        self.is_torn = False
+        if self.is_current:
+            compare_replicas(self.module, self.group, update)
+
+    # --- the power to step alone
+
+    def attach(self, parameters: Sequence[nn.Parameter], inner: Inner) -> None:
+        """After `wrap`: share these parameters, which `inner` steps."""
+        held = {id(one) for one in parameters}
+        self._inner = inner
+        self._parameters = {name: one for name, one in named_parameters(self.module).items() if id(one) in held}
+        self._names = list(self._parameters)
+        if len(self._names) < self._settings.fragments:
+            raise ArgumentError(
+                f"`fragments` must be at most the {len(self._names)} parameters that are trained, but is "
+                f"{self._settings.fragments}; lower it."
+            )
+        self._fragments = fragments_of(list(self._parameters.values()), self._settings.fragments)
+        self._shared: dict[str, Tensor] = {}
+        self._shared_buffers: dict[str, Tensor] = {}
+        self.momentum: dict[str, Tensor] = {}
+        if not self._settings.synchronous_updates:
+            self.restart()
+
+    def follow(self, update: int) -> None:
+        self.is_alone = update >= self._settings.synchronous_updates
+        self._now = self._apart if self.is_alone else self._together
+
+    @property
+    def fragments(self) -> list[list[str]]:
+        """The names of the parameters of each fragment."""
+        return [[self._names[place] for place in places] for places in self._fragments]
+
+    @property
+    def in_flight(self) -> bool:
+        return bool(self._flight)
+
+    @contextmanager
+    def shown(self) -> Generator[None]:
+        if self.is_current:
+            yield
+            return
+        live = [*self._parameters.values(), *self._live_buffers().values()]
+        kept = [one.detach().clone() for one in live]
+        with torch.no_grad():
+            for one, value in zip(live, [*self._shared.values(), *self._shared_buffers.values()], strict=True):
+                one.copy_(value)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for one, value in zip(live, kept, strict=True):
+                    one.copy_(value)
+
+    def break_off(self) -> None:
+        for _, mean in self._flight.values():
+            mean.break_off()
+
+    # --- for those who save
+
+    def restart(self) -> None:
+        """Let what is shared be what the module holds, which is the same on all ranks, and the momentum 0."""
+        self._shared = {name: self.value(name).clone() for name in self._names}
+        self._shared_buffers = {name: one.detach().clone() for name, one in self._live_buffers().items()}
+        kept = self._shared if self._settings.outer.has_momentum else {}
+        self.momentum = {name: torch.zeros_like(one) for name, one in kept.items()}
+        self._flight, self.is_current, self.is_torn = {}, True, False
+
+    def value(self, name: str) -> Tensor:
+        """This rank's own value of a parameter, in 32 bits or more; it may be the parameter itself."""
+        value = self._inner.masters.get(name, self._parameters[name]).detach()
+        return value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
+
+    @property
+    def shared(self) -> dict[str, Tensor]:
+        """What the ranks share, parameters and buffers, by name; in 32 bits or more."""
+        return {**self._shared, **self._shared_buffers}
+
+    @property
+    def own(self) -> dict[str, Tensor]:
+        """What this rank has made of it since, by name; empty if that is the same."""
+        return {} if self.is_current else {**{name: self.value(name) for name in self._names}, **self._live_buffers()}
+
+    def means(self) -> dict[str, dict[str, Any]]:
+        """The means that wait to be used, by fragment; all ranks call it together."""
+        return {str(number): {"sent": sent, "mean": mean.values()} for number, (sent, mean) in self._flight.items()}
+
+    def load(
+        self,
+        *,
+        shared: Mapping[str, Tensor],
+        own: Mapping[str, Tensor],
+        momentum: Mapping[str, Tensor],
+        means: Mapping[str, Any],
+    ) -> None:
+        """Restore what these gave, after `restart` with what is shared."""
+        with torch.no_grad():
+            for name, value in shared.items():
+                self._shared[name].copy_(value)
+            for name, value in momentum.items():
+                self.momentum[name].copy_(value)
+            for name, value in own.items():
+                if name in self._parameters:
+                    self._write(name, value)
+            for name, buffer in self._live_buffers().items():
+                if name in own:
+                    buffer.copy_(own[name])
+        self.is_current = not own
+        for number, one in means.items():
+            come = {name: value.to(self._shared[name].device) for name, value in one["mean"].items()}
+            self._flight[int(number)] = one["sent"], MeanOverRanks.of(come)
+
+    # --- one share
+
+    def _send(self, number: int, update: int) -> None:
+        """Begin to sum a fragment over the ranks."""
+        names = [self._names[place] for place in self._fragments[number]]
+        own = {name: self.value(name) for name in names}
+        self._agree(own, update)
+        may_break = self._settings.overlap_updates > 0
+        self._flight[number] = update, MeanOverRanks(own, self.group, is_ordered=self._is_ordered, may_break=may_break)
+        if number == 0:
+            self._share_buffers()
+
+    def _agree(self, own: Mapping[str, Tensor], update: int) -> None:
+        """Raise, on all ranks alike, unless all parameters are finite and all ranks train the same."""
+        group, rates = self.group, self._inner.rates(list(self._parameters.values()))
+        flags = [one.requires_grad for one in self._parameters.values()]
+        stamp = float(crc32(repr((rates, flags)).encode()))
+        said = [0.0] * group.ranks + [stamp]
+        said[group.rank] = float(not all(bool(one.isfinite().all()) for one in own.values()))
+        heard = group.sum_floats(said)
+        if heard[-1] != group.sum_of_same(stamp):
+            raise ReplicaError(
+                f"rank {group.rank} has trained other parameters, or at another learning rate, than another rank "
+                f"until update {update}: `requires_grad` or the optimizer's `lr` was changed on some ranks only. "
+                f"Change it on all of them at the same update; a hook that is `first_rank_only` runs on one."
+            )
+        ranks = [rank for rank, fault in enumerate(heard[:-1]) if fault]
+        if ranks:
+            raise NonFiniteError(
+                f"after update {update} rank {', '.join(map(str, ranks))} holds parameters that are inf or NaN, so "
+                f"nothing was shared. Go on from the last checkpoint with a lower learning rate, or clip gradients."
+            )
+
+    def _arrive(self, number: int) -> None:
+        """Make the outer step of a fragment whose mean has come."""
+        settings, names = self._settings, [self._names[place] for place in self._fragments[number]]
+        _, mean = self._flight[number]
+        total, parameters = mean.values(), [self._parameters[name] for name in names]
+        del self._flight[number]
+        with torch.no_grad():
+            for name, rate in zip(names, self._inner.rates(parameters), strict=True):
+                shared = self._shared[name]
+                settings.outer.step(shared, total[name], self.momentum.get(name), rate=rate)
+                self._write(name, shared.lerp(self.value(name), settings.own_share) if settings.own_share else shared)
+        if settings.inner_state == "reset":
+            self._inner.reset(parameters)
+        self.is_current = settings.fragments == 1 and not (settings.overlap_updates or settings.own_share)
+
+    def _write(self, name: str, value: Tensor) -> None:
+        """Let this rank's own parameter, and its master if it has one, be `value`."""
+        master = self._inner.masters.get(name)
+        if master is not None:
+            master.copy_(value)
+        self._parameters[name].copy_(value)
+
+    def _share_buffers(self) -> None:
+        """Make the buffers equal on all ranks, with the first fragment."""
+        self._buffers.look_anew()
+        self._buffers.share(SinceShare(self._live_buffers(), self._shared_buffers))
+        with torch.no_grad():
+            for name, buffer in self._live_buffers().items():
+                self._shared_buffers[name].copy_(buffer)
+
+    def _live_buffers(self) -> dict[str, Tensor]:
+        return dict(named_buffers(self.module))

@@ -1,0 +1,171 @@
+"""What of a trainer may be read, and the little that may be set, once it is built.
+
+Most of what a trainer was given has gone into its parts, so that setting an attribute would have no effect. Such an
+assignment is an error that says what to do instead. What can be changed between two calls of `train` is how many
+updates there are.
+"""
+
+from collections.abc import Mapping
+from inspect import signature
+from typing import TYPE_CHECKING, Any, cast
+
+from torch import Tensor
+
+from evenstep.errors import ArgumentError, HookError
+from evenstep.parallel import Group
+from evenstep.renamed import warn
+from evenstep.train.gradient_norms import check_like_parameters
+from evenstep.train.loop import Loop
+from evenstep.train.progress import Progress
+
+_OLD_NAMES = {"ask_stop": "request_stop", "ask_save": "request_save", "ask_evaluate": "request_evaluate"}
+
+
+class TrainerAttributes:
+    """The base of the trainer: its public attributes."""
+
+    _is_built = False
+    _is_training = False
+    _loop: Loop
+    _group: Group
+
+    if not TYPE_CHECKING:  # which would take any name for one of these
+
+        def __getattr__(self, name: str) -> Any:  # only of what is not there
+            if name not in _OLD_NAMES:
+                raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+            warn(f"trainer.{name}", f"trainer.{_OLD_NAMES[name]}")
+            return getattr(self, _OLD_NAMES[name])
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        settable = getattr(getattr(type(self), name, None), "fset", None)
+        if self._is_built and not name.startswith("_") and settable is None:
+            self._refuse(name)
+        super().__setattr__(name, value)
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise ArgumentError(
+            "a trainer can't be copied or pickled, as its parts belong to one model and one optimizer; build another "
+            "with another model and optimizer, and let it `load_state_dict(trainer.state_dict())`."
+        )
+
+    @property
+    def updates(self) -> int | None:
+        """How many updates the run commits; None where only the data know.
+
+        It can be set between two calls of `train`, to go on for longer or to end earlier; an LR schedule then stretches
+        over that many. On several ranks all set the same.
+        """
+        return self._loop.engine.core.learning_rates.updates
+
+    @updates.setter
+    def updates(self, updates: int) -> None:
+        loop = self._loop
+        if self._is_training:
+            raise ArgumentError(
+                "`updates` of a trainer can't be set while it trains; call `request_stop` to end it now, or set it "
+                "between two calls of `train`."
+            )
+        if loop.updates is None:
+            raise ArgumentError(
+                f"`updates` of a trainer that was given `epochs` can't be set; build another trainer with "
+                f"`updates={updates}`, and let it `resume` or `load_state_dict`."
+            )
+        if type(updates) is not int or updates < max(self.progress.update, 1):
+            raise ArgumentError(
+                f"`updates` must be a whole number of at least the {self.progress.update} that are committed, but is "
+                f"{updates!r}."
+            )
+        loop.engine.parts.context.coefficients.check(updates)
+        loop.engine.core.learning_rates.updates = updates
+        loop.updates = updates
+
+    @property
+    def is_first_rank(self) -> bool:
+        """Whether this process is the one that writes files and speaks for all."""
+        return self._group.rank == 0
+
+    @property
+    def progress(self) -> Progress:
+        """The counters of committed work."""
+        return self._loop.engine.progress
+
+    @property
+    def group_names(self) -> tuple[tuple[str, ...], ...]:
+        """The names of the parameters of each of the optimizer's groups, also of those that other ranks step.
+
+        Of a model in stages they are those of this rank's stages.
+        """
+        return tuple(tuple(group) for group in self._loop.engine.core.trained.names)
+
+    @property
+    def recomputed(self) -> tuple[str, ...]:
+        """The names of the modules whose activations are computed again instead of kept, of all stages."""
+        return self._loop.engine.recomputed
+
+    @property
+    def in_float8(self) -> tuple[str, ...]:
+        """The names of the linear layers whose products are in float8, of all stages."""
+        return self._loop.engine.in_float8
+
+    def norms(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """‖v‖₂ of tensors that are held as the parameters of these names are, such as gradients, on every strategy.
+
+        Norms are whole, over shards and stages, and alike on all ranks, which call it together. They stay on their
+        device.
+
+        Args:
+            values: by the name of a parameter that the optimizer holds: those that this rank has.
+
+        Raises:
+            ArgumentError: a name that is none of these, or a value that is not like its parameter.
+        """
+        check_like_parameters(values, self._loop.engine.model)
+        return self._loop.engine.core.norms(values)
+
+    def _check_idle(self, what: str, advice: str) -> None:
+        """Raise ArgumentError where `what` is called by a hook or task in the midst of an update or an evaluation."""
+        computes = self._loop.engine.core.is_computing
+        if computes or self._loop.evaluator.is_running:
+            midst = f"update {self.progress.update + 1}" if computes else "an evaluation"
+            raise ArgumentError(
+                f"`{what}` was called in the midst of {midst}, by a hook or the task, when nothing of it is complete; "
+                f"{advice}."
+            )
+
+    def _check_not_training(self, what: str) -> None:
+        """Raise ArgumentError where a hook or task calls `what` while the run counts its updates."""
+        if self._is_training:
+            raise ArgumentError(
+                f"`{what}` was called while it trains, by a hook or the task, so that the run would not know where it "
+                f'is; call it before `train`. To go back within a run: `failures=Failures(non_finite="rewind")`, or '
+                f"`loss_spike`."
+            )
+
+    def _check_evaluates(self) -> None:
+        """Raise ArgumentError where there is nothing to evaluate on."""
+        if not self._loop.evaluator.sets:
+            raise ArgumentError(
+                "this trainer has nothing to evaluate on: give it `evaluations={'valid': MapData(dataset, "
+                "global_batch_size=32, shuffle=False)}`."
+            )
+
+    def _check_hooks(self) -> None:
+        """Raise HookError where a hook has been given to another trainer since: it would act on that one."""
+        for hook in self._loop.engine.bus.hooks:
+            if cast("object", hook.trainer) is not self:
+                raise HookError(
+                    f"hook `{hook.name}` has been given to another trainer since, and would act on that one; make one "
+                    f"for each."
+                )
+
+    def _refuse(self, name: str) -> None:
+        if name in signature(type(self).__init__).parameters or hasattr(self, name):
+            raise ArgumentError(
+                f"`{name}` of a trainer can't be set once it is built: it would have no effect. Build another trainer "
+                f"with the new `{name}`; with `resume`, or `load_state_dict(old.state_dict())`, it goes on where this "
+                f"one is."
+            )
+        raise ArgumentError(
+            f"a trainer has no `{name}` that could be set; keep what is yours in an object of your own, such as a hook."
+        )

@@ -1,0 +1,125 @@
+"""What all ranks must have in common before they train, so that their updates are one update.
+
+Each rank describes what it was given, and all compare it with the first rank's. It is asked once, before training;
+that ranks stay together while they train is the strategy's.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from evenstep.data import Data
+from evenstep.errors import ArgumentError, ReplicaError
+from evenstep.names import named_parameters, state_of
+from evenstep.parallel import Group
+from evenstep.pipeline import PipelineModel
+from evenstep.train.state.train_state import unwrapped
+from evenstep.version import __version__
+
+if TYPE_CHECKING:
+    from evenstep.train.loop import Loop
+
+
+def check_agreement(
+    loop: "Loop",
+    optimizer: Optimizer,
+    groups: Sequence[Sequence[str]],
+    evaluations: Mapping[str, Data],
+    given: Mapping[str, object],
+) -> None:
+    """Raise ReplicaError unless all ranks are about to train the same; all ranks call it together.
+
+    Args:
+        optimizer: of this rank's parameters.
+        groups: the names of each of its groups' parameters, over all ranks that share them.
+        evaluations: sets of data by name.
+        given: further arguments of the run, as plain values by name.
+    """
+    last, engine = loop.updates or 1000, loop.engine
+    run: dict[str, object] = {
+        "evenstep": __version__,
+        "torch": torch.__version__,
+        "seed": engine.seed,
+        "precision": engine.precision.name,
+        "update": engine.progress.update,
+        "updates": loop.updates,
+        "epochs": loop.epochs,
+        "data": loop.feed.data.fingerprint(),
+        "evaluations": {name: data.fingerprint() for name, data in evaluations.items()},
+        "optimizer": type(optimizer).__name__,
+        **{f"optimizer.param_groups[{n}]": options_of(group) for n, group in enumerate(optimizer.param_groups)},
+        "the number of parameter groups": len(optimizer.param_groups),
+        "lr_schedule": engine.core.learning_rates.factors([1, max(last // 2, 1), last]),
+        **given,
+    }
+    check_same_on_all_ranks(engine.group, run)
+    # Ranks that hold different stages of a model agree with those that hold the same.
+    shapes = {name: list(value.shape) for name, value in state_of(unwrapped(engine.model)).items()}
+    flags = {name: one.requires_grad for name, one in named_parameters(unwrapped(engine.model)).items()}
+    check_same_on_all_ranks(
+        engine.reducers.group,
+        {"model": shapes, "the parameters of the optimizer's groups": groups, "requires_grad": flags},
+    )
+    check_ties(unwrapped(engine.model), groups)
+
+
+def check_same_on_all_ranks(group: Group, described: dict[str, object]) -> None:
+    """Raise ReplicaError unless all ranks describe the same run; the message names rank and what differs."""
+    everybody = group.gather(described)
+    for rank, theirs in enumerate(everybody):
+        for name, value in everybody[0].items():
+            if theirs.get(name) != value:
+                raise ReplicaError(
+                    f"all ranks must train the same run, but `{name}` is {_short(theirs.get(name))} on rank {rank} and "
+                    f"{_short(value)} on rank 0; give all ranks the same files, versions and settings."
+                )
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 200 else f"{text[:200]}…"
+
+
+def check_ties(model: nn.Module, groups: Sequence[Sequence[str]]) -> None:
+    """Raise ArgumentError where stages would step their copies of one parameter otherwise; all pipeline ranks ask.
+
+    Args:
+        groups: the names of the parameters of this rank's optimizer, by group.
+    """
+    if not isinstance(model, PipelineModel):
+        return
+    group_of = {name: number for number, names in enumerate(groups) for name in names}
+    firsts, held = model.aliases, named_parameters(model)
+    tied = {*firsts, *firsts.values()} & held.keys()
+    everybody = model.mesh.pipeline.gather({name: group_of.get(name) for name in sorted(tied)})
+    places: dict[str, tuple[str, int | None]] = {}
+    for name, number in [each for theirs in everybody for each in theirs.items()]:
+        other, before = places.setdefault(firsts.get(name, name), (name, number))
+        if before != number:
+            raise ArgumentError(
+                f"`{other}` and `{name}` are one parameter, of which two stages have a copy, but the optimizers hold "
+                f"them in {_group(before)} and in {_group(number)}, so the copies would become different; give them "
+                f"the same group on all ranks, by their names rather than by their places."
+            )
+
+
+def _group(number: int | None) -> str:
+    return "no group" if number is None else f"group {number}"
+
+
+def options_of(group: Mapping[str, Any]) -> dict[str, object]:
+    """The options of a parameter group as plain values, such as its learning rate; not whose they are.
+
+    >>> options_of({"params": [], "param_names": ["0.weight"], "lr": torch.tensor(0.5), "rule": len})
+    {'lr': 0.5, 'rule': 'builtin_function_or_method'}
+    """
+    return {name: _plain(value) for name, value in group.items() if name not in ("params", "param_names")}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    return value if isinstance(value, int | float | str | tuple | list | dict | None) else type(value).__name__

@@ -1,0 +1,245 @@
+"""Finds out, before the first update, whether the loss is what it must be: a sum over the units that `weight` counts.
+
+One micro-batch of each task is run forward whole and in halves, in evaluation mode and without gradients; the summed
+losses, and the weights, of the halves must add up to the whole's. If they don't, the run ends with both numbers and the
+change to make: else its gradients would be those of another loss for every cut. What is merely worth knowing
+(BatchNorm, a metric given as a mean, batches that can't be cut) is said in one line. Nothing that it does leaves a
+trace, and it never ends a run for lack of memory. How the numbers are told apart is in `additive`.
+"""
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import NamedTuple, final
+
+import torch
+from torch import nn
+
+from evenstep.data import GlobalBatch, Microbatch
+from evenstep.errors import TaskError, clause
+from evenstep.train.checks.additive import (
+    FAST,
+    NARROW,
+    WIDE,
+    LossValue,
+    LossValues,
+    SecondLook,
+    Tolerance,
+    adds_up,
+    kind_of,
+    means_among,
+)
+from evenstep.train.checks.loss_faults import batch_norms, loss_fault, metric_note, norm_note, uncut_note, weight_fault
+from evenstep.train.context import TrainContext
+from evenstep.train.execution import Execution
+from evenstep.train.memory.split import num_samples
+from evenstep.train.memory.split_limit import SplitLimit
+from evenstep.train.memory.sub_batch import SubBatch, parts_of, reason_not_cut
+from evenstep.train.side_effects import evaluating, without_side_effects
+from evenstep.train.tasks.task import Task
+from evenstep.train.weigh import weight_of
+
+TRIES = 8  # global batches in which a task's micro-batches are looked at, where none of them can be halved
+SIXTEEN_BITS = frozenset({torch.float16, torch.bfloat16})
+REPEATS = 6  # of a suspect whole, to see how far random numbers move it: with 2 they seem not to, once in 40 times
+
+
+class TrialBatch(NamedTuple):
+    """A piece of a micro-batch, and its parts."""
+
+    microbatch: Microbatch
+    whole: SubBatch
+    parts: list[SubBatch]
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class Guard:
+    """Compares losses with those of halves, once for each task.
+
+    Args:
+        run: takes pieces of a micro-batch of a task forward; a `LossRunner`.
+        context: tasks, precision and device.
+        execution: how forwards are run, and on which ranks.
+        cuts: how finely micro-batches must be cut to fit into memory; learns of what can't be cut.
+        say: says a sentence to the person who started the run.
+        pending: the tasks that are to be looked at; none where losses are not checked.
+        tries: in how many global batches each of them was looked at without a result.
+    """
+
+    run: Callable[[str, Microbatch | None, Sequence[SubBatch], str], LossValues]
+    model: nn.Module
+    context: TrainContext
+    execution: Execution
+    cuts: SplitLimit
+    say: Callable[[str], None]
+    pending: set[str]
+    tries: dict[str, int] = field(default_factory=dict[str, int])
+    _said: set[str] = field(default_factory=set[str])
+
+    def __call__(self, batch: GlobalBatch) -> float:
+        """Look at the tasks of a global batch that were not looked at yet; all ranks call it together.
+
+        Args:
+            batch: that is about to be run.
+
+        Returns:
+            The seconds it took.
+
+        Raises:
+            TaskError: a loss that is no sum over the units that the weight counts.
+        """
+        if not self.pending:
+            return 0.0
+        began = perf_counter()
+        names = dict.fromkeys(part.task for part in batch.parts) or {"": None}
+        norms = batch_norms(self.model) if batch.num_microbatches > 1 and self.model.training else []
+        for name in [name for name in names if name in self.pending and name in self.context.tasks]:
+            owners = [self.model, *self.context.tasks.values()]
+            with without_side_effects(owners), evaluating(self.model, self.context.device), _as_in_training():
+                notes = self._look(name, [one for one in batch.microbatches if one.task == name])
+            for note in [*notes, *([norm_note(norms)] if norms and name not in self.pending else [])]:
+                about = note.partition(":")[0]
+                if about not in self._said:
+                    self._said.add(about)
+                    self.say(note)
+        return perf_counter() - began
+
+    def _look(self, name: str, microbatches: Sequence[Microbatch]) -> list[str]:
+        """Look at one task; gives what is to be said."""
+        task, gather = self.context.tasks[name], self.execution.group.gather
+        trial, uncut = self._trial(task, microbatches)
+        self.tries[name] = self.tries.get(name, 0) + 1
+        if self.tries[name] >= TRIES:
+            self.pending.discard(name)
+        values = LossValues()
+        if any(gather(trial is not None)):
+            values = self.run(name, _of(trial), _whole_and_parts(trial), "check")
+            while values.out_of_memory_anywhere:
+                trial = _smaller(task, trial) if values.out_of_memory else trial
+                values = self.run(name, _of(trial), _whole_and_parts(trial), "check")
+        given = [one for one in values.given if one is not None] if values.is_whole else []
+        tolerance = self._tolerance(narrow=values.narrow)
+        suspect = bool(given) and not adds_up(given[0], given[1:], tolerance)
+        again = self._again(name, trial if suspect else None) if any(gather(suspect)) else None
+        fault, note = self._judged(task, trial, given, again if suspect else None, tolerance)
+        if values.error and values.done:
+            uncut = f"its first part raised {values.error}"
+            self.cuts.uncut.append((task, uncut))
+        notes = [note] if note else [uncut_note(task, uncut)] if uncut and not given else []
+        everybody = gather((fault, notes, bool(given)))
+        if any(looked for _, _, looked in everybody):
+            self.pending.discard(name)
+        for fault, _, _ in everybody:
+            if fault:
+                raise TaskError(f"task `{name}`: {fault}" if name else fault)
+        return next((theirs for _, theirs, _ in everybody if theirs), [])
+
+    def _trial(self, task: Task, microbatches: Sequence[Microbatch]) -> tuple[TrialBatch | None, str]:
+        """The first micro-batch that has work in all its parts; or None, and why the engine can't cut any."""
+        why = ""
+        try:
+            for one in microbatches:
+                whole = self.cuts.pieces(task, one.data, one.known_samples)[0]
+                why = why or reason_not_cut(task, whole)
+                try:
+                    parts = parts_of(task, whole)
+                except Exception as error:  # noqa: BLE001 - said as a remark; nothing else has called it yet
+                    return None, f"`split` raised {clause(error)}"
+                if len(parts) > 1 and all(weight_of_piece(task, piece) > 0 for piece in (whole, *parts)):
+                    return TrialBatch(one, whole, parts), ""
+        except Exception:  # noqa: BLE001 - the update asks the same of the task, and says what it raises
+            return None, ""
+        return None, why
+
+    def _tolerance(self, *, narrow: bool) -> Tolerance:
+        """How exactly losses can be compared, of which some are `narrow`."""
+        gathers = self.execution.reducers.gather_dtype
+        formats = {parameter.dtype for parameter in self.model.parameters()}
+        if narrow or gathers or self.context.precision.name != "32-true" or not formats.isdisjoint(SIXTEEN_BITS):
+            return NARROW
+        return WIDE if self.context.device.type == "cpu" and torch.get_float32_matmul_precision() == "highest" else FAST
+
+    def _again(self, name: str, trial: TrialBatch | None) -> SecondLook | None:
+        """Look a second time, with other random numbers, at a whole and at the parts of its parts."""
+        task, deeper = self.context.tasks[name], list[list[SubBatch]]()
+        pieces: list[SubBatch] = []
+        if trial is not None:
+            for part in trial.parts:
+                theirs = parts_of(task, part)
+                useful = len(theirs) > 1 and all(weight_of_piece(task, one) > 0 for one in theirs)
+                deeper.append(theirs if useful else [])
+            pieces = [*[trial.whole] * REPEATS, *(one for theirs in deeper for one in theirs)]
+        values = self.run(name, _of(trial), pieces, "check again")
+        if not values.is_whole:
+            return None
+        losses = iter([one.loss for one in values.given if one is not None])
+        return SecondLook(
+            whole=[next(losses) for _ in range(REPEATS)], parts=[[next(losses) for _ in theirs] for theirs in deeper]
+        )
+
+    def _judged(
+        self,
+        task: Task,
+        trial: TrialBatch | None,
+        given: Sequence[LossValue],
+        again: SecondLook | None,
+        tolerance: Tolerance,
+    ) -> tuple[str, str]:
+        """What is wrong, and what else is to be said."""
+        if trial is None or not given:
+            return "", ""
+        whole, parts, where = given[0], given[1:], _described(trial)
+        if again is not None:
+            kind, size = kind_of(whole, parts, again, tolerance)
+            norms = batch_norms(self.model, always=True)
+            if kind == "whole" and norms:
+                return "", norm_note(norms)
+            if kind is not None:
+                return loss_fault(kind, size, task, where, whole, parts), ""
+            if task.late_weight:  # random as the loss is
+                return "", ""
+        fault = weight_fault(task, where, whole, parts)
+        means = means_among(whole, parts)
+        return fault, metric_note(task, means) if means else ""
+
+
+@contextmanager
+def _as_in_training() -> Generator[None]:
+    """Leave out torch's own shortcut for attention in evaluation mode: its outputs are as long as a part needs."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
+
+
+def _whole_and_parts(trial: TrialBatch | None) -> list[SubBatch]:
+    return [] if trial is None else [trial.whole, *trial.parts]
+
+
+def _of(trial: TrialBatch | None) -> Microbatch | None:
+    return None if trial is None else trial.microbatch
+
+
+def _smaller(task: Task, trial: TrialBatch | None) -> TrialBatch | None:
+    """The first part of what did not fit; None where it can't be cut any finer."""
+    if trial is None:
+        return None
+    whole = trial.parts[0]
+    parts = parts_of(task, whole)
+    return TrialBatch(trial.microbatch, whole, parts) if len(parts) > 1 else None
+
+
+def _described(trial: TrialBatch) -> str:
+    number, whole = trial.microbatch.index, trial.whole
+    count = num_samples(whole.data, whole.num_samples)
+    samples = "" if count is None else f" ({count} samples)"
+    return f"micro-batch {number}{samples}" if not whole.path else f"a part of micro-batch {number}{samples}"
+
+
+def weight_of_piece(task: Task, piece: SubBatch) -> float:
+    """The weight of a piece; 1 where it comes with the loss."""
+    return 1.0 if task.late_weight else weight_of(task, piece.data, "a part of a micro-batch", piece.num_samples)

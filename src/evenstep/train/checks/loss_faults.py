@@ -1,0 +1,111 @@
+"""What is said about a loss that is no sum over its micro-batch, and about what else depends on how batches are cut.
+
+Each sentence says what was found, with both numbers, what must be, and the change to make. What was found is told apart
+in `additive`.
+"""
+
+import math
+from collections.abc import Sequence
+
+from torch import nn
+
+from evenstep.train.checks.additive import Kind, LossValue, equal
+from evenstep.train.tasks.task import Task
+
+AS_IT_IS = "`train=Training(check_loss=False)`, in a run file `train.check_loss = false`"
+
+
+def loss_fault(kind: Kind, size: float, task: Task, where: str, whole: LossValue, parts: Sequence[LossValue]) -> str:
+    """What is wrong with a loss that does not add up.
+
+    Args:
+        kind: of loss it is.
+        size: of the term that is counted once per batch.
+        where: "micro-batch 0 (16 samples)".
+        whole: what was given for it.
+        parts: what was given for its parts.
+    """
+    loss = f"`{type(task).__name__}.loss`"
+    total = math.fsum(part.loss for part in parts)
+    found = f"the loss of {where} is {whole.loss:.4g}, but the losses of its {_counted(parts)} add up to {total:.4g}"
+    if kind == "mean":
+        return (
+            f"{found}: {loss} gives a mean, and must give the sum over its units, which the update divides by their "
+            f'weight. Return `F.cross_entropy(..., reduction="sum")`, or `Loss.of_mean(mean, count)` with the number '
+            f"of units that the mean is over. If it is meant as it is: {AS_IT_IS}."
+        )
+    if kind == "term":
+        return (
+            f"{found}: {loss} adds {-size if size < 0 else size:.4g} once for each batch, whatever is in it (a penalty "
+            f"on weights?), so that it counts more the finer batches are cut. Multiply that term by the number of "
+            f"units that `weight` gives for the batch. If it is meant as it is: {AS_IT_IS}."
+        )
+    return (
+        f"{found}: what {loss} gives depends on the micro-batch as a whole (samples compared with each other, such as "
+        f"negatives of the same batch; a statistic of the batch), so it is another loss for every cut and number of "
+        f"ranks. Sum what each sample gives by itself; if it is meant over a micro-batch as a whole: {AS_IT_IS}."
+    )
+
+
+def weight_fault(task: Task, where: str, whole: LossValue, parts: Sequence[LossValue]) -> str:
+    """What is wrong with weights that don't add up, or that are not what the loss has counted; "" if nothing."""
+    name, loss = f"`{type(task).__name__}.weight`", f"`{type(task).__name__}.loss`"
+    if task.reduction == "sum":
+        return ""  # nothing is divided by it
+    total = math.fsum(part.weight for part in parts)
+    if not equal(total, whole.weight):
+        each = " + ".join(f"{part.weight:g}" for part in parts)
+        if task.late_weight:
+            name = f"the weight that {loss} gives"
+        return (
+            f"the weight of {where} is {whole.weight:g}, but the weights of its {_counted(parts)} are {each}: {name} "
+            f"must count the units that the summed loss covers (samples, tokens that are no padding), which add up "
+            f"however a batch is cut. Count them, for instance `(labels != -100).sum()`; where "
+            f"`{type(task).__name__}.split` cuts batches, it must leave out none and repeat none. If it is meant as it "
+            f"is: {AS_IT_IS}."
+        )
+    if whole.count is not None and not task.late_weight and not equal(whole.count, whole.weight):
+        return (
+            f"the loss of {where} is a mean over {whole.count:g} units (`Loss.of_mean`), but {name} gives "
+            f"{whole.weight:g} for it, which the sum is divided by: let `weight` count the same units, from the batch, "
+            f"or set `late_weight = True`, and the count is the weight."
+        )
+    return ""
+
+
+def metric_note(task: Task, names: Sequence[str]) -> str:
+    """Metrics that are given as means."""
+    listed = ", ".join(f"`{name}`" for name in names)
+    return (
+        f"`{type(task).__name__}.loss` gives the metric{'s' if len(names) > 1 else ''} {listed} as (mean, 1), which is "
+        f"logged as a mean over micro-batches, another for every cut; give (sum, weight), such as (correct, total)."
+    )
+
+
+def uncut_note(task: Task, why: str) -> str:
+    """Batches that can't be cut in two."""
+    kind = type(task).__name__
+    return (
+        f"a micro-batch of `{kind}` can't be cut in two: {why}. So its loss is not checked, and one that does not fit "
+        f"into memory will stop the run; say how it is cut in `{kind}.split`."
+    )
+
+
+def norm_note(names: Sequence[str]) -> str:
+    """Layers that normalise a micro-batch by itself."""
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return (
+        f"`{names[0]}`{more} normalise{'' if more else 's'} each micro-batch by its own statistics (BatchNorm), so the "
+        f'parameters depend on how batches are cut; GroupNorm, or `norm_statistics="frozen"`, does not.'
+    )
+
+
+def batch_norms(model: nn.Module, *, always: bool = False) -> list[str]:
+    """The names of layers that normalise by the statistics of a micro-batch: while training, or `always`."""
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+    norms = [(name, one) for name, one in model.named_modules() if isinstance(one, kinds)]
+    return [name for name, one in norms if (one.running_mean is None if always else one.training)]
+
+
+def _counted(parts: Sequence[LossValue]) -> str:
+    return "two halves" if len(parts) == 2 else f"{len(parts)} parts"

@@ -1,0 +1,192 @@
+"""Whether an optimizer can be stepped exactly on these ranks, and be resumed: asked when a trainer is built.
+
+What can't be told before a step, an optimizer that counts steps in an attribute of its own, is asked after the first
+one. Nothing is asked again in later updates.
+"""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from evenstep.errors import ArgumentError
+from evenstep.optim.hidden_state import HiddenState, holds_parameters, tells_itself
+from evenstep.optim.multi import inner
+from evenstep.optim.sharing import Granularity, why_not_by
+from evenstep.optim.trial_step import refusals
+from evenstep.parallel import ParameterLayout, Strategy
+from evenstep.pipeline import PipelineModel
+
+
+def check_optimizer(
+    optimizer: Optimizer, *, model: nn.Module, strategy: Strategy, device: torch.device, keeps: bool
+) -> None:
+    """Raise ArgumentError for an optimizer that this run could not step, share or resume exactly.
+
+    Args:
+        optimizer: as the user has built it.
+        keeps: whether it saves checkpoints.
+    """
+    for one in inner(optimizer):
+        _check_step(one, device)
+        _check_kinds(one, model)
+    if is_shared(model, strategy.layout):
+        _check_shared(optimizer, strategy.layout, stages=in_stages(model))
+    _check_saved(optimizer, strategy.layout, keeps=keeps)
+    fault = HiddenState(optimizer).fault() if keeps or strategy.group.can_change else ""
+    if fault:
+        whose = "a run with a `folder` saves checkpoints" if keeps else "ranks that join a run take over its state"
+        raise ArgumentError(f"{whose}, which could not be resumed: {fault}.")
+
+
+def in_stages(model: nn.Module) -> bool:
+    """Whether ranks hold different stages of the model."""
+    return isinstance(model, PipelineModel) and model.mesh.pipeline.ranks > 1
+
+
+def is_shared(model: nn.Module, layout: ParameterLayout) -> bool:
+    """Whether each rank steps a share of what is trained only."""
+    return layout.divides != "nothing" or in_stages(model)
+
+
+def _check_step(optimizer: Optimizer, device: torch.device) -> None:
+    name = type(optimizer).__name__
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ArgumentError(
+            "`optimizer` must take its step from one gradient, but LBFGS evaluates the loss several times per step; "
+            "use any other optimizer of torch.optim."
+        )
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ArgumentError(
+            f"`optimizer` must take its step from one gradient, but `step` of {name} needs a closure that evaluates "
+            f"the loss again; use an optimizer whose step does not."
+        )
+    groups: list[dict[str, Any]] = optimizer.param_groups
+    if device.type == "cpu" and any(group.get("capturable") for group in groups):
+        raise ArgumentError(
+            f"{name} was built with `capturable=True`, which is for accelerators, but the run is on the CPU; leave it "
+            f"out."
+        )
+    if any(group.get("differentiable") for group in groups):
+        raise ArgumentError(
+            f"{name} was built with `differentiable=True`, for a step that gradients flow through, but an update "
+            f"changes the parameters themselves; leave it out."
+        )
+
+
+def _check_kinds(optimizer: Optimizer, model: nn.Module) -> None:
+    """Raise ArgumentError for parameters whose numbers or gradients the optimizer's step refuses."""
+    refused = refusals(optimizer, model)
+    if not refused:
+        return
+    first, name = refused[0], type(optimizer).__name__
+    others = f" and {len(refused) - 1} more" if len(refused) > 1 else ""
+    dense = "build that layer without `sparse=True`, or " if first.sparse else ""
+    raise ArgumentError(
+        f"{name} can't step `{first.name}`{others}: {first.why}. Take another optimizer, {dense}give {name} the others "
+        f"only and these to one that can: `MultiOptimizer(…, …)` of `evenstep.optim`, in a run file from a function "
+        f"(model, lr) that `optimizer.target` names."
+    )
+
+
+def _check_shared(optimizer: Optimizer, layout: ParameterLayout, *, stages: bool) -> None:
+    shards = layout.divides == "elements"
+    part = Granularity.ELEMENT if shards else Granularity.PARAMETER
+    cut = (
+        "with `fsdp` each rank steps a part of every parameter"
+        if shards
+        else "with `zero1` each rank steps some of the parameters"
+        if layout.divides == "parameters"
+        else "in a pipeline each rank steps the parameters of its own stages"
+    )
+    other = (
+        "share by whole parameters with `zero1`, or not at all with `ddp`" if shards else "let `ddp` share gradients"
+    )
+    advice = "train without stages" if stages and not shards else f"else {other}"
+    why = why_not_by(part, optimizer)
+    if why:
+        raise ArgumentError(f"{cut}, but {why}; {advice}.")
+    held = holds_parameters(optimizer) if shards else ""
+    if held:
+        raise ArgumentError(
+            f"{cut}, but the optimizer holds whole parameters in its attribute `{held}`, which the shards would not "
+            f"follow; let it use those of its `param_groups` only, {advice}."
+        )
+    told = [type(one).__name__ for one in inner(optimizer) if tells_itself(one)]
+    if told:
+        raise ArgumentError(
+            f"{cut}, and their states make up a checkpoint, but {told[0]} has a `state_dict` of its own, of which "
+            f"the parts can't be put together; let it keep its state per parameter in `state`, {advice}."
+        )
+
+
+def _check_saved(optimizer: Optimizer, layout: ParameterLayout, *, keeps: bool) -> None:
+    """Raise ArgumentError for state in parts that no file has a format for."""
+    wide = any(one.dtype == torch.complex128 for group in optimizer.param_groups for one in group["params"])
+    if keeps and wide and layout.divides == "parameters":
+        raise ArgumentError(
+            "a run with a `folder` saves checkpoints, to which with `zero1` each rank gives the state of some "
+            "parameters, and no safetensors file has complex128; make those parameters complex64, or let `ddp` share "
+            "gradients."
+        )
+
+
+def watch_first_step(optimizer: Optimizer, hidden: HiddenState) -> None:
+    """After the first step, raise ArgumentError if it has changed what no checkpoint will hold.
+
+    Args:
+        optimizer: of a run that saves checkpoints.
+        hidden: made before that step.
+    """
+
+    depth = 0  # a step may call that of its base class, whose hooks are these as well
+
+    def begin(*_: Any) -> None:
+        nonlocal depth
+        depth += 1
+
+    def end(*_: Any) -> None:
+        nonlocal depth
+        depth -= 1
+        if depth:
+            return
+        for handle in handles:
+            handle.remove()
+        fault = hidden.fault()
+        if fault:
+            raise ArgumentError(f"the checkpoints of this run could not be resumed: {fault}.")
+
+    handles = [optimizer.register_step_pre_hook(begin), optimizer.register_step_post_hook(end)]
+
+
+def let_begin_late(optimizer: Optimizer) -> None:
+    """Let torch's fused SGD step parameters that get their first gradient after others (experts, unfreezing).
+
+    Its kernel takes no parameter without momentum beside one that has some. A momentum of 0 is the same: what it makes
+    of it is the gradient, as of a first one.
+    """
+    for one in inner(optimizer):
+        if isinstance(one, torch.optim.SGD) and any(group.get("fused") for group in one.param_groups):
+            one.register_step_pre_hook(_begin_momentum)
+
+
+def _begin_momentum(optimizer: Optimizer, *_: Any) -> None:
+    if len(optimizer.state) == sum(len(group["params"]) for group in optimizer.param_groups):
+        return
+    for group in optimizer.param_groups:
+        if not group["fused"] or not group["momentum"]:
+            continue
+        moving = [one for one in group["params"] if one.grad is not None]
+        late = [one for one in moving if optimizer.state.get(one, {}).get("momentum_buffer") is None]
+        if not late or len(late) == len(moving):
+            continue
+        if group["dampening"]:
+            raise ArgumentError(
+                f"a parameter of shape {list(late[0].shape)} has its first gradient later than others, which torch's "
+                f"fused SGD can't step with a `dampening`; build it with `fused=False`."
+            )
+        for one in late:
+            optimizer.state[one]["momentum_buffer"] = torch.zeros_like(one)

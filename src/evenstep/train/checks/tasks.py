@@ -1,0 +1,144 @@
+"""Checks that tasks have the members that will be called, and fit each other, the data, and the model."""
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from inspect import signature
+from types import FunctionType
+from typing import Any, cast
+
+from torch import nn
+
+from evenstep.arguments import advice, require_flag, said
+from evenstep.data import Data
+from evenstep.errors import ArgumentError
+from evenstep.pipeline import PipelineModel
+from evenstep.train.failures import FailurePolicy
+from evenstep.train.tasks.task import Task
+from evenstep.train.tasks.tasks import Tasks
+
+_ALMOST = 0.9  # how alike two names are that differ by an "s"
+
+
+def check_tasks(
+    tasks: Tasks,
+    data: Data | None,
+    evaluations: Mapping[str, Data],
+    *,
+    model: nn.Module,
+    policy: FailurePolicy,
+) -> None:
+    """Raise ArgumentError for what cannot be done with these tasks.
+
+    Args:
+        data: for training; None where a loop of one's own brings them.
+        evaluations: for evaluation, by name.
+        model: whose gradients they are.
+        policy: for what goes wrong.
+    """
+    by_name, combine = tasks.by_name, tasks.combine
+    if data is not None:
+        _check_names("`data`", data.tasks, by_name)
+    for name, one in evaluations.items():
+        _check_names(f"the evaluation '{name}'", one.tasks, by_name)
+    for name, task in by_name.items():
+        _check_methods(type(task))
+        _check_members(task)
+        if task.reduction not in ("weight", "sum", "mean"):
+            raise ArgumentError(
+                f'`reduction` of `{type(task).__name__}` must be "weight", "sum" or "mean", but is {task.reduction!r}.'
+            )
+        if task.late_weight and task.reduction != "weight":
+            raise ArgumentError(
+                f"task `{name}` has `late_weight`, so its loss is divided by that weight, but its `reduction` is "
+                f'"{task.reduction}"; leave one of them out.'
+            )
+    if "" in by_name and (tasks.distinguished or combine is not None or policy.tolerates_errors):
+        raise ArgumentError(
+            "coefficients, `combine`, statistics per task and DropTask are for several tasks, but this run has one "
+            "without a name; give tasks by name, `task={'class': …, 'box': …}`."
+        )
+    if isinstance(model, PipelineModel):
+        _check_stages(tasks, policy)
+    if combine is not None and combine.needs_products:
+        _check_separable(model)
+
+
+def _check_methods(kind: type[Task]) -> None:
+    """Raise ArgumentError for a method that is named almost as one of `Task` that the class leaves as it is."""
+    known = [name for name, value in vars(Task).items() if not name.startswith("_") and callable(value)]
+    for base in kind.__mro__[: kind.__mro__.index(Task)]:
+        for name, value in vars(base).items():
+            if name.startswith("_") or hasattr(Task, name) or not callable(value):
+                continue
+            close = get_close_matches(name, known, n=1, cutoff=_ALMOST)
+            if close and getattr(kind, close[0]) is getattr(Task, close[0]):
+                raise ArgumentError(
+                    f"`{kind.__name__}` has a method `{name}`, which nothing calls; did you mean `{close[0]}`? If it "
+                    f"is a method of your own, call it `_{name}`."
+                )
+
+
+def _check_members(task: Task) -> None:
+    """Raise ArgumentError for a member of a task that could not be called, or used, as it will be."""
+    kind = type(task).__name__
+    for name, one in vars(Task).items():
+        if name.startswith("_") or not isinstance(one, FunctionType):
+            continue
+        own: Any = getattr(task, name)
+        names = [*signature(one).parameters][1:]
+        written = f"def {name}({', '.join(['self', *names])})"
+        if not callable(own):
+            raise ArgumentError(f"`{kind}.{name}` must be a method, but is {said(own)}; write `{written}`.")
+        try:
+            signature(own).bind(*names)
+        except TypeError:
+            raise ArgumentError(
+                f"`{kind}.{name}` is called with {' and '.join(names) or 'nothing'}, but takes "
+                f"`{signature(own)}`; write `{written}`."
+            ) from None
+        except ValueError:  # compiled: it does not tell
+            continue
+    require_flag(f"{kind}.late_weight", task.late_weight)
+    if not isinstance(cast("object", task.metrics), Mapping):
+        raise ArgumentError(
+            f"`{kind}.metrics` must be objects of torchmetrics by name, but is {said(task.metrics)}; write `metrics = "
+            f"{{'f1': F1Score(…)}}` in the class, and numbers of a batch as `Loss(…, metrics={{name: (sum, weight)}})`."
+        )
+
+
+def _check_stages(tasks: Tasks, policy: FailurePolicy) -> None:
+    asked = {
+        "learned coefficients": tasks.coefficients.are_learned,
+        "`combine`": tasks.combine,
+        "DropTask": policy.tolerates_errors,
+    }
+    for what, wanted in asked.items():
+        if wanted:
+            raise ArgumentError(
+                f"a model in stages trains several tasks accumulated, with coefficients that are numbers or follow a "
+                f"schedule; {what} would need the whole model on each rank. Leave it out, or train without stages."
+            )
+
+
+def _check_names(what: str, names: Sequence[str] | None, tasks: Mapping[str, Task]) -> None:
+    for name in names or ():
+        if name in tasks:
+            continue
+        if name == "":
+            raise ArgumentError(
+                f"{what} does not say which task a batch is for, but the run has tasks {', '.join(tasks)}; give it as "
+                f"`Mixture({{task: data}})`."
+            )
+        if "" in tasks:
+            raise ArgumentError(f"{what} has batches of task `{name}`, but the run's task has no name; give it one.")
+        raise ArgumentError(f"{what} has batches of task `{name}`, which the run has not; {advice(name, tasks)}")
+
+
+def _check_separable(model: nn.Module) -> None:
+    sparse = [
+        f"`{name}`" if name else "the model itself"
+        for name, part in model.named_modules()
+        if getattr(part, "sparse", False) is True
+    ]
+    if sparse:
+        raise ArgumentError(f"`combine` needs dense gradients, but those of {sparse[0]} are sparse.")

@@ -1,0 +1,148 @@
+"""Why an update was not applied: which kind of incident it is, who is to blame, and the error if the run ends for it.
+
+All ranks ask together and come to the same. What is done about it is told in `policies`, and the loop does it.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Any, final
+
+from torch import nn
+
+from evenstep.data import Position
+from evenstep.errors import NonFiniteError, TaskError
+from evenstep.events import Incident, Storage
+from evenstep.precision import Precision
+from evenstep.train.execution import Execution
+from evenstep.train.failures.causes import FailureCause, blame
+from evenstep.train.failures.diagnose import diagnose, gradient_norms
+from evenstep.train.outcome import PendingUpdate
+from evenstep.train.state.train_state import unwrapped
+from evenstep.train.update import Update
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class AbortCauses:
+    """Explains aborted updates.
+
+    Args:
+        core: computes updates, and can run one again.
+        precision: whose loss scale may have been too high.
+        storage: from which metrics are removed that looking for the cause has put.
+    """
+
+    core: Update
+    model: nn.Module
+    execution: Execution
+    precision: Precision
+    storage: Storage
+    _overflowing: tuple[int, Position] | None = None  # the update that is tried again at lower and lower scales
+    _scale_before: dict[str, float | int | None] = field(default_factory=dict)
+
+    def incident(self, pending: PendingUpdate) -> Incident:
+        """Why an update was aborted; all ranks ask together."""
+        number, position = pending.number, pending.batch.position
+        details: dict[str, Any] = {"epoch": position.epoch, "batch": position.batch}
+        where = f"update {number} (global batch {position.batch} of epoch {position.epoch})"
+        overflowed, blamed = self._looked_into(pending)
+        if blamed:
+            details["tasks"] = sorted({one.task for one in blamed if one.task})
+            details["microbatches"] = [one.microbatch for one in blamed if one.microbatch >= 0]
+        if self.precision.retries_overflow:
+            details["loss_scale"] = self.precision.scale
+        if float(pending.total) == 0:
+            kind = "no_weight"
+            message = (
+                f"{where} was aborted: the weights of all its micro-batches are 0, or no task gave a loss (did `loss` "
+                f"forget to return it?)."
+            )
+        elif any(one.raised for one in blamed):
+            kind = "task_error"
+            message = f"{where} was aborted: a task failed"
+        elif overflowed:
+            kind = "overflow"
+            message = f"{where} was aborted: its gradient overflowed at a loss scale of {self.precision.scale:g}."
+        else:
+            kind = "non_finite"
+            message = f"{where} was aborted: its gradient is not finite"
+            if self.precision.retries_overflow:
+                message += f", at a loss scale of {self.precision.scale:g} or any other"
+        if kind in ("task_error", "non_finite"):
+            more = f" and {len(blamed) - 3} more" if len(blamed) > 3 else ""
+            message += f"; {'; '.join(map(str, blamed[:3]))}{more}." if blamed else "."
+        return Incident(kind=kind, update=number, message=message, details=details)
+
+    def _looked_into(self, pending: PendingUpdate) -> tuple[bool, list[FailureCause]]:
+        """Whether the loss scale is to blame, or who else. All ranks find the same.
+
+        It is where all losses are finite, and the gradient would be at the lowest scale that the precision has.
+        """
+        if float(pending.total) == 0:
+            return False, []
+        number, batch = pending.number, pending.batch
+        place = number, batch.position
+        if self._overflowing == place:
+            return True, []
+        self._overflowing = None
+        blamed = blame(pending.gathered, self.execution.together)
+        if blamed:
+            return False, blamed
+        with self.core.at_lowest_scale():
+            overflowed = self.precision.retries_overflow and self.core.is_finite(batch, number)
+            if not overflowed:
+                blamed = self.core.blame(batch, pending.gathered, number)
+        self.storage.discard_from(number)  # looking for it may have put metrics again
+        if overflowed:
+            self._overflowing, self._scale_before = place, self.precision.state
+        return overflowed, blamed
+
+    def lower_scale(self) -> None:
+        """Let an update that overflowed be tried again.
+
+        Raises:
+            NonFiniteError: there is no lower scale. It is the one from before the update again.
+        """
+        try:
+            self.precision.overflowed()
+        except NonFiniteError:
+            self.precision.state = self._scale_before
+            raise
+
+    def ending(self, incident: Incident, pending: PendingUpdate) -> tuple[Incident, Exception]:
+        """With what the run ends: the incident with all that could be found out, and an error that says what to do.
+
+        That is a TaskError if there was nothing to train on or a task failed, and else a NonFiniteError.
+        """
+        kept = f"The parameters are those after update {incident.update - 1}."
+        if incident.kind == "no_weight":
+            return incident, TaskError(
+                f"{incident.message} The same held for the global batches before it; look at the data, and at "
+                f"`weight` of the task. {kept}"
+            )
+        for _, error in pending.gathered.failures.values():
+            error.add_note(f"{incident.message} {kept}")
+            return incident, error
+        if incident.kind == "task_error":
+            return incident, TaskError(f"{incident.message} {kept}")
+        cause = self._cause(pending)
+        found = f"{incident.message} When it is run again, {cause}."
+        norms = gradient_norms(unwrapped(self.model), self.execution.together)
+        self.storage.discard_from(incident.update)
+        return replace(incident, message=found, details={**incident.details, "grad_norms": norms}), NonFiniteError(
+            f"{found} {kept} Look at this batch and at the loss, lower the "
+            f"learning rate or clip gradients, or let such batches be skipped."
+        )
+
+    def _cause(self, pending: PendingUpdate) -> str:
+        """Where the numbers come from that are not finite, as that rank says that has seen most of it."""
+        with self.execution.reducers.uncompressed() as advice, self.core.at_lowest_scale():
+            cause = diagnose(self.model, lambda: self.core.rerun(pending.batch, pending.number), if_finite=advice)
+        causes = self.execution.together.gather(cause)
+        return next(iter(sorted(set(causes), key=_vagueness)))
+
+
+def _vagueness(cause: str) -> tuple[int, str]:
+    """An output says most; a gradient may have come from another rank, which says that the backward of a module did."""
+    return next(
+        (n for n, words in enumerate(("the output of", "the backward of", "come from")) if words in cause), 3
+    ), cause

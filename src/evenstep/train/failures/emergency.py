@@ -1,0 +1,123 @@
+"""What is done when a run ends by an error: the others are told, and what was committed is saved and reported.
+
+It never hides the error that is in flight, and it cannot go on from it: that is a resume's, or a policy's.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from evenstep.checkpoint import write_emergency, write_failure, write_part
+from evenstep.data import GlobalBatch
+from evenstep.errors import CheckpointError, LostRankError, clause
+from evenstep.events import Incident
+from evenstep.parallel import Reducers
+from evenstep.parallel.group import Interrupted
+from evenstep.train.loop import Loop
+from evenstep.train.reporter import failed
+from evenstep.train.state.checkpointer import Checkpointer
+from evenstep.train.state.run_folder import RunFolder
+
+
+def emergency_save(error: BaseException, loop: Loop, *, end: Callable[[BaseException], None]) -> None:
+    """Go back to the last committed update, save it and write what is known of it.
+
+    Args:
+        loop: that it has ended.
+        end: tells writers of the end.
+    """
+    engine = loop.engine
+    try:
+        if not isinstance(error, LostRankError) or isinstance(error, Interrupted):  # which another rank waits for
+            engine.group.fail(clause(error))
+        is_whole = engine.core.is_whole and not (engine.reducers.is_torn or engine.reducers.in_flight)
+        loop.abandon()
+        loop.reporter.report(failed(error, engine.group, engine.progress.update))
+        if loop.checkpointer.enabled:
+            _save(error, loop, is_whole=is_whole)
+        if engine.group.ranks == 1:  # the others may not be there to sum with
+            loop.write_known()
+        end(error)
+    except Exception as second:  # noqa: BLE001 - nothing is lost: it is attached to the error in flight
+        error.add_note(f"Then writing the last metrics raised {type(second).__name__}: {second}")
+
+
+def _save(error: BaseException, loop: Loop, *, is_whole: bool) -> None:
+    """Save what can be saved without the other ranks, and say so.
+
+    Args:
+        is_whole: whether this rank still holds the state as of the last committed update.
+    """
+    checkpointer, update = loop.checkpointer, loop.engine.progress.update
+    checkpointer.settle_alone()
+    if not isinstance(error, Exception) or isinstance(error, CheckpointError) or update == 0:
+        return  # somebody is in a hurry, the disk is the trouble, or nothing was reached
+    if update > checkpointer.saved_at:
+        if is_whole:
+            _save_state(checkpointer, update)
+        else:
+            _tell(checkpointer, update, "the error came while parameters were changed: the newest checkpoint stands.")
+    if loop.in_progress is not None:
+        path = _write_failure(checkpointer.folder, describe_failure(error, *loop.in_progress, loop.engine.reducers))
+        message = f"what update {update + 1} failed with is kept: `evenstep replay {path}` runs it again."
+        _tell(checkpointer, update, message)
+
+
+def _save_state(checkpointer: Checkpointer, update: int) -> None:
+    """Save what this rank holds of the state, unless another rank with the same does."""
+    state, folder, resumed_from = checkpointer.state.part(), checkpointer.folder, checkpointer.resumed_from
+    place, places = checkpointer.state.part_held
+    if places == 1:
+        path = write_emergency(folder.checkpoints, update, state, resumed_from=resumed_from)
+        message = f"the state after update {update} is saved in {path}."
+    else:
+        run = folder.checkpoints.parent
+        path = write_part(run, update, state, place=place, places=places, resumed_from=resumed_from)
+        message = (
+            f"part {place + 1} of {places} of the state after update {update} is saved in {path}; if the other "
+            f"ranks save theirs, `resume` goes on from there."
+        )
+    if path is not None:
+        checkpointer.saved_at = update
+        _tell(checkpointer, update, message)
+
+
+def _write_failure(folder: RunFolder, failure: dict[str, Any]) -> Path:
+    run = folder.checkpoints.parent
+    try:
+        return write_failure(run, failure["update"], folder.group.rank, failure)
+    except CheckpointError as error:
+        if isinstance(error.__cause__, OSError):
+            raise
+        # batches may hold anything; where they are has to do then
+        return write_failure(run, failure["update"], folder.group.rank, {**failure, "microbatches": None})
+
+
+def _tell(checkpointer: Checkpointer, update: int, message: str) -> None:
+    checkpointer.reporter.report(Incident(kind="emergency", update=update, message=message, details={}))
+
+
+def describe_failure(error: BaseException, batch: GlobalBatch, update: int, reducers: Reducers) -> dict[str, Any]:
+    """What is known of the update that failed with `error`, as a state that `evenstep.train.failures.replay` takes."""
+    return {
+        "update": update,
+        "rank": reducers.rank,
+        "ranks": reducers.ranks,
+        "error": f"{type(error).__name__}: {error}",
+        "position": {"epoch": batch.position.epoch, "batch": batch.position.batch},
+        "following": {"epoch": batch.following.epoch, "batch": batch.following.batch},
+        "num_microbatches": batch.num_microbatches,
+        "num_samples": batch.num_samples,
+        "ends_epoch": batch.ends_epoch,
+        "microbatches": [
+            {
+                "index": one.index,
+                "num_samples": one.num_samples,
+                "counted": one.counted,
+                "task": one.task,
+                "data": one.data,
+            }
+            for one in batch.microbatches
+        ],
+        "parts": [[one.task, one.num_microbatches, one.num_samples] for one in batch.parts],
+    }

@@ -1,0 +1,117 @@
+"""Runs an update again that has failed, up to its gradients, and says where it fails; nothing is applied.
+
+Randomness is keyed by the update's number, so the same parameters and the same batch meet the same dropout.
+"""
+
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+from torch import nn
+
+from evenstep.data import Data, GlobalBatch, Microbatch, Part, Position
+from evenstep.data.seeding import undisturbed
+from evenstep.errors import DataError
+from evenstep.names import by_plain_name, load_state, state_of
+from evenstep.train.engine import Engine
+from evenstep.train.failures.diagnose import diagnose
+from evenstep.train.state.train_state import Tree, check_fits, unwrapped
+
+_FINITE = "all is finite"
+
+
+def replay_failure(engine: Engine, data: Data, state: Tree, failure: Tree) -> str:
+    """Run the update of a failure again, up to its gradients; says what is not finite in it, or "".
+
+    Args:
+        engine: of a run that is built as the one that failed was.
+        state: of the update before; only the model is taken, and a loss scale.
+        failure: as `describe_failure` gave it.
+
+    Raises:
+        CheckpointError: the state is of another model.
+        Exception: what the update raises.
+    """
+    whole = unwrapped(engine.model)
+    saved = by_plain_name(state["model"])
+    # it may be looked at in another precision than it was saved in
+    check_fits(saved, state_of(whole), "model", formats={name: tensor.dtype for name, tensor in saved.items()})
+    load_state(whole, saved)
+    if state["run"]["precision"] == engine.precision.name:
+        engine.precision.state = state["precision"]
+    data.follow(state["data"]["fingerprint"])
+    batch = failed_batch(failure, data, seed=engine.seed)
+    engine.model.train()
+    engine.core.begin()
+    with undisturbed(engine.parts.context.device), closing(data):
+        return replay(engine.model, lambda: engine.core.rerun(batch, failure["update"]))
+
+
+def failed_batch(failure: dict[str, Any], data: Data, *, seed: int) -> GlobalBatch:
+    """The batch of a failure: as it was kept, or taken from the data once more.
+
+    Args:
+        failure: as `describe_failure` gave it.
+
+    Raises:
+        DataError: the data no longer give it.
+    """
+    position, following = Position(**failure["position"]), Position(**failure["following"])
+    if failure["microbatches"] is None:
+        batch = next(data.batches(position, seed=seed, rank=failure["rank"], ranks=failure["ranks"]), None)
+        if batch is None:
+            raise DataError(f"the data no longer give the global batch at {position}, which was not kept.")
+        return batch
+    return GlobalBatch(
+        position=position,
+        following=following,
+        microbatches=tuple(Microbatch(**one) for one in failure["microbatches"]),
+        num_microbatches=failure["num_microbatches"],
+        num_samples=failure["num_samples"],
+        ends_epoch=failure["ends_epoch"],
+        parts=tuple(
+            Part(task=task, num_microbatches=count, num_samples=samples) for task, count, samples in failure["parts"]
+        ),
+    )
+
+
+def replay(model: nn.Module, rerun: Callable[[], object]) -> str:
+    """Run `rerun`, and say what is not finite in it, or "" if all is.
+
+    Args:
+        model: whose modules are watched.
+        rerun: computes the gradients of the update, leaving them in `.grad`.
+
+    Raises:
+        Exception: what the update raises, with a note that names the innermost module that was computing.
+
+    >>> import torch
+    >>> model = nn.Sequential(nn.Linear(2, 1), nn.ReLU())
+    >>> try:
+    ...     replay(model, lambda: model(torch.ones(1, 3)))  # two were expected
+    ... except RuntimeError as error:
+    ...     error.__notes__
+    ['It was raised in module `0` (Linear).']
+    """
+    inside: list[tuple[str, nn.Module]] = []
+
+    def enter(name: str) -> Callable[[nn.Module, Any], None]:
+        return lambda module, args: inside.append((name, module))
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        inside.pop()
+
+    handles = [module.register_forward_pre_hook(enter(name)) for name, module in model.named_modules()]
+    handles += [module.register_forward_hook(leave) for module in model.modules()]
+    try:
+        found = diagnose(model, rerun, if_finite=_FINITE)
+    except Exception as error:
+        if inside:
+            name, module = inside[-1]
+            place = f"module `{name}`" if name else "the model"
+            error.add_note(f"It was raised in {place} ({type(module).__name__}).")
+        raise
+    finally:
+        for handle in handles:
+            handle.remove()
+    return "" if found == _FINITE else found

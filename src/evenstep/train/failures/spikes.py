@@ -1,0 +1,103 @@
+"""Finds updates whose loss lies far above what came before: the run has met something that it may not recover from.
+
+A loss is a spike if it exceeds the median of a window by `threshold` robust standard deviations,
+
+    loss > median + threshold · max(1.4826 · MAD, 0.01 · |median|),
+
+with the median absolute deviation MAD of the window; or if it is not finite. Losses are those of the whole global
+batch, so all ranks find the same. It looks at committed updates, after the fact: what is done is the policy's.
+
+Reference: Hampel, "The influence curve and its role in robust estimation", JASA 1974.
+"""
+
+import math
+import statistics
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Sequence
+from typing import final
+
+from evenstep.arguments import require_number, require_object, require_whole
+from evenstep.errors import ArgumentError
+from evenstep.events import Incident, Record
+from evenstep.options import SPIKE_THRESHOLD, SPIKE_WINDOW_UPDATES
+from evenstep.train.failures import FailurePolicy
+
+LOSS = "train/loss"
+_TO_STANDARD_DEVIATIONS = 1.4826  # of a normal distribution
+_LEAST_SPREAD = 0.01
+
+
+@final
+class LossSpikes:
+    """Looks for spikes of the training loss.
+
+    Args:
+        policy: what is done about one; None only reports it.
+        window_updates: how many updates before are compared with.
+        threshold: how many robust standard deviations above their median is a spike.
+
+    Raises:
+        ArgumentError: a window of less than 8 updates, or a threshold that is not above 0.
+
+    >>> spikes = LossSpikes(window_updates=8)
+    >>> history = [1.0 + 0.1 * (update % 3) for update in range(1, 9)]
+    >>> spikes.first(history, [Record(9, "train/loss", 1.3, 8.0)]) is None
+    True
+    >>> spikes.first(history, [Record(9, "train/loss", 7.0, 8.0)]).update
+    9
+    """
+
+    def __init__(
+        self,
+        policy: FailurePolicy | None = None,
+        *,
+        window_updates: int = SPIKE_WINDOW_UPDATES,
+        threshold: float = SPIKE_THRESHOLD,
+    ) -> None:
+        require_object("policy", policy, FailurePolicy, "`policy=Skip()`", may_be_none=True)
+        require_whole("window_updates", window_updates, at_least=8, advice="128 is usual")
+        require_number("threshold", threshold)
+        if not threshold > 0:
+            raise ArgumentError(f"`threshold` must be above 0, but is {threshold}; 10 is careful.")
+        self.policy = policy
+        self.window_updates = window_updates
+        self._threshold = threshold
+        self._in_one = False
+
+    def first(self, before: Sequence[float], records: Sequence[Record]) -> Incident | None:
+        """The first of `records` that begins a spike, given the `window_updates` losses before them."""
+        window = deque([math.inf if math.isnan(loss) else loss for loss in before], maxlen=self.window_updates)
+        ordered = sorted(window)
+        for record in records:
+            bound = self._bound(ordered, record.value)
+            was, self._in_one = self._in_one, bound is not None and not record.value <= bound
+            if len(window) == self.window_updates:
+                ordered.pop(bisect_left(ordered, window[0]))
+            window.append(math.inf if math.isnan(record.value) else record.value)  # as NaN can't be sorted
+            insort(ordered, window[-1])
+            if self._in_one and not was:
+                return Incident(
+                    kind="loss_spike",
+                    update=record.update,
+                    message=f"the loss of update {record.update} is {record.value:.4g}, above the {bound:.4g} that "
+                    f"{self._threshold:g} robust standard deviations over the median of the updates before allow.",
+                    details={"loss": record.value if math.isfinite(record.value) else repr(record.value)},
+                )
+        return None
+
+    def forget(self) -> None:
+        """The run has gone back to before the spike."""
+        self._in_one = False
+
+    def _bound(self, ordered: list[float], value: float) -> float | None:
+        """What `value` must not exceed, given the losses of the window in ascending order; None where it surely does
+        not, for which the deviations need not be sorted."""
+        if len(ordered) < max(8, self.window_updates // 4):
+            return None
+        median = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+        least = _LEAST_SPREAD * abs(median)
+        if value <= median + self._threshold * least:
+            return None
+        deviation = statistics.median([abs(one - median) for one in ordered])
+        return median + self._threshold * max(_TO_STANDARD_DEVIATIONS * deviation, least)

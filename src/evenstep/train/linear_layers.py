@@ -1,0 +1,70 @@
+"""Which linear layers compute in a format of their own, such as that of float8-mixed: chosen when a run is built.
+
+What such a format is, and of which layers it can be, is `precision`'s; which modules are meant, `blocks`'.
+"""
+
+import sys
+from collections.abc import Mapping
+
+from torch import nn
+
+from evenstep.errors import ArgumentError
+from evenstep.names import plain
+from evenstep.pipeline.deferred import DeferredLinear
+from evenstep.precision import Precision
+from evenstep.precision.float8_mixed import why_not
+from evenstep.train.memory.blocks import Chosen, chosen, modules_meant, pipeline_of
+
+_KEY = "float8.layers"
+_CONVERTED = "evenstep.precision.float8_linear"
+
+
+def choose_linear_layers(model: nn.Module, precision: Precision) -> Chosen:
+    """The linear layers that `precision` changes, within the modules that its `layers` means; nothing is changed.
+
+    Left as they are: those whose sizes the format can't have, and classes of one's own that come from `nn.Linear`.
+
+    Raises:
+        ArgumentError: there is none, on any rank of a pipeline, which ask together.
+    """
+    meant = modules_meant(model, precision.layers, _KEY)
+    if precision.layers == "none":
+        return Chosen({}, ())
+    found = {
+        plain(f"{above}.{name}".rstrip(".")): part
+        for above, module in meant.items()
+        for name, part in module.named_modules()
+        if isinstance(part, nn.Linear)
+    }
+    unfit = {name: why for name, part in found.items() if (why := _why_not(part))}
+    here: Mapping[str, nn.Module] = {name: part for name, part in found.items() if name not in unfit}
+    result = chosen(model, here)
+    if not result.names:
+        everybody = [said for theirs in pipeline_of(model).gather(_few(unfit)) for said in theirs]
+        what = f"none of the linear layers there can compute so: {'; '.join(everybody[:3])}" if everybody else ""
+        raise ArgumentError(
+            f"`{_KEY}` is {precision.layers!r}, but {what or 'there are no linear layers'}; precision "
+            f"'{precision.name}' needs layers of class `nn.Linear` whose features are multiples of 16: mean others by "
+            f"a pattern of module names, or use 'bf16-mixed'."
+        )
+    return result
+
+
+def convert_linear_layers(model: nn.Module, precision: Precision, here: Mapping[str, nn.Module]) -> None:
+    """Change the chosen layers in place, and back what an engine before has changed of this model."""
+    converted = sys.modules.get(_CONVERTED)
+    if converted is not None:
+        for module in model.modules():
+            converted.restore(module)
+    precision.convert_layers([layer for layer in here.values() if isinstance(layer, nn.Linear)])
+
+
+def _why_not(layer: nn.Linear) -> str:
+    kind = type(layer)
+    if kind not in (nn.Linear, DeferredLinear) and kind.__module__ != _CONVERTED:
+        return f"is a {kind.__name__}"
+    return why_not(layer)
+
+
+def _few(unfit: Mapping[str, str]) -> list[str]:
+    return [f"`{name}` {why}" for name, why in unfit.items()][:3]

@@ -1,0 +1,105 @@
+"""Finds out at the start how finely micro-batches must be cut to fit into memory: by trying.
+
+Parts of a micro-batch are tried from one sample upwards, each twice the one before, with the optimizer's state in its
+place, until one does not fit. Which cut is found decides nothing but memory and speed: the updates are the same, up to
+rounding and the randomness that is keyed by the part. It is no estimate from shapes.
+"""
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from evenstep.devices import memory_of
+from evenstep.optim.hidden_state import HiddenState
+from evenstep.optim.stepping import Steps
+from evenstep.strides import gradient_format
+from evenstep.train.memory.split import num_elements
+from evenstep.train.memory.sub_batch import SubBatch, parts_of
+from evenstep.train.state.optimizer_state import options_of
+from evenstep.train.tasks.task import Task
+
+_CPU = torch.device("cpu")
+HEADROOM = 0.9  # of an accelerator's memory that a part may take: sizes vary, and caches fragment
+
+
+def fitting(
+    task: Task,
+    data: Any,
+    fits: Callable[[Any], bool],
+    *,
+    device: torch.device = _CPU,
+    num_samples: int | None = None,
+) -> int | None:
+    """The most numbers that a piece may hold, for `SplitLimit`; None if the whole of `data` fits.
+
+    Args:
+        task: says how `data` is cut.
+        data: a micro-batch.
+        fits: runs a part of it.
+        device: whose memory it must fit into.
+        num_samples: of the micro-batch, where that is known.
+    """
+    parts = [SubBatch(data, num_samples=num_samples)]
+    while len(halves := parts_of(task, parts[-1])) > 1:
+        parts.append(halves[0])
+    largest = num_elements(parts[-1].data)
+    for part in reversed(parts):
+        if not _tried(part.data, fits, device):
+            return largest
+        largest = num_elements(part.data)
+    return None
+
+
+def _tried(part: Any, fits: Callable[[Any], bool], device: torch.device) -> bool:
+    total = memory_of(device)
+    if total is None:
+        return fits(part)
+    torch.cuda.reset_peak_memory_stats(device)
+    return fits(part) and torch.cuda.max_memory_reserved(device) <= HEADROOM * total
+
+
+@contextmanager
+def state_allocated(optimizer: Optimizer, steps: Steps | None = None) -> Generator[None]:
+    """Inside the `with` the optimizer holds the state that its first step makes; afterwards all is as it was.
+
+    Args:
+        steps: how it takes its steps; as the parameters are by default.
+
+    >>> weight = torch.ones(2, requires_grad=True)
+    >>> optimizer = torch.optim.AdamW([weight], lr=0.1)
+    >>> with state_allocated(optimizer):
+    ...     len(optimizer.state)
+    1
+    >>> len(optimizer.state), weight
+    (0, tensor([1., 1.], requires_grad=True))
+    """
+    hidden, steps = HiddenState(optimizer), steps or Steps()
+    if optimizer.state or hidden.fault():  # a step could not be taken back
+        yield
+        return
+    parameters: list[Tensor] = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    kept = [parameter.detach().to("cpu", copy=True) for parameter in trained]
+    masters = {name: master.to("cpu", copy=True) for name, master in steps.masters.items()}
+    options = options_of(optimizer)
+    for parameter in trained:
+        parameter.grad = torch.zeros_like(parameter, dtype=gradient_format(parameter))
+    steps(optimizer, 0)
+    for parameter, value in zip(trained, kept, strict=True):
+        parameter.grad = None
+        with torch.no_grad():
+            parameter.copy_(value)
+    steps.load_masters(masters)
+    for group, before in zip(optimizer.param_groups, options, strict=True):
+        for name in [name for name in group if name != "params" and name not in before]:
+            del group[name]
+        group.update(before)
+    hidden.restore([])
+    try:
+        yield
+    finally:
+        optimizer.state.clear()

@@ -1,0 +1,95 @@
+"""How finely one rank cuts its micro-batches, because larger ones did not fit into its memory.
+
+A micro-batch that is too large goes through the model in pieces, one after the other: its gradient is the sum of
+theirs, so the update is the same. What did not fit once is not tried again: the size of the largest piece allowed is
+kept for the rest of the run. It decides how batches are cut, not when, and runs nothing.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from evenstep.data import Microbatch
+from evenstep.errors import TaskError
+from evenstep.train.memory.split import num_elements
+from evenstep.train.memory.sub_batch import SubBatch, part_of, parts_of, reason_not_cut
+from evenstep.train.tasks.task import Task
+from evenstep.train.weigh import weight_of
+
+
+@final
+@dataclass(slots=True)
+class SplitLimit:
+    """What is known about how much fits.
+
+    Args:
+        limit: the most numbers, in all its tensors, that a piece of several samples may hold; None for no limit.
+        uncut: the tasks whose batches must not be cut, because their halves have failed, and why.
+    """
+
+    limit: int | None = None
+    uncut: list[tuple[Task, str]] = field(default_factory=list[tuple[Task, str]])
+
+    def pieces(self, task: Task, data: Any, num_samples: int | None = None) -> list[SubBatch]:
+        """`data`, of so many samples where that is known, in pieces within the limit, or of one sample.
+
+        Raises:
+            TaskError: the weights of the pieces are not the whole's.
+        """
+        whole = SubBatch(data, num_samples=num_samples)
+        if self.limit is None or self._why_uncut(task):
+            return [whole]
+        pieces = self._within(task, whole, self.limit)
+        if len(pieces) > 1:
+            check_weights(task, whole, pieces)
+        return pieces
+
+    def passes(self, tasks: Mapping[str, Task], work: tuple[Microbatch, ...]) -> Sequence[Microbatch]:
+        """The micro-batches as they go through the model, one after the other."""
+        if self.limit is None:
+            return work
+        return [
+            part_of(one, piece) for one in work for piece in self.pieces(tasks[one.task], one.data, one.known_samples)
+        ]
+
+    def finer(self, task: Task, piece: SubBatch) -> bool:
+        """Remember that `piece` does not fit; False if it can't be cut."""
+        parts = [] if self._why_uncut(task) else parts_of(task, piece)
+        if len(parts) < 2:
+            return False
+        # Where the halves are as large as the whole (a tensor that both share), at least the halving is remembered.
+        largest = max(num_elements(part.data) for part in parts)
+        self.limit = min(largest, num_elements(piece.data) - 1, self.limit or largest)
+        return True
+
+    def why_whole(self, task: Task, piece: SubBatch) -> str:
+        """Why a piece that did not fit can't be cut, as an advice to be added; "" if it is one sample."""
+        why = self._why_uncut(task) or reason_not_cut(task, piece)
+        kind = type(task).__name__
+        return f" The engine can't cut this batch: {why}; say how in `{kind}.split`." if why else ""
+
+    def _why_uncut(self, task: Task) -> str:
+        return next((why for one, why in self.uncut if one is task), "")
+
+    def _within(self, task: Task, piece: SubBatch, limit: int) -> list[SubBatch]:
+        if num_elements(piece.data) <= limit:
+            return [piece]
+        parts = parts_of(task, piece)
+        if len(parts) < 2:
+            return [piece]
+        return [small for part in parts for small in self._within(task, part, limit)]
+
+
+def check_weights(task: Task, whole: SubBatch, pieces: list[SubBatch]) -> None:
+    """Raise TaskError unless the pieces weigh what the whole does: only then is the gradient the same."""
+    if task.late_weight:
+        return
+    wanted = weight_of(task, whole.data, "a micro-batch", whole.num_samples)
+    weight = math.fsum(weight_of(task, one.data, "a part of a micro-batch", one.num_samples) for one in pieces)
+    if not math.isclose(weight, wanted, rel_tol=1e-6):
+        raise TaskError(
+            f"a micro-batch of weight {wanted:g} had to be cut to fit into memory, but its {len(pieces)} parts have "
+            f"the weight {weight:g} together, so their gradient would be another one; override "
+            f"`{type(task).__name__}.split` to say how its batches are cut in two, or lower the micro-batch size."
+        )

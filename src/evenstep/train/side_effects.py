@@ -1,0 +1,144 @@
+"""Undoes the side effects of what is tried on a model: buffers, attributes and generators are then as they were.
+
+What a forward may change in passing (counters, caches, queues, running statistics, generators of one's own) is put
+back, of the model and of whatever else is named. Parameters are not: a forward in evaluation mode does not change them.
+"""
+
+import random
+from collections import OrderedDict, deque
+from collections.abc import Generator, Iterable
+from contextlib import ExitStack, contextmanager
+from copy import copy, deepcopy
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from evenstep.data.seeding import undisturbed
+from evenstep.internals import times_written
+from evenstep.pipeline.compiled import as_written
+
+_CONTAINERS = (dict, list, set, OrderedDict, deque)
+
+
+@contextmanager
+def without_side_effects(owners: Iterable[object]) -> Generator[None]:
+    """What changes inside the `with` in `owners`, and in modules among their attributes, is undone after it.
+
+    Functions that torch has compiled run as they were written: to try them compiles nothing.
+
+    >>> norm = nn.BatchNorm1d(1)
+    >>> with without_side_effects([norm]): _ = norm(torch.tensor([[1.0], [3.0]])); norm.seen = 2
+    >>> norm.running_mean, hasattr(norm, "seen")
+    (tensor([0.]), False)
+    """
+    everybody = _with_modules(owners)
+    kept = [_Kept(one) for one in everybody if hasattr(one, "__dict__")]
+    buffers = {id(one): one for owner in everybody if isinstance(owner, nn.Module) for one in owner.buffers(False)}
+    values = [(buffer, times_written(buffer), buffer.detach().clone()) for buffer in buffers.values()]
+    try:
+        with ExitStack() as around:
+            around.enter_context(undisturbed())
+            around.enter_context(as_written())
+            yield
+    finally:
+        for one in kept:
+            one.put_back()
+        with torch.no_grad():
+            for buffer, version, value in values:
+                if times_written(buffer) != version or not _equal(buffer, value):
+                    buffer.detach().copy_(value)
+
+
+@contextmanager
+def evaluating(model: nn.Module, device: torch.device) -> Generator[None]:
+    """Inside, `model` is in evaluation mode, without gradients; its modes and the generators come back as they were."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad(), undisturbed(device):
+            yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def _equal(buffer: Tensor, value: Tensor) -> bool:
+    return buffer.layout is not torch.strided or torch.equal(buffer, value)
+
+
+def _with_modules(owners: Iterable[object]) -> list[object]:
+    found: dict[int, object] = {}
+    for owner in owners:
+        others = (
+            [one for one in vars(owner).values() if isinstance(one, nn.Module)] if hasattr(owner, "__dict__") else []
+        )
+        for one in (owner, *others):
+            for part in one.modules() if isinstance(one, nn.Module) else (one,):
+                found[id(part)] = part
+    return list(found.values())
+
+
+class _Kept:
+    """The attributes of an object, and the state of the generators among them."""
+
+    def __init__(self, owner: object) -> None:
+        self._attributes = vars(owner)
+        self._before = dict(self._attributes)
+        values = self._before.values()
+        self._contents = [(one, copy(one)) for one in values if type(one) in _CONTAINERS]
+        self._generators = [(one, _state_of(one)) for one in values if _is_generator(one)]
+
+    def put_back(self) -> None:
+        for name in [name for name in self._attributes if name not in self._before]:
+            del self._attributes[name]
+        for name, value in self._before.items():
+            if self._attributes.get(name, _NOTHING) is not value:
+                self._attributes[name] = value
+        for container, content in self._contents:
+            _refill(container, content)
+        for generator, state in self._generators:
+            _set_state(generator, state)
+
+
+_NOTHING = object()
+
+
+def _refill(container: Any, content: Any) -> None:
+    """Give a container the content it had, if it has another."""
+    now, before = _items(container), _items(content)
+    if len(now) == len(before) and all(one is other for one, other in zip(now, before, strict=True)):
+        return
+    container.clear()
+    if isinstance(container, dict | set):
+        cast("Any", container).update(content)
+    else:
+        container.extend(content)
+
+
+def _items(container: Any) -> list[Any]:
+    if isinstance(container, dict):
+        return [part for pair in cast("dict[Any, Any]", container).items() for part in pair]
+    return list(container)
+
+
+def _is_generator(value: object) -> bool:
+    return isinstance(value, torch.Generator | np.random.Generator | np.random.RandomState | random.Random)
+
+
+def _state_of(generator: Any) -> Any:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, np.random.Generator):
+        return deepcopy(generator.bit_generator.state)
+    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
+
+
+def _set_state(generator: Any, state: Any) -> None:
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    else:
+        generator.set_state(state)

@@ -1,0 +1,73 @@
+"""How training behaves in the program that it is a part of: towards signals, and when it ends or fails.
+
+Ctrl-C and SIGTERM are meant for the program, so training does not end as if all were done: it ends the update, saves,
+and then raises. However it ends, the run's folder gets its page, and an error shows the user's lines instead of
+evenstep's. The signals themselves are told in `evenstep.signals`, and what is trained here is not known.
+"""
+
+import signal
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from evenstep.exits import EXIT_REQUEUE
+from evenstep.parallel import Group
+from evenstep.signals import REQUEUE, interrupted, stopping
+from evenstep.train.loop import Loop
+from evenstep.train.standard_hooks import write_page
+
+
+@contextmanager
+def handling_signals(loop: Loop) -> Generator[None]:
+    """Around training.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C came on some rank.
+        SystemExit: another signal did, with exit code 75.
+    """
+    engine, folder, group = loop.engine, loop.checkpointer.folder, loop.engine.group
+    with stopping(loop.requests.request_stop, spares_own=True) as caught:
+        try:
+            yield
+        finally:
+            # not at the beginning: a signal may have asked before
+            loop.requests.forget_stop()
+            if folder.path is not None and folder.is_claimed and group.rank == 0:
+                write_page(folder.path, engine.progress.update, loop.reporter.report)
+    update = engine.progress.update
+    saved = folder.checkpoint_of(update) if loop.checkpointer.enabled else None
+    end_program(caught.number, group=group, update=update, saved=saved)
+
+
+def where(loop: Loop) -> str:
+    """Where a run has ended, for an error."""
+    if loop.in_progress is not None:
+        return f"in update {loop.in_progress[1]}"
+    return f"after update {loop.engine.progress.update}"
+
+
+def end_program(number: signal.Signals | None, *, group: Group, update: int, saved: Path | None) -> None:
+    """Raise if a signal has reached any rank while it trained; all ranks call it together.
+
+    Args:
+        number: of the signal that this rank has got, if any.
+        saved: the checkpoint of that; None where the run keeps none.
+
+    Raises:
+        KeyboardInterrupt: it was Ctrl-C.
+        SystemExit: it was another one, with exit code 75.
+    """
+    numbers = [each for each in group.gather(number) if each is not None]  # one rank's is enough
+    if not numbers:
+        return
+    first = numbers[0]
+    by = "Ctrl-C" if first == signal.SIGINT else first.name
+    where = f"saved in {saved}" if saved is not None else "with nothing saved, as the trainer keeps no checkpoints"
+    later = "`train()` goes on from there" + (", in a new process after `resume()`." if saved is not None else ".")
+    said = f"stopped by {by} after update {update}, {where}; {later}"
+    if first not in REQUEUE:
+        raise interrupted(said)
+    if group.rank == 0:
+        print(f"evenstep: {said}", file=sys.stderr, flush=True)
+    raise SystemExit(EXIT_REQUEUE)

@@ -1,0 +1,133 @@
+"""What a run has without being asked: metrics in its folder, a word on the screen, a page at the end.
+
+    with a folder      writers `console` and `jsonl`; hooks Timer, MemoryUse, Save, StopFile, Status; a report
+    with `console`     the hook Console, which says what happens around the numbers
+    with neither       `console`, where a person watches (a terminal, a notebook); else nothing
+
+Whoever gives `writers` gets exactly those, and a hook that is given takes the place of the standard one of its class.
+"""
+
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from torch import Tensor
+
+from evenstep.arguments import choose, said
+from evenstep.errors import ArgumentError
+from evenstep.events import (
+    WRITERS,
+    Bus,
+    Console,
+    ConsoleWriter,
+    Hook,
+    HookTrainer,
+    Incident,
+    IncidentFiles,
+    MemoryUse,
+    Save,
+    Status,
+    StopFile,
+    Timer,
+    Writer,
+    is_watched,
+)
+from evenstep.options import STANDARD_WRITERS, Checkpointing, Logging
+from evenstep.parallel import Group
+from evenstep.plugins import REPORT, load
+from evenstep.train.reporter import Reporter
+
+
+def build_reporter(
+    trainer: HookTrainer,
+    group: Group,
+    hooks: object,
+    *,
+    log: Logging,
+    checkpoint: Checkpointing,
+    on_hook_error: Literal["stop", "continue"],
+) -> Reporter:
+    """What carries the incidents and metrics of a run to its hooks, writers and files; all arguments are a trainer's.
+
+    Raises:
+        ArgumentError: nothing that hooks or writers can be.
+    """
+    folder, every_updates, first = trainer.folder, log.every_updates, group.rank == 0
+    writers = writers_of(log.writers, folder=folder, every_updates=every_updates)
+    reporter = Reporter(files=IncidentFiles(folder, makes_folder=first), group=group, writers=writers)
+    every = hooks_of(hooks, writers, folder=folder, every_updates=every_updates, checkpoint=checkpoint)
+    heard = [hook for hook in every if first or not getattr(hook, "first_rank_only", False)]
+    reporter.bus = Bus(heard, trainer, on_error=on_hook_error, report=reporter.report)
+    return reporter
+
+
+def writers_of(given: object, *, folder: Path | None, every_updates: int) -> list[Writer]:
+    """The writers of a run.
+
+    Args:
+        given: one or several, by themselves or by their names in run files; None for the standard ones.
+        every_updates: how often metrics are handed to them.
+
+    Raises:
+        ArgumentError: an unknown name, or nothing that writers can be.
+    """
+    if given is None:
+        given = STANDARD_WRITERS if folder is not None else ("console",) if is_watched() else ()
+    several = _several("writers", given, (Writer, str), "`log=Logging(writers=('console', 'jsonl'))`")
+    return [choose("writers", one, WRITERS)(every_updates) if isinstance(one, str) else one for one in several]
+
+
+def hooks_of(
+    given: object, writers: Sequence[Writer], *, folder: Path | None, every_updates: int, checkpoint: Checkpointing
+) -> list[Hook | None]:
+    """The hooks of a run: those that were given, among the standard ones.
+
+    Args:
+        given: one or several; None among them is left out.
+        every_updates: how often metrics are handed to the writers.
+        checkpoint: when checkpoints are written, and which are kept.
+
+    Raises:
+        ArgumentError: nothing that hooks can be.
+    """
+    best = [] if folder is None or checkpoint.best is None else [checkpoint.best]
+    own: list[Any] = [*best, *_several("hooks", given, (Hook,), "`hooks=[MyHook()]`")]
+    screen = next((writer for writer in writers if isinstance(writer, ConsoleWriter)), None)
+    before: list[Hook] = []
+    after: list[Hook] = []
+    if folder is not None:
+        before += [Timer(every_updates=every_updates), MemoryUse(every_updates=every_updates), *_saves(checkpoint)]
+        after += [StopFile(), Status()]
+    if screen is not None:
+        after.insert(0, Console(writer=screen))
+    kinds = {type(one) for one in own}
+    return [hook for hook in (*before, *own, *after) if hook is None or hook in own or type(hook) not in kinds]
+
+
+def _saves(checkpoint: Checkpointing) -> list[Hook]:
+    periods = {name: getattr(checkpoint, name) for name in ("every_updates", "every_epochs", "every_minutes")}
+    if checkpoint.keep_last == 0 or all(period is None for period in periods.values()):
+        return []
+    return [Save(**periods)]
+
+
+def _several(argument: str, given: object, kinds: tuple[type, ...], write: str) -> list[Any]:
+    """A list of what may have been given alone."""
+    if isinstance(given, kinds):
+        return [given]
+    if given is None:
+        return []
+    if isinstance(given, str | type | Tensor) or not isinstance(given, Iterable):
+        raise ArgumentError(f"`{argument}` must be a list, but is {said(given)}; write {write}.")
+    return list(cast("Iterable[Any]", given))
+
+
+def write_page(folder: Path, update: int, report: Callable[[Incident], None]) -> None:
+    """Write the report of the run in `folder`; that it could not be written is an incident, not the end of the run."""
+    if not (folder / "status.json").exists():
+        return  # it never began
+    try:
+        load(REPORT)(folder)
+    except Exception as error:  # noqa: BLE001 - not lost: it is an incident
+        report(Incident(kind="report", update=update, message=str(error), traceback=traceback.format_exc()))

@@ -1,0 +1,271 @@
+"""Saves the state of a run as checkpoints, and goes on from them.
+
+    begin      copies the state, and lets training go on (or, if saves are not asynchronous, ends the save as well)
+    poll       at each end of an update: a save that has ended is told; one that has failed is an incident
+    settle     waits for what is in flight
+    resume     goes on from a checkpoint
+    go_back    the same within a run, from a checkpoint before an update that must not have happened
+
+When to save and when to go back is the loop's to say; how a checkpoint gets to the disk is `evenstep.checkpoint`'s. Who
+may write into the folder is told in `run_folder`.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import final
+
+from evenstep.checkpoint import AsyncWriter, SaveResult, UnreadableError
+from evenstep.errors import ArgumentError, CheckpointError
+from evenstep.events import Incident, SaveBegin, SaveEnd
+from evenstep.options import Checkpointing
+from evenstep.train.reporter import Reporter
+from evenstep.train.state.run_folder import RunFolder
+from evenstep.train.state.run_state import RunState
+from evenstep.train.state.train_state import Tree
+
+_WORTH_TELLING_S = 1.0
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class Checkpointer:
+    """Saves and restores the state of a run; all ranks call each method together, but for `settle_alone`.
+
+    Args:
+        folder: of the run; there is one wherever a policy may go back.
+        options: how many checkpoints are kept, and whether training goes on while one is written.
+        saved_at: the update of the last published checkpoint, or -1.
+        resumed_from: the checkpoint that the run has gone on from.
+    """
+
+    state: RunState
+    folder: RunFolder
+    options: Checkpointing
+    reporter: Reporter
+    saved_at: int = -1
+    resumed_from: str | None = None
+    _writer: AsyncWriter | None = None
+    _span: AbstractContextManager[None] = field(default_factory=nullcontext[None])
+    _path: Path | None = None
+    _is_prepared: bool = False
+    _last: tuple[int, int] | None = None  # the update of the last fault, and where the run went back to
+
+    def __post_init__(self) -> None:
+        if self.enabled:
+            self._writer = AsyncWriter(
+                self.folder.checkpoints,
+                group=self.folder.group,
+                keep_last=self.options.keep_last,
+                keep_every_updates=self.options.keep_every_updates,
+                asynchronous=self.options.asynchronous,
+            )
+
+    @property
+    def enabled(self) -> bool:
+        """Whether checkpoints are written."""
+        return self.folder.path is not None and self.options.keep_last != 0
+
+    @property
+    def _update(self) -> int:
+        return self.state.engine.progress.update
+
+    def begin(self, *, must: bool = False) -> None:
+        """Begin to save the state as of now; training must wait until this returns. Metrics must have been written.
+
+        Args:
+            must: whether a disk that fails is an error, also where saves are asynchronous.
+
+        Raises:
+            ArgumentError: nothing is to be kept.
+            CheckpointError: a state that cannot be saved; where it must be, or saves are not asynchronous, any failure.
+        """
+        writer, update, bus = self._require(), self._update, self.state.engine.bus
+        self.folder.claim()
+        self._wait_for_the_one_before(writer)
+        self._path = None
+        self._span = bus.span(
+            "save", lambda: SaveBegin(update=update), lambda error: SaveEnd(update=update, path=self._path)
+        )
+        self._span.__enter__()
+        try:
+            writer.begin(update, self._held(), protect=bus.kept_checkpoints(), resumed_from=self.resumed_from)
+        except BaseException as error:
+            tolerated = self.options.asynchronous and not must
+            if isinstance(error, CheckpointError) and self._is_of_a_disk(error) and tolerated:
+                self._ended(SaveResult(update=update, path=None, error=error, seconds=0.0))
+                return
+            self._span.__exit__(type(error), error, error.__traceback__)
+            raise
+        if not self.options.asynchronous:
+            self._finish()
+
+    def poll(self) -> None:
+        """Take note of a save that has ended; at the first update, take the memory that copies will need."""
+        if self._writer is None:
+            return
+        if not self._is_prepared and self._update > 0:
+            self._is_prepared = True
+            self._writer.prepare(self._held())
+        ended = self._writer.poll()
+        if ended is not None:
+            self._ended(ended)
+
+    def save(self) -> Path:
+        """Write a checkpoint of the state as of now; gives its folder once it is published."""
+        self.begin(must=True)
+        self._finish()
+        return self.folder.checkpoint_of(self._update)
+
+    def settle(self) -> None:
+        """Wait for what is in flight; a failure is an incident."""
+        if self._writer is not None:
+            self._ended(self._writer.wait())
+
+    def settle_alone(self) -> None:
+        """End what is in flight without the other ranks, which may be gone; a failure is an incident."""
+        if self._writer is not None:
+            self._ended(self._writer.end_alone())
+
+    def load(self, state: Tree) -> None:
+        """Go on from what `RunState.state_dict` gave; says in what the run differs from the one that was saved."""
+        self.reporter.changed(self.state.load_state_dict(state), self._update)
+
+    def resume(self, path: Path, *, new_settings: bool) -> Path:
+        """Go on from the checkpoint in `path`; gives its folder.
+
+        Args:
+            path: as for a `CheckpointReader`.
+            new_settings: whether updates may be made with other settings than those that were saved.
+
+        Raises:
+            CheckpointError: it can't be read (an UnreadableError), or is of another run. Nothing has been changed.
+        """
+        step, changed = self.state.load_checkpoint(path, new_settings=new_settings)
+        self.reporter.changed(changed, self._update)
+        self.saved_at, self.resumed_from = self._update, str(step)
+        if self.folder.path is not None:
+            self.folder.is_claimed |= step.resolve().is_relative_to(self.folder.path.resolve())
+        return step
+
+    def resume_newest(self, *, new_settings: bool) -> Path | None:
+        """Go on from the newest sound checkpoint of the run folder; gives its folder, or None if there is none.
+
+        Args:
+            new_settings: as for `resume`.
+
+        Raises:
+            ArgumentError: there is no folder.
+            CheckpointError: it is of another run, or there are some and none can be read. Nothing has been changed.
+        """
+        if self.folder.path is None:
+            raise ArgumentError("`resume` must be a path, since this trainer has no `folder` to look into.")
+        self.folder.join_parts()
+        paths = self.folder.newest_first()
+        lost = self.folder.lost()
+        step = self._resume_first(paths, update=0, new_settings=new_settings)
+        if step is None and (paths or lost):
+            newest = max([*(path.name for path in paths), *lost])
+            raise CheckpointError(
+                f"no checkpoint in `{self.folder.checkpoints}` can be read, of {len(paths) + len(lost)}, so the run "
+                f"would begin anew and write over what is left of it: `evenstep inspect "
+                f"{self.folder.checkpoints / newest} --verify` says what is wrong with the newest. Put a sound copy "
+                f"there, or delete the folder to start over."
+            )
+        for name in lost:
+            if step is not None and name > step.name and self.folder.group.rank == 0:
+                message = f"{name} was passed over: it has no `manifest.json`, without which nothing in it is trusted."
+                self.reporter.report(Incident(kind="checkpoint", update=0, message=message, details={}))
+        self.folder.is_claimed = True
+        return step
+
+    def go_back(self, update: int) -> None:
+        """Go back, in place, to the newest checkpoint of fewer than `update` updates.
+
+        Checkpoints after it are deleted, or a later resume would take them for the newest.
+
+        Raises:
+            CheckpointError: there is none.
+        """
+        engine = self.state.engine
+        limit = engine.parts.cuts.limit  # what did not fit then would not fit now
+        # Where going back did not help, the checkpoint itself may be spoiled: the next time goes further.
+        helped = self._last is None or update > self._last[0]
+        before = update if self._last is None or helped else self._last[1]
+        self.settle()
+        path = self._resume_first(self.folder.newest_first(before=before), update=before, new_settings=True)
+        if path is None:
+            raise CheckpointError(
+                f"the run must go back to before update {before}, but `{self.folder.path}` holds no sound checkpoint "
+                f"of that time; save more often, or keep more."
+            )
+        now = self._update
+        engine.parts.cuts.limit = limit
+        self._last = update, now
+        self.reporter.writers.rewind(now)
+        self.folder.forget_after(now)
+        message = f"the run went back to {path.name}, since update {update} must not have happened."
+        self.reporter.report(Incident(kind="rewind", update=now, message=message))
+
+    def _resume_first(self, paths: Sequence[Path], *, update: int, new_settings: bool) -> Path | None:
+        """Go on from the first of `paths` that can be read; the others are incidents. Ranks agree on each."""
+        for path in paths:
+            try:
+                return self.resume(path, new_settings=new_settings)
+            except UnreadableError as error:
+                if self.folder.group.rank == 0:
+                    message = f"{path.name} was passed over: {error}"
+                    self.reporter.report(Incident(kind="checkpoint", update=update, message=message, details={}))
+        return None
+
+    def _held(self) -> Tree:
+        """The state for a checkpoint, in which each rank writes its part of tensors that are cut over ranks."""
+        return self.state.state_dict(whole=False)
+
+    def _is_of_a_disk(self, error: CheckpointError) -> bool:
+        # on another rank than the one whose disk it is, it comes without a cause
+        return any(self.folder.group.gather(isinstance(error.__cause__, OSError)))
+
+    def _wait_for_the_one_before(self, writer: AsyncWriter) -> None:
+        began = perf_counter()
+        before = writer.wait()
+        waited_s = perf_counter() - began
+        self._ended(before)
+        if before is not None and waited_s >= _WORTH_TELLING_S:
+            message = (
+                f"training waited {waited_s:.1f} s to save update {self._update}, because the checkpoint of update "
+                f"{before.update} was still being written; save less often, or to a faster disk."
+            )
+            details = {"waited_s": waited_s}
+            self.reporter.report(Incident(kind="slow_save", update=self._update, message=message, details=details))
+
+    def _finish(self) -> None:
+        """Wait for what is in flight.
+
+        Raises:
+            CheckpointError: it could not be written; earlier checkpoints are untouched.
+        """
+        self._ended(self._require().wait(), raises=True)
+
+    def _ended(self, result: SaveResult | None, *, raises: bool = False) -> None:
+        if result is None:
+            return
+        error, self._path = result.error, result.path
+        if result.path is not None:
+            self.saved_at = result.update
+        failed = error if raises and result.path is None else None
+        self._span.__exit__(type(failed) if failed else None, failed, failed and failed.__traceback__)
+        if error is not None and raises:
+            raise error
+        if error is not None:
+            what = f"{error} Training goes on; the next save tries again." if result.path is None else str(error)
+            self.reporter.report(Incident(kind="save_failed", update=result.update, message=what, details={}))
+
+    def _require(self) -> AsyncWriter:
+        if self._writer is not None:
+            return self._writer
+        if self.folder.path is None:
+            raise ArgumentError("this trainer keeps nothing: give it a `folder` to save checkpoints in.")
+        raise ArgumentError("a checkpoint was asked for, but `checkpoint.keep_last` is 0; set how many to keep.")

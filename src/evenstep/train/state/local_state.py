@@ -1,0 +1,177 @@
+"""What ranks that step alone hold beside what they share, in a state and back.
+
+The part "model" of a state is what the ranks share, so whoever reads it gets the model that is evaluated. The part
+"local" has the rest: the outer optimizer's momentum, means on their way, and of each rank its own parameters, if it has
+stepped since the last share, and its optimizer's state. Where ranks always step together there is no such part.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from evenstep.errors import CheckpointError
+from evenstep.optim.multi import inner
+from evenstep.optim.stepping import Steps
+from evenstep.parallel import Reducers, mapped
+from evenstep.parallel.reducer.local import LocalReducer, OwnStates
+
+Tree = dict[str, Any]
+
+
+class LocalState:
+    """Ranks that always step together: there is nothing beside what they share."""
+
+    def told(self, state: Tree, taken: Callable[[Mapping[str, Any]], Tree] | None) -> Tree:
+        """`state`, as it is saved.
+
+        Args:
+            taken: gives tensors that one rank holds as they are saved; all ranks call this together. None: this rank
+                alone asks, and the others' are left out.
+        """
+        return state
+
+    def check(self, state: Tree) -> None:
+        """Raise CheckpointError unless `state` fits."""
+        if state.get("local"):
+            ranks = state["local"]["ranks"]
+            raise CheckpointError(
+                f"the checkpoint is of {ranks} ranks that step alone, each with parameters and an optimizer state of "
+                f"its own, which this run can't go on with; resume with the strategy `local` on {ranks} ranks, or "
+                f"begin a new run with its model, which is what those ranks share."
+            )
+
+    def own_part(self, state: Tree, take: Callable[[Tensor, Tensor], Tensor]) -> Tree:
+        """What of a state this rank holds; see `TrainState.own_part`."""
+        return state
+
+    def load(self, state: Tree) -> list[str]:
+        """Restore what `own_part` gave, after the model and optimizer; says what began afresh."""
+        return []
+
+
+@final
+class OwnState(LocalState):
+    """Ranks that step alone.
+
+    Args:
+        reducer: that knows what they share.
+        layout: that knows the other ranks.
+    """
+
+    def __init__(self, reducer: LocalReducer, layout: OwnStates) -> None:
+        self._reducer, self._layout = reducer, layout
+
+    def told(self, state: Tree, taken: Callable[[Mapping[str, Any]], Tree] | None) -> Tree:
+        reducer = self._reducer
+        if not reducer.is_alone:
+            return state
+        optimizer = {**state["optimizer"], "state": {}}
+        beside = optimizer.pop("beside", {})
+        mine = {"model": reducer.own, "optimizer": state["optimizer"]["state"], "beside": beside}
+        own = {str(self._layout.group.rank): mine} if taken is None else taken(self._layout.of_all(mine))
+        model, shared = state["model"], reducer.shared
+        formats = {name: shared[name].to(one.dtype) for name, one in model.items() if name in shared}
+        wider = {name: one for name, one in shared.items() if name in formats and formats[name].dtype != one.dtype}
+        return {
+            **state,
+            "model": {**model, **formats},
+            "optimizer": optimizer,
+            "local": {
+                "ranks": self._layout.group.ranks,
+                "shared": wider,
+                "momentum": reducer.momentum,
+                "means": reducer.means() if taken is not None else {},
+                "own": own,
+            },
+        }
+
+    def check(self, state: Tree) -> None:
+        saved, reducer = state.get("local"), self._reducer
+        if not saved:
+            return
+        ranks = self._layout.group.ranks
+        if saved["ranks"] != ranks:
+            raise CheckpointError(
+                f"the checkpoint is of {saved['ranks']} ranks that step alone, each with parameters and an optimizer "
+                f"state of its own, but this run has {ranks}; resume on {saved['ranks']}, or begin a new run with its "
+                f"model, which is what those ranks share."
+            )
+        known = {number: set(names) for number, names in enumerate(reducer.fragments)}
+        if any(known.get(int(number)) != set(one["mean"]) for number, one in saved["means"].items()):
+            raise CheckpointError(
+                "means of the ranks' parameters were on their way when the checkpoint was saved, of other fragments "
+                "than this run has; resume with as many `fragments` as it was saved with."
+            )
+
+    def own_part(self, state: Tree, take: Callable[[Tensor, Tensor], Tensor]) -> Tree:
+        saved = state.get("local")
+        if not saved:
+            return state
+        mine = saved["own"][str(self._layout.group.rank)]
+        model = {name: take(_ANY, value) for name, value in mine["model"].items()}
+        beside = {"beside": mapped(mine["beside"], partial(take, _ANY))} if mine["beside"] else {}
+        optimizer = {**state["optimizer"], "state": mine["optimizer"], **beside}
+        return {**state, "optimizer": optimizer, "local": {**saved, "own": model}}
+
+    def load(self, state: Tree) -> list[str]:
+        reducer, saved = self._reducer, state.get("local")
+        reducer.restart()
+        if not saved:
+            return []
+        momentum = saved["momentum"] if reducer.momentum else {}
+        reducer.load(shared=saved["shared"], own=saved["own"], momentum=momentum, means=saved["means"])
+        if saved["momentum"] and not momentum:
+            return ["the momentum of the outer optimizer is given up"]
+        return ["the momentum of the outer optimizer begins afresh"] if reducer.momentum and not momentum else []
+
+
+_ANY = torch.empty(0)
+
+
+@final
+@dataclass(slots=True)
+class InnerOptimizer:
+    """What a rank steps alone with; see `parallel.reducer.local.Inner`.
+
+    Args:
+        optimizer: as it was built.
+        steps: in which format it steps.
+    """
+
+    optimizer: Optimizer
+    steps: Steps
+    _built: dict[int, Tree] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._built = {id(one): deepcopy(state) for each in inner(self.optimizer) for one, state in each.state.items()}
+
+    @property
+    def masters(self) -> Mapping[str, Tensor]:
+        return self.steps.masters
+
+    def rates(self, parameters: Sequence[nn.Parameter]) -> list[float]:
+        groups = [group for each in inner(self.optimizer) for group in each.param_groups]
+        by_id = {id(one): float(group["lr"]) for group in groups for one in group["params"] if "lr" in group}
+        return [by_id.get(id(one), 1.0) for one in parameters]
+
+    def reset(self, parameters: Sequence[nn.Parameter]) -> None:
+        for each in inner(self.optimizer):
+            for one in parameters:
+                if each.state.pop(one, None) is not None and id(one) in self._built:
+                    each.state[one] = deepcopy(self._built[id(one)])
+
+
+def build_local_state(reducers: Reducers, optimizer: Optimizer, steps: Steps) -> LocalState:
+    """What ranks hold beside what they share; one that steps alone does so with this optimizer."""
+    reducer, layout = reducers.alone, reducers.layout
+    if not isinstance(reducer, LocalReducer) or not isinstance(layout, OwnStates):
+        return LocalState()
+    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    reducer.attach(parameters, InnerOptimizer(optimizer, steps))
+    return OwnState(reducer, layout)

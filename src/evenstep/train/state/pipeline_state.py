@@ -1,0 +1,192 @@
+"""Which part of the whole model's state this rank holds: to gather it for a checkpoint, and to take it out of one.
+
+A checkpoint holds the whole model under the names that it has on one process, so it goes on on any layout of stages. A
+model that each rank holds whole needs none of this. It does not touch files.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar, cast
+
+from torch import Tensor, nn
+
+from evenstep.checkpoint import Shard, is_sharded, outline
+from evenstep.errors import ArgumentError
+from evenstep.names import named_buffers, named_parameters, state_of
+from evenstep.parallel import mapped
+from evenstep.pipeline import PipelineModel
+from evenstep.pipeline.wire import Address, Wire
+from evenstep.train.state.train_state import Tree
+
+T = TypeVar("T")
+
+
+class PipelineStateSharding:
+    """The whole model: nothing has to be gathered."""
+
+    def gathered(self, state: Tree) -> Tree:
+        """The whole state, on the first rank at least; all ranks call it together."""
+        return state
+
+    def part(self, state: Tree) -> Tree:
+        """What of this rank's own state goes into the whole; it needs no other rank."""
+        return state
+
+    def own(self, state: Tree) -> Tree:
+        """What of a whole state belongs to this rank; all ranks call it together."""
+        return state
+
+
+class StageStateSharding(PipelineStateSharding):
+    """The stages of one rank.
+
+    Args:
+        wire: over which states are sent.
+    """
+
+    def __init__(self, model: PipelineModel, wire: Wire) -> None:
+        self._model = model
+        self._wire = wire
+        self._pipeline = model.mesh.pipeline
+        self._places = {layer.name: place for place, layer in enumerate(model.layers.layers)}
+
+    def gathered(self, state: Tree) -> Tree:
+        """The whole state on the first rank of the first pipeline; elsewhere this rank's own.
+
+        Where tensors are cut over ranks, each rank gives its own, and `Shard`s that hold nothing of what others have.
+        """
+        mine = self._parts(state)
+        if any(self._pipeline.gather(_is_cut(mine))):
+            return {**state, **self._merged(self._with_others(mine))}
+        if self._model.mesh.data.rank:
+            return state
+        if self._pipeline.rank:
+            self._wire.send(_address(self._pipeline.rank), mine, 0)
+            self._wire.flush()
+            return state
+        others = [self._wire.receive(_address(rank), rank) for rank in range(1, self._pipeline.ranks)]
+        return {**state, **self._merged([mine, *others])}
+
+    def part(self, state: Tree) -> Tree:
+        merged = self._merged([self._parts(state)])
+        return {**state, **merged}
+
+    def own(self, state: Tree) -> Tree:
+        aliases = self._model.aliases
+        mine = state_of(self._model)
+        known = {name for names in self._pipeline.gather(set(mine)) for name in names}
+        trained = list(named_parameters(self._model))
+        averaged = [*trained, *named_buffers(self._model)]
+        saved = state["optimizer"]
+        groups: list[Tree] = []
+        for group in saved["groups"]:
+            here = set(group["parameters"])
+            groups.append({**group, "parameters": [n for n in trained if aliases.get(n, n) in here]})
+        of_parameters = _under(trained, saved["state"], aliases)
+        return {
+            **state,
+            "model": {name: value for name, value in state["model"].items() if name in mine or name not in known},
+            "optimizer": {
+                **saved,
+                "state": {name: _copied(value) for name, value in of_parameters.items()},
+                "groups": groups,
+            },
+            "ema": _under(averaged, state["ema"], aliases),
+        }
+
+    def _parts(self, state: Tree) -> Tree:
+        return {part: state[part] for part in ("model", "optimizer", "ema", "trained")}
+
+    def _with_others(self, mine: Tree) -> list[Tree]:
+        """The parts of all pipeline ranks, by rank: this one's tensors, and what the others' are."""
+        parts = self._pipeline.gather(_Outlines().of(mine))
+        parts[self._pipeline.rank] = mine
+        return parts
+
+    def _merged(self, states: list[Tree]) -> Tree:
+        counts = [len(state["optimizer"]["groups"]) for state in states]
+        if len(set(counts)) > 1:
+            raise ArgumentError(
+                f"the optimizers of all pipeline ranks must have the same number of parameter groups, but have "
+                f"{counts}; a rank without a parameter of some group must give that group empty."
+            )
+        first = states[0]["optimizer"]
+        groups: list[Tree] = []
+        for number, group in enumerate(first["groups"]):
+            names = (n for state in states for n in state["optimizer"]["groups"][number]["parameters"])
+            groups.append({**group, "parameters": self._ordered(names)})
+        states_of = _union(state["optimizer"]["state"] for state in states)
+        averages = _union(state["ema"] for state in states)
+        values = _union(state["model"] for state in states)
+        return {
+            "model": {name: values[name] for name in self._ordered(values, aliases=True)},
+            "optimizer": {**first, "state": {n: states_of[n] for n in self._ordered(states_of)}, "groups": groups},
+            "ema": {name: averages[name] for name in self._ordered(averages)},
+            "trained": _union(state["trained"] for state in states),
+        }
+
+    def _ordered(self, names: Iterable[str], *, aliases: bool = False) -> list[str]:
+        """In the order of the layers, each tied parameter under its first name only unless `aliases`."""
+        left_out = () if aliases else self._model.aliases
+        return sorted((name for name in names if name not in left_out), key=self._place)
+
+    def _place(self, name: str) -> int:
+        above = name
+        while above not in self._places:
+            above = above.rpartition(".")[0]
+        return self._places[above]
+
+
+def _is_cut(tree: object) -> bool:
+    if isinstance(tree, dict):
+        return any(_is_cut(value) for value in cast("Tree", tree).values())
+    if type(tree) in (list, tuple):
+        return any(_is_cut(value) for value in cast("list[object]", tree))
+    return is_sharded(tree)
+
+
+class _Outlines:
+    """Trees with a `Shard` that holds nothing in place of each tensor; one that stands twice is one `Shard`."""
+
+    def __init__(self) -> None:
+        self._made: dict[object, Shard] = {}
+
+    def of(self, tree: Any) -> Any:
+        if isinstance(tree, dict):
+            return {key: self.of(value) for key, value in cast("Tree", tree).items()}
+        if type(tree) in (list, tuple):
+            return type(tree)(self.of(value) for value in tree)
+        if not isinstance(tree, Tensor | Shard):
+            return tree
+        # one tensor under two names must get one name on all ranks: as `checkpoint.state` tells
+        key: object = id(tree)
+        if isinstance(tree, Tensor) and tree.numel() and not is_sharded(tree):
+            key = tree.data_ptr(), tree.dtype, tree.shape, tree.stride()
+        return self._made.setdefault(key, outline(tree))
+
+
+def build_pipeline_state_sharding(model: nn.Module, wire: Wire | None) -> PipelineStateSharding:
+    """The portion of this kind of model."""
+    return (
+        StageStateSharding(model, wire)
+        if isinstance(model, PipelineModel) and wire is not None
+        else PipelineStateSharding()
+    )
+
+
+def _address(rank: int) -> Address:
+    """Of the state of a rank, on its way to the first."""
+    return Address("state", rank, 0, 0)
+
+
+def _under(names: Iterable[str], values: Mapping[str, T], aliases: Mapping[str, str]) -> dict[str, T]:
+    """The values of `names`, a copy of a tied parameter taking that of its first name."""
+    return {name: values[aliases.get(name, name)] for name in names if aliases.get(name, name) in values}
+
+
+def _union(parts: Iterable[Mapping[str, T]]) -> dict[str, T]:
+    return {name: value for part in parts for name, value in part.items()}
+
+
+def _copied(state: Mapping[str, Any]) -> Tree:
+    """Copies of a tied parameter must not share the state that they step; what has no values yet is read for each."""
+    return mapped(dict(state), lambda tensor: tensor if tensor.is_meta else tensor.clone())

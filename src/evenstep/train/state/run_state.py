@@ -1,0 +1,264 @@
+"""What a checkpoint holds of a run, as one tree, and back: its tensors, its counters, and where its data and hooks are.
+
+Everything that can be compared is compared before anything is changed. The tensors by themselves are told in `state`,
+and which part of a model in stages belongs to this rank in `portion`. It does not write files, and it does not choose
+when.
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast, final
+
+from torch import Tensor
+
+from evenstep.arguments import require_state
+from evenstep.checkpoint import CheckpointReader, on_all_ranks
+from evenstep.data import Data
+from evenstep.errors import CheckpointError
+from evenstep.train.engine import Engine
+from evenstep.train.reporter import Reporter
+from evenstep.train.state.settings import MAY_CHANGE
+from evenstep.train.state.train_state import Tree, check_same_run
+
+if TYPE_CHECKING:
+    from evenstep.train.evaluations import Evaluations
+
+_PARTS = ("model", "optimizer", "progress", "data", "hooks", "storage", "run")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """The state of a run.
+
+    Args:
+        engine: with model, optimizer, metrics and counters.
+        epochs: how long the run is, where that is not said in updates.
+        evaluations: that know when they were last made.
+        reporter: that knows how finely each rank cuts.
+        config: kept as it is.
+    """
+
+    engine: Engine
+    data: Data
+    epochs: int | None
+    evaluations: "Evaluations"
+    reporter: Reporter
+    config: dict[str, Any]
+
+    def state_dict(self, *, whole: bool) -> Tree:
+        """Everything that the run needs to go on exactly; on all ranks together.
+
+        Args:
+            whole: False to leave tensors that are cut over ranks as they are.
+        """
+        data, ranks = self._state_of_data(), self.engine.reducers.group
+        states = ranks.gather(data) if self.data.state_is_of_rank else [data]
+        return self._with_counters(self.engine.tensors(whole=whole), dict(enumerate(states)))
+
+    def part(self) -> Tree:
+        """What this rank holds of it, without asking the others."""
+        rank = self.engine.reducers.rank if self.data.state_is_of_rank else 0
+        tensors = self.engine.held_tensors()
+        if self._holds_copy:  # of what another rank writes as well
+            tensors = {**tensors, "model": {}, "ema": {}, "optimizer": {**tensors["optimizer"], "state": {}}}
+        return self._with_counters(tensors, {rank: self._state_of_data()})
+
+    @property
+    def part_held(self) -> tuple[int, int]:
+        """Which part of the state `part` gives, and of how many: each rank's own, where each has data of its own."""
+        if self.data.state_is_of_rank:
+            return self.engine.group.rank, self.engine.group.ranks
+        return self.engine.parts.execution.part_held
+
+    @property
+    def _holds_copy(self) -> bool:
+        reducers = self.engine.reducers
+        return self.data.state_is_of_rank and reducers.rank >= reducers.layout.num_shards
+
+    def _state_of_data(self) -> Tree:
+        """What this rank's data need to go on at the committed position."""
+        return self.data.state_dict(self.engine.progress.position)
+
+    def _with_counters(self, tensors: Tree, data: dict[int, Tree]) -> Tree:
+        engine = self.engine
+        return {
+            **tensors,
+            "progress": engine.progress.state_dict(),
+            "data": {
+                "fingerprint": self.data.fingerprint(),
+                "ranks": engine.reducers.ranks if self.data.state_is_of_rank else 0,
+                "states": data,
+            },
+            "hooks": engine.bus.state_dict(),
+            "tasks": engine.task_states(),
+            "storage": engine.storage.state_dict(),
+            "run": {
+                **engine.described(),
+                "evaluated_at": self.evaluations.all_at,
+                "cuts": self.reporter.limits,
+                "config": self.config,
+            },
+        }
+
+    def load_state_dict(self, state: Tree) -> list[str]:
+        """Restore what `state_dict` gave; says, in half sentences, what began afresh or was given up.
+
+        Raises:
+            CheckpointError: it is of another model, optimizer, data, seed or precision. Nothing has been changed.
+        """
+        with self._following(state):
+            data = self._data_of_same_run(state)
+            own = self.engine.own_part(state)
+        return self._restored(own, data)
+
+    def load_checkpoint(self, path: Path, *, new_settings: bool) -> tuple[Path, list[str]]:
+        """Restore what is in the checkpoint at `path`; gives its folder, and what `load_state_dict` says.
+
+        Each rank reads what it holds, once; where that is a part, they verify every byte together.
+
+        Args:
+            path: as for a `CheckpointReader`.
+            new_settings: whether updates may be made with other settings than those that were saved.
+
+        Raises:
+            CheckpointError: it can't be read (an UnreadableError), or is of another run; nothing has been changed then,
+                on any rank, and all raise the same.
+        """
+        group, layout = self.engine.group, self.engine.reducers.layout
+        is_divided = self.engine.parts.execution.in_stages
+        is_divided = is_divided or layout.divides != "nothing" or layout.num_shards > 1
+
+        def opened() -> CheckpointReader:
+            reader = CheckpointReader(path)
+            reader.load(_is_dealt_out if is_divided else None)
+            return reader
+
+        def take(live: Tensor, value: Tensor) -> Tensor:
+            return reader.read(value, like=live) if value.is_meta else layout.scatter_like(live, value)
+
+        def verify() -> None:
+            if is_divided:
+                reader.verify(group)
+            else:  # each has read the whole, and may be the only one that is there yet
+                on_all_ranks(group, reader.verify)
+
+        reader = on_all_ranks(group, opened)
+        with self._following(reader.state):
+            try:
+                data = on_all_ranks(group, lambda: self._data_of_same_run(reader.state))
+                own = self.engine.own_part(reader.state, take=take, ranks=group)
+                on_all_ranks(group, lambda: self._check_settings(own, reader.path, new_settings=new_settings))
+            except Exception:
+                verify()  # if a file is damaged, that is why it does not fit
+                raise
+            verify()
+        return reader.path, self._restored(own, data)
+
+    @contextmanager
+    def _following(self, state: Tree) -> Generator[None]:
+        """Have the data in the order of the run that was saved; in their own again if that turns out to be another."""
+        require_state(state, "a trainer's `state_dict`")
+        before = self.data.fingerprint()
+        try:
+            self._follow(state.get("data", {}).get("fingerprint", {}))
+            yield
+        except BaseException:
+            self._follow(before)
+            raise
+
+    def _follow(self, fingerprint: Tree) -> None:
+        before = self.data.fingerprint()
+        self.data.follow(fingerprint)
+        if self.epochs is not None and self.data.fingerprint() != before:  # of batches by tokens there may be more
+            self.engine.core.learning_rates.updates = updates_of(self.data, self.epochs, self.engine.seed)
+
+    def _data_of_same_run(self, state: Tree) -> Tree:
+        """The state of this rank's data, from a state that is one of this run.
+
+        Raises:
+            CheckpointError: it is not.
+        """
+        engine = self.engine
+        lacking = [part for part in _PARTS if part not in state]
+        if lacking:
+            raise CheckpointError(
+                f"a state to load must be what a trainer's `state_dict` gave, but this one has no "
+                f"{', '.join(f'`{part}`' for part in lacking)}; to begin with a model's weights only, load them into "
+                f"the model before the trainer is built."
+            )
+        check_same_run(
+            {**state["run"], "data": state["data"]["fingerprint"]},
+            {"seed": engine.seed, "precision": engine.precision.name, "data": self.data.fingerprint()},
+        )
+        return self._own_data(state["data"])
+
+    def _check_settings(self, own: Tree, path: Path, *, new_settings: bool) -> None:
+        changed = self.engine.changed_settings(own)
+        refused = [said for name, said in changed.items() if name not in MAY_CHANGE]
+        if refused and not new_settings:
+            raise CheckpointError(
+                f"the checkpoint was made with other settings, so going on from it would be another run: "
+                f"{'; '.join(refused)}. Keep what was; or, if the new ones are meant from here on, say so: "
+                f'`trainer.resume(…, new_settings=True)`, in a run file another `name` and `resume = "{path}"`.'
+            )
+
+    def _restored(self, own: Tree, data: Tree) -> list[str]:
+        """Take over this rank's part of a state, and the state of its data."""
+        changed = self.engine.bus.load_state_dict(own["hooks"])
+        self.data.load_state_dict(data)
+        changed += self.engine.load_own(own)
+        self.engine.storage.load_state_dict(own["storage"])
+        self.evaluations.all_at = own["run"].get("evaluated_at", -1)
+        self._load_cuts(own["run"].get("cuts", []))
+        return changed
+
+    def _own_data(self, saved: Tree) -> Tree:
+        """The state of this rank's data.
+
+        Raises:
+            CheckpointError: each rank has data of its own, and they were as many as there are now.
+        """
+        reducers, of_rank = self.engine.reducers, self.data.state_is_of_rank
+        now = reducers.ranks if of_rank else 0
+        # before each rank's was kept, there was the first one's
+        states = saved.get("states", {0: saved.get("state")})
+        then = saved.get("ranks", int(of_rank))
+        if then != now:
+            raise CheckpointError(
+                f"the checkpoint says where the streams of {then} {_ranks(then)} are, but this run has {now}: each "
+                f"rank reads a stream of its own, and nobody knows how what {then} have left is dealt over {now}. "
+                f"Resume on {then} {_ranks(then)}; or start a new run with a stream that all ranks read whole "
+                f"(`StreamData(…, shared=True)`) or with `MapData`, which go on on any number of ranks."
+            )
+        mine = reducers.rank if of_rank else 0
+        if mine not in states:
+            raise CheckpointError(
+                f"a state to load must be what a trainer's `state_dict` gave, but its `data` has nothing of rank "
+                f"{mine}; give the state as it was."
+            )
+        return states[mine]
+
+    def _load_cuts(self, limits: list[int | None]) -> None:
+        """Cut as finely as this rank did; on another number of ranks, and in stages, as the one that did so most."""
+        group = self.engine.group
+        known = [limit for limit in limits if limit is not None]
+        same = len(limits) == group.ranks and not self.engine.parts.execution.in_stages
+        self.engine.parts.cuts.limit = limits[group.rank] if same else min(known, default=None)
+
+
+def updates_of(data: Data, epochs: int, seed: int) -> int | None:
+    """How many updates so many epochs are; None where the data do not know."""
+    counts = [data.num_batches(epoch, seed=seed) for epoch in range(epochs)]
+    return None if None in counts else sum(cast("list[int]", counts))
+
+
+def _ranks(count: int) -> str:
+    return "rank" if count == 1 else "ranks"
+
+
+def _is_dealt_out(name: str) -> bool:
+    """Whether ranks may hold different parts of the tensor `PART/NAME` of a checkpoint."""
+    return name.startswith(("model/", "ema/", "optimizer/state.", "local/own."))

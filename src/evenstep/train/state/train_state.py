@@ -1,0 +1,270 @@
+"""What training changes, as a tree by parameter name, and back: model, optimizer, average, loss scale.
+
+Everything is compared before anything is changed, so a state that does not fit leaves the run as it was. Optimizer
+state is kept by parameter name instead of position, so that it survives a reordering. It does not touch files.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from evenstep.checkpoint import Shard
+from evenstep.errors import ArgumentError, CheckpointError
+from evenstep.internals import unwrapped
+from evenstep.names import by_plain_name, load_state, named_parameters, plain, state_of
+from evenstep.optim.ema import Ema
+from evenstep.optim.hidden_state import HiddenState
+from evenstep.optim.stepping import Steps
+from evenstep.parallel import ParameterLayout, ShardedTensorRef, States, mapped
+from evenstep.precision import Precision
+from evenstep.train.checks.optimizer import is_shared
+from evenstep.train.state.local_state import LocalState
+from evenstep.train.state.optimizer_state import (
+    changed_options,
+    check_optimizer,
+    load_optimizer,
+    optimizer_state,
+    options_of,
+)
+from evenstep.train.state.settings import differences
+
+Tree = dict[str, Any]
+
+
+def parameter_names(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
+    """The names of each parameter group's parameters.
+
+    Raises:
+        ArgumentError: the optimizer holds a parameter that is not the model's.
+    """
+    names = {id(parameter): name for name, parameter in named_parameters(unwrapped(model)).items()}
+    for number, group in enumerate(optimizer.param_groups):
+        for place, parameter in enumerate(group["params"]):
+            if id(parameter) not in names:
+                raise ArgumentError(
+                    f"parameter {place} of the optimizer's group {number}, of shape {list(parameter.shape)}, is not a "
+                    f"parameter of the model; build the optimizer from this model's `parameters()`, after everything "
+                    f"that replaces them."
+                )
+    return [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class TrainState:
+    """The tensors of a run.
+
+    Args:
+        model: unwrapped.
+        optimizer: of its parameters, or of those that this rank steps.
+        names: of each of the optimizer's groups' parameters, over all ranks.
+        layout: who holds what of a tensor.
+        ema: the average that follows them, or None.
+        precision: whose state may be a loss scale.
+        steps: whose masters, where there are some, are the values of the parameters.
+        averaged_as: the formats in which the average takes parameters that are held in others, by name.
+        local: what each rank has by itself, where ranks step alone.
+
+    Attributes:
+        hidden_state: what the optimizer keeps that its state does not hold.
+
+    Raises:
+        ArgumentError: the optimizer holds a parameter that is not the model's.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer
+    names: list[list[str]]
+    layout: ParameterLayout
+    ema: Ema | None
+    precision: Precision
+    steps: Steps = field(default_factory=Steps)
+    averaged_as: Mapping[str, torch.dtype] = field(default_factory=dict)
+    local: LocalState = field(default_factory=LocalState)
+    _own: list[list[str]] = field(init=False)
+    _built: list[Tree] = field(init=False)
+    hidden_state: HiddenState = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._own = parameter_names(self.model, self.optimizer)
+        self._built = options_of(self.optimizer)
+        self.hidden_state = HiddenState(self.optimizer, shared=is_shared(self.model, self.layout))
+        if self.ema is not None:
+            self.ema.attach(self.model, self.averaged_as)
+
+    def state_dict(self, *, whole: bool = True) -> Tree:
+        """The parts "model", "optimizer", "ema" (empty without one) and "precision"; on all ranks together.
+
+        Args:
+            whole: False to leave tensors that are cut over ranks as they are, which costs no memory.
+        """
+        taken = partial(mapped, act=self.layout.gather_full if whole else _as_shard)
+        return self.local.told(self._tree(taken, self.layout.optimizer_state), taken)
+
+    def part(self) -> Tree:
+        """The same of what this rank holds; it needs no other rank."""
+        tree, others = self._tree(dict, lambda states: states), self.steps.rounded - self.steps.masters.keys()
+        elsewhere = _under_all_names(self.model, dict.fromkeys(others))  # ranks that hold their masters give them
+        tree = self.local.told(tree, None)
+        return {**tree, "model": {name: one for name, one in tree["model"].items() if name not in elsewhere}}
+
+    def _tree(self, taken: Callable[[Mapping[str, Any]], Tree], of_all: Callable[[States], States]) -> Tree:
+        fault = self.hidden_state.fault()
+        if fault:
+            raise CheckpointError(f"the state of the optimizer can't be saved: {fault}.")
+        state = optimizer_state(self.optimizer, self._own, self._built, self.hidden_state.values())
+        everybody = of_all(_with_masters(state["state"], self.steps.masters))
+        for group, names in zip(state["groups"], self.names, strict=True):
+            group["parameters"] = list(names)
+        model = taken(state_of(self.model))
+        states = {name: taken(everybody[name]) for names in self.names for name in names if name in everybody}
+        masters = {name: one.pop(_MASTER) for name, one in states.items() if _MASTER in one}
+        return {
+            "model": {**model, **_under_all_names(self.model, masters)},
+            "optimizer": {**state, "state": {name: one for name, one in states.items() if one}},
+            "ema": {} if self.ema is None else taken(self.ema.state_dict()),
+            "precision": self.precision.state,
+        }
+
+    def check(self, state: Tree) -> None:
+        """Raise CheckpointError unless `state` fits."""
+        self.local.check(state)
+        masters = _under_all_names(self.model, dict.fromkeys(self.steps.rounded, torch.float32))
+        check_fits(state["model"], state_of(self.model), "model", formats=masters)
+        check_optimizer(state["optimizer"], self.optimizer, self.names)
+        if self.ema is not None and state["ema"]:
+            check_fits(state["ema"], self.ema.state_dict(), "average")
+
+    def changed_options(self, state: Tree) -> list[str]:
+        """What is said of each of the optimizer's options that is another than `state`, which fits, was built with."""
+        return changed_options(state["optimizer"], self._built)
+
+    def own_part(self, state: Tree, take: Callable[[Tensor, Tensor], Tensor]) -> Tree:
+        """What of a whole state this rank holds.
+
+        Args:
+            state: that `check` found to fit.
+            take: gives what of a whole tensor a live one holds, cut as that is: `ParameterLayout.scatter_like`, or a
+                reader's.
+        """
+        state, live = self.local.own_part(state, take), state_of(self.model)
+        stepped = {name: live[name] for group in self._own for name in group}
+        saved: Tree = state["optimizer"]["state"]
+        states = {
+            name: {key: mapped(value, partial(take, tensor)) for key, value in saved[name].items()}
+            for name, tensor in stepped.items()
+            if name in saved
+        }
+        return {
+            **state,
+            "model": _each_taken(live, state["model"], take),
+            "optimizer": {**state["optimizer"], "state": states},
+            "ema": state["ema"] if self.ema is None else _each_taken(self.ema.state_dict(), state["ema"], take),
+        }
+
+    def load_state_dict(self, state: Tree) -> list[str]:
+        """Restore what `own_part` gave; says what began afresh or was given up."""
+        load_state(self.model, state["model"])
+        self.steps.load_masters(state["model"])
+        load_optimizer(state["optimizer"], self.optimizer, self._own, self._built)
+        self.hidden_state.restore(state["optimizer"].get("beside", {}).get("attributes", []))
+        self.precision.state = state["precision"]
+        changed = self.local.load(state)
+        if self.ema is None:
+            return [*changed, "the average of the parameters is given up"] if state["ema"] else changed
+        if state["ema"]:
+            self.ema.load_state_dict(state["ema"])
+            return changed
+        self.ema.restart()
+        return [*changed, "the average of the parameters is new and begins as a copy of them"]
+
+
+def _each_taken(live: Mapping[str, Tensor], whole: Mapping[str, Any], take: Callable[[Tensor, Tensor], Tensor]) -> Tree:
+    return {name: take(live[name], value) if isinstance(value, Tensor) else value for name, value in whole.items()}
+
+
+_MASTER = "master"  # beside an optimizer's state of a parameter, on its way to those who save
+
+
+def _with_masters(states: Tree, masters: Mapping[str, Tensor]) -> Tree:
+    return {**states, **{name: {**states.get(name, {}), _MASTER: master} for name, master in masters.items()}}
+
+
+def _under_all_names(model: nn.Module, values: Mapping[str, Any]) -> Tree:
+    """Values by parameter name, under the other names of parameters that have several as well."""
+    if not values:
+        return {}
+    first = {id(parameter): name for name, parameter in named_parameters(model).items()}
+    every = ((plain(name), first[id(one)]) for name, one in model.named_parameters(remove_duplicate=False))
+    return {name: values[known] for name, known in every if known in values}
+
+
+def _as_shard(tensor: Tensor | ShardedTensorRef) -> Tensor | Shard:
+    """What this rank holds of a tensor, as a checkpoint takes it."""
+    if isinstance(tensor, Tensor):
+        return tensor
+    return Shard(local=tensor.local, shape=tensor.shape, offsets=(0,) * len(tensor.shape))
+
+
+def with_plain_names(state: Tree) -> Tree:
+    """A state whose names may be those of wrapped modules, as they were in checkpoints once, with plain ones."""
+    optimizer = state["optimizer"]
+    groups = [{**group, "parameters": [plain(name) for name in group["parameters"]]} for group in optimizer["groups"]]
+    return {
+        **state,
+        "model": by_plain_name(state["model"]),
+        "optimizer": {**optimizer, "state": by_plain_name(optimizer["state"]), "groups": groups},
+        "ema": by_plain_name(state["ema"]),
+    }
+
+
+def check_same_run(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Raise CheckpointError unless the saved run has the same seed, precision and data as this one."""
+    different = [said for name in own for said in differences(name, saved[name], own[name])]
+    if different:
+        raise CheckpointError(
+            f"the checkpoint is of another run, so going on from it would not be exact: {'; '.join(different)}. Build "
+            f"the run as it was saved, or start a new one."
+        )
+
+
+def _said(format: torch.dtype) -> str:
+    return str(format).removeprefix("torch.")
+
+
+def check_fits(
+    saved: Mapping[str, Tensor],
+    live: Mapping[str, Tensor],
+    what: str,
+    *,
+    formats: Mapping[str, torch.dtype] = MappingProxyType({}),
+) -> None:
+    """Raise CheckpointError unless both have the same names, shapes and number formats.
+
+    Args:
+        formats: in which tensors of these names are saved, where that is not the format that they have.
+    """
+    faults = [f"{name} is missing" for name in live if name not in saved]
+    faults += [f"{name} is not known here" for name in saved if name not in live]
+    faults += [
+        f"{name} has shape {list(saved[name].shape)} instead of {list(tensor.shape)}"
+        for name, tensor in live.items()
+        if name in saved and saved[name].shape != tensor.shape
+    ]
+    faults += [
+        f"{name} is of {_said(saved[name].dtype)} instead of {_said(formats.get(name, tensor.dtype))}"
+        for name, tensor in live.items()
+        if name in saved and saved[name].dtype != formats.get(name, tensor.dtype)
+    ]
+    if faults:
+        more = f"; and {len(faults) - 5} more" if len(faults) > 5 else ""
+        raise CheckpointError(
+            f"the checkpoint's {what} does not fit this one: {'; '.join(faults[:5])}{more}. Build the model that the "
+            f"checkpoint was saved from."
+        )

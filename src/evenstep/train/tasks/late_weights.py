@@ -1,0 +1,93 @@
+"""Adds the gradients of several tasks of which some have a weight that is known only after their forwards.
+
+Each such task is accumulated by itself, since its gradient is divided by its own weight before it may be added to the
+others; the others are accumulated together. Methods that look at the tasks' gradients, such as PCGrad, are in
+`extras.multitask` and are loaded here by name.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from evenstep.internals import local_tensor
+from evenstep.plugins import PER_TASK_GRADIENTS, load
+from evenstep.train.context import MicrobatchResults, TrainContext
+from evenstep.train.execution import Execution
+from evenstep.train.tasks.combine import Combine, Separate
+from evenstep.train.weigh import Weights
+
+Accumulate = Callable[[Weights, int], MicrobatchResults]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LateWeighted:
+    """Leaves in `.grad` the sum of the tasks' gradients, of which some are divided by a weight that came late.
+
+    Args:
+        accumulate: leaves the whole gradient of the given micro-batches in `.grad`.
+        parameters: those that are trained, by name.
+    """
+
+    accumulate: Accumulate
+    parameters: Mapping[str, nn.Parameter]
+    context: TrainContext
+
+    def __call__(self, weights: Weights, update: int) -> MicrobatchResults:
+        """Run each task with a late weight by itself, and all others together."""
+        late = [(name,) for name in weights.totals if self.context.tasks[name].late_weight]
+        others = tuple(name for name in weights.totals if (name,) not in late)
+        whole, total = MicrobatchResults(), list[Tensor | None]()
+        for names in [*late, others] if others else late:
+            one = self.accumulate(weights.of(*names), update)
+            whole.add(one)
+            own = take_gradients(self.parameters, one.late_total)
+            total = [sum_gradients(pair, (1.0, 1.0)) for pair in zip(total, own, strict=True)] if total else own
+        for parameter, gradient in zip(self.parameters.values(), total, strict=True):
+            parameter.grad = gradient
+        return whole
+
+
+def build_gather(
+    accumulate: Accumulate,
+    combine: Combine,
+    parameters: Mapping[str, nn.Parameter],
+    context: TrainContext,
+    execution: Execution,
+) -> Accumulate:
+    """What leaves the tasks' gradients in `.grad`, combined: by a method that is loaded here, or only added."""
+    if isinstance(combine, Separate):
+        return LateWeighted(accumulate=accumulate, parameters=parameters, context=context)
+    method = load(PER_TASK_GRADIENTS)
+    return method(accumulate=accumulate, combine=combine, parameters=parameters, context=context, execution=execution)
+
+
+def take_gradients(parameters: Mapping[str, nn.Parameter], late_total: Tensor | None) -> list[Tensor | None]:
+    """The gradients in `.grad`, which is then empty, divided by a late weight; None where there is none."""
+    gradients = [parameter.grad for parameter in parameters.values()]
+    if late_total is not None:
+        # a late weight of 0 comes with gradients of 0, and contributes nothing
+        share = torch.where(late_total > 0, 1.0 / late_total, 0.0)
+        for gradient in gradients:
+            if gradient is not None:
+                local_tensor(gradient).mul_(share.to(gradient.dtype))
+    for parameter in parameters.values():
+        parameter.grad = None
+    return gradients
+
+
+def sum_gradients(gradients: Sequence[Tensor | None], factors: Sequence[float]) -> Tensor | None:
+    """Σ factor · gradient over those that there are, in place of the first."""
+    total: Tensor | None = None
+    for gradient, factor in zip(gradients, factors, strict=True):
+        if gradient is not None:
+            if factor != 1.0:
+                local_tensor(gradient).mul_(factor)
+            if total is None:
+                total = gradient
+            else:
+                local_tensor(total).add_(local_tensor(gradient))
+    return total

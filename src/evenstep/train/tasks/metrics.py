@@ -1,0 +1,126 @@
+"""Metric objects of tasks: what they are given of a micro-batch, by name, and whether a run can use them.
+
+How their states are kept, taken back and reduced over ranks is told in `events.meters`. No metric is computed here;
+torchmetrics does that, or any object of its `Metric`.
+"""
+
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from evenstep.arguments import advice, said
+from evenstep.errors import ArgumentError, MissingExtraError, TaskError
+from evenstep.events.meters import Meters
+from evenstep.internals import pytree
+from evenstep.train.tasks.task import Loss, Task
+
+_OF_UPDATES = ("lr", "grad_norm")  # stand beside a task's metrics of training, and would be averaged with theirs
+_TAKEN = ("loss", "no_loss", *_OF_UPDATES)  # the engine's own
+_SPACES = tuple(f"{name}/" for name in (*_OF_UPDATES, "param_norm", "update_ratio"))
+_FREE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def build_meters(tasks: Mapping[str, Task], device: torch.device) -> Meters:
+    """The meters of a run's tasks, on the device; "class/f1" is metric `f1` of task `class`.
+
+    Raises:
+        MissingExtraError: torchmetrics is not installed.
+        ArgumentError: something that is no metric, or has a name that is taken.
+    """
+    metrics: dict[str, Any] = {}
+    for task_name, task in tasks.items():
+        for name, metric in task.metrics.items():
+            _check(task, name, metric)
+            metrics[f"{task_name}/{name}" if task_name else name] = metric.clone().to(device)
+    return Meters(metrics)
+
+
+def _check(task: Task, name: str, metric: Any) -> None:
+    try:
+        from torchmetrics import Metric, MetricCollection
+    except ImportError as error:
+        raise MissingExtraError("torchmetrics", "torchmetrics") from error
+    where = f"the metric `{name}` of {type(task).__name__}"
+    if isinstance(metric, MetricCollection):
+        raise ArgumentError(f"{where} is a collection; give its metrics by name, `metrics = {{**collection}}`.")
+    if not isinstance(metric, Metric):
+        raise ArgumentError(f"{where} must be a `torchmetrics.Metric`, but is a {type(metric).__name__}.")
+    if name in _TAKEN or name.startswith(_SPACES) or not name.isprintable():
+        raise ArgumentError(f"{where} must have a printable name that is none of {', '.join(_TAKEN)}; rename it.")
+
+
+def check_names(task: Task, loss: Loss) -> None:
+    """Raise TaskError for metrics without names, and for one that would be mixed into the engine's of the same name."""
+    if not isinstance(cast("object", loss.metrics), Mapping):
+        raise TaskError(
+            f"the metrics of {type(task).__name__} must be pairs by name, `{{'accuracy': (correct, total)}}`, but are "
+            f"{said(loss.metrics)}; leave them out where there are none."
+        )
+    for name in loss.metrics:
+        if not isinstance(cast("object", name), str):
+            raise TaskError(f"the names of the metrics of {type(task).__name__} must be words, but one is {name!r}.")
+        if name in _TAKEN or name.startswith(_SPACES):
+            what = "the trained loss is" if "loss" in name else "evenstep's own metrics are"
+            raise TaskError(
+                f"{type(task).__name__} gives a metric called `{name}`, which is what {what} recorded as; rename it."
+            )
+
+
+def no_pair(task: Task, name: str, given: object) -> TaskError:
+    """The error for a metric that is a single number, which can't be averaged over batches of different sizes."""
+    what = f"a tensor of shape {list(given.shape)}" if isinstance(given, Tensor) else f"{given!r}"
+    return TaskError(
+        f"the metric `{name}` of {type(task).__name__} must be a pair (sum, weight), which is averaged over batches as "
+        f"Σsum/Σweight, but is {what}; write `{{'{name}': (correct, total)}}`, or `(mean * count, count)` for a mean."
+    )
+
+
+def is_number(given: object) -> bool:
+    """Whether it can be a metric's sum or weight; of a tensor, its shape is looked at when it is read.
+
+    >>> is_number(3), is_number(torch.tensor(3)), is_number("3"), is_number(None)
+    (True, True, False, False)
+    """
+    return isinstance(given, Tensor) or hasattr(given, "__float__")
+
+
+def observations(task: Task, loss: Loss, microbatch: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What each metric of the task sees of a micro-batch: the arguments of its `update`, by name.
+
+    Raises:
+        TaskError: the task did not say, or left out what a metric needs.
+    """
+    observed = loss.observed
+    if observed is None and loss.sum is None:
+        return
+    if observed is None:
+        raise TaskError(
+            f"{type(task).__name__} has metrics ({', '.join(task.metrics)}), but its `loss` did not say what they see "
+            f"of micro-batch {microbatch}; return `Loss(…, observed={{…}})` with the arguments of their `update`, or "
+            f"`observed={{}}` where there is nothing to see."
+        )
+    if not observed:
+        return
+    own = {name: value for name, value in observed.items() if name in task.metrics and isinstance(value, Mapping)}
+    shared = {name: value for name, value in observed.items() if name not in own}
+    for name, metric in task.metrics.items():
+        given: Mapping[str, Any] = own.get(name, shared)
+        if not given:  # what there is is for others
+            continue
+        taken: dict[str, Any] = metric._filter_kwargs(**given)
+        _check_complete(task, name, metric, taken, given)
+        yield name, cast("dict[str, Any]", pytree.tree_map_only(Tensor, Tensor.detach, taken))
+
+
+def _check_complete(task: Task, name: str, metric: Any, taken: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    parameters = inspect.signature(metric.update).parameters.values()
+    needed = [one.name for one in parameters if one.kind not in _FREE and one.default is inspect.Parameter.empty]
+    for missing in needed:
+        if missing not in taken:
+            raise TaskError(
+                f"the metric `{name}` ({type(metric).__name__}) of {type(task).__name__} needs `{missing}`, which is "
+                f"not in `observed`; {advice(missing, given)} A metric's own arguments can be given under its name."
+            )

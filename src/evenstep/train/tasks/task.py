@@ -1,0 +1,203 @@
+"""The user's seam: what a batch means.
+
+A task turns a batch into the model's inputs, says how many units the batch's loss covers, and sums the loss over
+them. It does not divide: the update divides by the weight of all its micro-batches, over all ranks, once.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal, Self, final
+
+import torch
+from torch import Tensor
+
+from evenstep.devices import scalar_on
+from evenstep.errors import TaskError
+from evenstep.renamed import warn
+from evenstep.train.memory.split import contents, halves, num_samples
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What a task makes of a micro-batch.
+
+    Args:
+        sum: the summed (not averaged) loss over the micro-batch's units, 0-dim; None where there is none to train on.
+        weight: the number of units, only from tasks whose weight is known after their forward (`late_weight`).
+        metrics: further numbers as (sum, weight) pairs, such as `{"accuracy": (correct, total)}`; they are logged
+            as Σsum/Σweight over micro-batches, updates and ranks, never as a mean of means.
+        observed: what the metric objects of the task (`Task.metrics`) see: the arguments of their `update` by name,
+            such as `{"preds": scores, "target": labels}`, each taking those that it has; or those of one metric, as a
+            mapping under its name. A task that has such metrics must give it.
+        count: how many units `sum` covers, as far as the loss itself knows; `of_mean` gives it.
+
+    >>> import torch
+    >>> Loss(torch.tensor(6.0), metrics={"accuracy": (3, 4)}).metrics["accuracy"]
+    (3, 4)
+    """
+
+    sum: Tensor | None
+    weight: Tensor | float | None = None
+    metrics: Mapping[str, tuple[Tensor | float, Tensor | float]] = field(default_factory=dict)
+    observed: Mapping[str, Any] | None = None
+    count: Tensor | float | None = None
+
+    @classmethod
+    def of_mean(
+        cls,
+        mean: Tensor,
+        count: Tensor | float,
+        *,
+        metrics: Mapping[str, tuple[Tensor | float, Tensor | float]] | None = None,
+        observed: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """The loss of a model that gives a mean: its sum is mean · count, exactly what the mean was divided by.
+
+        `count` must be the number of units that the mean is over, and so must be what `Task.weight` gives for the
+        batch: the update divides by the sum of weights. With `late_weight` it is the weight. Models of `transformers`
+        give a mean over the labels that are not -100; causal ones shift them first, so that the first label of each
+        row does not count: `(labels[:, 1:] != -100).sum()`, both here and in `weight`.
+
+        Args:
+            mean: over the batch's units, 0-dim. Of no units it is taken for 0, also where it is NaN.
+            count: of these units.
+            metrics: see `Loss`.
+            observed: see `Loss`.
+
+        >>> import torch
+        >>> Loss.of_mean(torch.tensor(1.5), 4).sum
+        tensor(6.)
+        """
+        wide = mean.float() if mean.dtype in (torch.float16, torch.bfloat16) else mean
+        given = scalar_on(count, wide.device, wide.dtype)
+        total = torch.where(given > 0, wide, torch.zeros_like(wide)) * given
+        return cls(total, metrics=dict(metrics or {}), observed=observed, count=count)
+
+
+class Task(ABC):
+    """What a batch means. Subclass it and write `loss`; override the rest where the defaults don't fit.
+
+    The gradient of an update over micro-batches m with summed losses S_m and weights w_m is
+
+        Σ∇S_m / Σw_m                       reduction "weight": per sample, per token, per whatever `weight` counts
+        Σ∇S_m                              reduction "sum"
+        1/K · Σ_k (Σ_{m∈k} ∇S_m / Σ_{m∈k} w_m)   reduction "mean": of the K batches of the task in the update
+
+    whichever way the batches are cut into micro-batches; with several tasks, the sum of that over tasks, each times its
+    coefficient.
+
+    Attributes:
+        reduction: what the summed loss is divided by.
+        late_weight: True when the weight is known only after the forward (masked positions chosen inside the
+            model); `loss` must then give it, and `weight` is not called.
+        metrics: objects of torchmetrics by name, for what no pair (sum, weight) says, such as F1 or AUROC. They see
+            what `loss` gives as `observed`; what has been seen since metrics were last written is computed then, over
+            all ranks. The objects themselves are copied, and stay as they are.
+
+    >>> import torch
+    >>> class Classify(Task):
+    ...     def loss(self, output, batch):
+    ...         return Loss(torch.nn.functional.cross_entropy(output, batch[1], reduction="sum"))
+    >>> Classify().weight((torch.zeros(8, 3), torch.zeros(8)))
+    8
+    """
+
+    reduction: Literal["weight", "sum", "mean"] = "weight"
+    late_weight: bool = False
+    metrics: Mapping[str, Any] = MappingProxyType({})
+
+    def transform(self, batch: Any) -> Any:
+        """What becomes of a batch on the model's device, before its forward and outside autocast; nothing by default.
+
+        Random numbers drawn here are keyed as those of the forward are.
+        """
+        return batch
+
+    def inputs(self, batch: Any) -> Any:
+        """What the model is called with: a tuple is its positional, a dict or `UserDict` its keyword arguments, all
+        else its only argument. By default the first item of a list or tuple, else the batch itself.
+        """
+        return batch[0] if isinstance(batch, tuple | list) else batch
+
+    def postprocess(self, output: Any, batch: Any) -> Any:
+        """The output as `loss` sees it, such as with what `transform` did undone; unchanged by default."""
+        return output
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "inverse" in vars(cls) and "postprocess" not in vars(cls):
+            warn(f"{cls.__name__}.inverse", f"{cls.__name__}.postprocess")
+            cls.postprocess = cls.inverse  # pyright: ignore[reportAttributeAccessIssue]
+
+    def weight(self, batch: Any) -> float | Tensor:
+        """How many units the summed loss of `batch` covers: valid tokens, samples, boxes.
+
+        Called before the forward, with the batch as the loader gave it (on the CPU). By default its number of
+        samples: as many as the loader has put in, unless its tensors say something else; where the loader does not
+        know, dim 0 of all its tensors. A micro-batch of weight 0 contributes nothing and is not run.
+
+        Raises:
+            TaskError: that is not certain.
+        """
+        return default_weight(self, batch)
+
+    def predict(self, output: Any, batch: Any) -> Any:
+        """What `Trainer.predict` keeps of the model's output: any tree of tensors and values; by default all of it.
+
+        Called instead of `loss`, on the model's device; the less it gives, the less is copied, sent and held.
+        """
+        return output
+
+    def split(self, batch: Any) -> list[Any]:
+        """`batch` in two, because it did not fit into memory; in one, if it can't be cut.
+
+        The weights, and the summed losses, of the parts must add up to those of the whole. By default tensors and
+        arrays with a row for each sample are cut along their first dimension, lists of samples, packed sequences and
+        nested tensors in samples, and what all samples share goes to both parts; what can be read in two ways is not
+        cut. Override it where samples are not along the first dimension: features first, graphs, your own classes.
+        """
+        return halves(batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must keep of this task: a tree of dict, list, str, int, float, bool, None and tensors.
+
+        By default nothing, or what another base class has, such as an `nn.Module`. It must not depend on which
+        micro-batches this rank has run: the first rank's is kept, and given to all.
+        """
+        other = getattr(super(), "state_dict", None)
+        return {} if other is None else dict(other())
+
+    def load_state_dict(self, state: dict[str, Any]) -> Any:
+        """Take back what `state_dict` gave; called only when that was not empty."""
+        other = getattr(super(), "load_state_dict", None)
+        return None if other is None else other(state)
+
+    @abstractmethod
+    def loss(self, output: Any, batch: Any) -> Loss | Tensor | None:
+        """The loss of the model's output, SUMMED over the batch's units, on the model's device.
+
+        None, or a tensor without elements, is a loss of 0: the batch's weight counts, and so does that it had none.
+        """
+
+
+def default_weight(task: Task, batch: Any, known: int | None = None) -> int:
+    """What `Task.weight` gives by default: the number of samples of `batch`.
+
+    Args:
+        batch: as the loader gave it.
+        known: how many samples were put in, where that is known.
+
+    Raises:
+        TaskError: that is not certain.
+    """
+    samples = num_samples(batch, known)
+    if samples is None:
+        put_in = "" if known is None else f", of which the loader made {known} samples"
+        raise TaskError(
+            f"the default `weight` of {type(task).__name__} counts samples, but a batch does not tell how many it "
+            f"holds: {contents(batch)}{put_in}; override `weight` to say how many units the loss of a batch covers."
+        )
+    return samples

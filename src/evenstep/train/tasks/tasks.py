@@ -1,0 +1,162 @@
+"""Puts the tasks of a run together: their names, their coefficients, and what is learned about them.
+
+What is learned becomes a part of the model, `task_coefficients` or `task_balance`, so that checkpoints, averages,
+clipping and ranks treat it as they treat all parameters and buffers. It runs nothing.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self, cast, final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from evenstep.arguments import said
+from evenstep.errors import ArgumentError, CheckpointError, TaskError
+from evenstep.options import check_task_names
+from evenstep.parallel import Strategy
+from evenstep.train.failures import FailurePolicy
+from evenstep.train.state.train_state import unwrapped
+from evenstep.train.tasks.coefficients import LEARNED, Coefficients, Fixed
+from evenstep.train.tasks.combine import Combine, Separate
+from evenstep.train.tasks.norm_statistics import Kind, Norms, build_norms
+from evenstep.train.tasks.task import Task
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tasks:
+    """The tasks of a run, and what is said about them together.
+
+    Args:
+        by_name: "" is that of a run with one task without a name.
+        combine: the method for separate gradients, or None.
+        norm_statistics: whose running statistics normalisation layers keep.
+        distinguished: whether something is asked for that only named tasks have.
+    """
+
+    by_name: dict[str, Task]
+    coefficients: Coefficients
+    combine: Combine | None
+    norm_statistics: Kind
+    distinguished: bool
+
+    @classmethod
+    def of(
+        cls,
+        task: Task | Mapping[str, Task],
+        coefficients: Coefficients | Mapping[str, float] | None,
+        combine: Combine | None,
+        norm_statistics: Kind,
+    ) -> Self:
+        """The tasks from a trainer's arguments.
+
+        Raises:
+            ArgumentError: no task, or a name that metrics and files cannot have.
+        """
+        tasks = named(task)
+        return cls(
+            by_name=tasks,
+            coefficients=coefficients_of(coefficients),
+            combine=combine_of(combine, tasks),
+            norm_statistics=norm_statistics,
+            distinguished=bool(coefficients) or norm_statistics == "per-task",
+        )
+
+    def attach(self, model: nn.Module, optimizer: Optimizer) -> Norms:
+        """Make what is learned about the tasks a part of the model; gives its normalisation layers."""
+        names = tuple(self.by_name)
+        built = (self.coefficients.build(names), None if self.combine is None else self.combine.build(names))
+        for name, module in zip(LEARNED, built, strict=True):
+            _attach(model, optimizer, name, module)
+        return build_norms(model, names, self.norm_statistics)
+
+
+def named(task: Task | Mapping[str, Task]) -> dict[str, Task]:
+    """The tasks by name; one without a name has "".
+
+    Raises:
+        ArgumentError: no task, or a name that metrics and files cannot have.
+    """
+    if isinstance(task, Task):
+        return {"": task}
+    given: Any = task
+    if not isinstance(given, Mapping) or not given:
+        what = "empty" if isinstance(given, Mapping) else f"a {type(given).__name__}"
+        raise ArgumentError(
+            f"`task` must be a Task, or tasks by name, but is {what}; give an instance of a subclass of "
+            f"`evenstep.Task`."
+        )
+    check_task_names(map(str, task))
+    return dict(task)
+
+
+def coefficients_of(given: Coefficients | Mapping[str, float] | None) -> Coefficients:
+    """Numbers are fixed coefficients."""
+    return given if isinstance(given, Coefficients) else Fixed(given)
+
+
+def combine_of(given: Combine | None, tasks: Mapping[str, Task]) -> Combine | None:
+    """The method asked for; a weight that comes late is divided by before the next task's gradient is added."""
+    late = len(tasks) > 1 and any(task.late_weight for task in tasks.values())
+    return Separate() if given is None and late else given
+
+
+def state_of(task: Task, name: str) -> dict[str, Any]:
+    """What a task keeps in checkpoints.
+
+    Raises:
+        TaskError: that is no dict.
+    """
+    state: Any = task.state_dict()
+    if not isinstance(state, dict):
+        raise TaskError(
+            f"`state_dict` of {_named(name)} must give a dict, but gave {said(state)}; return `{{'name': value}}`, or "
+            f"`{{}}` where there is nothing to keep."
+        )
+    return cast("dict[str, Any]", state)
+
+
+def _attach(model: nn.Module, optimizer: Optimizer, name: str, module: nn.Module | None) -> None:
+    """Make what is learned about tasks a part of the model, and its parameters a group of the optimizer's."""
+    if module is None:
+        return
+    dtype = next(model.parameters()).dtype
+    module.to(torch.float64 if dtype == torch.float64 else torch.float32)
+    for part in module.modules():
+        part.__dict__["stays_float32"] = True  # also in a model of 16 bits: it is no part of what that computes
+    unwrapped(model).add_module(name, module)
+    parameters = list(module.parameters())
+    if parameters:
+        decay = {"weight_decay": 0.0} if "weight_decay" in optimizer.defaults else {}
+        optimizer.add_param_group({"params": parameters, **decay})
+
+
+def poison_of(optimizer: Optimizer, policy: FailurePolicy, strategy: Strategy) -> Callable[[], Tensor] | None:
+    """Gives losses whose gradient is NaN, in a parameter that every rank has; None where what a task raises must end
+    the run: shards are gathered in the midst of a forward, where the peers of a rank that stops there wait for it.
+    """
+    if not policy.tolerates_errors or strategy.layout.divides == "elements":
+        return None
+    parameters = (one for group in optimizer.param_groups for one in group["params"] if one.requires_grad)
+    first: Tensor = next(parameters)
+    return lambda: first.flatten()[:1].float().sum() * math.nan
+
+
+def check_task_states(saved: Mapping[str, Any], tasks: Mapping[str, Task]) -> None:
+    """Raise CheckpointError unless the tasks that have a state are those whose state was saved."""
+    missing = [name for name, task in tasks.items() if name not in saved and state_of(task, name)]
+    surplus = [name for name in saved if name not in tasks]
+    faults = [f"has no state of {_named(name)}, which has some" for name in missing]
+    faults += [f"has a state of {_named(name)}, which this run has not" for name in surplus]
+    if faults:
+        raise CheckpointError(
+            f"the checkpoint {' and '.join(faults)}, so going on from it would not be exact; resume with the tasks "
+            f"that it was saved with."
+        )
+
+
+def _named(name: str) -> str:
+    return f"task `{name}`" if name else "the task"

@@ -1,0 +1,318 @@
+"""Ranks that step alone, as threads, against the methods' own definitions in a few lines of float64."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from launched import digest
+from torch import Tensor, nn
+
+from evenstep import Engine, Local, Ordered, Task, Training
+from evenstep.parallel import Ddp, Group, Strategy, mapped
+
+OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
+Batch = tuple[Tensor, Tensor]
+Parameters = list[Tensor]
+UPDATES, RATE = 13, 0.05
+
+
+class Square(Task):
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        return ((output.squeeze(-1) - batch[1]) ** 2).sum()
+
+
+def model(seed: int = 3) -> nn.Sequential:
+    generator = torch.Generator().manual_seed(seed)
+    made = nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 1)).double()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    return made
+
+
+def batches(update: int, rank: int) -> list[Batch]:
+    """Two micro-batches of two to four samples, others on each rank."""
+    generator = torch.Generator().manual_seed(1000 * update + rank)
+    sizes = [2 + (update + rank) % 3, 2]
+    random = [torch.randn(size, 3, generator=generator, dtype=torch.float64) for size in sizes]
+    return [(one[:, :2], one[:, 2]) for one in random]
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=RATE, momentum=0.5)
+
+
+def adamw(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=RATE)
+
+
+class Alone:
+    """One rank of the reference: a model of its own, stepped by the mean gradient of its own samples, clipped."""
+
+    def __init__(self, rank: int, optimizer: Callable[..., torch.optim.Optimizer], clip: float) -> None:
+        self.rank, self.clip, self.net = rank, clip, model()
+        self.parameters = list(self.net.parameters())
+        self.optimizer = optimizer(self.parameters)
+
+    def gradient(self, update: int) -> tuple[Parameters, int]:
+        x, y = (torch.cat(part) for part in zip(*batches(update, self.rank), strict=True))
+        total = ((self.net(x).squeeze(-1) - y) ** 2).sum()
+        return list(torch.autograd.grad(total, self.parameters)), len(x)
+
+    def step(self, update: int, rate: float) -> None:
+        total, count = self.gradient(update)
+        self.take([one / count for one in total], rate)
+
+    def take(self, gradients: Parameters, rate: float) -> None:
+        norm = torch.sqrt(sum(((one**2).sum() for one in gradients), torch.zeros((), dtype=torch.float64)))
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.grad = gradient * min(1.0, self.clip / (float(norm) + 1e-6))
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+
+    def put(self, values: Sequence[Tensor]) -> None:
+        with torch.no_grad():
+            for parameter, value in zip(self.parameters, values, strict=True):
+                parameter.copy_(value)
+
+
+def mean(ranks: list[Alone]) -> Parameters:
+    columns = zip(*(one.parameters for one in ranks), strict=True)
+    return [torch.stack([one.detach() for one in column]).mean(0) for column in columns]
+
+
+Outer = Callable[[Parameters, float], Parameters]  # (the mean, the inner rate) → what ranks go on with
+
+
+def average(start: Parameters) -> Outer:
+    """Local SGD (Lin et al. 2018): parameters are averaged."""
+    return lambda mean, rate: mean
+
+
+def bmuf(*, nesterov: bool, eta: float, zeta: float) -> Callable[[Parameters], Outer]:
+    """Chen & Huo 2016: W is the global model, Δ its filtered update; with Nesterov ranks begin with W + η·Δ."""
+
+    def begin(start: Parameters) -> Outer:
+        w, begun, delta = start, start, [torch.zeros_like(one) for one in start]
+
+        def act(mean: Parameters, rate: float) -> Parameters:
+            nonlocal w, begun, delta
+            delta = [eta * d + zeta * (m - b) for d, m, b in zip(delta, mean, begun, strict=True)]
+            w = [one + d for one, d in zip(w, delta, strict=True)]
+            begun = [one + eta * d for one, d in zip(w, delta, strict=True)] if nesterov else w
+            return begun
+
+        return act
+
+    return begin
+
+
+def slowmo(*, alpha: float, beta: float) -> Callable[[Parameters], Outer]:
+    """Wang et al. 2019: u ← β·u + (x₀ - x_τ)/γ,  x₀ ← x₀ - α·γ·u, with γ the inner rate."""
+
+    def begin(start: Parameters) -> Outer:
+        x, u = start, [torch.zeros_like(one) for one in start]
+
+        def act(mean: Parameters, rate: float) -> Parameters:
+            nonlocal x, u
+            u = [beta * v + (begun - end) / rate for v, begun, end in zip(u, x, mean, strict=True)]
+            x = [begun - alpha * rate * v for begun, v in zip(x, u, strict=True)]
+            return x
+
+        return act
+
+    return begin
+
+
+def diloco(start: Parameters) -> Outer:
+    """Douillard et al. 2023: torch's own SGD with Nesterov momentum on Δ = θ - mean."""
+    theta = [one.clone().requires_grad_() for one in start]
+    outer = torch.optim.SGD(theta, lr=0.7, momentum=0.9, nesterov=True)
+
+    def act(mean: Parameters, rate: float) -> Parameters:
+        for one, m in zip(theta, mean, strict=True):
+            one.grad = one.detach() - m
+        outer.step()
+        return [one.detach().clone() for one in theta]
+
+    return act
+
+
+METHODS: dict[str, tuple[dict[str, Any], Callable[[Parameters], Outer]]] = {
+    "local SGD": ({}, average),
+    "BMUF, classical": ({"outer_lr": 1.2, "outer_momentum": 0.6}, bmuf(nesterov=False, eta=0.6, zeta=1.2)),
+    "BMUF, Nesterov": ({"outer_momentum": 0.75, "nesterov": True}, bmuf(nesterov=True, eta=0.75, zeta=1.0)),
+    "SlowMo": ({"outer_lr": 0.9, "outer_momentum": 0.7, "by_inner_rate": True}, slowmo(alpha=0.9, beta=0.7)),
+    "DiLoCo": ({"outer_lr": 0.7, "outer_momentum": 0.9, "nesterov": True}, diloco),
+}
+
+
+def rate_of(update: int) -> float:
+    """A linear fall from the full rate to a tenth of it over 20 updates: the engine's own schedule, written out."""
+    return RATE * (1 - 0.9 * (update - 1) / 19)
+
+
+def reference(
+    ranks: int,
+    method: Callable[[Parameters], Outer],
+    optimizer: Callable[..., torch.optim.Optimizer],
+    *,
+    every: int,
+    synchronous: int = 0,
+    reset: bool = False,
+    rates: Callable[[int], float] = lambda update: RATE,
+) -> tuple[list[Parameters], Parameters]:
+    """The parameters of each rank after UPDATES updates, and those that they share."""
+    everybody = [Alone(rank, optimizer, clip=0.8) for rank in range(ranks)]
+    shared = [one.detach().clone() for one in everybody[0].parameters]
+    for update in range(1, synchronous + 1):
+        found = [one.gradient(update) for one in everybody]
+        count = sum(size for _, size in found)
+        total = [torch.stack(column).sum(0) / count for column in zip(*(theirs for theirs, _ in found), strict=True)]
+        for one in everybody:
+            one.take(total, rates(update))
+        shared = mean(everybody)
+    outer = method(shared)
+    for update in range(synchronous + 1, UPDATES + 1):
+        for one in everybody:
+            one.step(update, rates(update))
+        if (update - synchronous) % every == 0:
+            shared = outer(mean(everybody), rates(update))
+            for one in everybody:
+                one.put(shared)
+                one.optimizer = optimizer(one.parameters) if reset else one.optimizer
+    return [[p.detach() for p in one.parameters] for one in everybody], shared
+
+
+def engine(
+    group: Group,
+    optimizer: Callable[..., torch.optim.Optimizer] = sgd,
+    *,
+    replicas: Callable[[Group], Strategy] = Ddp,
+    scheduled: bool = False,
+    net: nn.Module | None = None,
+    **settings: Any,
+) -> Engine:
+    net = model() if net is None else net
+    return Engine(
+        net,
+        Square(),
+        optimizer(net.parameters()),
+        strategy=Local(replicas(group), **settings),
+        train=Training(clip_norm=0.8, check_loss=False),
+        lr_schedule={"kind": "linear", "end_factor": 0.1} if scheduled else None,
+        updates=20 if scheduled else None,
+        device="cpu",
+    )
+
+
+def shown(one: Engine) -> Parameters:
+    with one.evaluating():
+        return [parameter.detach().clone() for parameter in one.model.parameters()]
+
+
+def held(one: Engine) -> Parameters:
+    return [parameter.detach().clone() for parameter in one.model.parameters()]
+
+
+def run(one: Engine, rank: int, updates: int = UPDATES) -> Engine:
+    while one.progress.update < updates:
+        one.update(*batches(one.progress.update + 1, rank))
+    return one
+
+
+def far(one: Sequence[Parameters], other: Sequence[Parameters]) -> float:
+    pairs = zip(one, other, strict=True)
+    return max(float((a - b).abs().max()) for theirs, ours in pairs for a, b in zip(theirs, ours, strict=True))
+
+
+@pytest.mark.parametrize("replicas", [Ddp, Ordered])
+@pytest.mark.parametrize("name", METHODS)
+def test_each_method_is_its_definition(on_ranks: OnRanks, name: str, replicas: Any) -> None:
+    settings, method = METHODS[name]
+    more: dict[str, Any] = {"every_updates": 4, "synchronous_updates": 3, "scheduled": True}
+
+    def act(group: Group) -> tuple[Parameters, Parameters]:
+        one = run(engine(group, replicas=replicas, **settings, **more), group.rank)
+        return held(one), shown(one)
+
+    own, shared = reference(3, method, sgd, every=4, synchronous=3, rates=rate_of)
+    found = on_ranks(3, act)
+    assert far([theirs for theirs, _ in found], own) < 1e-12
+    assert far([theirs for _, theirs in found], [shared] * 3) < 1e-12
+
+
+@pytest.mark.parametrize("state", ["keep", "reset"])
+def test_each_rank_keeps_or_forgets_its_own_optimizer_state(on_ranks: OnRanks, state: str) -> None:
+    settings, method = METHODS["DiLoCo"]
+
+    def act(group: Group) -> Parameters:
+        return held(run(engine(group, adamw, every_updates=5, inner_state=state, **settings), group.rank))
+
+    own, _ = reference(2, method, adamw, every=5, reset=state == "reset")
+    assert far(on_ranks(2, act), own) < 1e-12
+
+
+STREAMED = {"fragments": 2, "overlap_updates": 1, "own_share": 0.25, **METHODS["DiLoCo"][0]}
+
+
+def streamed(ranks: int, *, every: int, overlap: int, alpha: float) -> tuple[list[Parameters], Parameters]:
+    """Streaming DiLoCo (Douillard et al. 2025) of two fragments, the first weight and the rest, H / 2 apart."""
+    everybody = [Alone(rank, sgd, clip=0.8) for rank in range(ranks)]
+    shared = [one.detach().clone() for one in everybody[0].parameters]
+    fragments = ([0], [1, 2, 3])
+    outer = [diloco([shared[place] for place in places]) for places in fragments]
+    sent: dict[int, tuple[int, Parameters]] = {}
+    for update in range(1, UPDATES + 1):
+        for one in everybody:
+            one.step(update, RATE)
+        for number, places in enumerate(fragments):
+            if update % every == number * every // 2:
+                sent[number] = update, [mean(everybody)[place] for place in places]
+            if number in sent and sent[number][0] + overlap == update:
+                for place, value in zip(places, outer[number](sent[number][1], RATE), strict=True):
+                    shared[place] = value
+                    for one in everybody:
+                        one.parameters[place].data.mul_(alpha).add_(value, alpha=1 - alpha)
+    return [[p.detach() for p in one.parameters] for one in everybody], shared
+
+
+@pytest.mark.parametrize(("overlap", "alpha"), [(0, 0.0), (1, 0.25), (3, 0.5)])
+@pytest.mark.parametrize("replicas", [Ddp, Ordered])
+def test_streaming_is_its_definition(on_ranks: OnRanks, replicas: Any, overlap: int, alpha: float) -> None:
+    settings = {**STREAMED, "overlap_updates": overlap, "own_share": alpha}
+
+    def act(group: Group) -> tuple[Parameters, Parameters]:
+        one = run(engine(group, replicas=replicas, every_updates=4, **settings), group.rank)
+        return held(one), shown(one)
+
+    own, shared = streamed(3, every=4, overlap=overlap, alpha=alpha)
+    found = on_ranks(3, act)
+    assert far([theirs for theirs, _ in found], own) < 1e-12
+    assert far([theirs for _, theirs in found], [shared] * 3) < 1e-12
+
+
+@pytest.mark.parametrize("stop", [3, 4, 6, 9])
+@pytest.mark.parametrize("settings", [METHODS["SlowMo"][0], STREAMED], ids=["SlowMo", "streamed"])
+def test_a_run_goes_on_in_the_midst_of_a_period_with_the_same_bits(
+    on_ranks: OnRanks, settings: dict[str, Any], stop: int
+) -> None:
+    def act(group: Group) -> tuple[Any, Any]:
+        def fresh() -> Engine:
+            net = nn.Sequential(*model(), nn.BatchNorm1d(1, momentum=0.3).double())
+            return engine(group, adamw, net=net, every_updates=4, synchronous_updates=1, **settings)
+
+        whole = run(fresh(), group.rank, updates=11)
+        begun = run(fresh(), group.rank, updates=stop)
+        again = fresh()
+        again.load_state_dict(copied(begun.state_dict()))
+        return digest(run(again, group.rank, updates=11).state_dict()), digest(whole.state_dict())
+
+    found = on_ranks(2, act)
+    assert len({one for pair in found for one in pair}) == 1
+
+
+def copied(tree: Any) -> Any:
+    return mapped(tree, torch.clone)

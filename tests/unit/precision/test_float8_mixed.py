@@ -1,0 +1,128 @@
+"""What float8-mixed is refused with, and of which layers it would be; nothing here needs torchao."""
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from evenstep import Float8Mixed
+from evenstep.errors import ArgumentError, MissingExtraError
+from evenstep.precision import float8_mixed
+from evenstep.train.linear_layers import choose_linear_layers
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def block(width: int = 16) -> nn.Module:
+    return nn.Sequential(nn.Linear(width, 32), nn.Tanh(), nn.Linear(32, width))
+
+
+def net() -> nn.Module:
+    return nn.ModuleDict(
+        {"embedding": nn.Embedding(5, 16), "blocks": nn.ModuleList([block(), block()]), "head": nn.Linear(16, 32)}
+    )
+
+
+class FakeCuda:
+    """What torch says of a CUDA device with such a compute capability."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], *, toolkit: str | None = "13.0"):
+        monkeypatch.setattr(torch.version, "cuda", toolkit)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA Fake")
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was loaded, instead of torchao."""
+    loaded: list[str] = []
+    monkeypatch.setattr(float8_mixed, "import_module", loaded.append)
+    return loaded
+
+
+def test_a_device_that_can_not_multiply_float8_is_refused_in_one_line(loads: list[str]) -> None:
+    with pytest.raises(ArgumentError, match=r"capability 8\.9 or more, but the device is 'cpu'; .* `emulate`") as said:
+        Float8Mixed().check(CPU)
+    assert "\n" not in str(said.value)
+    assert not loads
+
+
+@pytest.mark.parametrize(("capability", "can"), [((8, 0), False), ((8, 6), False), ((8, 9), True), ((9, 0), True)])
+def test_a_gpu_is_judged_by_its_compute_capability(
+    capability: tuple[int, int], can: bool, loads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FakeCuda(monkeypatch, capability)
+    if can:
+        Float8Mixed().check(CUDA)
+        assert loads
+    else:
+        with pytest.raises(ArgumentError, match=rf"but NVIDIA Fake has {capability[0]}\.{capability[1]}; use"):
+            Float8Mixed().check(CUDA)
+
+
+def test_a_device_called_cuda_that_is_none_of_nvidias_is_refused(
+    loads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FakeCuda(monkeypatch, (9, 4), toolkit=None)
+    with pytest.raises(ArgumentError, match="needs an NVIDIA GPU"):
+        Float8Mixed().check(CUDA)
+
+
+@pytest.mark.usefixtures("loads")
+def test_emulation_is_for_any_device() -> None:
+    Float8Mixed(emulate=True).check(CPU)
+    Float8Mixed(emulate=True).check(torch.device("meta"))
+
+
+def test_a_missing_torchao_is_said_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("evenstep.precision.float8_linear", "torchao", "torchao.float8"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, "evenstep.precision.float8_linear")
+    with pytest.raises(MissingExtraError, match=r"`torchao` .*pip install 'evenstep\[float8\]'"):
+        Float8Mixed(emulate=True).check(CPU)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"recipe": "rows"}, r"`recipe` must be one of tensorwise, rowwise, .* is it 'rowwise'|is 'rows'"),
+        ({"recipe": 8}, "`recipe` must be one of"),
+        ({"layers": "none"}, r"`layers` must be .* is precision 'bf16-mixed'"),
+        ({"layers": ["a"]}, r"`layers` must be \"blocks\" or a pattern"),
+        ({"emulate": 1}, "`emulate` must be"),
+    ],
+)
+def test_arguments_that_are_none_are_refused(arguments: dict[str, Any], says: str) -> None:
+    with pytest.raises(ArgumentError, match=says):
+        Float8Mixed(**arguments)
+
+
+def test_by_default_the_linear_layers_of_blocks_are_meant_and_the_head_is_not() -> None:
+    meant = choose_linear_layers(net(), Float8Mixed()).names
+    assert meant == ("blocks.0.0", "blocks.0.2", "blocks.1.0", "blocks.1.2")
+    assert choose_linear_layers(net(), Float8Mixed(layers="*")).names == (*meant, "head")
+    assert choose_linear_layers(net(), Float8Mixed(layers="head")).names == ("head",)
+
+
+def test_layers_that_can_not_be_are_left_as_they_are() -> None:
+    class Own(nn.Linear):
+        def forward(self, input: Any) -> Any:
+            return -super().forward(input)
+
+    odd = nn.Sequential(nn.Linear(16, 30), nn.Linear(30, 16), nn.Linear(16, 16), Own(16, 16))
+    odd.append(nn.MultiheadAttention(16, 2)).append(nn.Linear(16, 16, dtype=torch.float64))
+    assert choose_linear_layers(nn.ModuleList([odd]), Float8Mixed(layers="0")).names == ("0.2",)
+
+
+def test_where_no_layer_can_be_it_is_said_why_with_names() -> None:
+    model = nn.ModuleList([block(10), block(10)])
+    with pytest.raises(ArgumentError, match=r"`0\.0` has 10 → 32 features; .* multiples of 16: mean others"):
+        choose_linear_layers(model, Float8Mixed())
+    with pytest.raises(ArgumentError, match=r"`float8\.layers` is \"blocks\", but .* has none: .* such as \"1\"\.$"):
+        choose_linear_layers(nn.Sequential(nn.Tanh(), nn.Linear(16, 16)), Float8Mixed())
+    with pytest.raises(ArgumentError, match=r"'embedding', but there are no linear layers; precision"):
+        choose_linear_layers(net(), Float8Mixed(layers="embedding"))
+    with pytest.raises(ArgumentError, match=r"`float8\.layers` must be \"blocks\" or a pattern .* there are `head`"):
+        choose_linear_layers(net(), Float8Mixed(layers="haed"))

@@ -1,0 +1,430 @@
+"""Activations that are computed again: nothing that a user sees changes but the memory."""
+
+import gc
+import random
+import weakref
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
+
+import evenstep
+from evenstep import Engine, Memory, Task, Training
+from evenstep.train.memory.activation_checkpointing import CheckpointedForward, recompute
+from evenstep.train.randomness import Randomness
+
+BLOCKS, WIDTH, ROWS = 8, 32, 64
+
+
+class Square(Task):
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        return ((output - batch[1]) ** 2).sum()
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.norm, self.two = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.dropout, self.calls = nn.Dropout(0.3), 0
+
+    def forward(self, x: Tensor, *, shift: Tensor) -> Tensor:
+        self.calls += 1
+        return x + self.two(self.dropout(self.norm(self.one(x + shift)).tanh().exp().sigmoid()))
+
+
+class Net(nn.Module):
+    def __init__(self, blocks: int = BLOCKS) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, WIDTH), nn.Linear(WIDTH, 1)
+        self.blocks = nn.ModuleList(Block() for _ in range(blocks))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x, shift=x.mean())
+        return self.last(x)
+
+
+def batches(count: int = 2, rows: int = ROWS) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(rows, 4, generator=generator), torch.randn(rows, 1, generator=generator)) for _ in range(count)
+    ]
+
+
+def engine(model: nn.Module, which: str = "none", **more: Any) -> Engine:
+    sgd = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    return Engine(
+        model, Square(), sgd, device="cpu", train=Training(memory=Memory(checkpoint=which), check_loss=False), **more
+    )
+
+
+def net(seed: int = 0) -> Net:
+    torch.manual_seed(seed)
+    return Net()
+
+
+def assert_same_state(one: nn.Module, other: nn.Module) -> None:
+    mine, theirs = one.state_dict(), other.state_dict()
+    assert mine.keys() == theirs.keys()
+    for name, value in mine.items():
+        assert torch.equal(value, theirs[name]), name
+
+
+class Allocated(TorchDispatchMode):
+    """Counts the memory of all tensors that are made inside and still there.
+
+    Attributes:
+        peak: the most bytes at once.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self.known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = func(*args, **(kwargs or {}))
+        for one in tree_leaves(given):
+            if isinstance(one, Tensor):
+                self.see(one.untyped_storage())
+        return given
+
+    def see(self, memory: Any) -> None:
+        place = memory.data_ptr()
+        if place in self.known or not place:
+            return
+        self.known.add(place)
+        size = memory.nbytes()
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(memory, self.gone, place, size)
+
+    def gone(self, place: int, size: int) -> None:
+        self.known.discard(place)
+        self.now -= size
+
+
+def peak_of(model: nn.Module, which: str) -> int:
+    """The most bytes that an update allocates at once, beside parameters, gradients and the optimizer's state."""
+    run = engine(model, which)
+    run.update(*batches(1))  # gradients and state are there
+    with Allocated() as allocated:
+        run.update(*batches(1))
+    gc.collect()
+    return allocated.peak
+
+
+def test_bits_names_and_running_statistics_are_those_of_a_run_that_keeps_all() -> None:
+    kept, again = net(), net()
+    one, other = engine(kept), engine(again, "blocks")
+    for _ in range(3):
+        for run in (one, other):
+            run.update(*batches())
+    assert_same_state(kept, again)
+    assert again.blocks[0].norm.num_batches_tracked == 6  # and not 12
+    assert again.blocks[0].calls == 12  # what a forward keeps in attributes it does twice
+    assert other.recomputed == tuple(f"blocks.{number}" for number in range(BLOCKS)) and one.recomputed == ()
+
+
+def test_torch_alone_moves_running_statistics_twice() -> None:
+    """What the engine must not inherit."""
+    norm = nn.BatchNorm1d(4)
+    out: Any = checkpoint(norm, batches(1)[0][0].requires_grad_(), use_reentrant=False)
+    out.sum().backward()
+    assert norm.num_batches_tracked == 2
+
+
+def test_an_evaluation_computes_nothing_twice_and_gives_the_same() -> None:
+    kept, again = net(), net()
+    assert engine(kept).evaluate(*batches()) == engine(again, "blocks").evaluate(*batches())
+    assert again.blocks[0].calls == 2
+
+
+def test_an_update_takes_a_fraction_of_the_memory() -> None:
+    """Of each block it keeps what that is called with, and all of one block while that one is computed again."""
+    kept, again = peak_of(net(), "none"), peak_of(net(), "blocks")
+    one_input = ROWS * WIDTH * 4
+    assert kept > BLOCKS * 6 * one_input
+    assert again < (BLOCKS + 20) * one_input
+    assert again < 0.5 * kept, (kept, again)
+
+
+def test_one_tensor_that_is_given_twice_is_one_when_it_is_computed_again() -> None:
+    """Attention projects queries, keys and values at once where they are the same."""
+
+    def made() -> nn.Module:
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.2)
+        return nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Linear(4, 8), layer, nn.Linear(8, 1), nn.Flatten(1))
+
+    kept, again = made(), made()
+    for model, which in ((kept, "none"), (again, "*.self_attn")):
+        engine(model, which).update(*batches())
+    assert_same_state(kept, again)
+
+
+class Drawn(nn.Module):
+    """Multiplies by numbers of Python's and numpy's generators."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sigmoid() * (1 + random.random()) * (x * float(np.random.rand())).tanh()
+
+
+class Chain(nn.Sequential):
+    """Has a forward of its own, so that its layers, and their keys, are not known."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+def test_what_is_drawn_from_python_and_numpy_is_drawn_again() -> None:
+    def made() -> nn.Module:
+        torch.manual_seed(0)
+        blocks = (nn.Sequential(nn.Linear(WIDTH, WIDTH), Drawn()) for _ in range(3))
+        return Chain(nn.Linear(4, WIDTH), *blocks, nn.Linear(WIDTH, 1))
+
+    kept, again = made(), made()
+    for model, which in ((kept, "none"), (again, "blocks")):
+        run = engine(model, which)
+        for _ in range(5):  # in some of which the engine looks for whether anything draws from them
+            run.update(*batches())
+    assert_same_state(kept, again)
+
+
+def test_one_dropout_that_stands_in_several_blocks_has_the_key_of_its_place_again() -> None:
+    """The backward computes the last block again first."""
+
+    def made() -> nn.Module:
+        torch.manual_seed(0)
+        drop = nn.Dropout(0.4)
+        blocks = (nn.Sequential(nn.Linear(WIDTH, WIDTH), drop, nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(3))
+        return nn.Sequential(nn.Linear(4, WIDTH), *blocks, nn.Linear(WIDTH, 1))
+
+    kept, again = made(), made()
+    for model, which in ((kept, "none"), (again, "blocks")):
+        run = engine(model, which)
+        for _ in range(2):
+            run.update(*batches())
+    assert_same_state(kept, again)
+
+
+def test_the_forward_of_a_module_within_is_called_again_with_its_hooks_and_its_own_hooks_are_not() -> None:
+    model = net()
+    heard: list[str] = []
+    model.blocks[0].register_forward_hook(lambda *_: heard.append("block"))
+    model.blocks[0].one.register_forward_hook(lambda *_: heard.append("within"))
+    engine(model, "blocks").update(*batches(1))
+    assert heard == ["within", "block", "within"]
+
+
+def test_another_engine_of_the_same_model_decides_anew() -> None:
+    model, kept = net(), net()
+    own = model.blocks[1].forward = model.blocks[1].forward  # somebody has put it there
+    engine(model, "blocks").update(*batches())
+    engine(kept).update(*batches())
+    assert isinstance(vars(model.blocks[0])["forward"], CheckpointedForward)
+    engine(model, "blocks.0").update(*batches())
+    assert vars(model.blocks[1])["forward"] == own and "forward" not in vars(model.blocks[2])
+    engine(model).update(*batches())
+    assert "forward" not in vars(model.blocks[0])
+    for _ in range(2):
+        engine(kept).update(*batches())
+    assert_same_state(model, kept)
+
+
+def test_a_copy_of_the_model_computes_with_its_own_parameters() -> None:
+    model = net()
+    engine(model, "blocks")
+    copied = deepcopy(model).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    x = batches(1)[0][0]
+    copied(x).sum().backward()
+    assert copied(x).abs().sum() > 0 and all(one.grad is not None for one in copied.parameters())
+    assert all(one.grad is None for one in model.parameters())
+
+
+@pytest.mark.parametrize("within", [True, False])
+def test_a_model_that_checkpoints_by_itself_may_be_recomputed_around_it(within: bool) -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = Block()
+
+        def forward(self, x: Tensor) -> Any:
+            return checkpoint(lambda x: self.block(x, shift=x.mean()), x, use_reentrant=False)
+
+    def made() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, WIDTH), Own(), Own(), nn.Linear(WIDTH, 1))
+
+    kept, again = made(), made()
+    for model, which in ((kept, "none"), (again, "blocks" if not within else "*.block")):
+        run = engine(model, which)
+        for _ in range(3):
+            run.update(*batches())
+    parameters = zip(kept.parameters(), again.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in parameters)
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
+def test_it_is_the_same_in_number_formats(precision: str) -> None:
+    kept, again = net(), net()
+    for model, which in ((kept, "none"), (again, "blocks")):
+        run = engine(model, which, precision=precision)
+        for _ in range(3):
+            run.update(*batches())
+    assert_same_state(kept, again)
+
+
+def test_statistics_of_each_task_are_moved_once() -> None:
+    kept, again = net(), net()
+    for model, which in ((kept, "none"), (again, "blocks")):
+        run = Engine(
+            model,
+            {"a": Square(), "b": Square()},
+            torch.optim.SGD(model.parameters(), lr=1e-3),
+            device="cpu",
+            train=Training(memory=Memory(checkpoint=which), norm_statistics="per-task", check_loss=False),
+        )
+        for _ in range(2):
+            run.update(*[(batch, task) for batch, task in zip(batches(3), "aba", strict=True)])
+    assert_same_state(kept, again)
+    norm: Any = again.blocks[0].norm
+    assert (norm.num_batches_tracked, norm.num_batches_tracked_b) == (4, 2)
+
+
+class Refusing(Task):
+    """Of more rows than fit, some block runs out of memory when it is computed again."""
+
+    def __init__(self, model: Net, rows: int) -> None:
+        self.model, self.rows, self.cut = model, rows, 0
+        model.blocks[3].one.register_forward_hook(self._allocate)
+
+    def _allocate(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
+        if len(output) > self.rows and self.model.blocks[3].calls % 2 == 0 and torch.is_grad_enabled():
+            self.cut += 1
+            raise MemoryError("no more")
+
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        return ((output - batch[1]) ** 2).sum()
+
+
+def test_a_recomputation_that_runs_out_of_memory_is_cut() -> None:
+    model, plain = net(), net()
+    for one in (model, plain):
+        for block in one.blocks:  # in which nothing depends on the cut
+            block.norm, block.dropout = nn.Identity(), nn.Identity()
+    task = Refusing(model, rows=ROWS // 2)
+    outcomes = [
+        Engine(
+            one,
+            its_task,
+            torch.optim.SGD(one.parameters(), lr=1e-4),
+            device="cpu",
+            train=Training(memory=Memory(checkpoint=which), check_loss=False),
+        ).update(*given)
+        for one, its_task, which, given in (
+            (model, task, "blocks", batches(1)),
+            (
+                plain,
+                Square(),
+                "none",
+                [(x[half], y[half]) for x, y in batches(1) for half in (slice(32), slice(32, 64))],
+            ),
+        )
+    ]
+    assert all(isinstance(outcome, evenstep.Committed) for outcome in outcomes)
+    assert task.cut == 1
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_buffer_that_begins_to_move_late_is_refused_by_name() -> None:
+    class Late(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.calls = nn.Linear(WIDTH, WIDTH), 0
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            if self.calls > 2:
+                self.seen += 1
+            return self.linear(x)
+
+    model = nn.Sequential(nn.Linear(4, WIDTH), Late(), nn.Linear(WIDTH, 1))
+    run = engine(model, "1")
+    run.update(*batches(1))
+    with pytest.raises(evenstep.EvenstepError, match=r"forward of `1` .* has now moved its buffer `seen`"):
+        run.update(*batches(1))
+
+
+def test_a_forward_that_does_something_else_the_second_time_is_explained() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.calls = nn.Linear(WIDTH, WIDTH), 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return self.linear(x).tanh() if self.calls % 2 else self.linear(x[:1]).sigmoid()
+
+    with pytest.raises(RuntimeError) as raised:
+        engine(nn.Sequential(nn.Linear(4, WIDTH), Odd(), nn.Linear(WIDTH, 1)), "1").update(*batches(1))
+    assert "Let `memory.checkpoint`" in "".join(raised.value.__notes__)
+
+
+def test_a_compiled_block_is_computed_again_as_compiled() -> None:
+    def made() -> nn.Sequential:
+        torch.manual_seed(0)
+        inner = (nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(2))
+        return nn.Sequential(nn.Linear(4, WIDTH), *inner, nn.Linear(WIDTH, 1))
+
+    kept, again = made(), made()
+    for model, which in ((kept, "none"), (again, "blocks")):
+        for block in (model[1], model[2]):
+            block.compile(backend="aot_eager")
+        run = engine(model, which)
+        for _ in range(2):
+            run.update(*batches())
+    assert_same_state(kept, again)
+    assert isinstance(vars(again[1])["_compiled_call_impl"], CheckpointedForward)
+
+
+def test_the_signature_of_a_forward_stays() -> None:
+    from inspect import signature
+
+    block = Block()
+    recompute(nn.Sequential(block), {"0": block}, Randomness())
+    assert list(signature(block.forward).parameters) == ["x", "shift"]
+
+
+@settings(max_examples=10, deadline=None)
+@given(sizes=st.lists(st.integers(2, 9), min_size=1, max_size=5), chosen=st.sets(st.integers(0, 3)))
+def test_any_blocks_of_any_cut_have_the_bits_of_a_run_that_keeps_all(sizes: list[int], chosen: set[int]) -> None:
+    """With dropout in each block, keyed by update and micro-batch."""
+
+    def trained(which: str) -> nn.Module:
+        torch.manual_seed(0)
+        model = Net(4)
+        run = engine(model, which)
+        for update in range(2):
+            generator = torch.Generator().manual_seed(update)
+            run.update(
+                *((torch.randn(n, 4, generator=generator), torch.randn(n, 1, generator=generator)) for n in sizes)
+            )
+        return model
+
+    pattern = f"blocks.[{''.join(map(str, sorted(chosen)))}]" if chosen else "blocks"
+    assert_same_state(trained("none"), trained(pattern))

@@ -1,0 +1,372 @@
+"""Runs whose ranks step alone: what fails on one rank, what is measured, evaluated and refused; ranks as threads."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from evenstep import (
+    Checkpointing,
+    Ema,
+    Engine,
+    Failures,
+    Hook,
+    Local,
+    Logging,
+    MapData,
+    Ordered,
+    PipelineModel,
+    Task,
+    Trainer,
+    Training,
+)
+from evenstep.errors import ArgumentError, CheckpointError, LostRankError, NonFiniteError, ReplicaError
+from evenstep.events import Incident
+from evenstep.parallel import Ddp, Group
+
+OnRanks = Callable[[int, Callable[[Any], Any]], list[Any]]
+RATE, EVERY = 0.05, 4
+
+
+class Square(Task):
+    def loss(self, output: Any, batch: Any) -> Tensor:
+        return ((output.squeeze(-1) - batch[1]) ** 2).sum()
+
+
+class Net(nn.Module):
+    """A line that does on one rank, in one forward of training, what a test asks for."""
+
+    def __init__(self, act: Callable[[Tensor], Tensor] | None = None) -> None:
+        super().__init__()
+        self.line = nn.Linear(1, 1).double()
+        with torch.no_grad():
+            self.line.weight.fill_(0.5)
+            self.line.bias.fill_(0.25)
+        self.act = act
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.line(x if self.act is None or not self.training else self.act(x))
+
+
+def points(count: int = 24) -> list[tuple[Tensor, Tensor]]:
+    x = torch.linspace(-1, 1, count, dtype=torch.float64)
+    return [(one.unsqueeze(0), 3 * one.abs() - 1) for one in x]
+
+
+def trainer(group: Group, net: nn.Module | None = None, *, updates: int = 10, **more: Any) -> Trainer:
+    net = Net() if net is None else net
+    settings = {"every_updates": EVERY, **more.pop("settings", {})}
+    return Trainer(
+        model=net,
+        task=Square(),
+        optimizer=torch.optim.SGD(net.parameters(), lr=RATE),
+        data=MapData(points(), global_batch_size=8, micro_batch_size=2, shuffle=False),
+        updates=updates,
+        device="cpu",
+        strategy=Local(Ddp(group), **settings),
+        **{"train": Training(check_loss=False), "log": Logging(every_updates=3, writers=()), **more},
+    )
+
+
+def steps(ranks: int, updates: int, *, left_out: tuple[tuple[int, int], ...] = ()) -> tuple[list[Tensor], Tensor]:
+    """Weight and bias of each rank by hand, and what they share; `left_out` are steps (rank, update) not made."""
+    data = points()
+    held = [torch.tensor([0.5, 0.25], dtype=torch.float64) for _ in range(ranks)]
+    shared = held[0].clone()
+    for update in range(1, updates + 1):
+        batch = data[8 * ((update - 1) % 3) :][:8]
+        for rank in range(ranks):
+            mine = batch[rank * 8 // ranks : (rank + 1) * 8 // ranks]
+            x, y = torch.cat([one for one, _ in mine]), torch.stack([one for _, one in mine])
+            miss = held[rank][0] * x + held[rank][1] - y
+            if (rank, update) not in left_out:
+                held[rank] = held[rank] - RATE * 2 * torch.stack([(miss * x).mean(), miss.mean()])
+        if update % EVERY == 0:
+            shared = torch.stack(held).mean(0)
+            held = [shared.clone() for _ in held]
+    return held, shared
+
+
+def held(model: nn.Module) -> Tensor:
+    return torch.cat([one.detach().reshape(-1) for one in model.parameters()])
+
+
+class Listens(Hook):
+    def __init__(self) -> None:
+        self.heard: list[Incident] = []
+
+    def on_incident(self, incident: Incident) -> None:
+        self.heard.append(incident)
+
+
+def in_update(model: Net, rank: int, update: int, act: Callable[[Tensor], Tensor]) -> Hook:
+    """Lets `act` have the inputs of rank `rank`'s forwards in one update."""
+
+    class At(Hook):
+        def before_update(self, event: Any) -> None:
+            model.act = act if event.update == update and self.trainer.is_first_rank == (rank == 0) else None
+
+    return At()
+
+
+def test_metrics_are_sums_over_all_ranks_in_every_update(on_ranks: OnRanks) -> None:
+    def act(group: Group) -> list[float]:
+        one = trainer(group, updates=6)
+        one.train()
+        return [record.value for record in one.storage.history("train/loss")]
+
+    found, data = on_ranks(2, act), points()
+    for update in range(1, 7):
+        before, _ = steps(2, update - 1)
+        batch = data[8 * ((update - 1) % 3) :][:8]
+        misses = [(before[n // 4][0] * x + before[n // 4][1] - y).item() for n, (x, y) in enumerate(batch)]
+        assert found[0][update - 1] == pytest.approx(sum(miss**2 for miss in misses) / 8, abs=1e-12)
+    assert found[0] == found[1]
+
+
+def test_evaluated_is_what_ranks_share_and_training_goes_on_with_the_ranks_own(on_ranks: OnRanks) -> None:
+    def act(group: Group) -> Any:
+        one = trainer(group, updates=6, evaluations=MapData(points(), global_batch_size=8, shuffle=False))
+        one.train()
+        return one.evaluate()["valid"]["loss"], held(one.model)
+
+    own, shared = steps(2, 6)
+    loss = sum(float((shared[0] * x + shared[1] - y) ** 2) for x, y in points()) / 24
+    for rank, (found, parameters) in enumerate(on_ranks(2, act)):
+        assert found == pytest.approx(loss, abs=1e-12)
+        assert (parameters - own[rank]).abs().max() < 1e-12
+
+
+def test_a_gradient_that_is_not_finite_on_one_rank_costs_that_rank_its_step(on_ranks: OnRanks) -> None:
+    """All count the update, the rank says so, and its samples are in no metric."""
+
+    def act(group: Group) -> Any:
+        net, hears = Net(), Listens()
+        hooks = [hears, in_update(net, 1, 3, lambda x: x * torch.inf)]
+        one = trainer(group, net, hooks=hooks, failures=Failures(non_finite="skip"))
+        one.train()
+        return one.progress.update, held(net), hears.heard, one.storage.history("train/loss")[2].weight
+
+    own, _ = steps(2, 10, left_out=((1, 3),))
+    found = on_ranks(2, act)
+    for rank, (update, parameters, heard, weight) in enumerate(found):
+        assert update == 10 and weight == 4
+        assert (parameters - own[rank]).abs().max() < 1e-12
+        assert [one.kind for one in heard] == ["non_finite"]
+        assert "on rank 1, which steps alone" in heard[0].message and "its loss is" in heard[0].message
+        assert heard[0].rank == 1 and heard[0].message.endswith("leaves its own step out, and goes on.")
+
+
+def test_where_such_a_gradient_stops_the_run_that_rank_says_why_and_the_others_say_who(on_ranks: OnRanks) -> None:
+    def act(group: Group) -> str:
+        net = Net()
+        one = trainer(group, net, hooks=[in_update(net, 1, 3, lambda x: x * torch.inf)])
+        try:
+            one.train()
+        except (NonFiniteError, LostRankError) as error:
+            if group.rank == 1:
+                group.abort(group.abort_reason() or str(error))  # what the processes' own groups do by themselves
+            return f"{type(error).__name__}: {error}"
+        return "nothing"
+
+    first, second = on_ranks(2, act)
+    assert second.startswith("NonFiniteError") and "its loss is inf" in second
+    assert first.startswith("LostRankError") and "rank 1 failed" in first
+
+
+def test_an_engine_says_it_and_goes_on(on_ranks: OnRanks, caplog: pytest.LogCaptureFixture) -> None:
+    def act(group: Group) -> Any:
+        net = Net()
+        one = Engine(
+            net,
+            Square(),
+            torch.optim.SGD(net.parameters(), lr=RATE),
+            strategy=Local(Ddp(group), every_updates=2),
+            train=Training(check_loss=False),
+            device="cpu",
+        )
+        outcomes = []
+        for update in (1, 2, 3):
+            bad = float("nan") if (update, group.rank) == (1, 0) else 1.0
+            x = torch.full((2, 1), bad, dtype=torch.float64)
+            none = update == 3 and group.rank == 0  # nothing to do is nothing to say
+            outcomes.append(one.update(*([] if none else [(x, x[:, 0])])))
+        return [type(outcome).__name__ for outcome in outcomes], one.progress.update, held(net)
+
+    found = on_ranks(2, act)
+    assert [(names, update) for names, update, _ in found] == [(["Committed"] * 3, 3)] * 2
+    assert not torch.equal(found[0][2], found[1][2])
+    assert caplog.text.count("on rank 0, which steps alone") == 1
+
+
+def test_a_rank_without_memory_does_its_own_again_and_nobody_waits(on_ranks: OnRanks) -> None:
+    def act(group: Group) -> Any:
+        net, hears, tries = Net(), Listens(), []
+
+        def fails(x: Tensor) -> Tensor:
+            tries.append(len(x))
+            if len(x) > 1:
+                raise MemoryError
+            return x
+
+        one = trainer(group, net, hooks=[hears, in_update(net, 1, 3, fails)])
+        one.train()
+        return held(net), tries, [incident.kind for incident in hears.heard]
+
+    own, _ = steps(2, 10)
+    for rank, (parameters, tries, heard) in enumerate(on_ranks(2, act)):
+        assert (parameters - own[rank]).abs().max() < 1e-12
+        assert tries == ([2, 1, 1, 1, 1] if rank else [])
+        assert heard == ["out_of_memory"]
+
+
+def test_parameters_that_are_not_finite_stop_all_ranks_alike_and_nothing_is_shared(on_ranks: OnRanks) -> None:
+    class Spoils(Hook):
+        def after_update(self, event: Any) -> None:
+            if event.update == 3 and not self.trainer.is_first_rank:
+                with torch.no_grad():
+                    self.trainer.model.line.bias.fill_(torch.inf)
+
+    def act(group: Group) -> Any:
+        one = trainer(group, hooks=[Spoils()], failures=Failures(non_finite="skip"))
+        with pytest.raises(NonFiniteError) as caught:
+            one.train()
+        return str(caught.value), bool(held(one.model).isfinite().all())
+
+    found = on_ranks(2, act)
+    assert found[0][0] == found[1][0] and "after update 4 rank 1 holds parameters that are inf or NaN" in found[0][0]
+    assert [finite for _, finite in found] == [True, False]
+
+
+def test_a_rate_that_was_changed_on_one_rank_only_is_found_in_the_next_share(on_ranks: OnRanks) -> None:
+    class Changes(Hook):
+        def after_update(self, event: Any) -> None:
+            if event.update == 2 and not self.trainer.is_first_rank:
+                self.trainer.optimizer.param_groups[0]["lr"] = 0.5
+
+    def act(group: Group) -> str:
+        with pytest.raises(ReplicaError) as caught:
+            trainer(group, hooks=[Changes()]).train()
+        return str(caught.value)
+
+    assert all("at another learning rate" in said and "until update 4" in said for said in on_ranks(2, act))
+
+
+def test_together_for_the_whole_run_has_the_bits_of_ordered(on_ranks: OnRanks) -> None:
+    def act(group: Group) -> Any:
+        def trained(strategy: Any) -> Tensor:
+            net = Net()
+            one = Engine(net, Square(), torch.optim.AdamW(net.parameters()), strategy=strategy, device="cpu")
+            for update in range(5):
+                x = torch.full((2, 1), 1.0 + update + group.rank, dtype=torch.float64)
+                one.update((x, x[:, 0]), (-x, x[:, 0]))
+            return held(net)
+
+        ours = trained(Local(Ordered(group), synchronous_updates=5, every_updates=1))
+        return torch.equal(ours, trained(Ordered(group)))
+
+    assert on_ranks(2, act) == [True, True]
+
+
+def test_one_update_at_a_time_averaged_is_the_mean_gradient_of_ddp(on_ranks: OnRanks) -> None:
+    """Where ranks have equal weights and the inner optimizer is plain SGD: up to rounding, not to the bit."""
+
+    def act(group: Group) -> float:
+        def trained(strategy: Any) -> Tensor:
+            net = Net()
+            one = Engine(net, Square(), torch.optim.SGD(net.parameters(), lr=RATE), strategy=strategy, device="cpu")
+            for update in range(5):
+                x = torch.full((2, 1), 1.0 + update + group.rank, dtype=torch.float64)
+                one.update((x, x[:, 0]))
+            return held(net)
+
+        return float((trained(Local(Ordered(group), every_updates=1)) - trained(Ordered(group))).abs().max())
+
+    assert max(on_ranks(2, act)) < 1e-14
+
+
+def test_with_another_number_of_ranks_or_strategy_a_checkpoint_is_refused_by_name(
+    on_ranks: OnRanks, tmp_path: Path
+) -> None:
+    def begin(group: Group) -> None:
+        trainer(group, updates=6, folder=tmp_path / "run", checkpoint=Checkpointing(asynchronous=False)).train()
+
+    on_ranks(2, begin)
+
+    def three(group: Group) -> str:
+        with pytest.raises(CheckpointError) as caught:
+            trainer(group).resume(tmp_path / "run")
+        return str(caught.value)
+
+    assert all("is of 2 ranks that step alone" in said and "but this run has 3" in said for said in on_ranks(3, three))
+
+    def shared(group: Group) -> str:
+        net = Net()
+        with pytest.raises(CheckpointError) as caught:
+            Trainer(
+                model=net,
+                task=Square(),
+                optimizer=torch.optim.SGD(net.parameters(), lr=RATE),
+                data=MapData(points(), global_batch_size=8, micro_batch_size=2, shuffle=False),
+                updates=10,
+                device="cpu",
+                strategy=Ddp(group),
+            ).resume(tmp_path / "run")
+        return str(caught.value)
+
+    assert all("resume with the strategy `local` on 2 ranks" in said for said in on_ranks(2, shared))
+
+
+def test_before_ranks_step_alone_a_checkpoint_is_one_of_any_number_of_ranks(on_ranks: OnRanks, tmp_path: Path) -> None:
+    settings = {"synchronous_updates": 4}
+
+    def begin(group: Group) -> None:
+        checkpoint = Checkpointing(asynchronous=False)
+        trainer(group, updates=3, folder=tmp_path / "run", checkpoint=checkpoint, settings=settings).train()
+
+    on_ranks(2, begin)
+
+    def go_on(group: Group) -> int:
+        one = trainer(group, updates=6, settings=settings)
+        one.resume(tmp_path / "run")
+        one.train()
+        return one.progress.update
+
+    assert on_ranks(4, go_on) == [6] * 4
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "an average": ({"train": Training(ema=Ema())}, "an average of the parameters"),
+    "float16": ({"precision": "16-mixed"}, "a loss scale of its own"),
+    "retry": ({"failures": Failures(non_finite="retry")}, "learns by itself"),
+    "overlap": ({"settings": {"overlap_updates": EVERY}}, "`overlap_updates` must be below the 4"),
+    "fragments": ({"settings": {"fragments": 3}}, "`fragments` must be at most the 2 parameters"),
+    "many fragments": ({"settings": {"fragments": 5}}, "`fragments` must be at most the 4"),
+    "nesterov": ({"settings": {"nesterov": True}}, "`nesterov` is about the outer momentum"),
+    "momentum": ({"settings": {"outer_momentum": 1.0}}, r"`outer_momentum` must be in \[0, 1\)"),
+    "rate": ({"settings": {"outer_lr": 0.0}}, "`outer_lr` must be a finite number above 0"),
+    "own share": ({"settings": {"own_share": 1.0}}, r"`own_share` must be in \[0, 1\)"),
+    "state": ({"settings": {"inner_state": "average"}}, "`inner_state` must be one of keep, reset"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_can_not_be_is_refused_when_the_run_is_built(name: str) -> None:
+    more, says = REFUSED[name]
+    with pytest.raises(ArgumentError, match=says):
+        trainer(Group(), **more)
+
+
+def test_ranks_that_come_and_go_and_other_replicas_are_refused() -> None:
+    class Changing(Group):
+        can_change = True
+
+    with pytest.raises(ArgumentError, match="ranks that step alone can't come and go"):
+        Local(Ordered(Changing()))
+    with pytest.raises(ArgumentError, match="`replicas` must be a strategy whose ranks hold all"):
+        Local(Local(Ddp(Group())))
+    with pytest.raises(ArgumentError, match="a model in stages"):
+        trainer(Group(), PipelineModel(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)).double(), stages_per_rank=2))

@@ -1,0 +1,63 @@
+"""What is tried leaves nothing behind."""
+
+import random
+from collections import deque
+
+import numpy as np
+import torch
+from torch import nn
+
+from evenstep.train.side_effects import without_side_effects
+
+
+class Full(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.zeros(2))
+        self.count, self.items, self.queue, self.names = 0, [1, 2], deque([3]), {"a": 1}
+        self.drawn = np.random.default_rng(1), random.Random(1), torch.Generator().manual_seed(1)
+        self.numbers, self.plain, self.torchs = self.drawn
+
+
+def test_attributes_contents_buffers_and_generators_are_put_back() -> None:
+    full, twin = Full(), Full()
+    with without_side_effects([full]):
+        full.count, full.more = 5, 1
+        full.items.append(3)
+        full.queue.clear()
+        full.names["b"] = 2
+        full.table.data.fill_(7)
+        full.register_buffer("late", torch.ones(1))
+        full.numbers.random(), full.plain.random(), torch.rand(1, generator=full.torchs)
+    assert (full.count, full.items, list(full.queue), full.names) == (0, [1, 2], [3], {"a": 1})
+    assert not hasattr(full, "more") and list(dict(full.named_buffers())) == ["table"]
+    assert full.table.tolist() == [0, 0]
+    assert full.numbers.random() == twin.numbers.random() and full.plain.random() == twin.plain.random()
+    assert torch.equal(torch.rand(1, generator=full.torchs), torch.rand(1, generator=twin.torchs))
+
+
+def test_modules_of_a_task_and_global_generators_are_put_back() -> None:
+    class Holder:
+        def __init__(self) -> None:
+            self.teacher = nn.BatchNorm1d(1)
+
+    holder = Holder()
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
+    with without_side_effects([holder]):
+        holder.teacher(torch.tensor([[1.0], [3.0]]))
+        torch.rand(1), random.random(), np.random.rand()
+    assert holder.teacher.running_mean.tolist() == [0.0] and int(holder.teacher.num_batches_tracked) == 0
+    assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
+    assert (np.random.get_state()[1] == before[2]).all()
+
+
+def test_what_is_tried_compiles_nothing() -> None:
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    def never(*_: object) -> object:
+        raise AssertionError("compiled")
+
+    compiled = torch.compile(twice, backend=never)
+    with without_side_effects([]):
+        assert compiled(torch.ones(1)).item() == 2
