@@ -10,8 +10,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from evenstep.arguments import require_flag
-from evenstep.events.arguments import require_count
+from evenstep.arguments import require_flag, require_whole
 from evenstep.events.event import StepBegin, UpdateBegin, UpdateEnd
 from evenstep.events.hook import Hook
 from evenstep.names import named_parameters
@@ -36,7 +35,7 @@ class Statistics(Hook):
     """
 
     def __init__(self, *, every_updates: int = 100, update_ratio: bool = False, gradient_norms: bool = False) -> None:
-        require_count("every_updates", every_updates)
+        require_whole("every_updates", every_updates)
         require_flag("update_ratio", update_ratio)
         require_flag("gradient_norms", gradient_norms)
         self._every = every_updates
@@ -46,11 +45,6 @@ class Statistics(Hook):
             self.before_update = super().before_update
         if not gradient_norms:
             self.before_step = super().before_step
-
-    @property
-    def reads_gradients(self) -> bool:
-        """Whether it looks at gradients between the last backward and the step."""
-        return self._gradient_norms
 
     def before_update(self, event: UpdateBegin) -> None:
         if event.update % self._every == 0:

@@ -57,11 +57,6 @@ class Ddp(Strategy):
         self._bucket_bytes = bucket_bytes
         self.compression = compression or Compression()
 
-    @property
-    def compresses(self) -> bool:
-        """Whether gradients travel in another format than they have."""
-        return type(self._compression) is not Compression
-
     def reducer(self, module: nn.Module, *, per_plan: bool = False) -> Reducer:
         return DdpReducer(module, self.group, bucket_bytes=self._bucket_bytes, compression=self.compression)
 

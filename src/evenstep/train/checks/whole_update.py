@@ -14,12 +14,12 @@ from torch.optim import Optimizer
 
 from evenstep.errors import ArgumentError
 from evenstep.events import Hook
-from evenstep.events.hooks import Statistics
 from evenstep.internals import any_gradient_hooks, compiled_in_place, has_foreign_hooks, has_step_hooks, unwrapped
 from evenstep.names import named_parameters
 from evenstep.optim.formulas import FORMULAS
 from evenstep.parallel import Ddp, Single, Strategy
 from evenstep.parallel.buffers import running_statistics
+from evenstep.parallel.compression import Compression
 from evenstep.pipeline import PipelineModel
 from evenstep.pipeline.compiled import described
 from evenstep.precision import Precision
@@ -52,7 +52,7 @@ def check_whole_update(
         strategy=_named(strategy),
         stages=isinstance(model, PipelineModel),
         non_finite="drop_task" if policies.non_finite.tolerates_errors else "stop",
-        compresses=isinstance(strategy, Ddp) and strategy.compresses,
+        compresses=isinstance(strategy, Ddp) and type(strategy.compression) is not Compression,
         changes=strategy.group.can_change,
     )
     _check_tasks(tasks)
@@ -101,9 +101,7 @@ def check_kinds(
 def check_listeners(hooks: Iterable[Hook]) -> None:
     """Raise ArgumentError for a hook that is told of what happens inside of an update."""
     for hook in hooks:
-        if isinstance(hook, Statistics) and not hook.reads_gradients:
-            continue
-        heard = [name for name in _INSIDE if getattr(type(hook), name) is not getattr(Hook, name)]
+        heard = [name for name in _INSIDE if getattr(getattr(hook, name), "__func__", None) is not getattr(Hook, name)]
         if heard:
             raise _refusal(
                 f"hook `{hook.name}` has `{heard[0]}`, and within a graph nobody is told of micro-batches, or sees "

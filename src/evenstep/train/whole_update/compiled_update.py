@@ -17,7 +17,7 @@ from evenstep.data import GlobalBatch, Microbatch
 from evenstep.errors import OutOfMemoryError
 from evenstep.events import Incident
 from evenstep.internals import buffers_of, pytree, times_written
-from evenstep.keys import branch
+from evenstep.keys import branch, branch_below
 from evenstep.memory import is_out_of_memory
 from evenstep.optim.ema import Ema
 from evenstep.optim.formula_state import FormulaState
@@ -167,7 +167,8 @@ class CompiledUpdate:
                 update=update,
             )
             self._graphs.look_at(work)
-            randomness.begin(context.device, own)
+            first = weights.work[0].index if weights.work else 0  # another one on each rank
+            randomness.begin(context.device, branch_below(own, first, "graph"))
             with torch.no_grad():
                 return self._graphs(work)
         finally:

@@ -9,6 +9,7 @@ is compiled, is told in `compiled_update`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, cast, final
 
@@ -45,6 +46,7 @@ class Gradients:
         tasks: of the micro-batches, one for each.
         trained: the names of the parameters whose gradients are computed.
         moving: the names of the buffers that forwards move.
+        autocasts: whether the precision's context is autocast, and not one that does nothing.
     """
 
     model: nn.Module
@@ -52,6 +54,7 @@ class Gradients:
     tasks: tuple[Task, ...]
     trained: tuple[str, ...]
     moving: tuple[str, ...]
+    autocasts: bool
 
     def __call__(
         self, parameters: list[Tensor], buffers: list[Tensor], batches: Sequence[Any], factors: Sequence[Tensor]
@@ -85,7 +88,7 @@ class Gradients:
                 **dict(zip(self.trained, parameters, strict=True)),
                 **dict(zip(self.moving, buffers, strict=True)),
             }
-            with context.precision.forward(context.device):
+            with context.precision.forward(context.device) if self.autocasts else nullcontext():
                 inputs = task.inputs(batch)
                 if context.cast_inputs is not None:
                     inputs = context.cast_inputs(inputs)

@@ -284,7 +284,14 @@ class Graphs(ABC):
 
     def _gradients(self, work: Work, own: Sequence[int], moving: tuple[str, ...]) -> Gradients:
         names = tuple([self._names[one] for one in own])
-        return Gradients(model=self._model, context=self._context, tasks=work.tasks, trained=names, moving=moving)
+        return Gradients(
+            model=self._model,
+            context=self._context,
+            tasks=work.tasks,
+            trained=names,
+            moving=moving,
+            autocasts=isinstance(self._context.precision.forward(self._context.device), torch.autocast),
+        )
 
     def _stepped(self, own: tuple[int, ...], moving: tuple[str, ...]) -> _Stepped:
         """What steps the parameters `own`, as the optimizer's groups and state are now."""
