@@ -4,7 +4,8 @@ Contenders take turns, a few updates each, on one device, so that its clock and 
 the clock on the wall, from an idle device to an idle device. `ratio` is a contender's time by that of the tuned loop in
 the same round, the median over rounds; there are two copies of that loop, and others are divided by their mean. All
 begin with the same parameters and the same tokens, and must come to the same loss. Beside it: what EMA and reading each
-update's loss add, and for how long a save keeps training waiting, beside a plain copy.
+update's loss add, for how long a save keeps training waiting, beside a plain copy, and two wide blocks in float8 beside
+bfloat16, both compiled.
 """
 
 import argparse
@@ -15,9 +16,10 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -31,6 +33,8 @@ from evenstep import Ema, Engine, Task, Training  # noqa: E402
 from evenstep.checkpoint.staging import Staging  # noqa: E402
 from evenstep.checkpoint.tensorfile import TensorFile  # noqa: E402
 from evenstep.devices import memory_of  # noqa: E402
+from evenstep.precision import Float8Mixed, Precision  # noqa: E402
+from evenstep.precision.float8_mixed import CAPABILITY, Recipe  # noqa: E402
 from evenstep.train.global_batch import global_batch  # noqa: E402
 from harness.row import Row, Times, compared, mean_of, table, write_rows  # noqa: E402
 from harness.work import Block  # noqa: E402
@@ -84,6 +88,9 @@ GPT_124M = Size(
 TOY = Size(
     layers=1, width=16, heads=2, vocabulary=64, context=8, batch=2, num_microbatches=2, updates=2, rounds=2, mebibytes=1
 )
+
+
+WIDE = replace(GPT_124M, layers=2, width=4096, heads=32, vocabulary=8192, context=2048, batch=4, updates=5, rounds=4)
 
 
 def fitted(size: Size, device: torch.device) -> Size:
@@ -177,15 +184,25 @@ def tuned(name: str, model: nn.Module, device: torch.device) -> Contender:
     return Contender(name, step, _nothing)
 
 
-def evenstep(name: str, model: nn.Module, device: torch.device, *, ema: bool = False, reads: bool = False) -> Contender:
+def evenstep(
+    name: str,
+    model: nn.Module,
+    device: torch.device,
+    *,
+    ema: bool = False,
+    reads: bool = False,
+    precision: Precision | str = "bf16-mixed",
+    compile: Literal["off", "model"] = "off",
+) -> Contender:
     """An engine whose verdicts are read once in some updates.
 
     Args:
         ema: with an average of the parameters.
         reads: whether the loss of each update is read, for which the host waits.
+        precision, compile: as for `Engine` and `Training`.
     """
-    train = Training(clip_norm=CLIP_NORM, check_loss=False, ema=Ema(decay=0.999) if ema else None)
-    engine = Engine(model, NextToken(), _adamw(model), precision="bf16-mixed", device=device, train=train)
+    train = Training(clip_norm=CLIP_NORM, check_loss=False, ema=Ema(decay=0.999) if ema else None, compile=compile)
+    engine = Engine(model, NextToken(), _adamw(model), precision=precision, device=device, train=train)
 
     def settle() -> None:
         if engine.settle() is not None:
@@ -338,13 +355,13 @@ def _made(
     return contenders, losses
 
 
-def _check_same(losses: Mapping[str, list[float]]) -> None:
-    """Raise RuntimeError where a contender came to other losses than the tuned loop."""
-    expected = losses[TUNED]
+def _check_same(losses: Mapping[str, list[float]], reference: str = TUNED) -> None:
+    """Raise RuntimeError where a contender came to other losses than the reference."""
+    expected = losses[reference]
     for name, theirs in losses.items():
         for one, other in zip(theirs, expected, strict=True):
             if not abs(one - other) <= CHECKED_WITHIN * abs(other):
-                raise RuntimeError(f"{name} did other work: its losses are {theirs}, those of {TUNED} {expected}")
+                raise RuntimeError(f"{name} did other work: its losses are {theirs}, those of {reference} {expected}")
 
 
 def _interleaved(
@@ -415,19 +432,31 @@ def saves(size: Size, device: torch.device) -> list[Row]:
     return rows
 
 
-CASES: dict[str, Callable[[Size, torch.device], list[Row]]] = {"gpt": gpt_step, "save": saves}
+def in_float8(size: Size, device: torch.device) -> list[Row]:
+    """Wide blocks in float8 beside bfloat16, both compiled; at toy size emulated, and not compiled."""
+    is_toy = size == TOY
+    can = is_toy or (torch.cuda.get_device_capability(device) >= CAPABILITY and (memory_of(device) or 0) >= 40e9)
+    if find_spec("torchao") is None or not can:
+        print("no float8: torchao is not installed, or the device has no such products or less than 40 GB", flush=True)
+        return []
+    wide, compile = (TOY, "off") if is_toy else (WIDE, "model")
+    reference = f"{EVENSTEP}, bf16-mixed"
+    makes: dict[str, Make] = {reference: partial(evenstep, compile=compile)}
+    for recipe in get_args(Recipe)[:2]:  # the third multiplies less in float8
+        mode = Float8Mixed(recipe=recipe, layers="blocks.*", emulate=is_toy)
+        makes[f"{EVENSTEP}, float8-mixed {recipe}"] = partial(evenstep, precision=mode, compile=compile)
+    data = _tokens(wide, device)
+    contenders, losses = _made(makes, wide, device, data)
+    _check_same(losses, reference)
+    times = _interleaved(contenders, wide, device, data)
+    case, per_s = f"{wide.layers} blocks of width {wide.width}, compile {compile}", 1e3 / wide.updates
+    return [compared(case, name, one, times[reference], unit="ms/update", per_s=per_s) for name, one in times.items()]
+
+
+CASES: dict[str, Callable[[Size, torch.device], list[Row]]] = {"gpt": gpt_step, "save": saves, "float8": in_float8}
 
 
 def _nothing() -> None: ...
-
-
-def slug(name: str) -> str:
-    """The device's name as a part of a file's.
-
-    >>> slug("NVIDIA H100 80GB HBM3")
-    'nvidia-h100-80gb-hbm3'
-    """
-    return "-".join("".join(letter if letter.isalnum() else " " for letter in name.lower()).split())
 
 
 def main() -> list[Row]:

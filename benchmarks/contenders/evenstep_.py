@@ -69,7 +69,7 @@ def train(
     strategy: Strategy | None = None,
     *,
     compile: Compile = "off",
-    checkpoint: Checkpointing = Checkpointing(),
+    checkpoint: Checkpointing | None = None,
 ) -> list[float]:
     """Train, on several ranks with a `strategy`: each rank's feed then holds its own micro-batches."""
     ranks = 1 if strategy is None else strategy.ranks
@@ -91,7 +91,7 @@ def train(
             hooks=[Timer(every_updates=LOSS_EVERY_UPDATES), Statistics()],
             log=Logging(writers=[JsonlWriter()], every_updates=LOSS_EVERY_UPDATES),
             folder=Path(folder),
-            checkpoint=checkpoint,
+            checkpoint=checkpoint or Checkpointing(),
         )
         trainer.train()
         return [record.value for record in trainer.storage.history("train/loss")]

@@ -96,6 +96,7 @@ if TYPE_CHECKING:
         Task,
         Trainer,
         chunked_cross_entropy,
+        load_weights,
     )
 
 __all__ = [
@@ -184,6 +185,7 @@ __all__ = [
     "Zero1",
     "__version__",
     "chunked_cross_entropy",
+    "load_weights",
 ]
 
 _PARTS = ("checkpoint", "data", "errors", "events", "optim", "parallel", "pipeline", "precision", "train")
@@ -204,7 +206,8 @@ _named, _ = lazy_names(
         ".precision": "Bf16Mixed Bf16NoMaster Bf16True Float8Mixed Fp16Mixed Fp16NoMaster Fp16True FullPrecision "
         "Precision",
         ".train": "Aborted Coefficients Combine Committed DropTask Engine FailurePolicy Fixed Loss "
-        "LossSpikes Prediction Result Retry Rewind Skip Stop Task Trainer chunked_cross_entropy",
+        "LossSpikes Prediction Result Retry Rewind Skip Stop Task Trainer chunked_cross_entropy "
+        "load_weights",
     },
     old={"Full": "FullPrecision", "Staged": "PipelineModel"},
 )

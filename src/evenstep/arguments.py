@@ -5,11 +5,13 @@ with the constructor, a table of names beside what it names; the option objects 
 loads no torch.
 """
 
+import math
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from numbers import Real
+from operator import index
 from types import UnionType
-from typing import Any, TypeVar, cast
+from typing import Any, SupportsIndex, TypeVar, cast
 
 from evenstep.errors import ArgumentError, CheckpointError
 
@@ -37,7 +39,7 @@ def require_flag(name: str, value: object) -> None:
         raise ArgumentError(f"`{name}` must be True or False, but is {said(value)}.")
 
 
-def require_whole(name: str, value: object, *, at_least: int, advice: str) -> None:
+def require_whole(name: str, value: object, *, at_least: int = 1, advice: str = "give such a number") -> None:
     """Raise ArgumentError unless `value` is a whole number from `at_least` on.
 
     Args:
@@ -49,6 +51,31 @@ def require_whole(name: str, value: object, *, at_least: int, advice: str) -> No
         raise ArgumentError(f"`{name}` must be a whole number of at least {at_least}, but is {said(value)}; {advice}.")
 
 
+def require_count(name: str, value: object, *, at_least: int = 1) -> int:
+    """`value`, anything that counts, such as a number of numpy's, as an `int` that is at least `at_least`.
+
+    Raises:
+        ArgumentError: `value` is not a whole number (a bool is none), or too small.
+
+    >>> require_count("global_batch_size", 32)
+    32
+    """
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise ArgumentError(
+            f"`{name}` must be a whole number, but is {value!r} ({type(value).__name__}); "
+            f"give an int of at least {at_least}."
+        )
+    try:
+        number = index(cast(SupportsIndex, value))
+    except TypeError:
+        raise ArgumentError(
+            f"`{name}` must be a whole number, but is {said(value)}; give an int of at least {at_least}."
+        ) from None
+    if number < at_least:
+        raise ArgumentError(f"`{name}` must be at least {at_least}, but is {number}; raise it.")
+    return number
+
+
 def require_number(name: str, value: object) -> None:
     """Raise ArgumentError unless `value` is a number; whoever asks compares it with its range, which no NaN is in.
 
@@ -56,6 +83,27 @@ def require_number(name: str, value: object) -> None:
     """
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ArgumentError(f"`{name}` must be a number, but is {said(value)}; give such a number.")
+
+
+def require_positive(name: str, value: object) -> None:
+    """Raise ArgumentError unless `value` is a number above 0 and below infinity.
+
+    >>> require_positive("every_minutes", 0.5)
+    """
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < math.inf:
+        raise ArgumentError(f"`{name}` must be a number above 0, but is {said(value)}; give such a number.")
+
+
+def require_rank(rank: int, ranks: int) -> None:
+    """Raise ArgumentError unless `rank` is one of `ranks`.
+
+    >>> require_rank(1, 2)
+    """
+    require_count("ranks", ranks)
+    if require_count("rank", rank, at_least=0) >= ranks:
+        raise ArgumentError(
+            f"`rank` must be below the {ranks} ranks, but is {rank}; ranks count from 0, set `ranks` to their number."
+        )
 
 
 def require_seed(value: object) -> None:
@@ -125,6 +173,23 @@ def require_object(name: str, value: object, kind: type | UnionType, write: str,
     if not (isinstance(value, kind) or (may_be_none and value is None)):
         kinds = f"{getattr(kind, '__name__', kind)}{' or None' if may_be_none else ''}"
         raise ArgumentError(f"`{name}` must be an object of {kinds}, but is {said(value)}; write {write}.")
+
+
+def require_callable(name: str, value: object, *, purpose: str) -> None:
+    """Raise ArgumentError unless `value` can be called.
+
+    >>> require_callable("collate", list, purpose="makes a batch of a list of samples")
+    """
+    if not callable(value):
+        raise ArgumentError(
+            f"`{name}` must be a function that {purpose}, but is {value!r}; give one or leave `{name}` out."
+        )
+
+
+def require_stream(value: object) -> None:
+    """Raise ArgumentError unless `value` is something to write text to, or None."""
+    if value is not None and not callable(getattr(value, "write", None)):
+        raise ArgumentError(f"`stream` must be a text stream, but is {said(value)}; write `stream=sys.stdout`.")
 
 
 def require_table(name: str, value: object, write: str, *, may_be_none: bool = False) -> Mapping[str, Any]:

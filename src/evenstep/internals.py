@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from functools import lru_cache
 from importlib import import_module
 from operator import attrgetter
 from typing import Any, cast
@@ -287,6 +288,7 @@ def unwrapped_step(optimizer: Any) -> Callable[[Any], object] | None:
     return None
 
 
+@lru_cache(maxsize=64)
 def is_torchs_step(step: Any) -> bool:
     """Whether a step without its wrapper is one that torch has written, and switches gradients off for."""
     return step.__code__ is _WITHOUT_GRAD and step.__wrapped__.__globals__["__name__"].startswith("torch.optim.")

@@ -37,7 +37,8 @@ _OURS = {
     "hooks": "callbacks callback hook",
     "writers": "logger loggers report_to log_with writer tensorboard wandb enable_progress_bar disable_tqdm "
     "progress_bar",
-    "every_updates": f"{_LOGS} {_SAVES} {_EVALUATES} every_n_steps every_steps",
+    "every_updates": f"{_LOGS} {_SAVES} {_EVALUATES} every_n_steps every_steps "
+    "global_sync_iter localsgd_frequency sync_every",
     "every_epochs": "every_n_epochs check_val_every_n_epoch save_every_n_epochs save_interval validate_interval",
     "keep_last": "save_total_limit save_top_k total_limit keep_last_epochs keep_interval_updates",
     "folder": "default_root_dir output_dir project_dir save_dir run_dir logging_dir log_dir root_dir checkpoint_dir "
@@ -59,9 +60,15 @@ _OURS = {
     "collate": "collate_fn data_collator collator",
     "num_workers": "dataloader_num_workers workers n_workers",
     "ema": "ema_decay averaging use_ema",
+    "start_update": "ema_start_update update_after_step",
+    "decay_warmup": "use_ema_warmup ema_warmup",
     "metric": "monitor metric_for_best_model best_checkpoint_metric",
     "patience_evaluations": "patience early_stopping_patience",
     "max_minutes": "max_time max_duration",
+    "outer_lr": "block_lr outer_learning_rate slowmo_lr",
+    "outer_momentum": "block_momentum slowmo_momentum",
+    "nesterov": "use_nbm",
+    "synchronous_updates": "warmup_iterations",
 }
 """The names of other trainers, by ours."""
 
@@ -74,6 +81,10 @@ _ELSEWHERE = {
     **dict.fromkeys(("learning_rate", "lr"), "give it to the optimizer: `torch.optim.AdamW(parameters, lr=…)`"),
     **dict.fromkeys(("weight_decay", "betas", "momentum"), "give it to the optimizer: `torch.optim.AdamW(…)`"),
     **dict.fromkeys(("resume_from_checkpoint", "ckpt_path", "resume"), "call `trainer.resume(…)` before `train`"),
+    **dict.fromkeys(
+        ("init_from", "finetune_from_model", "pretrained", "init_checkpoint", "load_weights_from"),
+        "call `evenstep.load_weights(model, …)` before the optimizer is built",
+    ),
     "args": "give what it holds as arguments of their own, such as `epochs=…`",
     **dict.fromkeys(_LOGS.split(), "write `log=Logging(every_updates=…)`"),
     **dict.fromkeys(_SAVES.split(), "write `checkpoint=Checkpointing(every_updates=…)`"),
@@ -101,9 +112,16 @@ _ELSEWHERE = {
     "collate": "write `data=MapData(dataset, collate=…)`",
     "shuffle": "write `data=MapData(dataset, shuffle=…)`",
     "clip_norm": "write `train=Training(clip_norm=…)`",
+    **dict.fromkeys(
+        ("outer_lr", "outer_momentum", "nesterov", "synchronous_updates"),
+        "give it to the strategy whose ranks step alone: `Local(Ddp(Processes(device)), outer_momentum=…)`",
+    ),
     "drop_last": "leave it out: every sample is taken, in an update of its own weight",
     **dict.fromkeys(("sampler", "batch_sampler"), "give the samples in an order of your own to `StreamData(loader)`"),
     **dict.fromkeys(("pin_memory", "dataloader_pin_memory"), "leave it out: batches for an accelerator are pinned"),
+    **dict.fromkeys(
+        ("start_update", "decay_warmup"), "write `train=Training(ema=Ema(start_update=…, decay_warmup=…))`"
+    ),
     "strategy": "give it to the trainer or engine",
     "precision": "give it to the trainer or engine",
     "lr_schedule": "give it to the trainer or engine",
@@ -114,7 +132,7 @@ _ELSEWHERE = {
 """What to do about a name, ours or another trainer's, where the constructor has nothing of the kind."""
 
 _BY_NAME = {
-    "precision": '`precision="bf16-mixed"` or `"16-mixed"`',
+    "precision": '`precision="bf16-mixed"`, `"16-mixed"` or `"float8-mixed"`',
     "strategy": '`strategy="ddp"`, `"zero1"` or `"fsdp"`, and start the ranks with torchrun',
     "device": '`device="cpu"`; "auto" takes the accelerator that is there',
     "lr_schedule": '`lr_schedule={"kind": "cosine", "warmup_updates": 100}`',

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+LEARNED = ("task_coefficients", "task_balance")
+"""The parts of a model that hold what is learned about its tasks: by coefficients, and by what combines gradients."""
+
 _WRAPPED = ("_orig_mod.", "_checkpoint_wrapped_module.")
 
 

@@ -33,6 +33,7 @@ LossSpike = Literal["ignore", "report", "stop", "rewind", "rewind_past"]
 HookFailure = Literal["stop", "continue"]
 NormStatistics = Literal["shared", "per-task", "frozen"]
 Compile = Literal["off", "model", "update"]
+Reset = Literal["optimizer", "lr_schedule", "metrics", "data"]
 WriterName = Literal["console", "jsonl", "csv", "tensorboard"]
 
 STANDARD_WRITERS: tuple[WriterName, ...] = ("console", "jsonl")
@@ -40,7 +41,14 @@ SPIKE_WINDOW_UPDATES = 128
 SPIKE_THRESHOLD = 10.0
 MAX_REWINDS = 3
 SAVED_BY = ("every_updates", "every_epochs", "keep_every_updates", "best")  # ask for checkpoints, if given
-RESERVED = ("loss", "lr", "grad_norm", "param_norm", "update_ratio")  # metrics that stand beside the tasks' own
+RESERVED = (
+    "loss",
+    "lr",
+    "grad_norm",
+    "param_norm",
+    "update_ratio",
+    "parameters",
+)  # metrics that stand beside the tasks' own
 
 
 @final

@@ -1,15 +1,13 @@
 """Faults of runs that go on when a process is lost: who is hit, where, and how; all end at the undisturbed bits."""
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import battery
+from scripts import Script
 
 MINE: list[battery.Case] = []
 case = partial(battery.case, slow=True, into=MINE)
@@ -20,15 +18,9 @@ UPDATES = 20
 def ran(**what: Any) -> list[dict[str, Any]]:
     """What each process that came to an end has said, by number."""
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            [sys.executable, str(SCRIPT), folder, json.dumps({"updates": UPDATES, **what})],
-            capture_output=True,
-            text=True,
-            timeout=230,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
-    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert said, done.stderr
+        end = Script(SCRIPT, folder, json.dumps({"updates": UPDATES, **what})).ended(230)
+    said = [json.loads(line) for line in end.out.splitlines() if line.startswith("{")]
+    assert said, end
     return sorted(said, key=lambda one: one["number"])
 
 

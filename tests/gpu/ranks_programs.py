@@ -8,10 +8,15 @@ from torch import Tensor
 from work import Squares, batches, flat, network, precision_of, sha256
 
 from evenstep import Engine, Training
-from evenstep.parallel import Ddp, Fsdp, Group, Mesh, Ordered, Processes, Single, Strategy, Zero1
+from evenstep.parallel import Ddp, Fsdp, Group, Local, Mesh, Ordered, Processes, Single, Strategy, Zero1
 from evenstep.pipeline import PipelineModel
 
-KINDS: dict[str, Any] = {"ddp": Ddp, "ordered": Ordered, "zero1": lambda group: Zero1(Ddp(group))}
+KINDS: dict[str, Any] = {
+    "ddp": Ddp,
+    "ordered": Ordered,
+    "zero1": lambda group: Zero1(Ddp(group)),
+    "local": lambda group: Local(Ddp(group), every_updates=2, outer_momentum=0.5, fragments=2, overlap_updates=1),
+}
 UPDATES, MICROBATCHES = 4, 8
 
 

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from work import WIDTH, engine_of, flat, network, precision_of, samples, sha256, trainer_of
+from work import WIDTH, engine_of, flat, network, no_waiting, precision_of, samples, sha256, trainer_of
 
-from evenstep import Engine, MapData, Task, Training
+from evenstep import Engine, MapData, Memory, Task, Training, chunked_cross_entropy
 from evenstep.checkpoint.staging import Staging
 from evenstep.checkpoint.tensorfile import TensorFile
 from evenstep.data import Position
+from evenstep.events.hooks import MemoryUse
 from evenstep.memory import give_back
 from evenstep.options import Checkpointing
 from evenstep.precision import PRECISIONS
@@ -21,6 +22,7 @@ from evenstep.train.transfer import build_cast
 
 ROOM = 448 << 20  # bytes that the balloon leaves
 SIDE = 256
+NAMES = ("peak", "reserved", "free", "resident")  # of the figures of memory
 
 
 class Waves(nn.Module):
@@ -203,3 +205,63 @@ def test_a_state_of_the_device_is_loaded_on_the_host(device: torch.device) -> No
     other.update(*one)
     engine.update(*one)
     torch.testing.assert_close(flat(other.model), flat(engine.model), rtol=1e-3, atol=1e-3)
+
+
+def test_memory_is_counted_and_what_is_kept_for_later_is_given_back(device: torch.device) -> None:
+    """A quarter of a GiB is taken and freed before each run, which torch keeps unless it is told not to."""
+    is_cuda = device.type == "cuda"
+
+    def reserved(empty: int | None) -> dict[str, float]:
+        give_back()
+        torch.empty(1 << 28 if is_cuda else 1, dtype=torch.uint8, device=device)  # and is freed at once
+        memory = Memory(empty_cache_every_updates=empty)
+        trainer = trainer_of(
+            device, updates=4, hooks=[MemoryUse(every_updates=2)], train=Training(memory=memory, check_loss=False)
+        )
+        trainer.train()
+        last = {name: trainer.storage.latest(f"perf/memory_{name}_bytes") for name in NAMES}
+        return {name: record.value for name, record in last.items() if record is not None}
+
+    taken = reserved(None)
+    if not is_cuda:
+        assert "peak" in taken and "reserved" not in taken
+        return
+    given = reserved(2)
+    total = torch.cuda.get_device_properties(device).total_memory
+    assert 0 < taken["peak"] < 1 << 28 <= taken["reserved"] < total and 0 < taken["free"] < total
+    assert given["reserved"] < 1 << 28
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_scores_in_chunks_are_those_at_once_and_take_a_fraction_of_their_memory(
+    device: torch.device, autocast: bool
+) -> None:
+    is_cuda = device.type == "cuda"
+    tokens, width, vocab = (8192, 256, 32768) if is_cuda else (32, 8, 64)
+    generator = torch.Generator().manual_seed(1)
+    hidden = (torch.randn(tokens, width, generator=generator) * 0.1).to(device).requires_grad_()
+    weight = torch.randn(vocab, width, generator=generator).to(device).requires_grad_()
+    targets = torch.randint(vocab, (tokens,), generator=generator).to(device)
+
+    def plain() -> Tensor:
+        return nn.functional.cross_entropy(nn.functional.linear(hidden, weight), targets, reduction="sum")
+
+    def made(loss: Any) -> tuple[list[Tensor], int]:
+        give_back()
+        if is_cuda:
+            torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated() if is_cuda else 0
+        with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
+            value = loss()
+        gradients = torch.autograd.grad(value, (hidden, weight))
+        peak = torch.cuda.max_memory_allocated() - before if is_cuda else 0
+        return [value.detach().float(), *(one.float() for one in gradients)], peak
+
+    whole, at_once = made(plain)
+    chunks, in_chunks = made(lambda: chunked_cross_entropy(hidden, weight, targets))
+    for one, other in zip(chunks, whole, strict=True):
+        assert float((one - other).norm()) <= (2e-2 if autocast else 1e-4) * float(other.norm())
+    assert in_chunks <= 0.3 * at_once
+    with no_waiting(device):
+        made_again = chunked_cross_entropy(hidden, weight, targets)
+    assert made_again.device.type == device.type

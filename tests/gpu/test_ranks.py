@@ -37,6 +37,12 @@ def test_ranks_on_one_device_make_the_update_of_one(device: torch.device, strate
     torch.testing.assert_close(torch.tensor(two[1]), torch.tensor(one[1]), rtol=1e-4, atol=1e-5)
 
 
+def test_ranks_on_one_device_that_step_alone_share_what_they_do_on_the_cpu(device: torch.device) -> None:
+    here, there = on_ranks(2, trained, device.type, "local")[0], on_ranks(2, trained, "cpu", "local")[0]
+    assert not isinstance(here, str) and not isinstance(there, str), (here, there)
+    torch.testing.assert_close(torch.tensor(here[1]), torch.tensor(there[1]), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.gpu
 def test_fsdp_on_one_device_is_refused_by_name(cuda: torch.device) -> None:
     for said in on_ranks(2, sharded, "cuda"):

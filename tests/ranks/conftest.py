@@ -41,6 +41,6 @@ def found_by(once: Callable[[str, Callable[[Path], Any]], Any]) -> Callable[...,
             assert [end.code for end in ends] == [0] * ranks, ends
             return json.loads(ends[0].out.splitlines()[-1])
 
-        return once(script.removesuffix(".py"), launch)
+        return once("-".join([script.removesuffix(".py"), *checks[:1]]), launch)
 
     return found

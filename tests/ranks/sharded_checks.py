@@ -420,10 +420,20 @@ class Full(OfHead):
 
 
 def memory_that_runs_out_in_one_of_several_tasks_changes_no_gradient(group: Group) -> object:
+    """Each task and phase, on one of the strategies in turn."""
+    phases = list(product(range(3), ("inputs", "loss", "backward")))
+    return _runs_out(group, [((Fsdp, OrderedFsdp)[number // 2 % 2], *one) for number, one in enumerate(phases)])
+
+
+def memory_that_runs_out_in_any_task_and_phase_changes_no_gradient(group: Group) -> object:
+    return _runs_out(group, list(product((Fsdp, OrderedFsdp), range(3), ("inputs", "loss", "backward"))))
+
+
+def _runs_out(group: Group, cases: list[tuple[Any, int, str]]) -> object:
+    """How often memory ran out as it was to, and where the gradient was another."""
     alone = _mixed(Single(), updates=2)
     alone.train()
     wanted, wrong, struck = values(alone), list[str](), 0
-    cases = product((Fsdp, OrderedFsdp), range(3), ("inputs", "loss", "backward"))
     for number, (kind, head, phase) in enumerate(cases):
         rank, skip = number % 2, (head + number) % 3 % (2 if head == 2 else 3)
         tasks: dict[str, OfHead] = {name: OfHead(place) for place, name in enumerate("abc")}

@@ -77,6 +77,6 @@ def test_a_port_that_is_taken_is_said(script: Path) -> None:
 def test_a_rank_that_comes_late_but_in_time_is_waited_for(late: int, script: Path) -> None:
     port = free_port()
     first = started(script, 60, ranks=[1 - late], world=2, port=port)
-    time.sleep(2)
+    time.sleep(1)
     assert first[0].code() is None
     assert said([*first, *started(script, 60, ranks=[late], world=2, port=port)]) == ["all [0, 1]\n"] * 2

@@ -99,6 +99,7 @@ def test_the_public_names_are_these_and_sorted() -> None:
         "Zero1",
         "__version__",
         "chunked_cross_entropy",
+        "load_weights",
     }
     assert all(hasattr(evenstep, name) for name in evenstep.__all__)
 

@@ -46,6 +46,41 @@ AREAS = (
             works("gathers in 16 bits", "ranks/test_sharded.py::test_on_two_processes"),
             works("CPU offload of `fsdp`"),
             works(
+                "`local`: local SGD, BMUF (classical, Nesterov), SlowMo and DiLoCo are their definitions in float64",
+                "unit/parallel/test_local.py::test_each_method_is_its_definition",
+            ),
+            works(
+                "… streaming DiLoCo: fragments in turn, means on their way",
+                "unit/parallel/test_local.py::test_streaming_is_its_definition",
+            ),
+            works(
+                "… left in the midst of a period and taken up with the same bits, with every precision it takes",
+                "usage/test_local.py::test_a_run_goes_on_where_it_was_with_the_same_bits",
+            ),
+            works(
+                "… metrics of all ranks in each update; evaluations of what ranks share",
+                "unit/train/test_local.py::test_metrics_are_sums_over_all_ranks_in_every_update",
+                "unit/train/test_local.py::test_evaluated_is_what_ranks_share_and_training_goes_on_with_the_ranks_own",
+            ),
+            works(
+                "… a gradient that is not finite on one rank costs that rank its step",
+                "unit/train/test_local.py::test_a_gradient_that_is_not_finite_on_one_rank_costs_that_rank_its_step",
+            ),
+            works(
+                "… a rank that runs out of memory does its own again, also while a mean is on its way", "faults: local"
+            ),
+            refused(
+                "`local`: a checkpoint of its ranks on another number of ranks, or with another strategy",
+                "unit/train/test_local.py::"
+                "test_with_another_number_of_ranks_or_strategy_a_checkpoint_is_refused_by_name",
+            ),
+            refused(
+                "`local` with averages, loss scales, stages, ranks that come and go, answers of all ranks together",
+                "unit/train/test_local.py::test_what_can_not_be_is_refused_when_the_run_is_built",
+                "unit/train/test_local.py::test_ranks_that_come_and_go_and_other_replicas_are_refused",
+            ),
+            limit("`local` is another algorithm: its parameters depend on the number of ranks"),
+            works(
                 "gradients of `ddp` in 16 bits (`parallel.compression`)",
                 "unit/parallel/test_compression.py::test_a_sum_is_off_by_no_more_than_the_stated_bound",
             ),
@@ -249,6 +284,79 @@ AREAS = (
             limit(
                 "loss spikes are noticed when metrics are written",
                 "unit/train/test_spikes.py::test_a_spike_is_said_once_until_it_is_over",
+            ),
+        ),
+    ),
+    Area(
+        "Averages and weights",
+        (
+            works(
+                "an average in float32 of parameters and buffers, on every strategy and in stages; its decay warmed up",
+                "unit/optim/test_ema.py::test_a_warmed_up_average_follows_its_formula_in_float64",
+                "usage/test_layouts.py::test_plain_models_are_one_run_in_every_layout",
+                "prove: average ",
+            ),
+            works(
+                "evaluations with the average, the parameters, or both",
+                "unit/train/test_trainer.py::test_evaluations_are_made_with_the_average_the_parameters_or_both",
+            ),
+            works(
+                "what tensors are called, integers and flags: as any, and copied",
+                "unit/optim/test_ema.py::test_what_a_tensor_is_called_does_not_matter",
+                "unit/optim/test_ema.py::test_integers_and_flags_are_copied_also_once_the_decay_has_begun",
+            ),
+            works(
+                "tasks that learn from the average (teachers), at any cut, with `ddp`, `ordered`, `zero1`",
+                "unit/train/test_now.py::test_a_mean_teacher_trains_as_a_plain_loop_does_at_every_cut",
+                "unit/train/test_now.py::test_two_ranks_have_the_bits_of_one",
+                "unit/train/test_now.py::test_a_run_with_a_teacher_goes_on_with_the_same_bits",
+            ),
+            refused(
+                "teachers in shards and in stages, and without an average",
+                "unit/train/test_now.py::test_shards_and_stages_are_refused_by_name",
+                "unit/train/test_now.py::test_what_a_teacher_can_not_have_is_refused_by_name",
+            ),
+            works(
+                "`evenstep average`: the mean of the last or best checkpoints, also of shards and stages",
+                "unit/checkpoint/test_averaging.py::test_it_is_the_mean_in_float64_rounded_once",
+                "unit/checkpoint/test_averaging.py::test_a_fault_at_any_operation_leaves_the_whole_or_nothing",
+                "usage/test_averages.py::test_checkpoints_of_shards_and_stages_are_averaged_and_evaluated",
+            ),
+            refused(
+                "the mean of different models, of too few checkpoints, or one that is not finite",
+                "unit/checkpoint/test_averaging.py::test_weights_that_have_no_mean_are_refused_by_name",
+                "unit/checkpoint/test_averaging.py::test_the_last_and_the_best_are_found_or_missed_by_name",
+            ),
+            works(
+                "weights of a run, of safetensors as the hub has them, or of `torch.save`; a part by pattern; frozen",
+                "unit/train/test_loading.py::test_weights_are_loaded_from_every_place",
+                "unit/train/test_loading.py::test_a_part_is_loaded_by_pattern_and_the_rest_stays",
+                "unit/train/test_loading.py::test_stages_load_what_they_have_and_refuse_together",
+                "unit/cli/test_init_from.py::"
+                "test_what_was_frozen_stays_so_and_a_run_that_goes_on_needs_the_weights_no_more",
+            ),
+            refused(
+                "weights that do not fit, all of it named, unless `partial`; what would be executed",
+                "unit/train/test_loading.py::test_weights_that_do_not_fit_are_refused_by_name_and_the_advice_works",
+                "unit/train/test_loading.py::test_what_can_not_be_read_is_refused_by_name",
+            ),
+            works(
+                "`reset`: optimizer, LR schedule, metrics or data afresh from a checkpoint; updates are counted on",
+                "unit/train/test_resets.py::test_the_optimizer_begins_afresh_and_the_count_of_updates_stays",
+                "unit/train/test_resets.py::test_the_schedule_counts_from_there_also_after_a_second_stop",
+                "unit/train/test_resets.py::test_the_data_begin_with_their_first_batch_also_other_data",
+                "unit/train/test_resets.py::test_metrics_and_what_follows_them_begin_afresh",
+            ),
+            works(
+                "new options of the optimizer win over saved ones, and are said",
+                "unit/train/test_resets.py::"
+                "test_new_options_of_the_optimizer_win_and_are_said_and_no_schedule_undoes_them",
+            ),
+            works(
+                "`evenstep export`: safetensors, whole or cut with the hub's index, converted, the average or not",
+                "unit/checkpoint/test_export.py::test_the_library_reads_what_is_exported",
+                "unit/checkpoint/test_export.py::test_it_is_cut_by_size_with_the_hubs_index_and_loaded_again",
+                "unit/checkpoint/test_export.py::test_a_fault_at_any_operation_leaves_nothing",
             ),
         ),
     ),

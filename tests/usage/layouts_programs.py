@@ -251,7 +251,9 @@ def train(
         strategy=strategy_named(strategy, data) if data is not None or "ordered" not in strategy else Ordered(),
         data=evenstep.MapData(points(), global_batch_size=batch, micro_batch_size=2),
         train=evenstep.Training(
-            clip_norm=0.5, ema=evenstep.Ema(decay=0.9) if ema else None, memory=Memory(checkpoint=checkpoint)
+            clip_norm=0.5,
+            ema=evenstep.Ema(decay=0.9, decay_warmup=True, evaluated="both") if ema else None,
+            memory=Memory(checkpoint=checkpoint),
         ),
         evaluations={"valid": evenstep.MapData(points(6), global_batch_size=4, micro_batch_size=2, shuffle=False)},
         hooks=[heard, Watched(until)],
@@ -269,7 +271,7 @@ def train(
         "optimizer": digest(state["optimizer"]["state"]),
         "local": digest(local),
         "ema": digest(state["ema"]),
-        "valid": result.metrics.get("valid/loss"),
+        "valid": [result.metrics.get(name) for name in ("valid/loss", "valid/parameters/loss")],
         "said": [message for message in heard.messages if message.startswith("dependence")],
         "names": list(state["model"]),
     }

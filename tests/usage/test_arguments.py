@@ -64,6 +64,7 @@ BUILT: dict[str, Callable[[], dict[str, Any]]] = {
     "Fsdp": lambda: {"group": ALONE},
     "OrderedFsdp": lambda: {"group": ALONE},
     "Zero1": lambda: {"replicas": evenstep.Ordered()},
+    "Local": lambda: {"replicas": evenstep.Ordered()},
     "Processes": lambda: {"device": "cpu"},
     "Layer": lambda: {"name": "a", "build": nn.Linear(2, 1)},
     "Layers": lambda: {"layers": (evenstep.pipeline.layers.Layer("a", nn.Linear(2, 1)),)},
@@ -86,7 +87,7 @@ NOT_BUILT = {  # bases, what evenstep gives, what each micro-batch makes, and wh
         "EvenstepError",
     ),
     *("Collected", "Separate", "Trained", "Progress", "Answer", "MultiOptimizer", "Microbatch", "GlobalBatch", "Part"),
-    *("Position", "DataFault"),
+    *("Position", "DataFault", "LoadedWeights"),
 }
 ALSO = {"values": "coefficients"}  # as whom it is mostly given
 OPTIONS = {"Training": "train", "Checkpointing": "checkpoint", "Failures": "failures", "Logging": "log"}

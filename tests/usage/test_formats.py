@@ -1,5 +1,6 @@
 """A user trains in each number format: on one process and on several, cut anyhow, stopped and resumed elsewhere."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from launched import Failed, on_ranks
 
 MASTERS = ("bf16-true", "16-true")
+TOO_MUCH = 2.0**24  # for a loss scale: it is halved until gradients of 16 bits are finite
 SAME = ("model", "optimizer", "ema", "precision", "valid", "saved as")
 
 
@@ -43,21 +45,27 @@ def test_each_format_has_the_bits_of_one_process_with_every_strategy_that_is_ord
                 assert one["masters"] <= share * alone["masters"]
 
 
-def each_format_has_the_bits_of_one_process(ranks: int, shared: list[dict[str, Any]]) -> None:
-    """In each of some ways to share a model with tied weights among so many ranks."""
-    ways = [(name, {"tied": True, **more}) for name in programs.FORMATS for more in shared]
+def has_the_bits_of_one_process(names: Sequence[str], ranks: int, shared: list[dict[str, Any]]) -> None:
+    """Formats, in each of some ways to share a model with tied weights among so many ranks."""
+    ways = [(name, {"tied": True, **more}) for name in names for more in shared]
     found = on(ranks, *ways)
-    for name in programs.FORMATS:
+    for name in names:
         alone = programs.train(name, tied=True)
         assert all(alike(one, alone) for (way, _), one in zip(ways, found, strict=True) if way == name), name
 
 
 def test_each_format_has_the_bits_of_one_process_in_stages_with_tied_weights() -> None:
-    each_format_has_the_bits_of_one_process(2, [{"pipeline": 2}, {"pipeline": 2, "schedule": "zb_h1"}])
+    has_the_bits_of_one_process(programs.FORMATS, 2, [{"pipeline": 2}, {"pipeline": 2, "schedule": "zb_h1"}])
 
 
-def test_each_format_has_the_bits_of_one_process_in_stages_and_shards_with_replicas() -> None:
-    each_format_has_the_bits_of_one_process(
+@pytest.mark.parametrize(
+    "names",
+    [("bf16-true", "16-true-no-master"), pytest.param(("16-true", "bf16-true-no-master"), marks=pytest.mark.slow)],
+    ids=" and ".join,
+)
+def test_formats_have_the_bits_of_one_process_in_stages_and_shards_with_replicas(names: tuple[str, str]) -> None:
+    has_the_bits_of_one_process(
+        names,
         4,
         [
             {"pipeline": 2, "strategy": "ordered-fsdp"},
@@ -70,15 +78,15 @@ def test_each_format_has_the_bits_of_one_process_in_stages_and_shards_with_repli
 def test_an_overflow_is_one_on_all_ranks_and_stages_and_nothing_else_notices() -> None:
     """The verdict, and the scale that is found, are those of one process; and so are all bits."""
     scaled: list[dict[str, Any]] = [
-        {"tied": True, "pipeline": pipeline, "strategy": strategy, "scale": 2.0**40}
+        {"tied": True, "pipeline": pipeline, "strategy": strategy, "scale": TOO_MUCH}
         for pipeline, strategy in ((1, "ordered"), (2, "ordered"), (1, "ordered-fsdp"))
     ]
     names = ("16-true", "16-true-no-master")
     ways = [(name, more) for name in names for more in scaled]
     found = on(2, *ways)
     for name in names:
-        alone = programs.train(name, tied=True, pipeline=1, scale=2.0**40)
-        assert alone["precision"]["scale"] < 2.0**40
+        alone = programs.train(name, tied=True, pipeline=1, scale=TOO_MUCH)
+        assert alone["precision"]["scale"] < TOO_MUCH
         assert all(alike(one, alone) for (way, _), one in zip(ways, found, strict=True) if way == name), name
 
 

@@ -18,9 +18,8 @@ LAYOUTS = [
     ("ordered-fsdp", 2, 1),
     ("hybrid", 4, 1),
     ("single", 2, 2),
-    ("zero1", 4, 2),
-    ("fsdp", 4, 2),
     ("ordered-fsdp", 4, 2),
+    *(pytest.param(strategy, 4, 2, marks=pytest.mark.slow) for strategy in ("zero1", "fsdp")),
 ]
 
 

@@ -32,7 +32,8 @@ from evenstep.optim.schedules import Constant
 from evenstep.options import Checkpointing, Logging, WriterName
 from evenstep.parallel import Mesh
 from evenstep.pipeline import Layers
-from evenstep.train import Task, Trainer
+from evenstep.train import LoadedWeights, Task, Trainer
+from evenstep.train.state.loading import put_weights
 
 _Made = TypeVar("_Made")
 
@@ -50,6 +51,7 @@ class RunParts:
         data: the training set, or a mixture of those of several tasks.
         evaluations: the evaluation sets, by name.
         hooks: the recipe's own, in the order of the run file.
+        loaded: what the model begins with that something else has trained, or None.
     """
 
     config: Config
@@ -59,6 +61,7 @@ class RunParts:
     data: Data
     evaluations: Mapping[str, Data]
     hooks: Sequence[Hook]
+    loaded: LoadedWeights | None = None
 
     def trainer(
         self,
@@ -80,7 +83,7 @@ class RunParts:
         """
         config, schedule = self.config, build_schedule(self.config.lr_schedule)
         keeps = more.get("folder") is not None
-        return Trainer(
+        trainer = Trainer(
             model=self.model,
             task=self.task,
             optimizer=self.optimizer,
@@ -100,6 +103,9 @@ class RunParts:
             log=Logging(every_updates=config.log.every_updates, writers=writers),
             **more,
         )
+        if self.loaded is not None:
+            self.loaded.freeze(self.model)  # now that the optimizer holds it: a hook may unfreeze it
+        return trainer
 
     def close(self) -> None:
         """End the processes that load data."""
@@ -107,8 +113,21 @@ class RunParts:
             data.close()
 
 
-def build_parts(run: OpenRun, mesh: Mesh | None = None) -> RunParts:
+def build_weights(config: Config, model: nn.Module) -> LoadedWeights | None:
+    """Put the weights into the model that the run begins with, if it says any.
+
+    Raises:
+        ArgumentError: a pattern that nothing fits.
+        CheckpointError: weights that can't be read, or don't fit.
+    """
+    return None if config.init_from is None else put_weights(model, **config.init_from.model_dump())
+
+
+def build_parts(run: OpenRun, mesh: Mesh | None = None, *, begins: bool = True) -> RunParts:
     """Call everything that the run names, with as many threads of torch as the run is to have from here on.
+
+    Args:
+        begins: whether the model takes the weights that the run begins with; one that goes on has its own.
 
     Raises:
         ConfigError: data and their settings that don't fit each other.
@@ -130,7 +149,12 @@ def build_parts(run: OpenRun, mesh: Mesh | None = None) -> RunParts:
             task.metrics = {**task.metrics, **{name: make(f"{key}.metrics.{name}", object) for name in table.metrics}}
         return task
 
-    model = build_model(config, make_model(run), mesh)
+    made, loaded = make_model(run), None
+    if begins and isinstance(made, nn.Module):
+        loaded = build_weights(config, made)
+    model = build_model(config, made, mesh)
+    if begins and not isinstance(made, nn.Module):  # its layers are only made in its stages
+        loaded = build_weights(config, model)
     fuse = config.parallel.reduction == "fast" or rank_device(config).type != "cpu"
     shards = config.parallel.strategy == "fsdp"
     tables = data_tables(config)
@@ -173,6 +197,7 @@ def build_parts(run: OpenRun, mesh: Mesh | None = None) -> RunParts:
             for name, some in evaluations.items()
         },
         hooks=[make(f"hooks.{index}", Hook) for index in range(len(config.hooks))],
+        loaded=loaded,
     )
 
 

@@ -6,8 +6,10 @@ from evenstep.lazy import lazy_names
 
 if TYPE_CHECKING:
     from evenstep.checkpoint.async_writer import AsyncWriter, SaveResult
+    from evenstep.checkpoint.averaging import AveragedCheckpoint, average_checkpoints
     from evenstep.checkpoint.damage import UnreadableError
     from evenstep.checkpoint.emergency import find_failure, write_emergency, write_failure
+    from evenstep.checkpoint.export import export_weights
     from evenstep.checkpoint.layout import complete_checkpoints, step_name, step_update
     from evenstep.checkpoint.lock import LOCK, locked
     from evenstep.checkpoint.manifest import FileEntry, Manifest
@@ -24,6 +26,7 @@ __all__ = [
     "ALONE",
     "LOCK",
     "AsyncWriter",
+    "AveragedCheckpoint",
     "CheckpointReader",
     "Disk",
     "FileEntry",
@@ -32,9 +35,11 @@ __all__ = [
     "SaveResult",
     "Shard",
     "UnreadableError",
+    "average_checkpoints",
     "clean_leftovers",
     "complete_checkpoints",
     "discard_parts",
+    "export_weights",
     "find_failure",
     "is_sharded",
     "join_parts",
@@ -60,8 +65,10 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         ".async_writer": "AsyncWriter SaveResult",
+        ".averaging": "AveragedCheckpoint average_checkpoints",
         ".damage": "UnreadableError",
         ".emergency": "find_failure write_emergency write_failure",
+        ".export": "export_weights",
         ".layout": "complete_checkpoints step_name step_update",
         ".lock": "LOCK locked",
         ".manifest": "FileEntry Manifest",

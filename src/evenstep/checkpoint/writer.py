@@ -97,7 +97,7 @@ class CheckpointWrite:
         places: dict[str, tuple[str, int, int]] = {}
         try:
             for name, file in self._files.items():
-                files[name] = _write_file(self._staging / name, file.chunks(), self._disk)
+                files[name] = write_file(self._staging / name, file.chunks(), self._disk)
                 places |= {piece: (name, *ends) for piece, ends in file.ranges.items() if self._entries}
         except OSError as error:
             raise self._failed(error) from error
@@ -190,10 +190,10 @@ class CheckpointWrite:
         if self._entries:
             places = {piece: place for result in results for piece, place in result.places.items()}
             table = {name: _placed(name, entry, places) for name, entry in self._entries.items()}
-            entries[TABLE] = _write_file(self._staging / TABLE, [table_bytes(table)], self._disk)
-        entries[STATE] = _write_file(self._staging / STATE, [self._encoded], self._disk)
+            entries[TABLE] = write_file(self._staging / TABLE, [table_bytes(table)], self._disk)
+        entries[STATE] = write_file(self._staging / STATE, [self._encoded], self._disk)
         manifest = new_manifest(self.update, entries, ranks=self._group.ranks, resumed_from=self._resumed_from)
-        _write_file(self._staging / MANIFEST, [manifest_bytes(manifest)], self._disk)
+        write_file(self._staging / MANIFEST, [manifest_bytes(manifest)], self._disk)
         self._disk.sync_folder(self._staging)
 
     def _rename(self) -> None:
@@ -221,7 +221,7 @@ class CheckpointWrite:
         pointer = run / LATEST_SAVING
         if pointer.exists():
             self._disk.remove(pointer)
-        _write_file(pointer, [f"{self.target.name}\n".encode()], self._disk)
+        write_file(pointer, [f"{self.target.name}\n".encode()], self._disk)
         self._disk.rename(pointer, run / LATEST)
         self._disk.sync_folder(run)
 
@@ -282,7 +282,8 @@ def _placed(name: str, entry: TensorEntry, places: Mapping[str, tuple[str, int, 
     return replace(entry, pieces=tuple(pieces))
 
 
-def _write_file(path: Path, chunks: Iterable[bytes | memoryview], disk: Disk) -> FileEntry:
+def write_file(path: Path, chunks: Iterable[bytes | memoryview], disk: Disk) -> FileEntry:
+    """Write and sync a new file; an OSError names it."""
     num_bytes = 0
     file = disk.create(path)
     try:

@@ -6,7 +6,7 @@ that hooks follow, and packs the state as a checkpoint would. Nothing is written
 no byte code. It says nothing about how well the run trains, and does not call the methods of the recipe's own hooks.
 """
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +40,7 @@ from evenstep.errors import ArgumentError, CheckpointError, ConfigError
 from evenstep.events import Bus
 from evenstep.events.writers.lines import LinesWriter
 from evenstep.exits import EXIT_DONE
+from evenstep.options import Reset
 from evenstep.parallel import Group
 from evenstep.parallel.rank_info import is_launched
 from evenstep.train import Trainer
@@ -128,7 +129,8 @@ def _unmet(config: Config, ranks: int) -> str:
 
 def _check(opened: OpenRun, folder: Path, source: str, group: Group, unmet: str) -> None:
     mesh = None if group.ranks == 1 and opened.config.parallel.pipeline > 1 else build_mesh(opened.config, group)
-    parts = build_parts(opened, mesh)
+    goes_on = source == "auto" and bool(complete_checkpoints(folder / "checkpoints"))
+    parts = build_parts(opened, mesh, begins=not goes_on)
     with closing(parts):
         one = OneUpdate()
         trainer = replace(parts, config=_staying(opened.config)).trainer(
@@ -146,7 +148,7 @@ def _check(opened: OpenRun, folder: Path, source: str, group: Group, unmet: str)
                 writer.check(folder)
         best = build_checkpointing(opened.config).best
         hooks = Bus([*([] if best is None else [best]), *build_hooks(opened.config, parts.hooks)], trainer)
-        _begin(trainer, source, folder)
+        _begin(trainer, source, folder, opened.config.reset)
         if not group.can_change:  # whose ranks meet only when they train
             compared = trainer.compare_cuts()
             if says and compared:
@@ -181,9 +183,9 @@ def _staying(config: Config) -> Config:
     return config.model_copy(update={"failures": failures.model_copy(update=changes)})
 
 
-def _begin(trainer: Trainer, source: str, folder: Path) -> None:
+def _begin(trainer: Trainer, source: str, folder: Path, reset: Collection[Reset]) -> None:
     if source not in ("never", "auto"):
-        trainer.resume(source, new_settings=True)
+        trainer.resume(source, new_settings=True, reset=reset)
     older = complete_checkpoints(folder / "checkpoints") if source == "auto" else []
     if source == "auto" and not older and (lost := without_manifest(folder / "checkpoints")):
         raise CheckpointError(f"`{lost[-1]}` has no `manifest.json`, and no other checkpoint can be read; {_PUT_BACK}")

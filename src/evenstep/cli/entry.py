@@ -98,6 +98,28 @@ COMMANDS = {
             Option(name="diff", help="show what differs in another checkpoint; exit code 1 if anything", value="OTHER"),
         ),
     ),
+    "average": Command(
+        module="average",
+        summary="write a checkpoint of the mean of a run's weights",
+        path=("RUN_FOLDER", "the folder of the run"),
+        options=(
+            Option(name="last", help="average the newest so many checkpoints", value="N"),
+            Option(name="best", help="average the best so many, by the metric of `checkpoint.best`", value="N"),
+            Option(name="until", help="with --last: the update of the last one that counts", value="UPDATE"),
+            Option(name="to", help="the folder to write; in the run's `averages` by default", value="FOLDER"),
+        ),
+    ),
+    "export": Command(
+        module="export",
+        summary="write the weights of a run as safetensors",
+        path=("RUN_FOLDER", "the folder of a run, whose newest checkpoint is taken, or a checkpoint"),
+        options=(
+            Option(name="to", help="the file to write, such as model.safetensors", value="FILE"),
+            Option(name="average", help="take the average that the run has kept of its parameters"),
+            Option(name="dtype", help="the format of what is floating: fp32, bf16 or fp16", value="FORMAT"),
+            Option(name="max_file_gb", help="cut into files of at most so many GB, with an index", value="GB"),
+        ),
+    ),
     "replay": Command(
         module="replay",
         summary="run again the update that a run failed with, and show where it fails",

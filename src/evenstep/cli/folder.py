@@ -27,7 +27,7 @@ RECIPE = "recipe"
 NEW_RECIPE = ".recipe.new"
 ORIGIN = ".copied-from"
 ENVIRONMENT = "environment.json"
-OWN = ("name", "runs", "resume")  # where a run is and that it goes on: said by who names its folder
+OWN = ("name", "runs", "resume", "reset")  # where a run is and that it goes on: said by who names its folder
 
 
 def check_free(folder: Path) -> None:

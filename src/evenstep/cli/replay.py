@@ -11,6 +11,7 @@ from typing import Any, cast, final
 from evenstep.builders import build_parts, open_run
 from evenstep.checkpoint import find_failure, read_checkpoint, step_name
 from evenstep.cli.folder import OWN, find_config
+from evenstep.cli.resume import BEGUN
 from evenstep.config.sources import Setting, settings_of
 from evenstep.events import BackwardBegin, Hook, MicrobatchBegin
 from evenstep.exits import EXIT_DONE, EXIT_ERROR
@@ -39,10 +40,10 @@ def run(path: str, settings: list[str]) -> int:
     failure = cast("dict[str, Any]", read_checkpoint(where).state["failure"])
     before = folder / "checkpoints" / step_name(failure["update"] - 1)
     state = read_checkpoint(before).state
-    begun = Setting(path=("resume",), text="never", origin=str(folder))
+    begun = [Setting(path=(key,), text=text, origin=str(folder)) for key, text in BEGUN.items()]
     alone = [Setting(path=tuple(key.split(".")), text=text, origin="replay") for key, text in _ALONE.items()]
-    with open_run(find_config(folder), [begun, *alone, *settings_of(settings, without=(*OWN, *_ALONE))]) as opened:
-        parts = build_parts(opened)
+    with open_run(find_config(folder), [*begun, *alone, *settings_of(settings, without=(*OWN, *_ALONE))]) as opened:
+        parts = build_parts(opened, begins=False)
         with closing(parts):
             watch = Watch()
             trainer = parts.trainer(hooks=[watch], strategy=Single())

@@ -29,22 +29,24 @@ SAFE = (
 """What may be changed; of `data` also what each of several tasks has."""
 
 CURRENT = "current"
+BEGUN = {"resume": "never", "reset": "none"}  # how the run began, which it does not again
 
 
 def run(path: str, settings: list[str]) -> int:
     """Go on with it."""
     folder = Path(path)
     file = find_config(folder)
-    begun = Setting(path=("resume",), text="never", origin=str(file))
-    if any(each.path == ("resume",) for each in from_arguments(settings)):
-        fault = (
-            f"`resume` can't be set for `evenstep resume`, which goes on from the newest checkpoint of {folder}; leave "
-            f"it out, or begin another run: `evenstep train {file} --name ANOTHER --resume PATH`."
-        )
-        raise ConfigError([fault])
+    begun = [Setting(path=(key,), text=text, origin=str(file)) for key, text in BEGUN.items()]
+    for given in from_arguments(settings):
+        if given.path[0] in BEGUN:
+            fault = (
+                f"`{given.path[0]}` can't be set for `evenstep resume`, which goes on from the newest checkpoint of "
+                f"{folder}; leave it out, or begin another run: `evenstep train {file} --name ANOTHER --resume PATH`."
+            )
+            raise ConfigError([fault])
     own = [_with_origin(each, folder) for each in settings_of(settings, without=OWN)]
-    with open_run(file, [begun, *own]) as opened:
-        before = Config.model_validate(read_file(file) | {"resume": "never"})
+    with open_run(file, [*begun, *own]) as opened:
+        before = Config.model_validate(read_file(file) | {"resume": "never", "reset": ()})
         changed = changed_keys(_values(before), _values(opened.config))
         unsafe = [key for key in changed if not _is_safe(key)]
         if unsafe:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from evenstep.cli.launch import launch
 from evenstep.cli.orphans import end_with_parent
-from evenstep.config.schema import Config, SlurmTable
+from evenstep.config.schema import Config
+from evenstep.config.schema_ranks import SlurmTable
 from evenstep.exits import EXIT_DONE
 from evenstep.extras.elastic.launch import launch_elastic
 from evenstep.extras.slurm import Job, submit

@@ -23,6 +23,7 @@ def describe(parts: RunParts, trainer: Trainer) -> list[str]:
     length = "until the data end" if trainer.updates is None else f"{trainer.updates:,} updates"
     return [
         f"model       {type(parts.model).__name__}, {parameters:,} parameters{some}, on {trainer.device}",
+        *([] if parts.loaded is None else parts.loaded.described()),
         *_stages(parts),
         *_recomputed(trainer.recomputed),
         *_in_float8(trainer.in_float8, parts.model),

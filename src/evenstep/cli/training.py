@@ -6,7 +6,7 @@ training goes is the trainer's.
 
 import shutil
 import sys
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from contextlib import closing, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Literal
@@ -20,6 +20,7 @@ from evenstep.config.named import OpenRun
 from evenstep.events import Hook, Watchdog
 from evenstep.exits import EXIT_DONE, EXIT_INTERRUPTED, EXIT_REQUEUE
 from evenstep.extras.report.page import REPORT
+from evenstep.options import Reset
 from evenstep.parallel import Group
 from evenstep.signals import REQUEUE, stopping
 from evenstep.train import Trainer
@@ -44,7 +45,8 @@ def train_in(run: OpenRun, folder: Path, source: Literal["never", "auto"] | str,
 
 def _train_in(run: OpenRun, folder: Path, source: str, group: Group) -> int:
     mesh = build_mesh(run.config, group)
-    parts = build_parts(run, mesh)
+    goes_on = source == "auto" and bool(complete_checkpoints(folder / "checkpoints"))
+    parts = build_parts(run, mesh, begins=not goes_on)
     with closing(parts):
         trainer = parts.trainer(
             folder=folder,
@@ -58,7 +60,7 @@ def _train_in(run: OpenRun, folder: Path, source: str, group: Group) -> int:
         if trainer.is_first_rank:
             print(said, flush=True)
         with trainer.holding_folder(), _kept_from_the_first_update_on(folder, trainer):
-            _begin(trainer, source)
+            _begin(trainer, source, run.config.reset)
             group.first_rank_does(lambda: publish(run, folder))
             shows_end = trainer.is_first_rank and "console" not in run.config.log.writers
             code = _train(trainer, group, shows_end=shows_end)
@@ -85,10 +87,11 @@ def _train(trainer: Trainer, group: Group, *, shows_end: bool) -> int:
     return EXIT_REQUEUE if result.requeue else EXIT_DONE
 
 
-def _begin(trainer: Trainer, source: str) -> None:
+def _begin(trainer: Trainer, source: str, reset: Collection[Reset]) -> None:
     if source == "never":
         return
-    path = trainer.resume(source, new_settings=source != "auto")  # a path is where another run begins
+    is_new = source != "auto"  # a path is where another run begins, which then goes on as any other
+    path = trainer.resume(source, new_settings=is_new, reset=reset if is_new else ())
     if trainer.is_first_rank:
         print(f"resume      {path or 'nothing saved yet: from the beginning'}", flush=True)
 

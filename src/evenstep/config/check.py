@@ -12,6 +12,7 @@ from typing import Any
 
 from evenstep.config.faults import Fault, one_of, quoted, told
 from evenstep.config.schema import CoefficientsTable, CombineTable, Config, MixtureTable
+from evenstep.config.schema_lr import ConstantTable
 from evenstep.config.tasks import data_tables, evaluations_of
 
 ONLY_FOR: dict[str, dict[Sequence[object], tuple[str, ...]]] = {
@@ -155,6 +156,24 @@ def _excluded(config: Config) -> Iterator[str]:
             yield f"`{key} cannot be with this `{other}`: {why}; change one, or leave one out."
 
 
+def _reset(config: Config) -> Iterator[str]:
+    if config.reset and config.resume in ("never", "auto"):
+        yield (
+            f'`reset` is {", ".join(config.reset)}, but `resume` is "{config.resume}"; name the checkpoint to begin '
+            f"from, `resume = PATH`, or leave `reset` out."
+        )
+    if "lr_schedule" in config.reset and config.lr_schedule == ConstantTable():
+        yield "`reset` has lr_schedule, but `lr_schedule` is constant; give the run one, or leave that out."
+
+
+def _init_from(config: Config) -> Iterator[str]:
+    if config.init_from is not None and config.resume not in ("never", "auto"):
+        yield (
+            f'`init_from.path` is "{config.init_from.path}" and `resume` is "{config.resume}", and both say with which '
+            f"weights to begin; leave one out."
+        )
+
+
 def _resume(config: Config) -> Iterator[str]:
     if config.resume in ("never", "auto") or (config.resume and Path(config.resume).is_dir()):
         return
@@ -164,4 +183,13 @@ def _resume(config: Config) -> Iterator[str]:
     yield f'{must}, but is "{config.resume}"; {advice}'
 
 
-_RULES: Sequence[Callable[[Config], Iterator[str]]] = (_resume, _tasks, _data, _only_for, _evaluations, _excluded)
+_RULES: Sequence[Callable[[Config], Iterator[str]]] = (
+    _resume,
+    _reset,
+    _init_from,
+    _tasks,
+    _data,
+    _only_for,
+    _evaluations,
+    _excluded,
+)

@@ -84,6 +84,7 @@ FILLINGS: Mapping[str, object] = {
     "lr": 1.0,
     "metric": "valid/loss",
     "decay_updates": 0,
+    "path": "x",
 }
 
 

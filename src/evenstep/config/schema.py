@@ -11,17 +11,26 @@ from pydantic import Field
 
 from evenstep import options
 from evenstep.config.schema_lr import ConstantTable, LrScheduleTable
-from evenstep.config.section import Args, Count, CountOrAuto, Natural, NonNegative, Positive, Section, TargetName
+from evenstep.config.schema_ranks import LaunchTable, ParallelTable
+from evenstep.config.section import (
+    Args,
+    Count,
+    CountOrAuto,
+    Natural,
+    NonNegative,
+    Positive,
+    ResetWords,
+    Section,
+    TargetName,
+)
 from evenstep.data import MapData, Mixture, Sampled, StreamData
 from evenstep.events import Best, EarlyStop
 from evenstep.extras.multitask import GradNorm, Uncertainty
-from evenstep.optim.ema import Ema
+from evenstep.optim.ema import Ema, Evaluated
 from evenstep.options import default_of
-from evenstep.parallel import Fsdp, Local, Processes
-from evenstep.pipeline import PipelineModel
 from evenstep.precision import Bf16True, Float8Mixed, Fp16Mixed
 from evenstep.precision.float8_mixed import Recipe
-from evenstep.train import Trainer
+from evenstep.train import Trainer, load_weights
 
 
 class TargetTable(Section):
@@ -78,6 +87,22 @@ class DataTable(Section):
     """Whether all ranks read the same stream, whole, instead of each a stream of its own; for streams only."""
     exact_resume: bool = default_of(StreamData, "exact_resume")
     """false for a stream whose state is known not to say all: a resumed run takes other samples; for streams only."""
+
+
+class InitFromTable(Section):
+    """Weights that something else has trained, which the run begins with; to go on with a run is `resume`."""
+
+    path: str
+    """A run, a checkpoint or an average of several; a `.safetensors` file, an index of several or a folder with one, as
+    the hub has them; or a file of `torch.save`, of which only tensors are read."""
+    only: Annotated[tuple[str, ...], Field(strict=False)] = default_of(load_weights, "only")
+    """Patterns of the names to load, such as `encoder.*`; what fits none stays as it is initialised."""
+    average: bool = default_of(load_weights, "average")
+    """Whether to take the average that a run has kept of its parameters."""
+    partial: bool = default_of(load_weights, "partial")
+    """Whether weights that lack something, have more, or have other shapes may be loaded in part; it is said which."""
+    freeze: bool = default_of(load_weights, "freeze")
+    """Whether what was loaded is not trained; a hook may unfreeze it."""
 
 
 class TrainTable(Section):
@@ -220,104 +245,6 @@ class OptimizerTable(Section):
     """Further keyword arguments, such as `weight_decay`."""
 
 
-class LocalTable(Section):
-    """How ranks that step alone share their parameters."""
-
-    every_updates: Count = default_of(Local, "every_updates")
-    """Share after every so many updates."""
-    outer_lr: Positive = default_of(Local, "outer_lr")
-    """How far the shared parameters go towards the mean of the ranks' own; 1.0 takes the mean."""
-    outer_momentum: NonNegative = default_of(Local, "outer_momentum")
-    """Momentum of what is shared, below 1."""
-    nesterov: bool = default_of(Local, "nesterov")
-    """Whether that momentum looks ahead, as in DiLoCo and Nesterov's BMUF."""
-    by_inner_rate: bool = default_of(Local, "by_inner_rate")
-    """Whether the momentum is kept in units of the learning rate, as in SlowMo."""
-    synchronous_updates: Natural = default_of(Local, "synchronous_updates")
-    """So many updates at the beginning are made together, as with ddp."""
-    inner_state: Literal["keep", "reset"] = default_of(Local, "inner_state")
-    """What a share does to each rank's optimizer state."""
-    fragments: Count = default_of(Local, "fragments")
-    """Into how many parts the parameters are cut, which are shared in turn."""
-    overlap_updates: Natural = default_of(Local, "overlap_updates")
-    """For how many updates the ranks go on while a mean is on its way."""
-    own_share: NonNegative = default_of(Local, "own_share")
-    """How much of its own parameters each rank keeps in a share, below 1."""
-
-
-class ParallelTable(Section):
-    """How the ranks of a run share the model and its gradients."""
-
-    strategy: Literal["auto", "single", "ddp", "fsdp", "zero1", "local"] = "auto"
-    """Who holds what: `single` is one process, `ddp` a replica on each rank, `fsdp` a shard of everything on each,
-    `zero1` a replica whose optimizer state is shared out, `local` a model of its own that is shared now and then; auto
-    takes ddp if there are several ranks."""
-    local: LocalTable = LocalTable()
-    """With local, when and how ranks share."""
-    shard_ranks: Count | None = None
-    """With fsdp, how many neighbouring ranks share one copy of the parameters (hybrid sharding); all by default."""
-    gather_dtype: Literal["bf16"] | None = None
-    """With fsdp, the number format in which parameters are gathered and used; their own by default."""
-    offload: bool = default_of(Fsdp, "offload")
-    """With fsdp, whether shards wait in the CPU's memory while they are not used; needs an accelerator."""
-    reduction: Literal["fast", "ordered"] = "fast"
-    """How gradients are summed: `fast` overlaps with the backward; `ordered` gives the same bits on any number of
-    ranks."""
-    compression: Literal["none", "bf16", "fp16"] = "none"
-    """How gradients travel between the ranks of ddp: cast to 16 bits, half as many bytes with rounding of 0.4 % (bf16)
-    or 0.05 % and a largest value of 65504 (fp16)."""
-    timeout_s: Positive = default_of(Processes, "timeout_s")
-    """Longest wait for another rank, in seconds."""
-    pipeline: Count = 1
-    """Ranks that share one model between them, each holding some of its stages; 1 is no pipeline."""
-    pipeline_schedule: str = default_of(PipelineModel, "schedule")
-    """In which order the stages of a pipeline run their micro-batches; `evenstep plan` compares them."""
-    stages_per_rank: Count | None = None
-    """Stages that each pipeline rank holds; as few as the pipeline schedule allows by default."""
-    split_at: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    """Names of the layers that begin the second and later stages; equal numbers of layers by default."""
-    relay_skips: bool = default_of(PipelineModel, "relay_skips")
-    """Whether an output that several or distant stages take goes from each stage to the next, and its gradients are
-    summed on the way back; by default it goes directly to each of them."""
-
-
-class SlurmTable(Section):
-    """A job of SLURM that trains the run, one task per rank; needs the extra `slurm`."""
-
-    nodes: Count = 1
-    """How many machines."""
-    ranks_per_node: Count = 1
-    """Processes on each machine, one accelerator each where there are any."""
-    timeout_minutes: Count = 60
-    """Time limit of the job; 90 s before it the run saves itself and the job is queued again."""
-    partition: str | None = None
-    """The partition; the cluster's default if left out."""
-    account: str | None = None
-    """Whom the time is charged to."""
-    qos: str | None = None
-    """Quality of service."""
-    cpus_per_rank: Count | None = None
-    """Processor cores of each rank."""
-    gpus_per_rank: Count | None = None
-    """Accelerators of each rank; asked for as `gpus_per_node`."""
-    memory_gb: Positive | None = None
-    """Memory of each machine, in GB."""
-    additional: Args = Field(default_factory=dict)
-    """Further options of `sbatch`, such as `constraint`."""
-
-
-class LaunchTable(Section):
-    """How many processes `evenstep train` starts; across machines use torchrun, or `slurm`, instead."""
-
-    ranks: Count = 1
-    """Processes on this machine, one accelerator each where there are any; at least one per pipeline rank."""
-    slurm: SlurmTable | None = None
-    """Submit the run as a job of SLURM instead of starting it here; never by default."""
-    max_restarts: Natural = 0
-    """How many times all ranks are started again, from the newest checkpoint, after one of them has failed; with
-    `failures.lost_rank` continue, how many times one that is lost is."""
-
-
 class FailuresTable(Section):
     """What to do about what goes wrong; `docs/failures.md` says what each does exactly."""
 
@@ -367,6 +294,11 @@ class EmaTable(Section):
     """Up to this update the average is a copy of the parameters."""
     every_updates: Count = default_of(Ema, "every_updates")
     """The average moves at every so many updates only."""
+    decay_warmup: bool = default_of(Ema, "decay_warmup")
+    """Whether the decay of the n-th move is at most (1 + n) / (10 + n), so that a short run forgets its beginning."""
+    evaluated: Evaluated = default_of(Ema, "evaluated")
+    """What evaluations are made with: the average, the parameters, or both, of which the parameters' metrics are called
+    `valid/parameters/loss`."""
 
 
 class EvaluateTable(Section):
@@ -448,8 +380,13 @@ class Config(Section):
     resume: str = "never"
     """What to start from: `never` (nothing), `auto` (the run folder's newest valid checkpoint, if any), or a path
     of a checkpoint or run folder."""
+    reset: ResetWords = ()
+    """What of the checkpoint that `resume` names begins afresh: `optimizer`, `lr_schedule`, `metrics`, `data`; several
+    in a list, or by commas. The count of updates stays."""
     model: TargetTable
     """The model: a callable that gives a `torch.nn.Module`."""
+    init_from: InitFromTable | None = None
+    """Weights that the model begins with; as its target has initialised them by default."""
     task: OneTaskTable | None = None
     """The task: a callable that gives an `evenstep.Task`. Give either this and `data`, or `tasks`."""
     data: DataTable | None = None

@@ -3,11 +3,13 @@
 A table knows its keys, their types and their documentation; it has no behaviour.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticCustomError
+
+from evenstep.options import Reset
 
 Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
@@ -29,6 +31,22 @@ CountOrAuto = Annotated[
     int | Literal["auto"],
     PlainValidator(_count_or_auto),
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}]}),
+]
+
+
+def _resets(value: object) -> object:
+    words = tuple(value.split(",")) if isinstance(value, str) else value
+    if isinstance(words, list | tuple) and all(word in _RESETS for word in cast("list[object]", words)):
+        return tuple(cast("list[Reset]", words))
+    some = {"words": ", ".join(_RESETS)}
+    raise PydanticCustomError("resets", "it must be some of {words}, in a list or by commas", some)
+
+
+_RESETS: tuple[str, ...] = get_args(Reset)
+ResetWords = Annotated[
+    tuple[Reset, ...],
+    PlainValidator(_resets),
+    WithJsonSchema({"type": "array", "items": {"enum": list(_RESETS)}}),
 ]
 
 

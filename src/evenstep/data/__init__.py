@@ -7,10 +7,10 @@ from evenstep.lazy import lazy_names
 
 if TYPE_CHECKING:
     from evenstep.data.batch import Data, DataFault, GlobalBatch, Microbatch, Part, Position
-    from evenstep.data.given import data_of
     from evenstep.data.map_data import MapData
     from evenstep.data.mixing import AllTasks, Mixing, RoundRobin, Sampled
     from evenstep.data.mixture import Mixture
+    from evenstep.data.resolve import data_of
     from evenstep.data.stream import samples_in
     from evenstep.data.stream_data import StreamData
     from evenstep.data.update_data import Batch, UpdateData, batches_in
@@ -41,7 +41,7 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         ".batch": "Data DataFault GlobalBatch Microbatch Part Position",
-        ".given": "data_of",
+        ".resolve": "data_of",
         ".map_data": "MapData",
         ".mixing": "AllTasks Mixing RoundRobin Sampled",
         ".mixture": "Mixture",

@@ -6,6 +6,7 @@ of numbers; what a sample is, and where it is read, is not known here.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,6 +122,7 @@ def shuffle_batches(
     return np.concatenate([samples[:0], *moved]), [0, *np.cumsum(sizes[places]).tolist()]
 
 
+@lru_cache(maxsize=64)  # asked in every update
 def share(num_microbatches: int, *, rank: int, ranks: int) -> range:
     """The numbers of the micro-batches that a rank runs: contiguous, balanced to within one.
 

@@ -9,8 +9,7 @@ from itertools import chain, tee
 from typing import Literal, NamedTuple, final
 from zlib import crc32
 
-from evenstep.arguments import require_flag, require_number
-from evenstep.data.arguments import require_callable, require_count, require_rank
+from evenstep.arguments import require_callable, require_count, require_flag, require_number, require_rank
 from evenstep.data.batch import JSON, Data, GlobalBatch, Microbatch, Position
 from evenstep.data.batching import share
 from evenstep.data.dataset import MapDataset, count_samples, fingerprint_of

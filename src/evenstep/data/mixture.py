@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, Literal, cast, final
 
-from evenstep.arguments import require_object, require_table
-from evenstep.data.arguments import require_count, require_rank
+from evenstep.arguments import require_count, require_object, require_rank, require_table
 from evenstep.data.batch import JSON, Data, GlobalBatch, Microbatch, Part, Position
 from evenstep.data.mixing import AllTasks, Mixing
 from evenstep.data.mixing.mixing import check_known

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
-from evenstep.data.arguments import require_count
+from evenstep.arguments import require_count
 from evenstep.keys import key, mix
 
 __all__ = ["Enciphered", "Kind", "Order", "Sorted", "in_order", "order", "order_of", "scatter"]

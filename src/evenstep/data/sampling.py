@@ -13,8 +13,7 @@ from typing import Literal, final
 import numpy as np
 from numpy.typing import NDArray
 
-from evenstep.arguments import check_one_of_two, require_flag
-from evenstep.data.arguments import require_count
+from evenstep.arguments import check_one_of_two, require_count, require_flag
 from evenstep.data.batching import cut_by_count, cut_by_tokens, group_by_length, shuffle_batches
 from evenstep.data.lengths import Lengths, fitting, measure
 from evenstep.data.order import Kind, Order, order_of

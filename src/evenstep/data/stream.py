@@ -97,8 +97,12 @@ def samples_in(batch: object) -> int:
     """
     if isinstance(batch, PackedSequence):
         return int(batch.batch_sizes[0])
-    part = _first_part(batch)
-    if isinstance(part, Tensor):  # asked first: it is the commonest, and this runs once per micro-batch
+    pair: Any = batch
+    # asked first: it is the commonest, and this runs once per micro-batch
+    part = pair[0] if isinstance(batch, (tuple, list)) and pair else None
+    if not isinstance(part, Tensor):
+        part = _first_part(batch)
+    if isinstance(part, Tensor):
         return part.size(0) if part.ndim else 1
     shape = cast("tuple[int, ...]", getattr(part, "shape", ()))
     if shape:

@@ -7,8 +7,7 @@ get their shares.
 from collections.abc import Callable, Iterable
 from typing import Any, cast, final
 
-from evenstep.arguments import require_flag
-from evenstep.data.arguments import require_callable, require_count, require_rank
+from evenstep.arguments import require_callable, require_count, require_flag, require_rank
 from evenstep.data.batch import JSON, Microbatch, Position
 from evenstep.data.batching import cut_by_count, share
 from evenstep.data.dataset import fingerprint_of

@@ -10,8 +10,7 @@ from typing import Any, cast, final
 import numpy as np
 import torch
 
-from evenstep.arguments import require_object
-from evenstep.data.arguments import require_callable, require_rank
+from evenstep.arguments import require_callable, require_object, require_rank
 from evenstep.data.batch import JSON, Microbatch, Part, Position
 from evenstep.data.batching import share
 from evenstep.data.dataset import fingerprint_of

@@ -6,7 +6,7 @@ whoever writes them. It writes nothing itself and knows no periods.
 """
 
 import statistics
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
 from typing import Any, TypeAlias, final
@@ -126,18 +126,27 @@ class Storage:
         pending = self._pending.copy()
         self._pending.clear()
         pairs: Pairs = {}
-        for (update, name, _, _), pair in zip(pending, _read(pending), strict=True):
-            known = pairs.get((update, name))
-            pairs[update, name] = pair if known is None else (known[0] + pair[0], known[1] + pair[1])
-        everybody = gather(pairs | self._meters.take())
-        summed = {key: one for key, one in everybody[0].items() if type(one) is not Seen}
+        numbers = _read(pending)
+        for (update, name, _, _), total, weight in zip(pending, numbers[::2], numbers[1::2], strict=True):
+            key = update, name
+            if key in pairs:
+                known = pairs[key]
+                pairs[key] = known[0] + total, known[1] + weight
+            else:
+                pairs[key] = total, weight
+        pairs.update(self._meters.take())
+        everybody = gather(pairs)
+        summed = everybody[0].copy()
         for theirs in everybody[1:]:
             for key, one in theirs.items():
                 if type(one) is not Seen:
                     total, weight = summed.get(key, (0.0, 0.0))
                     summed[key] = total + one[0], weight + one[1]
+        new = tuple.__new__  # what a named tuple calls by way of Python code: here are as many as updates and metrics
         records = [
-            Record(update, name, total / weight, weight) for (update, name), (total, weight) in summed.items() if weight
+            new(Record, (update, name, pair[0] / pair[1], pair[1]))
+            for (update, name), pair in summed.items()
+            if type(pair) is not Seen and pair[1]
         ]
         records += self._meters.records(everybody)
         records.sort(key=itemgetter(0))  # by update
@@ -202,8 +211,9 @@ class Storage:
         self._series = {name: Series(*columns) for name, columns in state.items()}
 
     def _remember(self, records: Iterable[Record]) -> None:
+        known = self._series.get
         for update, name, value, weight in records:
-            series = self._series.get(name)
+            series = known(name)
             if series is None:
                 series = self._series[_checked(name)] = Series()
             series.add(update, value, weight)
@@ -220,8 +230,8 @@ class Storage:
         return series.records(name, start=series.start_of(window_updates))
 
 
-def _read(pending: list[Entry]) -> Iterator[tuple[float, float]]:
-    """Sum and weight of each entry as numbers: one copy from each device that is not the host."""
+def _read(pending: list[Entry]) -> list[float]:
+    """Sum and weight of each entry in turn, as numbers: one copy from each device that is not the host."""
     numbers: list[Any] = [number for _, _, total, weight in pending for number in (total, weight)]
     elsewhere: dict[torch.device, list[int]] = {}
     for index, number in enumerate(numbers):
@@ -239,7 +249,7 @@ def _read(pending: list[Entry]) -> Iterator[tuple[float, float]]:
     for indices in elsewhere.values():
         for index, number in zip(indices, pack([numbers[index] for index in indices]).tolist(), strict=True):
             numbers[index] = number
-    return zip(numbers[::2], numbers[1::2], strict=True)
+    return numbers
 
 
 def pack(scalars: Sequence[Tensor]) -> Tensor:

@@ -1,25 +1,28 @@
 """An exponential moving average of the parameters, for evaluation.
 
-    e ← e + (1 - decay) · (θ - e)        after every `every_updates`-th committed update
-    e ← θ                                before `start_update`
+    e ← e + (1 - d) · (θ - e)        after every `every_updates`-th committed update
+    e ← θ                            up to `start_update`
 
-Floating-point buffers (BatchNorm statistics) are averaged as well, others copied. The average is kept in float32 at
-least. It is not `torch.optim.swa_utils.AveragedModel`: no module is copied, so it costs one tensor per parameter and
-works for sharded ones too.
+with d = decay, or d = min(decay, (1 + n) / (10 + n)) at the n-th move where it is warmed up. Floating-point buffers
+(BatchNorm statistics) are averaged as well, others copied. The average is kept in float32 at least. It is not
+`torch.optim.swa_utils.AveragedModel`: no module is copied, so it costs one tensor per parameter and works for sharded
+ones too.
 """
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from typing import final
+from typing import Literal, final, get_args
 
 import torch
 from torch import Tensor, nn
 
-from evenstep.arguments import require_number, require_whole
+from evenstep.arguments import require_flag, require_number, require_whole
 from evenstep.errors import ArgumentError
 from evenstep.internals import foreach_move, local_tensor
 from evenstep.names import named_buffers, named_parameters
 from evenstep.strides import shares_memory
+
+Evaluated = Literal["average", "parameters", "both"]
 
 
 @final
@@ -27,12 +30,21 @@ class Ema:
     """An exponential moving average of a model's parameters and buffers.
 
     Args:
-        decay: share of the old average that stays at each step, in [0, 1).
+        decay: share of the old average that stays at each move, in [0, 1).
         start_update: up to this committed update the average is a copy.
         every_updates: the average moves at every so many updates only; choose `decay` for that interval.
+        decay_warmup: whether the decay of the n-th move is at most (1 + n) / (10 + n), so that a short run is not still
+            averaged with its beginning. n is counted from `start_update`, also by an average that is added later.
+            As `num_updates` of TensorFlow's `ExponentialMovingAverage`.
+        evaluated: what evaluations are made with: "average", "parameters" as they are trained, or "both". Then the
+            average has the metrics' names, and the parameters have theirs behind `parameters/`, such as
+            "valid/parameters/loss". A prediction is made with the average, or for "parameters" with these.
+
+    Attributes:
+        evaluated: see the arguments.
 
     Raises:
-        ArgumentError: a number is out of its range.
+        ArgumentError: an argument that cannot be.
 
     >>> model = nn.Linear(1, 1, bias=False)
     >>> ema = Ema(decay=0.75); ema.attach(model)
@@ -42,12 +54,26 @@ class Ema:
     1.0
     """
 
-    def __init__(self, *, decay: float = 0.9999, start_update: int = 0, every_updates: int = 1) -> None:
+    def __init__(
+        self,
+        *,
+        decay: float = 0.9999,
+        start_update: int = 0,
+        every_updates: int = 1,
+        decay_warmup: bool = False,
+        evaluated: Evaluated = "average",
+    ) -> None:
         require_number("decay", decay)
         if not 0 <= decay < 1:
             raise ArgumentError(f"`decay` must be in [0, 1), but is {decay}; 0.999 to 0.9999 is usual.")
         require_whole("start_update", start_update, at_least=0, advice="0 begins with the first update")
         require_whole("every_updates", every_updates, at_least=1, advice="1 follows each update")
+        require_flag("decay_warmup", decay_warmup)
+        if evaluated not in get_args(Evaluated):
+            words = ", ".join(f'"{word}"' for word in get_args(Evaluated))
+            raise ArgumentError(f"`evaluated` must be one of {words}, but is {evaluated!r}.")
+        self.evaluated: Evaluated = evaluated
+        self._decay_warmup = decay_warmup
         self._decay = decay
         self._start_update = start_update
         self._every_updates = every_updates
@@ -59,8 +85,20 @@ class Ema:
 
     @property
     def settings(self) -> dict[str, float]:
-        """Its numbers by name."""
-        return {"decay": self._decay, "start_update": self._start_update, "every_updates": self._every_updates}
+        """What it moves by, by name."""
+        warmup = {"decay_warmup": True} if self._decay_warmup else {}
+        return {
+            "decay": self._decay,
+            "start_update": self._start_update,
+            "every_updates": self._every_updates,
+            **warmup,
+        }
+
+    @property
+    def passes(self) -> tuple[tuple[str, bool], ...]:
+        """What is evaluated, in turn: what stands before the metrics' names, and whether it is the average."""
+        of = {"average": ("", True), "parameters": ("", False)}
+        return (of["average"], ("parameters/", False)) if self.evaluated == "both" else (of[self.evaluated],)
 
     def check(self, updates: int) -> None:
         """Raise ArgumentError if the average would still be a copy at the end of a run of so many updates."""
@@ -120,7 +158,7 @@ class Ema:
         """
         if update % self._every_updates:
             return 0.0
-        return 1.0 - (0.0 if update <= self._start_update else self._decay)
+        return 1.0 - self.decay_at(update)
 
     def after_update(self, update: int, aborted: Tensor | float = 0.0) -> None:
         """Move the average after committed update `update`.
@@ -141,6 +179,20 @@ class Ema:
             foreach_move(average, live, weight)
         for name in self._copied:
             self._average[name].copy_(self._live[name])
+
+    def decay_at(self, update: int) -> float:
+        """The share of the old average that stays after committed update `update`, one at which it moves.
+
+        >>> warmed = Ema(decay=0.9, start_update=2, decay_warmup=True)
+        >>> [round(warmed.decay_at(update), 3) for update in (2, 3, 4, 1000)]
+        [0.0, 0.182, 0.25, 0.9]
+        """
+        if update <= self._start_update:
+            return 0.0
+        if not self._decay_warmup:
+            return self._decay
+        moves = update // self._every_updates - self._start_update // self._every_updates
+        return min(self._decay, (1 + moves) / (10 + moves))
 
     def _value(self, name: str) -> Tensor:
         """What this rank holds of what is followed, as the model computes with it."""

@@ -3,17 +3,17 @@
 Of a small model's step, torch spends nine tenths on what comes before the kernel: sorting tensors by device and format,
 switches for its compilers. Here the same kernel gets the same lists, so it gives the same bits. Nothing is kept between
 steps: groups, rates and state are read anew, whoever has changed them. What torch would do otherwise stays torch's to
-do: a first step, which makes the state; tensors of several formats; rates that are tensors; sharded parameters. So does
-a step that someone watches or has replaced.
+do: a first step, which makes the state; parameters of several formats or devices; rates that are tensors. So does a
+step that someone watches or has replaced.
 """
 
 from collections.abc import Callable, Mapping
 from itertools import compress, repeat
 from operator import attrgetter, is_, is_not, itemgetter
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import SGD, Adam, AdamW
 
 from evenstep.internals import (
@@ -32,9 +32,8 @@ _Group: TypeAlias = Mapping[str, Any]
 _State: TypeAlias = Mapping[str, Any]
 _Lists: TypeAlias = tuple[list[Tensor], list[Tensor], list[_State]]
 
-_PLAIN = frozenset({Tensor, nn.Parameter})
-_FORMATS = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
-_grad, _format, _is_sparse = attrgetter("grad"), attrgetter("dtype"), attrgetter("is_sparse")
+_grad, _format = attrgetter("grad"), attrgetter("dtype")
+_is_cpu, _is_sparse = attrgetter("is_cpu"), attrgetter("is_sparse")
 _steps, _means, _squares = itemgetter("step"), itemgetter("exp_avg"), itemgetter("exp_avg_sq")
 _largest = itemgetter("max_exp_avg_sq")
 
@@ -82,22 +81,19 @@ def _lists(group: _Group, states: Mapping[Any, _State]) -> _Lists | None:
         trained = [one is not None for one in grads]
         parameters, grads = list(compress(parameters, trained)), list(compress(grads, trained))
     if len(states) == len(parameters) and all(map(is_, states, parameters)):  # hashing a tensor runs Python code
-        own = list(states.values())
+        own: list[Any] = list(states.values())
     else:
         own = list(map(states.get, parameters))
-    formats = set(map(_format, parameters))
     if (
         group["fused"] is True
         and not group["differentiable"]
         and not isinstance(group["lr"], Tensor)
         and all(own)  # neither lacking nor empty
-        and _PLAIN.issuperset(map(type, parameters))
-        and len(formats) == 1
-        and _FORMATS.issuperset(formats)
-        and len(set(map(Tensor.get_device, parameters))) == 1
+        and len(set(map(_format, parameters))) == 1
+        and (all(map(_is_cpu, parameters)) or len(set(map(Tensor.get_device, parameters))) == 1)
         and not any(map(_is_sparse, grads))
     ):
-        return parameters, grads, cast("list[_State]", own)
+        return parameters, grads, own
     return None
 
 

@@ -28,6 +28,7 @@ class LearningRates:
         updates: the updates of the run, or None where not known.
 
     Attributes:
+        begun_at: the committed update after which the schedule counts, 0 unless it has begun afresh since.
         names: of the groups' rates as metrics: `train/lr` is the first group's, `train/lr/NAME` that of another, by the
             `name` of the group or else its number.
 
@@ -55,6 +56,7 @@ class LearningRates:
         self._bases = [float(group["lr"]) for group in groups] if schedule is not None else []
         self._schedule = schedule
         self._updates = updates
+        self.begun_at = 0
         self._optimizer = optimizer
         self._set: list[Any] = [_as_set(group["lr"]) for group in groups] if schedule is not None else []
         self.names = [] if without else _names(groups)
@@ -66,13 +68,28 @@ class LearningRates:
 
     @updates.setter
     def updates(self, updates: int | None) -> None:
-        if self._schedule is not None:
-            self._schedule.check(updates)
+        self.check(self.begun_at, updates)
         self._updates = updates
+
+    def check(self, begun_at: int, updates: int | None) -> None:
+        """Raise ArgumentError unless the schedule fits into what a run of so many updates has left after `begun_at`."""
+        if self._schedule is not None:
+            self._schedule.check(None if updates is None else max(updates - begun_at, 1))
+
+    def _factor(self, update: int) -> float:
+        if self._schedule is None:
+            return 1.0
+        at = self.begun_at
+        return self._schedule(update - at, None if self._updates is None else self._updates - at)
 
     def factors(self, updates: list[int]) -> list[float]:
         """What the rates of some updates are multiplied by."""
-        return [1.0 if self._schedule is None else self._schedule(update, self._updates) for update in updates]
+        return [self._factor(self.begun_at + update) for update in updates]
+
+    @property
+    def leaves_alone(self) -> bool:
+        """Whether there is no schedule, so that the rates are for others to set."""
+        return self._schedule is None
 
     @property
     def stamp(self) -> int:
@@ -92,7 +109,7 @@ class LearningRates:
             if not self.names:
                 return []
             return [rate.detach().clone() if isinstance(rate := group["lr"], Tensor) else rate for group in groups]
-        factor = self._schedule(update, self._updates)
+        factor = self._factor(update) if self.begun_at else self._schedule(update, self._updates)
         rates: list[float | Tensor] = [base * factor for base in self._bases]
         for number, (group, rate) in enumerate(zip(groups, rates, strict=True)):
             if self._set and self._set[number] != _as_set(group["lr"]):
@@ -110,7 +127,7 @@ class LearningRates:
 
     def _refuse(self, number: int, update: int) -> None:
         now = float(self._optimizer.param_groups[number]["lr"])
-        was = self._bases[number] * self._schedule(max(update - 1, 1), self._updates) if self._schedule else now
+        was = self._bases[number] * self._factor(max(update - 1, self.begun_at + 1)) if self._schedule else now
         raise ArgumentError(
             f"the learning rate of group {number} of the optimizer is {now:g} before update {update}, but the "
             f"`lr_schedule` {type(self._schedule).__name__} sets it in every update (it was about {was:g}), so that "

@@ -210,8 +210,6 @@ def shard_optimizer(optimizer: torch.optim.Optimizer, replaced: Mapping[int, Ten
 
 
 def _local_norms(layout: ParameterLayout, gradients: list[Tensor], norms: Callable[[list[Tensor]], Tensor]) -> Tensor:
-    if layout.divides != "elements":
-        return norms(gradients)
     if layout.exact:  # one at a time is whole
         each = [norms([layout.local_shard(gradient)]) for gradient in gradients]
         return torch.cat(each) if each else norms([])
@@ -229,6 +227,9 @@ def squared_norm(layout: ParameterLayout, gradients: list[Tensor], norms: Callab
     >>> squared_norm(ParameterLayout(Group()), three_four, lambda some: torch.stack([one.norm() for one in some]))
     tensor(25.)
     """
+    if layout.divides != "elements":
+        each = norms(gradients)
+        return each.dot(each)
     each = _local_norms(layout, gradients, norms)
     squared = each.dot(each)
     layout.all_reduce_shards(squared)

@@ -39,6 +39,7 @@ class Reducers:
     Attributes:
         group: the data-parallel ranks.
         layout: who holds what of a tensor.
+        beginning: the reducers that must know when an update begins.
         in_turn: whether all ranks must run micro-batches of one kind at the same time.
         gather_per_plan: whether plans begin with UNSHARD and end with RESHARD.
         gather_dtype: see `Strategy`.
@@ -59,6 +60,7 @@ class Reducers:
         self.alone: StepsAlone | None = None
         self.is_alone = False
         self._all: list[Reducer] = []
+        self.beginning: list[Reducer] = []
         self._comparing: list[Reducer] = []
         self._buffers: list[SharedBuffers] = []
         self._shares_buffers: list[SharedBuffers] = self._buffers
@@ -82,6 +84,8 @@ class Reducers:
         after = dict(module.named_parameters(remove_duplicate=False))
         self._replaced |= {id(parameter): after[name] for name, parameter in before.items()}
         self._all.append(own)
+        if type(own).begin is not Reducer.begin:
+            self.beginning.append(own)
         if type(own).after_update is not Reducer.after_update:
             self._comparing.append(own)
         if self.group.ranks > 1:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from evenstep.train.predict import Prediction
     from evenstep.train.progress import Progress
     from evenstep.train.result import Result
+    from evenstep.train.state.loading import LoadedWeights, load_weights
     from evenstep.train.tasks.coefficients import Coefficients, Fixed
     from evenstep.train.tasks.collect import Collected, Trained
     from evenstep.train.tasks.combine import Combine, Separate
@@ -33,6 +34,7 @@ __all__ = [
     "FailurePolicy",
     "Fixed",
     "GradNorm",
+    "LoadedWeights",
     "Loss",
     "LossSpikes",
     "PcGrad",
@@ -50,6 +52,7 @@ __all__ = [
     "Trainer",
     "Uncertainty",
     "chunked_cross_entropy",
+    "load_weights",
 ]
 
 __getattr__, __dir__ = lazy_names(
@@ -62,6 +65,7 @@ __getattr__, __dir__ = lazy_names(
         ".tasks.combine": "Combine Separate",
         ".engine": "Engine",
         ".failures": "Answer DropTask FailurePolicy Retry Rewind Skip Stop",
+        ".state.loading": "LoadedWeights load_weights",
         ".outcome": "Aborted Committed",
         ".predict": "Prediction",
         ".progress": "Progress",

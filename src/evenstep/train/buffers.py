@@ -35,6 +35,9 @@ class Buffers:
     Args:
         model: on its device already.
 
+    Attributes:
+        exist: whether the model has any.
+
     >>> norm = nn.BatchNorm1d(1); buffers = Buffers(norm)
     >>> _ = norm(torch.tensor([[1.0], [3.0]])); buffers.restore(1.0); norm.running_mean
     tensor([0.])
@@ -52,6 +55,7 @@ class Buffers:
             for name, buffer in buffers_of(module).items():
                 if buffer is not None:
                     self._add(module, name, f"{prefix}.{name}" if prefix else name, buffer, id(buffer) in silent)
+        self.exist = bool(self._places)
         self._kept = [buffer.detach().clone() for buffer in self._buffers]
         self._versions = [times_written(buffer) for buffer in self._buffers]
 
@@ -127,7 +131,7 @@ class Buffers:
 
     def restore(self, aborted: Tensor | float) -> None:
         """Take back the changes if `aborted` is 1, else keep them; a tensor decides on its device."""
-        if not self._places:
+        if not self.exist:
             return
         self.settle()
         for i in self._changed():

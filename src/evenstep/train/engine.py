@@ -23,8 +23,9 @@ from evenstep.arguments import require_state
 from evenstep.checkpoint import ALONE, RankGroup, on_all_ranks
 from evenstep.data import Data, GlobalBatch, Position
 from evenstep.errors import ArgumentError, CheckpointError, EvenstepError, LostRankError, clause
-from evenstep.events import Bus, Incident, Storage
+from evenstep.events import Bus, Incident, Record, Storage
 from evenstep.internals import unwrapped
+from evenstep.optim.late_parameters import let_begin_late
 from evenstep.optim.schedules import LrSchedule
 from evenstep.options import Training, check_length
 from evenstep.parallel import Strategy
@@ -32,8 +33,8 @@ from evenstep.precision import Precision
 from evenstep.single_use import mark_used
 from evenstep.train.checks.agreement import check_ties
 from evenstep.train.checks.arguments import check_engine_arguments
-from evenstep.train.checks.optimizer import let_begin_late
 from evenstep.train.context import TrainContext
+from evenstep.train.engine_parts import build_parts
 from evenstep.train.evaluate import Evaluation
 from evenstep.train.failures import Stop
 from evenstep.train.failures.aborts import AbortCauses
@@ -42,12 +43,12 @@ from evenstep.train.global_batch import OneBatch, global_batch
 from evenstep.train.memory.footprint import Footprint, footprint
 from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.outcome import Aborted, Committed, PendingUpdate, SummedLoss, first_aborted, left_out
-from evenstep.train.parts import build_parts
 from evenstep.train.progress import Progress
 from evenstep.train.setup import Setup, set_up
 from evenstep.train.state.settings import changed_settings
 from evenstep.train.state.train_state import Tree, check_same_run, with_plain_names
 from evenstep.train.tasks.metrics import build_meters
+from evenstep.train.tasks.now import tell
 from evenstep.train.tasks.task import Task
 from evenstep.train.tasks.tasks import check_task_states, state_of
 
@@ -162,15 +163,15 @@ class Engine:
         self._compute = parts.compute
         self.storage, self.precision = setup.storage, setup.precision
         self.group, self.reducers = parts.execution.group, parts.execution.reducers
-        self.bus, self.seed, self._ema = bus, setup.seed, setup.train.ema
+        self.bus, self.seed, self._ema, self._report = bus, setup.seed, setup.train.ema, report
         self.recomputed, self._empty_cache = setup.recomputed.names, setup.empty_cache
         self.in_float8 = setup.linear_layers.names
-        self.progress = Progress()
-        self._report = report
-        self._pending: list[PendingUpdate] = []
-        self._cuts: dict[str, SplitLimit] = {}
+        self._evaluated = (("", False),) if self._ema is None else self._ema.passes
+        self.progress, self._begun = Progress(), Tree()
+        self._pending, self._cuts = list[PendingUpdate](), dict[str, SplitLimit]()
         self._last_loss: SummedLoss | None = None
         check_ties(unwrapped(self.model), parts.core.trained.names)
+        tell(self, setup.tasks.by_name, self._ema)
         let_begin_late(self.optimizer)
         self._causes = AbortCauses(
             core=parts.core,
@@ -224,17 +225,16 @@ class Engine:
     def evaluate(self, *microbatches: Any) -> dict[str, float]:
         """The metrics of all ranks' micro-batches, forward only, by name: `{"loss": 0.3}`; all ranks call it together.
 
-        Evaluated are the parameters as of the last committed update, or their average if there is one.
+        Evaluated are the parameters as of the last committed update, or what `Ema(evaluated=…)` says.
 
         Args:
             microbatches: as for `update`.
         """
-        batch = global_batch(microbatches, Position(), self.reducers.group)
+        batch = OneBatch(replace(global_batch(microbatches, Position(), self.reducers.group), ends_epoch=True))
         context = self.parts.context
         apart = replace(context, storage=Storage(meters=build_meters(context.tasks, context.device)))
-        with self._together(), self.evaluating():
-            evaluation = self.evaluation("evaluate", OneBatch(replace(batch, ends_epoch=True)), context=apart)
-            records = evaluation(self.progress.update)
+        with self._together():
+            records = self.evaluated("evaluate", batch, context=apart)
         return {record.name.removeprefix("evaluate/"): record.value for record in records}
 
     def explain(self, aborted: Aborted, incident: Incident | None = None) -> tuple[Incident, Exception]:
@@ -258,7 +258,8 @@ class Engine:
 
     def described(self) -> Tree:
         """What the run is, as a state has it: its seed, its precision, and the settings of its updates."""
-        return {"seed": self.seed, "precision": self.precision.name, "settings": self.parts.settings}
+        settings = self.parts.settings
+        return {"seed": self.seed, "precision": self.precision.name, "settings": settings, "begun": self._begun}
 
     def changed_settings(self, state: Tree) -> dict[str, str]:
         """What is said of each setting of updates that is another than when `state` was saved, by its name.
@@ -284,7 +285,7 @@ class Engine:
         if lacking:
             raise CheckpointError(
                 f"a state to load must be what an engine's `state_dict` gave, but this one has no {lacking[0]!r}; to "
-                f"begin with a model's weights only, load them into the model before the engine is built."
+                f"begin with a model's weights only, `evenstep.load_weights(model, PATH)` before the engine is built."
             )
         check_same_run(state["run"], {"seed": self.seed, "precision": self.precision.name})
         return self.load_own(self.own_part(state))
@@ -377,27 +378,30 @@ class Engine:
         self.parts.context.norms.prepare()
 
     @contextmanager
-    def evaluating(self) -> Generator[None]:
-        """Inside, the parameters are those to evaluate: the average's, or the optimizer's own."""
-        with self.parts.modes.evaluating(), self._ema.swapped() if self._ema is not None else self.reducers.shown():
+    def evaluating(self, *, average: bool | None = None) -> Generator[None]:
+        """Inside, the parameters are the average's, where that is to be evaluated (first), or else the optimizer's."""
+        ema = self._ema if (self._evaluated[0][1] if average is None else average) else None
+        with self.parts.modes.evaluating(), self.reducers.shown() if ema is None else ema.swapped():
             yield
 
-    def evaluation(self, name: str, data: Data, *, context: TrainContext | None = None) -> Evaluation:
-        """The evaluation of this name, on `data`; it cuts micro-batches as finely as it had to the last time.
-
-        Args:
-            context: where its metrics go; None: to those of training.
-        """
-        return Evaluation(
-            name=name,
-            data=data,
-            model=self.model,
-            context=context or self.parts.context,
-            execution=self.parts.execution,
-            cuts=self._cuts.setdefault(name, SplitLimit()),
-            report=self._report,
-            guard=self.parts.guard,
-        )
+    def evaluated(self, name: str, data: Data, *, context: TrainContext | None = None) -> list[Record]:
+        """The metrics of the evaluation `name` on `data`, by the tasks of `context`; all ranks call it together."""
+        records: list[Record] = []
+        for below, average in self._evaluated:
+            evaluation = Evaluation(
+                name=name,
+                below=below,
+                data=data,
+                model=self.model,
+                context=context or self.parts.context,
+                execution=self.parts.execution,
+                cuts=self._cuts.setdefault(name, SplitLimit()),
+                report=self._report,
+                guard=self.parts.guard,
+            )
+            with self.evaluating(average=average):
+                records += evaluation(self.progress.update)
+        return records
 
     def tensors(self, *, whole: bool) -> Tree:
         """The parts "model", "optimizer", "ema", "precision" and "trained" of a state; all ranks call it together.
@@ -451,6 +455,8 @@ class Engine:
         changed = settings + self.parts.saved.load_state_dict(state)
         self.core.trained.load_state_dict(state.get("trained", {}))
         self.core.is_whole = True
+        self._begun = state["run"].get("begun", {})
+        self.core.learning_rates.begun_at = self._begun.get("lr_schedule", 0)
         self.core.learning_rates.reloaded()
         self.progress = Progress.from_state_dict(state["progress"])
         self.reducers.follow(self.progress.update)

@@ -31,6 +31,7 @@ class Evaluation:
 
     Args:
         name: of the set, the prefix of its metrics: "valid" gives "valid/loss".
+        below: what stands between that and the metrics' own names: "parameters/" gives "valid/parameters/loss".
         data: evaluated for one epoch, whole, in its own order.
         context: task, precision, device and recording.
         execution: how forwards are run, and on which ranks.
@@ -42,6 +43,7 @@ class Evaluation:
         self,
         *,
         name: str,
+        below: str = "",
         data: Data,
         model: nn.Module,
         context: TrainContext,
@@ -50,7 +52,7 @@ class Evaluation:
         report: Callable[[Incident], None],
         guard: Callable[[GlobalBatch], float],
     ) -> None:
-        self._name = name
+        self._name, self._prefix = name, f"{name}/{below}"
         self._data = data
         self._model = model
         self._context = context
@@ -65,10 +67,10 @@ class Evaluation:
         Returns:
             The metrics, "valid/loss" and so on: Σsum/Σweight over the whole set.
         """
-        prefix, mark = f"{self._name}/", self._context.storage.mark()
+        prefix, mark = self._prefix, self._context.storage.mark()
         try:
             with evaluating(self._model, self._context.device):
-                self._run(update, prefix)
+                self._run(update)
         except LostRankError:
             self._context.storage.drop_after(mark)  # those that are left evaluate once more
             raise
@@ -81,7 +83,7 @@ class Evaluation:
             )
         return records
 
-    def _run(self, update: int, prefix: str) -> None:
+    def _run(self, update: int) -> None:
         reducers, context = self._execution.reducers, self._context
         batches = self._data.batches_together(
             Position(),
@@ -131,7 +133,7 @@ class Evaluation:
             yield step
 
     def _step(self, weights: Weights, update: int, batch: int) -> MicrobatchStep:
-        path, prefix = ("evaluate", self._name, batch), f"{self._name}/"
+        path = ("evaluate", self._name, batch)
         return MicrobatchStep(
-            self._context, weights, path=path, update=update, factor=1.0, prefix=prefix, cuts=self._cuts
+            self._context, weights, path=path, update=update, factor=1.0, prefix=self._prefix, cuts=self._cuts
         )

@@ -1,7 +1,7 @@
 """The evaluations of a run: each of its sets of data, with what hooks and writers are told of it.
 
-The parameters' average, if there is one, is evaluated in their place. It remembers when all sets were last evaluated.
-How one set is evaluated is told in `evaluate`; when is the loop's to say.
+The parameters' average, if there is one, is evaluated in their place, or beside them. It remembers when all sets were
+last evaluated. How one set is evaluated is told in `evaluate`; when is the loop's to say.
 """
 
 from collections.abc import Generator, Mapping
@@ -48,7 +48,7 @@ class Evaluations:
 
     def predict(self, data: Data, *, collect: bool | None) -> list[Prediction]:
         """Collect what the tasks keep of the outputs for `data`; see `predict.predict`."""
-        with self._running():
+        with self._running(), self.engine.evaluating():
             return predict(
                 data,
                 model=self.engine.model,
@@ -62,20 +62,19 @@ class Evaluations:
     def _running(self) -> Generator[None]:
         self.is_running = True
         try:
-            with self.engine.evaluating():
-                yield
+            yield
         finally:
             self.is_running = False
 
     def _one(self, name: str, data: Data) -> dict[str, float]:
         values: dict[str, float] = {}
-        update, evaluation = self.engine.progress.update, self.engine.evaluation(name, data)
+        update = self.engine.progress.update
         with self.engine.bus.span(
             "evaluate",
             lambda: EvaluateBegin(update=update, name=name),
             lambda error: EvaluateEnd(update=update, name=name, metrics=values),
         ):
-            records = evaluation(update)
+            records = self.engine.evaluated(name, data)
             self.reporter.writers.write(records)
             values |= {record.name: record.value for record in records}
         return {key.removeprefix(f"{name}/"): value for key, value in values.items()}

@@ -80,8 +80,8 @@ class Execution:
 
     def begin(self) -> None:
         """The accumulation of an update begins, perhaps anew after a failed try."""
-        for stage in self.trainer.stages.values():
-            stage.reducer.begin()
+        for reducer in self.reducers.beginning:
+            reducer.begin()
 
     def pad_passes(
         self,

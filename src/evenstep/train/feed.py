@@ -88,7 +88,7 @@ class Feed:
 
     def is_given_up(self, batch: GlobalBatch) -> bool:
         """Whether `batch` is to be left out."""
-        return any(begin <= batch.position < end for begin, end in self._given_up)
+        return bool(self._given_up) and any(begin <= batch.position < end for begin, end in self._given_up)
 
     def count_skipped(self, samples: int) -> None:
         """Count samples that were left out; all ranks count the same.

@@ -117,9 +117,9 @@ class Loop:
         """Do what was requested: evaluate, then save, so that a save that an evaluation requests is done at once."""
         requests, group = self.requests, self.engine.group
         self.checkpointer.poll()
-        leave = requests.take_go_back()
-        if leave is not None:
-            return leave
+        if requests.go_back is not None:
+            return requests.take_go_back()
+        leave: Leave = None
         agreed = requests.agree(group)
         if agreed.evaluate or agreed.save:
             leave = self.settle() or self._write()

@@ -81,7 +81,7 @@ class MicrobatchStep:
         self._branch = branch(context.seed, *path)
         self._recording = Recording(context, weights, update, prefix)
         self._parts: dict[int, tuple[Microbatch, SubBatch]] = {}
-        self._completes: dict[int, int] = {}
+        self._completes: dict[int, int] | None = None  # where there are several pieces
         self.doing: tuple[str, int, SubBatch] | None = None
         self._heard = context.bus.hears_microbatches
         self._profiled = profiler_runs()
@@ -126,7 +126,6 @@ class MicrobatchStep:
         tasks, cuts = self._context.tasks, self._cuts
         if cuts.limit is None:
             self._parts = {one.index: (one, SubBatch(one.data, (), one.known_samples)) for one in work}
-            self._completes = dict(zip(self._parts, self._parts, strict=True))
         else:
             pieces = [(one, cuts.pieces(tasks[one.task], one.data, one.known_samples)) for one in work]
             if all(len(of_one) == 1 for _, of_one in pieces):
@@ -216,7 +215,7 @@ class MicrobatchStep:
 
     def completed(self, microbatch: int) -> int | None:
         """The number of the micro-batch whose gradients are complete with this one's backward; None: of none yet."""
-        return self._completes.get(microbatch)
+        return microbatch if self._completes is None else self._completes.get(microbatch)
 
     @contextmanager
     def _around_forward(self, stage: Stage, one: Microbatch, batch: Any) -> Generator[list[Any]]:

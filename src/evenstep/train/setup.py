@@ -36,6 +36,7 @@ from evenstep.train.number_formats import check_formats
 from evenstep.train.resolve import combine_named, device_of, lr_schedule_of, precision_of, strategy_of
 from evenstep.train.tasks.coefficients import Fixed
 from evenstep.train.tasks.metrics import build_meters
+from evenstep.train.tasks.now import check_teachers
 from evenstep.train.tasks.task import Task
 from evenstep.train.tasks.tasks import Tasks
 
@@ -82,6 +83,7 @@ class Setup:
             "out_of_memory": policies.out_of_memory,
             "loss_spike": spikes,
             "policy": None if spikes is None else spikes.policy,
+            **{f"task {name}".strip(): task for name, task in self.tasks.by_name.items() if task.uses_average},
         }
         return {f"`{name}`": one for name, one in named.items() if one is not None and vars(one)}
 
@@ -126,6 +128,7 @@ def set_up(
     check_optimizer(optimizer, model=model, strategy=sharing, device=on, keeps=keeps)
     tasks = Tasks.of(task, train.coefficients, combine_named(train.combine), train.norm_statistics)
     check_tasks(tasks, data, evaluations, model=model, policy=policies.non_finite)
+    check_teachers(tasks.by_name, train, sharing, model)
     if train.compile == "update":
         check_whole_update(
             model=model,

@@ -4,7 +4,7 @@ It puts the parts together, holds what a checkpoint holds, opens and closes what
 How an update goes is told in `update`, how updates follow each other in `loop`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from functools import partial
 from pathlib import Path
@@ -20,13 +20,13 @@ from evenstep.data.seeding import undisturbed
 from evenstep.errors import ArgumentError
 from evenstep.events import Hook, TrainBegin, TrainEnd
 from evenstep.optim.schedules import LrSchedule
-from evenstep.options import Checkpointing, Failures, Logging, Training, check_length
+from evenstep.options import Checkpointing, Failures, Logging, Reset, Training, check_length
 from evenstep.parallel import Strategy
 from evenstep.pipeline import PipelineModel
 from evenstep.precision import Precision
 from evenstep.single_use import mark_used
-from evenstep.train.assembly import build_loop
 from evenstep.train.attributes import TrainerAttributes
+from evenstep.train.build_loop import build_loop
 from evenstep.train.checks.agreement import check_agreement
 from evenstep.train.checks.arguments import check_engine_arguments, check_trainer_arguments
 from evenstep.train.checks.cuts import compare_cuts
@@ -46,6 +46,7 @@ from evenstep.train.result import Result
 from evenstep.train.setup import set_up
 from evenstep.train.signal_handling import handling_signals, where
 from evenstep.train.standard_hooks import build_reporter
+from evenstep.train.state.afresh import resets_of
 from evenstep.train.state.run_state import updates_of
 from evenstep.train.state.train_state import Tree
 from evenstep.train.tasks.task import Task
@@ -171,7 +172,7 @@ class Trainer(TrainerAttributes):
         if keeps:
             watch_first_step(optimizer, engine.parts.saved.hidden_state)
         said = {"tasks": [*setup.tasks.by_name], "config": config, "clip_norm": train.clip_norm}
-        said["ema"] = train.ema and train.ema.settings
+        said["ema"] = train.ema and {**train.ema.settings, "evaluated": train.ema.evaluated}
         self._agree = partial(check_agreement, self._loop, optimizer, engine.core.trained.names, self.evaluations, said)
         self._run = self._group.run_of(self._loop, self._agree)
         mark_used({**setup.kept, **reporter.bus.kept})
@@ -337,7 +338,13 @@ class Trainer(TrainerAttributes):
         self._loop.settle_between_updates()
         return self._loop.checkpointer.save()
 
-    def resume(self, source: Path | str = "auto", *, new_settings: bool = False) -> Path | None:
+    def resume(
+        self,
+        source: Path | str = "auto",
+        *,
+        new_settings: bool = False,
+        reset: Reset | Collection[Reset] = (),
+    ) -> Path | None:
         """Go on from a checkpoint.
 
         Args:
@@ -345,6 +352,9 @@ class Trainer(TrainerAttributes):
                 trainer's folder, and starts afresh if there is none.
             new_settings: whether this trainer's learning rates, their schedule, clipping and whatever else updates are
                 made with may be other ones than those that were saved. They then count, and that is said.
+            reset: what of the checkpoint begins afresh, of "optimizer", "lr_schedule" (which then stretches over the
+                updates that are left), "metrics" and "data". The count of updates stays. Only with a path, and before
+                the first update: a run that goes on in its own folder must not begin anything again.
 
         Returns:
             The checkpoint's folder, or None after "auto" found none.
@@ -355,6 +365,7 @@ class Trainer(TrainerAttributes):
         """
         self._check_not_training("resume")
         require_flag("new_settings", new_settings)
+        resets = self._resets(reset, source)
         if not isinstance(cast("object", source), str | Path) or not str(source):
             raise ArgumentError(
                 f"`resume` must be given a path or 'auto', but was given {said(source)}; `trainer.resume()` goes on in "
@@ -364,9 +375,28 @@ class Trainer(TrainerAttributes):
         if source == "auto":
             path = checkpointer.resume_newest(new_settings=new_settings)
         else:
-            path = checkpointer.resume(Path(source), new_settings=new_settings)
+            path = checkpointer.resume(Path(source), new_settings=new_settings, reset=resets)
         self._resumed |= path is not None
         return path
+
+    def _resets(self, given: object, source: object) -> tuple[Reset, ...]:
+        resets = resets_of(given)
+        if resets and source == "auto":
+            raise ArgumentError(
+                f"`reset` is for a checkpoint that is named, but `resume` was given 'auto', which would begin "
+                f"{', '.join(resets)} afresh at each restart; give the path, and the new run a folder of its own."
+            )
+        if resets and self.progress.update:
+            raise ArgumentError(
+                f"`reset` is for a trainer that has not trained, but this one has made {self.progress.update} updates; "
+                f"build another one for it."
+            )
+        if "lr_schedule" in resets and self._loop.engine.core.learning_rates.leaves_alone:
+            raise ArgumentError(
+                "`reset` has 'lr_schedule', but this trainer has none; give it one, or leave that out. Rates that "
+                "hooks have set begin afresh with 'optimizer'."
+            )
+        return resets
 
     def state_dict(self) -> Tree:
         """Everything that the run needs to go on exactly, as a tree.

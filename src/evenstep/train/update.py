@@ -8,7 +8,7 @@ about an abort; that is the loop's. Until it applies, it may be begun anew at an
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple, final
+from typing import TypeAlias, final
 
 import torch
 from torch import Tensor, nn
@@ -25,10 +25,10 @@ from evenstep.optim.learning_rate import LearningRates
 from evenstep.optim.stepping import Steps
 from evenstep.train.buffers import Buffers
 from evenstep.train.context import MicrobatchResults, TrainContext
-from evenstep.train.dependence import Dependence
 from evenstep.train.execution import Execution
 from evenstep.train.failures import FailurePolicy
 from evenstep.train.failures.causes import FailureCause, blame
+from evenstep.train.layout_dependence import Dependence
 from evenstep.train.memory.fit import fitting, state_allocated
 from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.memory.sub_batch import part_of
@@ -41,21 +41,11 @@ from evenstep.train.tasks.late_weights import build_gather
 from evenstep.train.trained import TrainedParameters
 from evenstep.train.weigh import Weights, weigh
 
-
-class Computed(NamedTuple):
-    """What has been computed of an update, of which nothing is applied.
-
-    Args:
-        weights: what its losses cover.
-        gathered: what is known of this rank's micro-batches.
-        grads: the gradients, perhaps in shards.
-        squared: ‖g‖₂² over all parameters, stages and shards; None where nobody has work, or no task gave a loss.
-    """
-
-    weights: Weights
-    gathered: MicrobatchResults
-    grads: list[Tensor]
-    squared: Tensor | None
+Computed: TypeAlias = tuple[Weights, MicrobatchResults, list[Tensor], Tensor | None]
+"""What has been computed of an update, of which nothing is applied: what its losses cover, what is known of this rank's
+micro-batches, the gradients, perhaps in shards, and ‖g‖₂² over all parameters, stages and shards; None where nobody has
+work, or no task gave a loss.
+"""
 
 
 @final
@@ -120,6 +110,7 @@ class Update:
         self._ema = ema
         self.learning_rates = learning_rates
         self._buffers = Buffers(model)
+        self._changing = (self._buffers,) if self._buffers.exist else ()
         self._dependence = Dependence(
             buffers=self._buffers, randomness=context.randomness, unkeyed=unkeyed, execution=execution, report=report
         )
@@ -164,13 +155,14 @@ class Update:
         """Compute the update's gradients and their squared norm; nothing is applied."""
         weights = self._weigh(batch)
         if not weights.totals:  # nobody has work
-            return Computed(weights, MicrobatchResults(), [], None)
+            return weights, MicrobatchResults(), [], None
         gathered = self._gather(weights, update)
-        self._buffers.settle()
+        for buffers in self._changing:
+            buffers.settle()
         self.look(update)
         self._execution.reducers.share_buffers(self._buffers)
         grads = gradients(self._parameters, sparse=self._sparse)
-        return Computed(weights, gathered, grads, self._execution.norms.squared(grads))
+        return weights, gathered, grads, self._execution.norms.squared(grads)
 
     def _judge_and_apply(self, computed: Computed, batch: GlobalBatch, before: Progress) -> PendingUpdate:
         """Step the optimizer if the gradient is finite; gives how the update ended."""
@@ -194,7 +186,8 @@ class Update:
         with self._context.bus.span("step", begin, lambda error: StepEnd(update=update)):
             applied = self._apply(grads, squared, divisor, update)
             self._execution.reducers.after_step()
-        self._buffers.restore(applied.aborted)
+        for buffers in self._changing:
+            buffers.restore(applied.aborted)
         # a verdict that is still on the device is not read here: the average follows it there
         if self._ema is not None and (isinstance(applied.aborted, Tensor) or applied.aborted == 0.0):
             self._ema.after_update(update, applied.aborted)
@@ -233,13 +226,11 @@ class Update:
 
     def _discarding(self) -> Callable[[], None]:
         """What undoes a try that begins now."""
-        mark = self._context.storage.mark()
+        return partial(self._undo, self._context.storage.mark())
 
-        def discard() -> None:
-            self._discard(mark)
-            self._buffers.restore(1.0)
-
-        return discard
+    def _undo(self, mark: int) -> None:
+        self._discard(mark)
+        self._buffers.restore(1.0)
 
     def look(self, update: int) -> None:
         """Say what the update's passes have shown that is worth knowing, once."""
@@ -252,7 +243,8 @@ class Update:
 
     def begin(self) -> None:
         """Take the buffers as they are: whatever the user did to them since the last update stays."""
-        self._buffers.restore(0.0)
+        for buffers in self._changing:
+            buffers.restore(0.0)
 
     def fit(self, batch: GlobalBatch) -> None:
         """Find out how much fits: try ever larger parts of this rank's first micro-batch, forward and backward.

@@ -107,8 +107,9 @@ def weigh(
         )
     totals: dict[str, float] = {}
     divisors: dict[int, float] = {}
-    for name, theirs in _spans(batch).items():
-        numbers = list(chain.from_iterable(theirs))
+    spans = _spans(batch) if batch.parts else {"": [range(batch.num_microbatches)]}
+    for name, theirs in spans.items():
+        numbers = theirs[0] if len(theirs) == 1 else list(chain.from_iterable(theirs))
         total = math.fsum(map(everybody.__getitem__, numbers))
         if total <= 0:
             continue
@@ -140,9 +141,7 @@ def _of_batches(spans: Sequence[range], everybody: Sequence[float]) -> Iterator[
 
 
 def _spans(batch: GlobalBatch) -> dict[str, list[range]]:
-    """The numbers of the micro-batches of each task's batches."""
-    if not batch.parts:
-        return {"": [range(batch.num_microbatches)]}
+    """The numbers of the micro-batches of each task's batches, where there are several."""
     spans: dict[str, list[range]] = {}
     first = 0
     for part in batch.parts:

@@ -56,6 +56,14 @@ def test_a_save_is_measured_beside_a_plain_copy() -> None:
     assert [row.contender for row in rows] == ["training waits", "the copy is there", "plain copy"]
 
 
+def test_float8_is_measured_beside_bfloat16() -> None:
+    pytest.importorskip("torchao", reason="the extra `float8` is not installed")
+    rows = benchmark.in_float8(benchmark.TOY, CPU)
+    assert [row.contender.removeprefix("evenstep, ") for row in rows] == [
+        *("bf16-mixed", "float8-mixed tensorwise", "float8-mixed rowwise")
+    ]
+
+
 def test_the_gpt_has_124m_parameters_and_a_share_of_the_peak_where_one_is_stated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -148,7 +156,7 @@ def test_rows_of_an_earlier_run_stay_on_the_same_device_only(tmp_path: Path) -> 
     assert merged["tests"] == {"a": 1, "b": 2}
     assert [row["case"] for row in merged["rows"]] == ["gpt", "save"]
     assert suite.merged(path, {**found, "torch": "2.12"})["tests"] == {"b": 2}
-    assert suite.slug("NVIDIA H100 80GB HBM3") == benchmark.slug("NVIDIA H100 80GB HBM3") == "nvidia-h100-80gb-hbm3"
+    assert suite.slug("NVIDIA H100 80GB HBM3") == "nvidia-h100-80gb-hbm3"
 
 
 def test_the_wheels_are_what_evenstep_needs_beside_torch_and_what_tests_it() -> None:

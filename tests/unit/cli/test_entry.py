@@ -22,6 +22,8 @@ def test_the_commands_are_these() -> None:
         "plan",
         "report",
         "inspect",
+        "average",
+        "export",
         "replay",
         "config-schema",
     ]

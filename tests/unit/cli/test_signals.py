@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from scripts import Script
 
 from evenstep import signals
 from evenstep.checkpoint import read_checkpoint
@@ -75,11 +76,19 @@ def training(recipe: Path, *settings: str) -> Generator[subprocess.Popen[str]]:
         process.communicate()
 
 
+def forked(*settings: str) -> Script:
+    """The same where the end of Python itself is not what matters: forked, in a session of its own."""
+    arguments = ["-m", "evenstep", "train", "run.toml", "--model.target", "parts.py:Slow"]
+    script = Script(*arguments, "--train.updates", 100000, "--log.every_updates", 1, *settings, session=True)
+    script.wait_for(lambda: "\nupdate 3/" in script.said(), timeout_s=60)
+    return script
+
+
 def test_sigterm_saves_and_asks_to_be_run_again(recipe: Path) -> None:
-    with training(recipe, "--checkpoint.every_updates", "none") as process:
-        process.terminate()
-        _, err = process.communicate(timeout=60)
-    assert process.returncode == 75, err
+    script = forked("--checkpoint.every_updates", "none")
+    script.send_signal(signal.SIGTERM)
+    end = script.ended(60)
+    assert end.code == 75, end
     status = json.loads((recipe / "runs" / "tiny" / "status.json").read_text())
     assert (status["state"], status["reason"]) == ("stopped", "SIGTERM")
     assert read_checkpoint(recipe / "runs" / "tiny").update == status["update"]
@@ -102,8 +111,20 @@ atexit.register(first)
 """
 
 
-@pytest.mark.parametrize(("at", "pause"), [("first", 60.0), ("last", 0.0)])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+_SAMPLE = [("first", signal.SIGTERM), ("last", signal.SIGINT)]
+_ENDS = [(("first", 60.0), number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)]
+_ENDS += [(("last", 0.0), number) for _, number in _ENDS]
+
+
+@pytest.mark.parametrize(
+    ("at", "pause", "number"),
+    [
+        pytest.param(
+            *end, number, marks=[] if (end[0], number) in _SAMPLE else [pytest.mark.slow], id=f"{end[0]}-{number.name}"
+        )
+        for end, number in _ENDS
+    ],
+)
 def test_a_signal_while_python_ends_leaves_the_exit_code_as_it_is(
     recipe: Path, at: str, pause: float, number: signal.Signals
 ) -> None:
@@ -121,10 +142,10 @@ def test_a_signal_while_python_ends_leaves_the_exit_code_as_it_is(
 
 def test_sigterm_to_the_data_workers_too_loses_nothing(recipe: Path) -> None:
     strict = ["--failures.loader_retries", "0", "--checkpoint.every_updates", "none"]
-    with training(recipe, "--data.num_workers", "2", *strict) as process:
-        os.killpg(process.pid, signal.SIGTERM)
-        _, err = process.communicate(timeout=60)
-    assert process.returncode == 75, err
+    script = forked("--data.num_workers", "2", *strict)
+    os.killpg(script.pid, signal.SIGTERM)
+    end = script.ended(60)
+    assert end.code == 75, end
     status = json.loads((recipe / "runs" / "tiny" / "status.json").read_text())
     assert (status["state"], status["reason"]) == ("stopped", "SIGTERM")
     assert not (recipe / "runs" / "tiny" / "incidents").exists()
@@ -139,18 +160,14 @@ def test_ctrl_c_saves_and_a_second_one_leaves_at_once_with_what_was_saved(recipe
     assert "Ctrl-C again leaves at once" in err
     saved = read_checkpoint(recipe / "runs" / "tiny").update
 
-    stuck = "parts.py:Stuck"
     parts = (recipe / "parts.py").read_text()
     (recipe / "parts.py").write_text(f"{parts}\nclass Stuck(Net):\n    def forward(self, x):\n        time.sleep(99)\n")
-    arguments = [sys.executable, "-m", "evenstep", "train", "run.toml", "--name", "stuck", "--model.target", stuck]
-    resumed = [*arguments, "--resume", "runs/tiny", "--train.updates", "100000"]
-    with subprocess.Popen(resumed, cwd=recipe, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert any(line.startswith("resuming ") for line in process.stdout)
-        process.send_signal(signal.SIGINT)
-        assert process.stderr is not None
-        assert any("stopping after this update" in line for line in process.stderr)
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
-    assert process.returncode == 130
+    arguments = ["-m", "evenstep", "train", "run.toml", "--name", "stuck", "--model.target", "parts.py:Stuck"]
+    script = Script(*arguments, "--resume", "runs/tiny", "--train.updates", 100000)
+    script.wait_for(lambda: "\nresuming " in script.said(), timeout_s=60)
+    script.send_signal(signal.SIGINT)
+    script.wait_for(lambda: "stopping after this update" in script.said(errors=True), timeout_s=60)
+    script.send_signal(signal.SIGINT)
+    end = script.ended(60)
+    assert end.code == 130, end
     assert read_checkpoint(recipe / "runs" / "tiny").update == saved

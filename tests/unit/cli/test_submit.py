@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from evenstep.config.schema import SlurmTable
+from evenstep.config.schema_ranks import SlurmTable
 
 
 def test_train_submits_once_and_its_tasks_do_not_submit_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

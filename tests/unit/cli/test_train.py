@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripts import Script
 
 from evenstep.checkpoint import read_checkpoint
 
@@ -240,10 +241,9 @@ def test_a_run_that_goes_on_with_another_rate_is_refused_and_one_that_begins_the
 def test_one_rank_is_started_again_too(recipe: Path) -> None:
     (recipe / "once.py").write_text(FAILS_ONCE)
     settings = ["--launch.max_restarts", "1", "--hooks", '[{target = "once.py:Once"}]']
-    arguments = [sys.executable, "-m", "evenstep", "train", "run.toml", *settings]
-    ended = subprocess.run(arguments, cwd=recipe, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
-    assert "restart     1 of 1, from the newest checkpoint" in ended.stdout
+    end = Script("-m", "evenstep", "train", "run.toml", *settings).ended()
+    assert end.code == 0, end
+    assert "restart     1 of 1, from the newest checkpoint" in end.out
 
 
 FAILS_ONCE = """

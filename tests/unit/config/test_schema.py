@@ -6,7 +6,7 @@ from typing import Any, get_args
 import pytest
 
 import evenstep
-from evenstep.config import schema, schema_lr
+from evenstep.config import schema, schema_lr, schema_ranks
 from evenstep.config.schema import Config, EmaTable, LossScaleTable
 from evenstep.config.schema_lr import AnySchedule, ScheduleTable
 from evenstep.config.section import Section
@@ -53,6 +53,7 @@ def test_the_public_keys_are_these() -> None:
             "failures",
             "float8",
             "hooks",
+            "init_from",
             "launch",
         ),
         *(
@@ -66,6 +67,7 @@ def test_the_public_keys_are_these() -> None:
             "optimizer",
             "parallel",
             "recipe",
+            "reset",
             "resume",
         ),
         *("runs", "seed", "task", "tasks", "threads", "train"),
@@ -108,10 +110,11 @@ PUBLIC_KEYS = {
         *("oversized", "prefetch_batches", "shared", "shuffle", "timeout_s", "train"),
     ],
     "EarlyStop": ["metric", "min_delta", "mode", "patience_evaluations"],
-    "Ema": ["decay", "every_updates", "start_update"],
+    "Ema": ["decay", "decay_warmup", "evaluated", "every_updates", "start_update"],
     "Evaluate": ["every_epochs", "every_updates"],
     "Evaluation": ["args", "micro_batch_size", "target"],
     "Float8": ["emulate", "layers", "recipe"],
+    "InitFrom": ["average", "freeze", "only", "partial", "path"],
     "InverseSqrt": ["kind", "warmup_updates"],
     "Linear": ["end_factor", "kind", "warmup_updates"],
     "Log": ["every_updates", "writers"],
@@ -174,7 +177,8 @@ def test_ema_and_loss_scale_have_the_defaults_of_their_namesakes() -> None:
     ids=lambda one: one if isinstance(one, str) else one.__name__,
 )
 def test_a_table_has_the_defaults_of_what_is_constructed_from_it(section: str, constructor: Any) -> None:
-    table = getattr(schema, f"{section}Table").model_fields
+    home: Any = schema_ranks if hasattr(schema_ranks, f"{section}Table") else schema
+    table = getattr(home, f"{section}Table").model_fields
     there = {
         name: p.default for name, p in inspect.signature(constructor).parameters.items() if p.default is not p.empty
     }

@@ -112,7 +112,7 @@ def test_a_negative_epoch_is_refused() -> None:
         order(3, seed=1, epoch=-1)
 
 
-@pytest.mark.parametrize("num_samples", [2, 3, 4, 5])
+@pytest.mark.parametrize("num_samples", [2, 5, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4))])
 def test_all_orders_of_a_few_samples_are_equally_frequent(num_samples: int) -> None:
     epochs = 1500
     _, counts = np.unique(orders(num_samples, epochs), axis=0, return_counts=True)
@@ -120,7 +120,9 @@ def test_all_orders_of_a_few_samples_are_equally_frequent(num_samples: int) -> N
     assert abs(deviation(counts, epochs / len(counts), len(counts) - 1)) < 4
 
 
-@pytest.mark.parametrize("num_samples", [6, 7, 9, 13, 25, 37, 64, 101])
+@pytest.mark.parametrize(
+    "num_samples", [6, 13, 101, *(pytest.param(n, marks=pytest.mark.slow) for n in (7, 9, 25, 37, 64))]
+)
 def test_small_orders_over_epochs_have_even_places_neighbours_and_distances(num_samples: int) -> None:
     visited = orders(num_samples, epochs=1500)
     epochs, places = len(visited), np.arange(num_samples)

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -91,8 +93,18 @@ def test_sixteen_bit_parameters_are_averaged_in_float32() -> None:
     assert float(ema.state_dict()["weight"]) == pytest.approx(0.001, rel=1e-3)
 
 
-@pytest.mark.parametrize("arguments", [{"decay": 1.0}, {"decay": -0.1}, {"start_update": -1}, {"every_updates": 0}])
-def test_numbers_out_of_range_are_refused(arguments: dict[str, float]) -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"decay": 1.0},
+        {"decay": -0.1},
+        {"start_update": -1},
+        {"every_updates": 0},
+        {"decay_warmup": 1},
+        {"evaluated": "neither"},
+    ],
+)
+def test_arguments_that_can_not_be_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError):
         Ema(**arguments)  # type: ignore[arg-type]
 
@@ -111,3 +123,62 @@ def test_a_buffer_that_nothing_can_be_written_into_is_refused_by_name() -> None:
     model.register_buffer("mask", torch.ones(1).expand(4), persistent=False)
     with pytest.raises(ArgumentError, match=r"`mask` .* the same memory .*clone"):
         Ema().attach(model)
+
+
+def test_a_warmed_up_average_follows_its_formula_in_float64() -> None:
+    model, ema, wanted = line().double(), Ema(decay=0.5, start_update=3, every_updates=2, decay_warmup=True), 0.0
+    ema.attach(model)
+    moves = 0
+    for update in range(1, 40):
+        moved(model, value := float(update**2 % 7))
+        ema.after_update(update)
+        if update % 2 == 0:
+            moves += update > 3
+            decay = 0.0 if update <= 3 else min(0.5, (1 + moves) / (10 + moves))
+            wanted = decay * wanted + (1 - decay) * value
+    assert averaged(ema, model) == pytest.approx(wanted, rel=1e-14)
+
+
+def test_the_warm_up_is_a_function_of_the_update_so_that_a_resumed_average_has_the_same_bits() -> None:
+    model, ema = line(), Ema(decay=0.99, decay_warmup=True)
+    ema.attach(model)
+    for update in range(1, 9):
+        moved(model, update**0.5)
+        ema.after_update(update)
+        if update == 5:
+            saved = {name: one.clone() for name, one in ema.state_dict().items()}
+    other, again = line(), Ema(decay=0.99, decay_warmup=True)
+    again.attach(other)
+    again.load_state_dict(saved)
+    for update in range(6, 9):
+        moved(other, update**0.5)
+        again.after_update(update)
+    assert torch.equal(ema.state_dict()["weight"], again.state_dict()["weight"])
+
+
+def test_what_a_tensor_is_called_does_not_matter() -> None:
+    """As `version`, which other systems leave out wherever it is part of a name."""
+    model, ema = nn.Module(), Ema(decay=0.5)
+    model.conversion = nn.Linear(1, 1)
+    model.register_buffer("version", torch.zeros(1))
+    ema.attach(model)
+    before = {name: tensor.clone() for name, tensor in ema.state_dict().items()}
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.add_(2.0)
+    ema.after_update(1)
+    moves = {name: (tensor - before[name]).item() for name, tensor in ema.state_dict().items()}
+    assert moves == pytest.approx(dict.fromkeys(("conversion.weight", "conversion.bias", "version"), 1.0))
+
+
+def test_integers_and_flags_are_copied_also_once_the_decay_has_begun() -> None:
+    model, ema = line(), Ema(decay=0.5)
+    model.register_buffer("seen", torch.zeros(2, dtype=torch.int64))
+    model.register_buffer("flag", torch.zeros(1, dtype=torch.bool))
+    ema.attach(model)
+    model.get_buffer("seen").fill_(7)
+    model.get_buffer("flag").fill_(True)
+    ema.after_update(1)
+    ema.after_update(2)
+    assert ema.state_dict()["seen"].tolist() == [7, 7]
+    assert ema.state_dict()["flag"].item() is True

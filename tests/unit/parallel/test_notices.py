@@ -26,7 +26,7 @@ def ranks_of(store: TCPStore, count: int) -> list[Notices]:
     made: list[Notices] = []
     for rank in range(count):
         client = TCPStore("127.0.0.1", store.port, is_master=False, wait_for_workers=False)
-        made.append(Notices(PrefixStore("notices", client), rank, count, holds_store=rank == 0))
+        made.append(Notices(PrefixStore("notices", client), rank, count, holds_store=rank == 0, answer_s=0.5))
     return made
 
 

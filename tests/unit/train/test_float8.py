@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from evenstep import Aborted, Committed, Ema, Engine, Float8Mixed, Memory, Task, Training
 from evenstep.errors import CheckpointError
-from evenstep.pipeline import PipelineModel
+from evenstep.extras.planning.measure import measure
+from evenstep.pipeline import Layers, PipelineModel
 from evenstep.pipeline import compiled as forwards
 from evenstep.train.linear_layers import choose_linear_layers
 from evenstep.train.memory.blocks import choose_modules
@@ -242,3 +243,16 @@ def test_blocks_are_compiled_as_a_whole_and_train_alike(
     plain, start = values(train(engine_of(net()), 2)), values(engine_of(net()))
     # another last digit of bfloat16 may be the next value of float8
     assert float((compiled - plain).norm()) <= (0.25 if made else 0.0) * float((plain - start).norm())
+
+
+def test_a_plan_is_measured_with_the_linear_layers_inside_of_layers_in_float8() -> None:
+    block, head = Block(), nn.Linear(16, 16)
+    costs = measure(
+        Layers.of(nn.Sequential(block, head)),
+        torch.ones(4, 16),
+        context=lambda: torch.autocast("cpu", torch.bfloat16),
+        convert=Float8Mixed(emulate=True).computes_in,
+        repeats=1,
+    )
+    assert [one.name for one in costs] == ["0", "1"]
+    assert type(block.inner) is not nn.Linear and type(head) is nn.Linear

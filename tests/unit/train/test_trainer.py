@@ -177,6 +177,34 @@ def test_the_average_is_what_is_evaluated() -> None:
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), live, strict=True))
 
 
+@pytest.mark.parametrize("evaluated", ["average", "parameters", "both"])
+def test_evaluations_are_made_with_the_average_the_parameters_or_both(evaluated: Any, tmp_path: Path) -> None:
+    valid, model = MapData(points(9), global_batch_size=4, shuffle=False), network()
+    best = Best("valid/parameters/loss" if evaluated == "both" else "valid/loss")
+    train = Training(ema=Ema(decay=0.99, evaluated=evaluated))
+    trainer = trainer_of(model, train=train, evaluations={"valid": valid}, hooks=[best], folder=tmp_path)
+    trainer.train()
+    state = trainer.state_dict()
+    x, y = (torch.stack([point[part] for point in points(9)]) for part in (0, 1))
+    losses: dict[str, float] = {}
+    for part in ("ema", "model"):
+        other = network()
+        other.load_state_dict(state[part])
+        with torch.no_grad():
+            losses[part] = float(((other.eval()(x).squeeze(-1) - y) ** 2).mean())
+    assert abs(losses["ema"] - losses["model"]) > 1e-3
+    wanted = {
+        "average": {"loss": losses["ema"]},
+        "parameters": {"loss": losses["model"]},
+        "both": {"loss": losses["ema"], "parameters/loss": losses["model"]},
+    }[evaluated]
+    given = trainer.evaluate("valid")["valid"]
+    assert {name: value for name, value in given.items() if "loss" in name} == pytest.approx(wanted, rel=1e-5)
+    assert best.best_value == pytest.approx(losses["ema" if evaluated == "average" else "model"], rel=1e-5)
+    predicted = torch.cat([one.output for one in trainer.predict(valid)]).squeeze(-1)
+    assert float(((predicted - y) ** 2).mean()) == pytest.approx(wanted["loss"], rel=1e-5)
+
+
 def test_the_learning_rate_is_set_from_the_update_number_for_every_group() -> None:
     model = network()
     groups = [{"params": [*model[0].parameters()], "lr": 1.0}, {"params": [*model[4].parameters()], "lr": 0.5}]

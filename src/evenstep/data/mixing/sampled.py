@@ -15,8 +15,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import final
 
-from evenstep.arguments import require_number, require_table
-from evenstep.data.arguments import require_count
+from evenstep.arguments import require_count, require_number, require_table
 from evenstep.data.batch import JSON
 from evenstep.data.mixing.mixing import Mixing, check_known
 from evenstep.errors import ArgumentError

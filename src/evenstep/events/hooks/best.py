@@ -8,8 +8,8 @@ worse model for a better one. A value that is not finite is never among them. It
 from pathlib import Path
 from typing import Any, cast, final
 
+from evenstep.arguments import require_whole
 from evenstep.errors import ArgumentError, HookError
-from evenstep.events.arguments import require_count
 from evenstep.events.event import EvaluateEnd, SaveBegin, SaveEnd, TrainBegin
 from evenstep.events.files import replace_text
 from evenstep.events.hook import Hook
@@ -45,7 +45,7 @@ class Best(Hook):
         keep: int = 1,
         link: str = "best",
     ) -> None:
-        require_count("keep", keep)
+        require_whole("keep", keep)
         if not isinstance(cast("object", link), str) or not link or Path(link).name != link:
             raise ArgumentError(f"`link` must be the name of a file in the run folder, but is {link!r}; write 'best'.")
         self._target = MetricTarget(metric=metric, mode=mode, min_delta=min_delta)

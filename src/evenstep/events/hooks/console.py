@@ -8,8 +8,7 @@ import sys
 from time import monotonic
 from typing import TextIO, final
 
-from evenstep.arguments import require_object
-from evenstep.events.arguments import require_stream
+from evenstep.arguments import require_object, require_stream
 from evenstep.events.event import EvaluateBegin, EvaluateEnd, Incident, SaveEnd, TrainBegin, TrainEnd
 from evenstep.events.hook import Hook
 from evenstep.events.writers import ConsoleWriter

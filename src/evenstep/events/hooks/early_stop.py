@@ -6,7 +6,7 @@ wants it to, so it then waits for as many evaluations again. It saves nothing; `
 
 from typing import Any, final
 
-from evenstep.events.arguments import require_count
+from evenstep.arguments import require_whole
 from evenstep.events.event import EvaluateEnd, TrainBegin
 from evenstep.events.hook import Hook
 from evenstep.events.hooks.target import MetricTarget, Mode
@@ -37,7 +37,7 @@ class EarlyStop(Hook):
         patience_evaluations: int,
         min_delta: float = 0.0,
     ) -> None:
-        require_count("patience_evaluations", patience_evaluations)
+        require_whole("patience_evaluations", patience_evaluations)
         self._target = MetricTarget(metric=metric, mode=mode, min_delta=min_delta)
         self._patience = patience_evaluations
         self.best_value: float | None = None

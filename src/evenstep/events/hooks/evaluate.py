@@ -6,8 +6,8 @@ training is the trainer's own.
 
 from typing import final
 
+from evenstep.arguments import require_whole
 from evenstep.errors import ArgumentError, HookError
-from evenstep.events.arguments import require_count
 from evenstep.events.event import EpochEnd, EvaluateEnd, TrainBegin, UpdateEnd
 from evenstep.events.hook import Hook
 
@@ -31,9 +31,9 @@ class Evaluate(Hook):
         if every_updates is None and every_epochs is None:
             raise ArgumentError("`Evaluate` needs a period, but has none; set `every_updates` or `every_epochs`.")
         if every_updates is not None:
-            require_count("every_updates", every_updates)
+            require_whole("every_updates", every_updates)
         if every_epochs is not None:
-            require_count("every_epochs", every_epochs)
+            require_whole("every_epochs", every_epochs)
         self._every_updates = every_updates
         self._every_epochs = every_epochs
         self._evaluated_at = -1

@@ -12,12 +12,13 @@ own counters, so nothing waits for the device, and sets back torch's peak, as `r
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, final
 
 import torch
 
-from evenstep.events.arguments import require_count
+from evenstep.arguments import require_whole
 from evenstep.events.event import TrainBegin, TrainEnd, UpdateEnd
 from evenstep.events.hook import Hook
 
@@ -45,7 +46,7 @@ class MemoryUse(Hook):
     """
 
     def __init__(self, *, every_updates: int = 10) -> None:
-        require_count("every_updates", every_updates)
+        require_whole("every_updates", every_updates)
         self._every = every_updates
         self._device = torch.device("cpu")
         self._at = 0
@@ -81,8 +82,8 @@ def _of_process() -> dict[str, int]:
 
     unit = 1 if sys.platform == "darwin" else 1024
     taken = {"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
-    if _STATM.exists():
-        taken["resident"] = int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    with suppress(FileNotFoundError), _STATM.open("rb", buffering=0) as file:
+        taken["resident"] = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return taken
 
 

@@ -6,8 +6,8 @@ The trainer saves at the end of the update. The checkpoint at the end of trainin
 from time import monotonic
 from typing import final
 
+from evenstep.arguments import require_positive, require_whole
 from evenstep.errors import ArgumentError
-from evenstep.events.arguments import require_count, require_positive
 from evenstep.events.event import EpochEnd, SaveEnd, TrainBegin, UpdateEnd
 from evenstep.events.hook import Hook
 
@@ -40,9 +40,9 @@ class Save(Hook):
                 "`Save` needs a period, but has none; set `every_updates`, `every_epochs` or `every_minutes`."
             )
         if every_updates is not None:
-            require_count("every_updates", every_updates)
+            require_whole("every_updates", every_updates)
         if every_epochs is not None:
-            require_count("every_epochs", every_epochs)
+            require_whole("every_epochs", every_epochs)
         if every_minutes is not None:
             require_positive("every_minutes", every_minutes)
         self._every_updates = every_updates

@@ -11,8 +11,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Literal, final
 
+from evenstep.arguments import require_positive
 from evenstep.errors import HookError
-from evenstep.events.arguments import require_positive
 from evenstep.events.event import EpochBegin, Outcome, TrainBegin, TrainEnd, UpdateEnd
 from evenstep.events.files import replace_text
 from evenstep.events.hook import Hook

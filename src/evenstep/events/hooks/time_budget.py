@@ -7,7 +7,7 @@ ends the updates, not the process.
 from time import monotonic
 from typing import final
 
-from evenstep.events.arguments import require_positive
+from evenstep.arguments import require_positive
 from evenstep.events.event import TrainBegin, UpdateEnd
 from evenstep.events.hook import Hook
 

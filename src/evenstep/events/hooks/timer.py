@@ -9,7 +9,7 @@ right because logging waits once in a while. Time spent on evaluations and check
 from time import perf_counter
 from typing import final
 
-from evenstep.events.arguments import require_count
+from evenstep.arguments import require_whole
 from evenstep.events.event import (
     EvaluateBegin,
     EvaluateEnd,
@@ -40,7 +40,7 @@ class Timer(Hook):
     priority = -100  # first at both ends, so that what other hooks do counts
 
     def __init__(self, *, every_updates: int = 10) -> None:
-        require_count("every_updates", every_updates)
+        require_whole("every_updates", every_updates)
         self._every = every_updates
         self._pause_began = 0.0
         self._saving = False

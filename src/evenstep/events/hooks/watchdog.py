@@ -10,7 +10,7 @@ import sys
 from time import monotonic
 from typing import final
 
-from evenstep.events.arguments import require_positive
+from evenstep.arguments import require_positive
 from evenstep.events.event import EvaluateBegin, EvaluateEnd, SaveBegin, SaveEnd, TrainEnd, UpdateBegin, UpdateEnd
 from evenstep.events.hook import Hook
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TextIO, final
 
-from evenstep.events.arguments import require_count, require_stream
+from evenstep.arguments import require_stream, require_whole
 from evenstep.events.event import Event, TrainBegin, TrainEnd
 from evenstep.events.series import Record
 from evenstep.events.writers.live import Live, Pace, Shown, live_on
@@ -39,7 +39,7 @@ class ConsoleWriter(Writer):
     """
 
     def __init__(self, *, every_updates: int = 10, stream: TextIO | None = None) -> None:
-        require_count("every_updates", every_updates)
+        require_whole("every_updates", every_updates)
         require_stream(stream)
         self._every = every_updates
         self._stream = stream

@@ -37,8 +37,16 @@ class JsonlWriter(LinesWriter):
         self._keys: dict[str, str] = {}
 
     def lines(self, records: Sequence[Record]) -> str:
-        by_update = groupby(records, key=_update_of)
-        return "".join([f'{{"update": {update}{"".join(map(self._member, group))}}}\n' for update, group in by_update])
+        keys, parts = self._keys, list[str]()
+        for update, group in groupby(records, key=_update_of):
+            parts.append(f'{{"update": {update}')
+            for _, name, value, _ in group:
+                key = keys.get(name)
+                if key is None:
+                    key = keys[name] = f", {json.dumps(name)}: "
+                parts.append(f"{key}{value!r}" if value - value == 0 else f'{key}"{value!r}"')
+            parts.append("}\n")
+        return "".join(parts)
 
     def update_of(self, line: str) -> int:
         return int(json.loads(line)["update"])
@@ -50,10 +58,3 @@ class JsonlWriter(LinesWriter):
             line |= {name: value for name, value in event.facts().items() if name not in event.details}
             with self.path.with_name("incidents.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
-
-    def _member(self, record: Record) -> str:
-        _, name, value, _ = record
-        key = self._keys.get(name)
-        if key is None:
-            key = self._keys[name] = f", {json.dumps(name)}: "
-        return f"{key}{value!r}" if value - value == 0 else f'{key}"{value!r}"'

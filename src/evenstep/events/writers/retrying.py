@@ -10,6 +10,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
 from time import monotonic
 from typing import Any, TypeAlias, final
@@ -19,6 +20,7 @@ from evenstep.events.event import Event, Incident
 from evenstep.events.series import Record
 from evenstep.events.writers.writer import Writer
 
+_update_of = attrgetter("update")
 KEPT = 1000  # calls
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
 Call: TypeAlias = tuple[str, tuple[Any, ...]]
@@ -154,7 +156,7 @@ class RetryingWriter:
 
 def _last_update(write: Call) -> int:
     _, (records,) = write
-    return max(record.update for record in records)
+    return max(map(_update_of, records))
 
 
 def _until(update: int, calls: Iterable[Call]) -> Iterator[Call]:

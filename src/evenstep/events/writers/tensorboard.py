@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, final
 
+from evenstep.arguments import require_whole
 from evenstep.errors import MissingExtraError
-from evenstep.events.arguments import require_count
 from evenstep.events.series import Record
 from evenstep.events.writers.writer import Writer, run_file
 
@@ -25,7 +25,7 @@ class TensorBoardWriter(Writer):
     """
 
     def __init__(self, *, flush_s: int = 30) -> None:
-        require_count("flush_s", flush_s)
+        require_whole("flush_s", flush_s)
         self._flush_s = flush_s
         self._path: Path | None = None
         self._writer: Any = None

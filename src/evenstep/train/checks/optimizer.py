@@ -160,33 +160,3 @@ def watch_first_step(optimizer: Optimizer, hidden: HiddenState) -> None:
             raise ArgumentError(f"the checkpoints of this run could not be resumed: {fault}.")
 
     handles = [optimizer.register_step_pre_hook(begin), optimizer.register_step_post_hook(end)]
-
-
-def let_begin_late(optimizer: Optimizer) -> None:
-    """Let torch's fused SGD step parameters that get their first gradient after others (experts, unfreezing).
-
-    Its kernel takes no parameter without momentum beside one that has some. A momentum of 0 is the same: what it makes
-    of it is the gradient, as of a first one.
-    """
-    for one in inner(optimizer):
-        if isinstance(one, torch.optim.SGD) and any(group.get("fused") for group in one.param_groups):
-            one.register_step_pre_hook(_begin_momentum)
-
-
-def _begin_momentum(optimizer: Optimizer, *_: Any) -> None:
-    if len(optimizer.state) == sum(len(group["params"]) for group in optimizer.param_groups):
-        return
-    for group in optimizer.param_groups:
-        if not group["fused"] or not group["momentum"]:
-            continue
-        moving = [one for one in group["params"] if one.grad is not None]
-        late = [one for one in moving if optimizer.state.get(one, {}).get("momentum_buffer") is None]
-        if not late or len(late) == len(moving):
-            continue
-        if group["dampening"]:
-            raise ArgumentError(
-                f"a parameter of shape {list(late[0].shape)} has its first gradient later than others, which torch's "
-                f"fused SGD can't step with a `dampening`; build it with `fused=False`."
-            )
-        for one in late:
-            optimizer.state[one]["momentum_buffer"] = torch.zeros_like(one)

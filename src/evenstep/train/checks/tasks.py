@@ -99,6 +99,7 @@ def _check_members(task: Task) -> None:
         except ValueError:  # compiled: it does not tell
             continue
     require_flag(f"{kind}.late_weight", task.late_weight)
+    require_flag(f"{kind}.uses_average", task.uses_average)
     if not isinstance(cast("object", task.metrics), Mapping):
         raise ArgumentError(
             f"`{kind}.metrics` must be objects of torchmetrics by name, but is {said(task.metrics)}; write `metrics = "

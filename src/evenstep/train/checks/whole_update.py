@@ -139,6 +139,9 @@ def _check_tasks(tasks: Tasks) -> None:
         if task.late_weight:
             what = f"task `{name}`" if name else "the task"
             raise _refusal(f"{what} has `late_weight`: what the gradient is divided by would be known only after it")
+        if task.uses_average:
+            what = f"task `{name}`" if name else "the task"
+            raise _refusal(f"{what} has `uses_average`: the average is asked by another pass of the model")
     if tasks.coefficients.are_learned:
         raise _refusal(f"`coefficients` are learned ({type(tasks.coefficients).__name__})")
     if tasks.combine is not None:

@@ -70,12 +70,14 @@ class LossSpikes:
         window = deque([math.inf if math.isnan(loss) else loss for loss in before], maxlen=self.window_updates)
         ordered = sorted(window)
         for record in records:
-            bound = self._bound(ordered, record.value)
-            was, self._in_one = self._in_one, bound is not None and not record.value <= bound
+            loss = record.value
+            bound = self._bound(ordered, loss)
+            was, self._in_one = self._in_one, bound is not None and not loss <= bound
             if len(window) == self.window_updates:
                 ordered.pop(bisect_left(ordered, window[0]))
-            window.append(math.inf if math.isnan(record.value) else record.value)  # as NaN can't be sorted
-            insort(ordered, window[-1])
+            sortable = math.inf if math.isnan(loss) else loss
+            window.append(sortable)
+            insort(ordered, sortable)
             if self._in_one and not was:
                 return Incident(
                     kind="loss_spike",
@@ -97,7 +99,10 @@ class LossSpikes:
             return None
         median = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
         least = _LEAST_SPREAD * abs(median)
-        if value <= median + self._threshold * least:
+        quarter = len(ordered) // 4
+        # no more than half of all are nearer to the median than both of these
+        nearer = min(median - ordered[quarter], ordered[quarter + len(ordered) // 2] - median)
+        if value <= median + self._threshold * max(_TO_STANDARD_DEVIATIONS * nearer, least):
             return None
         deviation = statistics.median([abs(one - median) for one in ordered])
         return median + self._threshold * max(_TO_STANDARD_DEVIATIONS * deviation, least)

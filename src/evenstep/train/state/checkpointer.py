@@ -10,7 +10,7 @@ When to save and when to go back is the loop's to say; how a checkpoint gets to 
 may write into the folder is told in `run_folder`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import final
 from evenstep.checkpoint import AsyncWriter, SaveResult, UnreadableError
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.events import Incident, SaveBegin, SaveEnd
-from evenstep.options import Checkpointing
+from evenstep.options import Checkpointing, Reset
 from evenstep.train.reporter import Reporter
 from evenstep.train.state.run_folder import RunFolder
 from evenstep.train.state.run_state import RunState
@@ -133,17 +133,18 @@ class Checkpointer:
         """Go on from what `RunState.state_dict` gave; says in what the run differs from the one that was saved."""
         self.reporter.changed(self.state.load_state_dict(state), self._update)
 
-    def resume(self, path: Path, *, new_settings: bool) -> Path:
+    def resume(self, path: Path, *, new_settings: bool, reset: Collection[Reset] = ()) -> Path:
         """Go on from the checkpoint in `path`; gives its folder.
 
         Args:
             path: as for a `CheckpointReader`.
             new_settings: whether updates may be made with other settings than those that were saved.
+            reset: what of it begins afresh.
 
         Raises:
             CheckpointError: it can't be read (an UnreadableError), or is of another run. Nothing has been changed.
         """
-        step, changed = self.state.load_checkpoint(path, new_settings=new_settings)
+        step, changed = self.state.load_checkpoint(path, new_settings=new_settings, reset=reset)
         self.reporter.changed(changed, self._update)
         self.saved_at, self.resumed_from = self._update, str(step)
         if self.folder.path is not None:

@@ -77,19 +77,18 @@ class StageStateSharding(PipelineStateSharding):
         trained = list(named_parameters(self._model))
         averaged = [*trained, *named_buffers(self._model)]
         saved = state["optimizer"]
-        groups: list[Tree] = []
-        for group in saved["groups"]:
-            here = set(group["parameters"])
-            groups.append({**group, "parameters": [n for n in trained if aliases.get(n, n) in here]})
-        of_parameters = _under(trained, saved["state"], aliases)
+        if saved is not None:
+            groups: list[Tree] = []
+            for group in saved["groups"]:
+                here = set(group["parameters"])
+                groups.append({**group, "parameters": [n for n in trained if aliases.get(n, n) in here]})
+            of_parameters = _under(trained, saved["state"], aliases)
+            states = {name: _copied(value) for name, value in of_parameters.items()}
+            saved = {**saved, "state": states, "groups": groups}
         return {
             **state,
             "model": {name: value for name, value in state["model"].items() if name in mine or name not in known},
-            "optimizer": {
-                **saved,
-                "state": {name: _copied(value) for name, value in of_parameters.items()},
-                "groups": groups,
-            },
+            "optimizer": saved,
             "ema": _under(averaged, state["ema"], aliases),
         }
 

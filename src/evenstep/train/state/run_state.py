@@ -1,11 +1,11 @@
 """What a checkpoint holds of a run, as one tree, and back: its tensors, its counters, and where its data and hooks are.
 
-Everything that can be compared is compared before anything is changed. The tensors by themselves are told in `state`,
-and which part of a model in stages belongs to this rank in `portion`. It does not write files, and it does not choose
-when.
+Everything that can be compared is compared before anything is changed. The tensors by themselves are told in
+`train_state`, and which part of a model in stages belongs to this rank in `pipeline_state`. It does not write files,
+and it does not choose when.
 """
 
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +17,17 @@ from evenstep.arguments import require_state
 from evenstep.checkpoint import CheckpointReader, on_all_ranks
 from evenstep.data import Data
 from evenstep.errors import CheckpointError
+from evenstep.options import Reset
 from evenstep.train.engine import Engine
 from evenstep.train.reporter import Reporter
+from evenstep.train.state.afresh import begun_afresh
 from evenstep.train.state.settings import MAY_CHANGE
 from evenstep.train.state.train_state import Tree, check_same_run
 
 if TYPE_CHECKING:
     from evenstep.train.evaluations import Evaluations
 
+_WANTED = "a trainer's `state_dict`"
 _PARTS = ("model", "optimizer", "progress", "data", "hooks", "storage", "run")
 
 
@@ -109,12 +112,15 @@ class RunState:
         Raises:
             CheckpointError: it is of another model, optimizer, data, seed or precision. Nothing has been changed.
         """
+        require_state(state, _WANTED)
         with self._following(state):
             data = self._data_of_same_run(state)
             own = self.engine.own_part(state)
         return self._restored(own, data)
 
-    def load_checkpoint(self, path: Path, *, new_settings: bool) -> tuple[Path, list[str]]:
+    def load_checkpoint(
+        self, path: Path, *, new_settings: bool, reset: Collection[Reset] = ()
+    ) -> tuple[Path, list[str]]:
         """Restore what is in the checkpoint at `path`; gives its folder, and what `load_state_dict` says.
 
         Each rank reads what it holds, once; where that is a part, they verify every byte together.
@@ -122,6 +128,7 @@ class RunState:
         Args:
             path: as for a `CheckpointReader`.
             new_settings: whether updates may be made with other settings than those that were saved.
+            reset: what begins afresh.
 
         Raises:
             CheckpointError: it can't be read (an UnreadableError), or is of another run; nothing has been changed then,
@@ -146,21 +153,31 @@ class RunState:
                 on_all_ranks(group, reader.verify)
 
         reader = on_all_ranks(group, opened)
-        with self._following(reader.state):
+        require_state(reader.state, _WANTED)
+        state = self._afresh(reader.state, reset)
+        with self._following(state):
             try:
-                data = on_all_ranks(group, lambda: self._data_of_same_run(reader.state))
-                own = self.engine.own_part(reader.state, take=take, ranks=group)
+                data = on_all_ranks(group, lambda: self._data_of_same_run(state))
+                own = self.engine.own_part(state, take=take, ranks=group)
                 on_all_ranks(group, lambda: self._check_settings(own, reader.path, new_settings=new_settings))
             except Exception:
                 verify()  # if a file is damaged, that is why it does not fit
                 raise
             verify()
-        return reader.path, self._restored(own, data)
+        return reader.path, [*self._restored(own, data), *_said_of(reset, own)]
+
+    def _afresh(self, state: Tree, reset: Collection[Reset]) -> Tree:
+        """The state with some of it as of a run that begins; one that is no state stays as it is, to be refused."""
+        if not reset or not {"progress", "run", "hooks"} <= state.keys():
+            return state
+        rank = self.engine.reducers.rank if self.data.state_is_of_rank else 0
+        ranks = self.engine.reducers.ranks if self.data.state_is_of_rank else 0
+        own = {"fingerprint": self.data.fingerprint(), "ranks": ranks, "states": {rank: self._state_of_data()}}
+        return begun_afresh(state, reset, own)
 
     @contextmanager
     def _following(self, state: Tree) -> Generator[None]:
         """Have the data in the order of the run that was saved; in their own again if that turns out to be another."""
-        require_state(state, "a trainer's `state_dict`")
         before = self.data.fingerprint()
         try:
             self._follow(state.get("data", {}).get("fingerprint", {}))
@@ -173,7 +190,12 @@ class RunState:
         before = self.data.fingerprint()
         self.data.follow(fingerprint)
         if self.epochs is not None and self.data.fingerprint() != before:  # of batches by tokens there may be more
-            self.engine.core.learning_rates.updates = updates_of(self.data, self.epochs, self.engine.seed)
+            self.engine.core.learning_rates.updates = self._planned(0)
+
+    def _planned(self, begun_at: int) -> int | None:
+        """How many updates a run of epochs has, whose first of these data followed committed update `begun_at`."""
+        count = updates_of(self.data, cast("int", self.epochs), self.engine.seed)
+        return None if count is None else begun_at + count
 
     def _data_of_same_run(self, state: Tree) -> Tree:
         """The state of this rank's data, from a state that is one of this run.
@@ -186,8 +208,8 @@ class RunState:
         if lacking:
             raise CheckpointError(
                 f"a state to load must be what a trainer's `state_dict` gave, but this one has no "
-                f"{', '.join(f'`{part}`' for part in lacking)}; to begin with a model's weights only, load them into "
-                f"the model before the trainer is built."
+                f"{', '.join(f'`{part}`' for part in lacking)}; to begin with a model's weights only, "
+                f"`evenstep.load_weights(model, PATH)` before the trainer is built (`init_from.path` in a run file)."
             )
         check_same_run(
             {**state["run"], "data": state["data"]["fingerprint"]},
@@ -196,6 +218,10 @@ class RunState:
         return self._own_data(state["data"])
 
     def _check_settings(self, own: Tree, path: Path, *, new_settings: bool) -> None:
+        begun, rates = own["run"].get("begun"), self.engine.core.learning_rates
+        if begun:
+            planned = rates.updates if self.epochs is None else self._planned(begun.get("data", 0))
+            rates.check(begun.get("lr_schedule", 0), planned)
         changed = self.engine.changed_settings(own)
         refused = [said for name, said in changed.items() if name not in MAY_CHANGE]
         if refused and not new_settings:
@@ -210,7 +236,10 @@ class RunState:
         changed = self.engine.bus.load_state_dict(own["hooks"])
         self.data.load_state_dict(data)
         changed += self.engine.load_own(own)
-        self.engine.storage.load_state_dict(own["storage"])
+        if self.epochs is not None and (begun_at := own["run"].get("begun", {}).get("data", 0)):
+            self.engine.core.learning_rates.updates = self._planned(begun_at)
+        if own["storage"] is not None:
+            self.engine.storage.load_state_dict(own["storage"])
         self.evaluations.all_at = own["run"].get("evaluated_at", -1)
         self._load_cuts(own["run"].get("cuts", []))
         return changed
@@ -247,6 +276,18 @@ class RunState:
         known = [limit for limit in limits if limit is not None]
         same = len(limits) == group.ranks and not self.engine.parts.execution.in_stages
         self.engine.parts.cuts.limit = limits[group.rank] if same else min(known, default=None)
+
+
+def _said_of(reset: Collection[Reset], own: Tree) -> list[str]:
+    """What is said of what has begun afresh, of which nobody else speaks."""
+    update = own["progress"]["update"]
+    told = {
+        "optimizer": "the optimizer begins afresh, with the options that it was built with",
+        "lr_schedule": f"the LR schedule counts from update {update}",
+        "metrics": "nothing is known of earlier metrics",
+        "data": "the data begin with their first batch",
+    }
+    return [told[one] for one in reset]
 
 
 def updates_of(data: Data, epochs: int, seed: int) -> int | None:

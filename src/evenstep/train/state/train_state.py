@@ -137,25 +137,29 @@ class TrainState:
         self.local.check(state)
         masters = _under_all_names(self.model, dict.fromkeys(self.steps.rounded, torch.float32))
         check_fits(state["model"], state_of(self.model), "model", formats=masters)
-        check_optimizer(state["optimizer"], self.optimizer, self.names)
+        if state["optimizer"] is not None:
+            check_optimizer(state["optimizer"], self.optimizer, self.names)
         if self.ema is not None and state["ema"]:
             check_fits(state["ema"], self.ema.state_dict(), "average")
 
     def changed_options(self, state: Tree) -> list[str]:
         """What is said of each of the optimizer's options that is another than `state`, which fits, was built with."""
+        if state["optimizer"] is None:
+            return []
         return changed_options(state["optimizer"], self._built)
 
     def own_part(self, state: Tree, take: Callable[[Tensor, Tensor], Tensor]) -> Tree:
         """What of a whole state this rank holds.
 
         Args:
-            state: that `check` found to fit.
+            state: that `check` found to fit; its optimizer may be None, which then stays as it is.
             take: gives what of a whole tensor a live one holds, cut as that is: `ParameterLayout.scatter_like`, or a
                 reader's.
         """
         state, live = self.local.own_part(state, take), state_of(self.model)
         stepped = {name: live[name] for group in self._own for name in group}
-        saved: Tree = state["optimizer"]["state"]
+        optimizer: Tree | None = state["optimizer"]
+        saved: Tree = {} if optimizer is None else optimizer["state"]
         states = {
             name: {key: mapped(value, partial(take, tensor)) for key, value in saved[name].items()}
             for name, tensor in stepped.items()
@@ -164,7 +168,7 @@ class TrainState:
         return {
             **state,
             "model": _each_taken(live, state["model"], take),
-            "optimizer": {**state["optimizer"], "state": states},
+            "optimizer": None if optimizer is None else {**optimizer, "state": states},
             "ema": state["ema"] if self.ema is None else _each_taken(self.ema.state_dict(), state["ema"], take),
         }
 
@@ -172,8 +176,9 @@ class TrainState:
         """Restore what `own_part` gave; says what began afresh or was given up."""
         load_state(self.model, state["model"])
         self.steps.load_masters(state["model"])
-        load_optimizer(state["optimizer"], self.optimizer, self._own, self._built)
-        self.hidden_state.restore(state["optimizer"].get("beside", {}).get("attributes", []))
+        if state["optimizer"] is not None:
+            load_optimizer(state["optimizer"], self.optimizer, self._own, self._built)
+            self.hidden_state.restore(state["optimizer"].get("beside", {}).get("attributes", []))
         self.precision.state = state["precision"]
         changed = self.local.load(state)
         if self.ema is None:
@@ -215,6 +220,8 @@ def _as_shard(tensor: Tensor | ShardedTensorRef) -> Tensor | Shard:
 def with_plain_names(state: Tree) -> Tree:
     """A state whose names may be those of wrapped modules, as they were in checkpoints once, with plain ones."""
     optimizer = state["optimizer"]
+    if optimizer is None:  # begins afresh
+        return {**state, "model": by_plain_name(state["model"]), "ema": by_plain_name(state["ema"])}
     groups = [{**group, "parameters": [plain(name) for name in group["parameters"]]} for group in optimizer["groups"]]
     return {
         **state,

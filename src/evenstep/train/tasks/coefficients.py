@@ -1,7 +1,7 @@
 """How much each task counts in an update, the λ_t: the seam, and coefficients that stay as they are.
 
 A coefficient is a number that the gradient of a task's loss is multiplied by, or, where it is learned, a function of
-parameters of its own that takes part in the loss. It does not look at gradients; what does is in `train.combine`.
+parameters of its own that takes part in the loss. It does not look at gradients; what does is in `combine`.
 Coefficients that follow a schedule or are learned are in `extras.multitask`.
 """
 
@@ -14,9 +14,6 @@ from torch import Tensor, nn
 
 from evenstep.arguments import advice, require_number, require_table
 from evenstep.errors import ArgumentError
-
-LEARNED = ("task_coefficients", "task_balance")
-"""The parts of a model that hold what is learned about its tasks: by coefficients, and by what combines gradients."""
 
 
 class Coefficients(ABC):

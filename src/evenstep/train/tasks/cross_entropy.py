@@ -66,6 +66,14 @@ def chunked_cross_entropy(
         chunk_tokens = max(1, max(_ELEMENTS, hidden.numel()) // max(1, weight.shape[0]))
     elif type(chunk_tokens) is not int or chunk_tokens < 1:
         raise ArgumentError(f"`chunk_tokens` must be a whole number of at least 1, but is {chunk_tokens!r}.")
+    computed = _format_of_products(hidden, weight, bias)
+    given = None if weights is None else weights.flatten()
+    return _Chunked.apply(
+        hidden.flatten(0, -2), weight, bias, targets.flatten(), given, ignore_index, chunk_tokens, computed
+    )
+
+
+def _format_of_products(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> torch.dtype:
     kind = hidden.device.type
     # autocast leaves float64 as it is
     casts = torch.is_autocast_enabled(kind) and torch.float64 not in (hidden.dtype, weight.dtype)
@@ -75,11 +83,7 @@ def chunked_cross_entropy(
             f"`hidden`, `weight` and `bias` must be of one format outside of autocast, but are {', '.join(formats)}; "
             "compute the loss under the autocast of the forward, or convert them."
         )
-    computed = torch.get_autocast_dtype(kind) if casts else hidden.dtype
-    given = None if weights is None else weights.flatten()
-    return _Chunked.apply(
-        hidden.flatten(0, -2), weight, bias, targets.flatten(), given, ignore_index, chunk_tokens, computed
-    )
+    return torch.get_autocast_dtype(kind) if casts else hidden.dtype
 
 
 def _check(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, weights: Tensor | None) -> None:

@@ -19,7 +19,7 @@ from evenstep.train.tasks.task import Loss, Task
 
 _OF_UPDATES = ("lr", "grad_norm")  # stand beside a task's metrics of training, and would be averaged with theirs
 _TAKEN = ("loss", "no_loss", *_OF_UPDATES)  # the engine's own
-_SPACES = tuple(f"{name}/" for name in (*_OF_UPDATES, "param_norm", "update_ratio"))
+_SPACES = tuple(f"{name}/" for name in (*_OF_UPDATES, "param_norm", "update_ratio", "parameters"))
 _FREE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 

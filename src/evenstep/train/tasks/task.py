@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, Self, final
+from typing import TYPE_CHECKING, Any, Literal, Self, final
 
 import torch
 from torch import Tensor
@@ -17,6 +17,12 @@ from evenstep.devices import scalar_on
 from evenstep.errors import TaskError
 from evenstep.renamed import warn
 from evenstep.train.memory.split import contents, halves, num_samples
+
+if TYPE_CHECKING:
+    from evenstep.train.tasks.now import Now
+
+
+NOW = "_now"  # where a task has what `Task.now` gives
 
 
 @final
@@ -96,6 +102,7 @@ class Task(ABC):
         metrics: objects of torchmetrics by name, for what no pair (sum, weight) says, such as F1 or AUROC. They see
             what `loss` gives as `observed`; what has been seen since metrics were last written is computed then, over
             all ranks. The objects themselves are copied, and stay as they are.
+        uses_average: True for a task whose `loss` asks the average of the model, `self.now.teacher(…)`.
 
     >>> import torch
     >>> class Classify(Task):
@@ -108,6 +115,21 @@ class Task(ABC):
     reduction: Literal["weight", "sum", "mean"] = "weight"
     late_weight: bool = False
     metrics: Mapping[str, Any] = MappingProxyType({})
+    uses_average: bool = False
+
+    @property
+    def now(self) -> "Now":
+        """The number of the update, whether it trains, and what the average of the model gives; for `loss` and others.
+
+        It is that of the trainer or engine that the task was given to last.
+
+        Raises:
+            TaskError: it was given to none yet, or that is gone.
+        """
+        now = vars(self).get(NOW)
+        if now is None:
+            raise asked_too_early()
+        return now
 
     def transform(self, batch: Any) -> Any:
         """What becomes of a batch on the model's device, before its forward and outside autocast; nothing by default.
@@ -181,6 +203,14 @@ class Task(ABC):
 
         None, or a tensor without elements, is a loss of 0: the batch's weight counts, and so does that it had none.
         """
+
+
+def asked_too_early() -> TaskError:
+    """The error for a task that asks `now` where nothing has called it."""
+    return TaskError(
+        "`now` of a task was asked when there is no trainer or engine that it was given to; ask it in the methods that "
+        "these call, such as `loss`."
+    )
 
 
 def default_weight(task: Task, batch: Any, known: int | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Puts a run together from plain arguments: the engine, and the loop with its components.
+"""Puts the loop of a run together, from the engine and plain arguments: feed, evaluations, checkpoints, requests.
 
 Here is decided, once, how often an update's verdict is read and whether micro-batches are fitted to the memory. It runs
 nothing.

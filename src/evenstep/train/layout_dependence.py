@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import final
 
 from evenstep.events import Incident
+from evenstep.names import LEARNED
 from evenstep.train.buffers import Buffers
 from evenstep.train.execution import Execution
 from evenstep.train.randomness import Randomness
-from evenstep.train.tasks.coefficients import LEARNED
 
 
 @final

@@ -1,13 +1,13 @@
 import pytest
 
+from evenstep.arguments import require_positive, require_whole
 from evenstep.errors import ArgumentError
-from evenstep.events.arguments import require_count, require_positive
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.0, True, "3", None])
 def test_a_count_is_a_whole_number_from_one_on(value: object) -> None:
     with pytest.raises(ArgumentError, match=r"`every_updates` must be a whole number of at least 1, but is"):
-        require_count("every_updates", value)
+        require_whole("every_updates", value)
 
 
 @pytest.mark.parametrize("value", [0, -0.5, float("inf"), float("nan")])

@@ -1,0 +1,160 @@
+"""Weights of a run as safetensors files that others read: one file, or several with the hub's index.
+
+    model.safetensors                              all of it
+    model-00001-of-00003.safetensors, …            … or cut where a file would be larger than asked for
+    model.safetensors.index.json                   and what is in which
+
+Of tied weights the first name is written, as `safetensors.torch.load_model` expects. Nothing else of the run goes
+along. Every byte of the checkpoint is verified before a file gets its name, and the index gets its name last; where
+anything fails, nothing is left. Reference: https://huggingface.co/docs/safetensors
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from evenstep.arguments import require_flag, require_whole
+from evenstep.checkpoint.layout import SAVING
+from evenstep.checkpoint.storage import LOCAL_DISK, Disk
+from evenstep.checkpoint.tensorfile import TensorFile
+from evenstep.checkpoint.weights import INDEX_SUFFIX, SUFFIX, Weights, index_of, open_weights
+from evenstep.checkpoint.writer import write_file
+from evenstep.errors import ArgumentError, CheckpointError
+
+ExportFormat = Literal["fp32", "bf16", "fp16"]
+_FORMATS: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def export_weights(
+    path: Path | str,
+    to: Path | str,
+    *,
+    average: bool = False,
+    dtype: ExportFormat | None = None,
+    max_file_bytes: int | None = None,
+    disk: Disk = LOCAL_DISK,
+) -> list[Path]:
+    """Write the weights at `path` into the safetensors file `to`, or into several with an index; gives the files.
+
+    Args:
+        path: a run (whose newest checkpoint is taken), a checkpoint, or whatever else `load_weights` takes.
+        to: a new file that ends in `.safetensors`; its folder is made if need be.
+        average: whether to take the average that a run has kept of its parameters.
+        dtype: the format of what is floating; None keeps what was saved.
+        max_file_bytes: the most bytes of tensors in a file; a tensor that is larger has one to itself. None: no limit.
+        disk: through which it is written.
+
+    Raises:
+        ArgumentError: an argument that cannot be, or files that are there already.
+        CheckpointError: weights that can't be read, or that the format can't hold; no file is there then.
+
+    >>> import tempfile
+    >>> from evenstep.checkpoint import write_checkpoint
+    >>> with tempfile.TemporaryDirectory() as run:
+    ...     _ = write_checkpoint(Path(run) / "checkpoints", 1, {"model": {"bias": torch.ones(2)}})
+    ...     [file.name for file in export_weights(run, Path(run) / "model.safetensors")]
+    ['model.safetensors']
+    """
+    to = Path(to)
+    require_flag("average", average)
+    _check(to, dtype, max_file_bytes)
+    weights = open_weights(path, average=average)
+    names = _once(weights)
+    sizes = {name: _bytes(weights.outlines[name], dtype) for name in names}
+    cuts = _cut(sizes, max_file_bytes)
+    files = [to] if len(cuts) == 1 else [_part(to, number, len(cuts)) for number in range(1, len(cuts) + 1)]
+    index = to.with_name(f"{to.name.removesuffix(SUFFIX)}{INDEX_SUFFIX}")
+    last = [] if len(cuts) == 1 else [index]
+    there = [file for file in (to, index, *files) if file.exists()]
+    if there:
+        raise ArgumentError(f"`{there[0]}` exists already, and nothing in it was touched; give another name.")
+    staged = {file: file.with_name(f"{SAVING}{file.name}") for file in (*files, *last)}
+    try:
+        disk.make_folder(to.parent)
+        for place in staged.values():
+            place.unlink(missing_ok=True)  # of an export that was cut off
+        held: dict[str, list[str]] = {}
+        for file, cut in zip(files, cuts, strict=True):
+            tensors = {name: _converted(weights.read(name), name, dtype) for name in cut}
+            write_file(staged[file], TensorFile(tensors).chunks(), disk)
+            held[file.name] = cut
+        weights.verify()
+        for file in last:
+            write_file(staged[file], [index_of(held, sum(sizes.values()))], disk)
+        for file, place in staged.items():
+            disk.rename(place, file)
+        disk.sync_folder(to.parent)
+    except BaseException as error:
+        for file, place in staged.items():  # none of them was there before
+            place.unlink(missing_ok=True)
+            file.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise CheckpointError(
+                f"the weights could not be written to `{error.filename or to}`: {error.strerror or error}; nothing is "
+                f"left of them. Put them on another disk, or make room."
+            ) from error
+        raise
+    return [*files, *last]
+
+
+def _check(to: Path, dtype: str | None, max_file_bytes: int | None) -> None:
+    if to.suffix != SUFFIX or to.name == SUFFIX:
+        raise ArgumentError(f"`to` must be a file that ends in `{SUFFIX}`, but is `{to}`; write `model{SUFFIX}`.")
+    if dtype is not None and dtype not in get_args(ExportFormat):
+        words = ", ".join(f'"{word}"' for word in get_args(ExportFormat))
+        raise ArgumentError(f"`dtype` must be one of {words}, but is {dtype!r}; leave it out to keep what was saved.")
+    if max_file_bytes is not None:
+        require_whole("max_file_bytes", max_file_bytes, at_least=1, advice="5_000_000_000 is usual")
+
+
+def _once(weights: Weights) -> list[str]:
+    """The names, of tied tensors the first."""
+    first: dict[int, str] = {}
+    for name, outline in weights.outlines.items():
+        first.setdefault(id(outline), name)
+    return list(first.values())
+
+
+def _bytes(outline: Tensor, dtype: str | None) -> int:
+    size = outline.element_size() if dtype is None or not outline.is_floating_point() else _FORMATS[dtype].itemsize
+    return outline.numel() * size
+
+
+def _cut(sizes: Mapping[str, int], largest: int | None) -> list[list[str]]:
+    """Names in their order, in as few files as hold at most so many bytes each.
+
+    >>> _cut({"a": 3, "b": 3, "c": 9, "d": 1}, 6), _cut({"a": 3, "b": 3}, None)
+    ([['a', 'b'], ['c'], ['d']], [['a', 'b']])
+    """
+    cuts: list[list[str]] = [[]]
+    held = 0
+    for name, size in sizes.items():
+        if largest is not None and cuts[-1] and held + size > largest:
+            cuts.append([])
+            held = 0
+        cuts[-1].append(name)
+        held += size
+    return cuts
+
+
+def _part(to: Path, number: int, count: int) -> Path:
+    """
+    >>> _part(Path("a/model.safetensors"), 1, 3).name
+    'model-00001-of-00003.safetensors'
+    """
+    return to.with_name(f"{to.name.removesuffix(SUFFIX)}-{number:05d}-of-{count:05d}{SUFFIX}")
+
+
+def _converted(value: Tensor, name: str, dtype: str | None) -> Tensor:
+    if dtype is None or not value.is_floating_point():
+        return value
+    converted = value.to(_FORMATS[dtype])
+    if bool((converted.isfinite() != value.isfinite()).any()):
+        raise CheckpointError(
+            f"`{name}` has values of up to {float(value.abs().max()):g}, which {dtype} can't hold; export in bf16 or "
+            f"fp32."
+        )
+    return converted

@@ -1,0 +1,207 @@
+"""Weights by name out of files: a run's checkpoint, safetensors as the hub has them, or a file of `torch.save`.
+
+    a run, a checkpoint, an average of checkpoints        its model, or the average that follows it
+    X.safetensors, a folder with model.safetensors        the hub's layout, whole
+    X.safetensors.index.json, a folder with one           … cut into several files
+    any other file                                        `torch.load(weights_only=True)`: a dict of tensors, or one
+                                                          that holds it as `state_dict`, `model` or the like
+
+Nothing is executed, and of the first three no values are read before they are asked for. What the weights are for is
+not known here.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast, final
+
+import torch
+from torch import Tensor
+
+from evenstep.checkpoint.damage import BadFileError, json_object
+from evenstep.checkpoint.layout import CHECKPOINTS, checkpoints_folder, complete_checkpoints, is_complete
+from evenstep.checkpoint.reader import CheckpointReader
+from evenstep.checkpoint.table import TensorEntry
+from evenstep.checkpoint.tensorfile import bytes_of, read_header
+from evenstep.errors import CheckpointError, clause
+from evenstep.names import LEARNED, by_plain_name
+
+SUFFIX, INDEX_SUFFIX = ".safetensors", ".safetensors.index.json"
+_HELD_AS = ("state_dict", "model", "model_state_dict", "weights", "module")
+_WRAPPED = "module."  # what torch's DistributedDataParallel puts before each name
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """Named tensors in files.
+
+    Args:
+        source: where they are, for people.
+        outlines: what each is, as a tensor of its shape and format whose values mean nothing; tied ones are one object.
+        read: gives the values of one, on the CPU.
+        verify: raises an UnreadableError if anything in the files is not as it was written, where that can be known.
+    """
+
+    source: str
+    outlines: Mapping[str, Tensor]
+    read: Callable[[str], Tensor]
+    verify: Callable[[], None]
+
+
+def open_weights(path: Path | str, *, average: bool = False) -> Weights:
+    """The weights at `path`.
+
+    Args:
+        average: whether those of a run's average are meant instead of its model's.
+
+    Raises:
+        CheckpointError: there are none, or none that can be read.
+    """
+    path = Path(path)
+    if is_complete(path) or (path.is_dir() and complete_checkpoints(checkpoints_folder(path))):
+        return _of_checkpoint(path, average=average)
+    if average:
+        raise CheckpointError(f"`{path}` is no run and no checkpoint, so it has no average; leave `average` out.")
+    try:
+        if path.is_dir():
+            return _of_folder(path)
+        if not path.exists():
+            raise CheckpointError(f"`{path}` does not exist; give a run, a checkpoint, or a file of weights.")
+        if path.name.endswith(INDEX_SUFFIX):
+            return _of_index(path)
+        return _of_files(path, {path.name}) if path.suffix == SUFFIX else _of_torch(path)
+    except OSError as error:
+        raise CheckpointError(f"`{error.filename or path}` cannot be read: {error.strerror}.") from error
+
+
+def _of_checkpoint(path: Path, *, average: bool) -> Weights:
+    reader = CheckpointReader(path)
+    reader.load(lambda _: True)
+    model: dict[str, Any] = by_plain_name(reader.state.get("model") or {})
+    if not model:
+        raise CheckpointError(f"`{reader.path}` has no weights of a model; give a checkpoint of a run.")
+    held = {name: one for name, one in model.items() if isinstance(one, Tensor) and not name.startswith(LEARNED)}
+    if average:
+        held = _averages(reader, held)
+
+    def read(name: str) -> Tensor:
+        return reader.read(held[name]) if held[name].is_meta else held[name]
+
+    return Weights(source=str(reader.path), outlines=held, read=read, verify=reader.verify)
+
+
+def _averages(reader: CheckpointReader, model: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The average's tensors under all names of the model's."""
+    averages: dict[str, Tensor] = by_plain_name(reader.state.get("ema") or {})
+    if not averages:
+        raise CheckpointError(
+            f"`{reader.path}` has no average of the parameters, since the run kept none (`[ema]`); take its model's "
+            f"weights, without `average`."
+        )
+    first = {id(one): averages[name] for name, one in model.items() if name in averages}
+    return {name: averages.get(name, first.get(id(one), one)) for name, one in model.items()}
+
+
+def _of_folder(folder: Path) -> Weights:
+    whole = sorted(path for path in folder.iterdir() if path.name.endswith(SUFFIX))
+    cut = sorted(path for path in folder.iterdir() if path.name.endswith(INDEX_SUFFIX))
+    if len(cut) == 1:
+        return _of_index(cut[0])
+    if len(whole) == 1 and not cut:
+        return _of_files(whole[0], {whole[0].name})
+    there = ", ".join(f"`{path.name}`" for path in (*whole, *cut)) or "none"
+    raise CheckpointError(
+        f"`{folder}` is no run, no `{CHECKPOINTS}` folder and no folder with one set of weights: of safetensors files "
+        f"it has {there}. Give the file itself, or the `{INDEX_SUFFIX}` that names several."
+    )
+
+
+def _of_index(path: Path) -> Weights:
+    """The weights that an index names; `{"weight_map": {NAME: FILE, …}}`."""
+    try:
+        places = json_object(path.read_bytes()).get("weight_map")
+    except BadFileError as error:
+        raise CheckpointError(f"`{path}` {clause(str(error))}; give an index of several files.") from error
+    if not isinstance(places, dict) or not all(
+        isinstance(name, str) and isinstance(file, str) and Path(file).name == file
+        for name, file in cast("dict[object, object]", places).items()
+    ):
+        raise CheckpointError(f'`{path}` has no "weight_map" from names to files beside it; it is no index of weights.')
+    files = cast("dict[str, str]", places)
+    found = _of_files(path, set(files.values()))
+    lacking = [name for name in files if name not in found.outlines]
+    if lacking:
+        raise CheckpointError(
+            f"`{path}` names `{lacking[0]}`, which is not in `{files[lacking[0]]}`; fetch both again."
+        )
+    return found
+
+
+def _of_files(path: Path, names: set[str]) -> Weights:
+    """The weights in safetensors files beside `path`."""
+    table: dict[str, tuple[Path, TensorEntry]] = {}
+    for name in sorted(names):
+        file = path.with_name(name)
+        try:
+            table |= {tensor: (file, entry) for tensor, entry in read_header(file).items()}
+        except FileNotFoundError as error:
+            raise CheckpointError(f"`{path}` names `{name}`, which is not there; fetch it as well.") from error
+        except BadFileError as error:
+            raise CheckpointError(f"`{file}` {clause(str(error))}; give a whole safetensors file.") from error
+    plain = by_plain_name(table)
+    outlines = {name: torch.empty(one.shape, dtype=one.dtype, device="meta") for name, (_, one) in plain.items()}
+    return Weights(source=str(path), outlines=outlines, read=lambda name: _values(*plain[name]), verify=lambda: None)
+
+
+def _values(file: Path, entry: TensorEntry) -> Tensor:
+    (piece,), values = entry.pieces, torch.empty(entry.shape, dtype=entry.dtype)
+    with file.open("rb") as opened:
+        opened.seek(piece.begin)
+        if opened.readinto(bytes_of(values)) != piece.end - piece.begin:
+            raise CheckpointError(f"`{file}` ended while it was read; it is damaged.")
+    return values
+
+
+def _of_torch(path: Path) -> Weights:
+    try:
+        content: object = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise CheckpointError(
+            f"`{path}` can't be read by `torch.load(weights_only=True)`, which executes nothing: {reason[:300]} Where "
+            f"it holds more than tensors, load it in a program that you trust and save its weights alone, "
+            f"`torch.save(model.state_dict(), …)` or as safetensors."
+        ) from error
+    found = _tensors_in(content)
+    for name in _HELD_AS:
+        if not found and isinstance(content, dict):
+            found = _tensors_in(cast("dict[str, object]", content).get(name))
+    if not found:
+        given = [*map(str, cast("dict[object, object]", content))][:10] if isinstance(content, dict) else []
+        keys = f" with {', '.join(given)}" if given else ""
+        raise CheckpointError(
+            f"`{path}` must hold a dict of tensors by name, or one as {', '.join(_HELD_AS)}, but is a "
+            f"{type(content).__name__}{keys}; save `model.state_dict()`."
+        )
+    if all(name.startswith(_WRAPPED) for name in found):
+        found = {name.removeprefix(_WRAPPED): one for name, one in found.items()}
+    held = by_plain_name(found)
+    return Weights(source=str(path), outlines=held, read=lambda name: held[name], verify=lambda: None)
+
+
+def _tensors_in(content: object) -> dict[str, Tensor]:
+    """The tensors of a dict of tensors by name, beside which other plain values may stand; else none."""
+    if not isinstance(content, Mapping):
+        return {}
+    items = cast("Mapping[object, object]", content).items()
+    found = {name: one.detach() for name, one in items if isinstance(name, str) and isinstance(one, Tensor)}
+    return found if 2 * len(found) > len(content) else {}
+
+
+def index_of(files: Mapping[str, Sequence[str]], num_bytes: int) -> bytes:
+    """The content of the index of weights that are cut into files: which tensor is in which."""
+    places = {name: file for file, names in files.items() for name in names}
+    content = {"metadata": {"total_size": num_bytes}, "weight_map": dict(sorted(places.items()))}
+    return json.dumps(content, indent=2).encode() + b"\n"

@@ -1,0 +1,77 @@
+"""What of a checkpoint begins afresh when a run goes on from it, because somebody asked for that.
+
+    optimizer      its state (moments, counts) and its options are those that it was built with
+    lr_schedule    it counts from here, and stretches over the updates that are left
+    metrics        nothing is known of earlier ones; what follows one (the best, early stopping) begins afresh
+    data           the next batch is the first of the data that the trainer was given, also of other data
+
+The count of updates stays, and with it everything that is keyed by it: a reset never begins an update again. It changes
+a tree, and nothing else.
+"""
+
+from collections.abc import Collection, Sequence
+from difflib import get_close_matches
+from typing import Any, cast, get_args
+
+from evenstep.arguments import said
+from evenstep.errors import ArgumentError
+from evenstep.options import Reset
+from evenstep.train.progress import Progress
+
+Tree = dict[str, Any]
+RESETS: tuple[str, ...] = get_args(Reset)
+
+
+def resets_of(given: object) -> tuple[Reset, ...]:
+    """What is to begin afresh, of one word or several.
+
+    Raises:
+        ArgumentError: a word that is none of `RESETS`.
+
+    >>> resets_of("data"), resets_of(("optimizer", "data"))
+    (('data',), ('optimizer', 'data'))
+    """
+    words = [given] if isinstance(given, str) else given
+    if not isinstance(words, Sequence | set | frozenset):
+        raise ArgumentError(f"`reset` must be some of {_quoted()}, but is {said(given)}.")
+    for word in cast("Collection[object]", words):
+        if word not in RESETS:
+            close = get_close_matches(str(word), RESETS, n=1)
+            advice = f"did you mean '{close[0]}'?" if close else f"there are {_quoted()}."
+            raise ArgumentError(f"`reset` has {word!r}, which is nothing that can begin afresh; {advice}")
+    return tuple(cast("Collection[Reset]", words))
+
+
+def _quoted() -> str:
+    return ", ".join(map(repr, RESETS))
+
+
+def begun_afresh(state: Tree, reset: Collection[Reset], data: Tree) -> Tree:
+    """The state with some of it as of a run that begins.
+
+    Args:
+        state: as `RunState.state_dict` gave it.
+        reset: what begins afresh.
+        data: that part of the state of the run as it is now, before its first update.
+    """
+    update, run = state["progress"]["update"], state["run"]
+    begun = dict(run.get("begun", {}))
+    if "optimizer" in reset:
+        state = {**state, "optimizer": None}
+    if "lr_schedule" in reset:
+        settings = {name: one for name, one in run.get("settings", {}).items() if name != "lr_schedule"}
+        run, begun = {**run, "settings": settings}, {**begun, "lr_schedule": update}
+        state = {**state, "lr_schedule": {}}
+    if "metrics" in reset:
+        hooks = {name: one for name, one in state["hooks"].items() if not _follows(one)}
+        run, state = {**run, "evaluated_at": -1}, {**state, "hooks": hooks, "storage": None}
+    if "data" in reset:
+        begun = {**begun, "data": update}
+        progress = {**state["progress"], "position": Progress().state_dict()["position"]}
+        state = {**state, "data": data, "progress": progress}
+    return {**state, "run": {**run, "begun": begun}}
+
+
+def _follows(state: object) -> bool:
+    """Whether the state of a hook is of a metric that it follows, as a `MetricTarget` says it."""
+    return isinstance(state, dict) and {"metric", "mode"} <= cast("dict[str, Any]", state).keys()

@@ -1,0 +1,251 @@
+"""Puts weights that something else has trained into a model, before it is trained: whole, or in part and said so.
+
+    θ[name] ← file[name]        for the names that fit a pattern; what stays as it is initialised is said
+
+Where anything is missing, unexpected or of another shape, nothing is loaded, unless a part is asked for. Only values
+are taken: no optimizer, no counters. To go on with a run is `Trainer.resume`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import cast, final
+
+from torch import Tensor, nn
+
+from evenstep.arguments import require_flag, require_object, said
+from evenstep.checkpoint import on_all_ranks
+from evenstep.checkpoint.weights import Weights, open_weights
+from evenstep.errors import ArgumentError, CheckpointError
+from evenstep.internals import unwrapped
+from evenstep.names import named_parameters, plain
+from evenstep.parallel import Group
+from evenstep.pipeline import PipelineModel
+
+_MOST_NAMES = 8
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedWeights:
+    """What was loaded into a model, and what was not; all by the names of the model or of the file.
+
+    Args:
+        source: where it came from.
+        loaded: what was loaded.
+        missing: what the model has and the file has not, which stays as it is initialised.
+        unexpected: what the file has and the model has not.
+        other_shape: what both have in different shapes, which stays as it is initialised: the file's, the model's.
+        other_format: what was converted to the model's number format: the file's.
+        frozen: the parameters among the loaded that are not to be trained.
+    """
+
+    source: str
+    loaded: tuple[str, ...]
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    other_shape: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]
+    other_format: Mapping[str, str]
+    frozen: tuple[str, ...] = ()
+
+    def described(self) -> list[str]:
+        """The report, a line for each kind."""
+        formats = sorted(set(self.other_format.values()))
+        lines = [
+            f"weights     {len(self.loaded)} tensors from {self.source}"
+            + (f", {len(self.other_format)} of them converted from {' and '.join(formats)}" if formats else "")
+        ]
+        lines += [f"missing     {_some(self.missing)}: as initialised"] if self.missing else []
+        lines += [f"unexpected  {_some(self.unexpected)}: not taken"] if self.unexpected else []
+        lines += [f"other shape {_some(self._shapes())}: as initialised"] if self.other_shape else []
+        lines += [f"frozen      {len(self.frozen)} of the loaded parameters"] if self.frozen else []
+        return lines
+
+    def faults(self) -> list[str]:
+        """What does not fit, in half sentences."""
+        return [
+            *([f"{_some(self.missing)} missing in the file"] if self.missing else []),
+            *([f"{_some(self.unexpected)} not known to the model"] if self.unexpected else []),
+            *([f"{_some(self._shapes())}"] if self.other_shape else []),
+        ]
+
+    def _shapes(self) -> list[str]:
+        return [
+            f"{name} of shape {[*theirs]} instead of {[*ours]}" for name, (theirs, ours) in self.other_shape.items()
+        ]
+
+    def freeze(self, model: nn.Module) -> None:
+        """Let the parameters of `frozen` not be trained."""
+        for name, parameter in named_parameters(unwrapped(model)).items():
+            if name in self.frozen:
+                parameter.requires_grad_(False)
+
+
+def load_weights(
+    model: nn.Module,
+    path: Path | str,
+    *,
+    only: str | Sequence[str] = ("*",),
+    average: bool = False,
+    partial: bool = False,
+    freeze: bool = False,
+) -> LoadedWeights:
+    """Load weights into `model`, before its optimizer and its trainer are built; gives a report of it.
+
+    On several ranks each loads its own model. A model in stages loads what of the file its stages have, all ranks of
+    the pipeline together.
+
+    Args:
+        path: a run folder (whose newest checkpoint is taken), a checkpoint or an average of several; a `.safetensors`
+            file, an index of several, or a folder with one of these, as the hub has them; or a file of `torch.save`,
+            which is read with `weights_only=True`.
+        only: patterns of the model's names, in which `*` stands for any characters: what fits none stays as it is.
+        average: whether to take the average that a run has kept of its parameters.
+        partial: whether a file that lacks something, has more, or has other shapes may be loaded in part.
+        freeze: whether what was loaded is not to be trained.
+
+    Raises:
+        ArgumentError: a pattern that nothing of the model fits.
+        CheckpointError: no weights there, or none that fit; nothing has been changed then.
+
+    >>> import tempfile, torch
+    >>> first, second = nn.Linear(2, 2), nn.Linear(2, 2)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     torch.save(first.state_dict(), f"{folder}/first.pt")
+    ...     load_weights(second, f"{folder}/first.pt", only="weight").loaded
+    ('weight',)
+    >>> torch.equal(first.weight, second.weight), torch.equal(first.bias, second.bias)
+    (True, False)
+    """
+    report = put_weights(model, path, only=only, average=average, partial=partial, freeze=freeze)
+    report.freeze(model)
+    return report
+
+
+def put_weights(
+    model: nn.Module,
+    path: Path | str,
+    *,
+    only: str | Sequence[str] = ("*",),
+    average: bool = False,
+    partial: bool = False,
+    freeze: bool = False,
+) -> LoadedWeights:
+    """The same, but what is to be frozen is only named: for who freezes when optimizer and trainer are built.
+
+    So the optimizer holds it, and a hook may unfreeze it; and a run that goes on needs the file no more.
+    """
+    require_object("model", model, nn.Module, "`model=Net(…)`")
+    _check_whole(model)
+    patterns = _patterns(only)
+    for name, flag in (("average", average), ("partial", partial), ("freeze", freeze)):
+        require_flag(name, flag)
+    ranks = model.mesh.pipeline if isinstance(model, PipelineModel) else Group()
+    live, aliases = _live(model)
+    names = {name: aliases.get(name, name) for name in live}  # of a tied copy in another stage, the first name
+    known = {name for theirs in ranks.gather([*names.values(), *names]) for name in theirs}
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in known):
+            close = get_close_matches(pattern, sorted(known), n=1)
+            advice = f"did you mean `{close[0]}`?" if close else f"it has {_some(sorted(known))}."
+            raise ArgumentError(f"`only` has `{pattern}`, which nothing of the model fits; {advice}")
+    wanted = {name: one for name, one in live.items() if any(fnmatchcase(name, pattern) for pattern in patterns)}
+
+    def compared() -> tuple[Weights, LoadedWeights]:
+        weights = open_weights(path, average=average)
+        report = _compare(weights, model, wanted, names, known if "*" in patterns else None, freeze=freeze)
+        if report.faults() and not partial:
+            raise CheckpointError(
+                f"the weights in `{weights.source}` are not those of {type(unwrapped(model)).__name__}: "
+                f"{'; '.join(report.faults())}. Build the model that they were saved from, name what is meant by "
+                f"`only`, or let a part be loaded, `partial=True`."
+            )
+        return weights, report
+
+    weights, report = on_all_ranks(ranks, compared)
+    if not any(ranks.gather(len(report.loaded))):
+        raise CheckpointError(
+            f"nothing in `{weights.source}` fits the model: of {_some(list(weights.outlines))} it has none in these "
+            f"shapes; rename what the file holds, or the parts of the model."
+        )
+
+    def read() -> dict[str, Tensor]:
+        values = {name: weights.read(_place(weights, name, names)) for name in report.loaded}
+        weights.verify()
+        return values
+
+    values = on_all_ranks(ranks, read)
+    own = {plain(name): name for name in unwrapped(model).state_dict()}
+    unwrapped(model).load_state_dict({own[name]: value for name, value in values.items()}, strict=False)
+    return report
+
+
+def _check_whole(model: nn.Module) -> None:
+    """Raise ArgumentError for a model that ranks have cut up, as a trainer does."""
+    for name, parameter in model.named_parameters():
+        if type(parameter.data) is not Tensor:
+            raise ArgumentError(
+                f"`model` must be loaded into before a trainer or an engine is built, but `{name}` is cut over ranks "
+                f"already; load, then build the optimizer and the trainer. To go on with a run, `trainer.resume(…)`."
+            )
+
+
+def _patterns(only: object) -> tuple[str, ...]:
+    patterns = (only,) if isinstance(only, str) else only
+    if not isinstance(patterns, Sequence) or not patterns or not all(isinstance(one, str) and one for one in patterns):
+        raise ArgumentError(
+            f'`only` must be patterns of names, such as "encoder.*" or ("encoder.*", "embed.weight"), but is '
+            f"{said(only)}."
+        )
+    return tuple(cast("Sequence[str]", patterns))
+
+
+def _live(model: nn.Module) -> tuple[dict[str, Tensor], Mapping[str, str]]:
+    """The tensors of the model's state, and the first names of tied copies whose first is in another stage."""
+    state = unwrapped(model).state_dict(keep_vars=True)
+    live = {plain(name): one for name, one in state.items() if isinstance(one, Tensor)}
+    return live, model.aliases if isinstance(model, PipelineModel) else {}
+
+
+def _place(weights: Weights, name: str, names: Mapping[str, str]) -> str:
+    """The name in the file of what the model calls `name`."""
+    return name if name in weights.outlines else names[name]
+
+
+def _compare(
+    weights: Weights,
+    model: nn.Module,
+    wanted: Mapping[str, Tensor],
+    names: Mapping[str, str],
+    known: set[str] | None,
+    *,
+    freeze: bool,
+) -> LoadedWeights:
+    """What would be loaded; `known` are the names that the whole model has, or None if only some are wanted."""
+    there = weights.outlines
+    found = {name: there[_place(weights, name, names)] for name in wanted if _place(weights, name, names) in there}
+    loaded = [name for name in found if found[name].shape == wanted[name].shape]
+    tied = {id(wanted[name]) for name in loaded}  # a file may hold tied weights under one of their names
+    parameters = {id(one): name for name, one in named_parameters(unwrapped(model)).items()}
+    return LoadedWeights(
+        source=weights.source,
+        loaded=tuple(loaded),
+        missing=tuple(name for name, one in wanted.items() if name not in found and id(one) not in tied),
+        unexpected=() if known is None else tuple(name for name in there if name not in known),
+        other_shape={
+            name: (tuple(found[name].shape), tuple(wanted[name].shape)) for name in found if name not in loaded
+        },
+        other_format={
+            name: str(found[name].dtype).removeprefix("torch.")
+            for name in loaded
+            if found[name].dtype != wanted[name].dtype
+        },
+        frozen=tuple(sorted({parameters[one] for one in tied if one in parameters})) if freeze else (),
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return f"{', '.join(names[:_MOST_NAMES])}{more}"

@@ -1,0 +1,150 @@
+"""The mean of checkpoints: exact, of one model only, and there whole or not at all."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from evenstep.checkpoint import average_checkpoints, read_checkpoint, write_checkpoint
+from evenstep.checkpoint.averaging import best_checkpoints, last_checkpoints
+from evenstep.errors import ArgumentError, CheckpointError
+
+
+def state(seed: int, dtype: torch.dtype = torch.float32, **more: Any) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(5, 3, generator=generator, dtype=torch.float64).to(dtype)
+    model = {
+        "weight": weight,
+        "tied": weight,
+        "conversion.version": torch.randn(2, generator=generator),
+        "mask": torch.tensor([0.0, -torch.inf]),
+        "seen": torch.tensor([7, 8, 9] if seed == 1 else [2, 2, 2]),
+        "flags": torch.tensor([True, seed == 1]),
+        **more,
+    }
+    return {"model": model, "ema": {}, "optimizer": {"state": {"weight": {"momentum": torch.zeros(5, 3)}}}}
+
+
+def saved(folder: Path, count: int = 3, **more: Any) -> list[Path]:
+    return [write_checkpoint(folder / "checkpoints", 10 * n, state(n, **more)) for n in range(1, count + 1)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_it_is_the_mean_in_float64_rounded_once(dtype: torch.dtype, tmp_path: Path) -> None:
+    of = saved(tmp_path, 5, dtype=dtype)
+    made = average_checkpoints(of, tmp_path)
+    model = read_checkpoint(made.path).state["model"]
+    each = np.stack([state(n, dtype)["model"]["weight"].double().numpy() for n in range(1, 6)])
+    assert model["weight"].dtype == dtype
+    wanted = torch.from_numpy(each.sum(axis=0) / 5)
+    assert float((model["weight"].double() - wanted).abs().max()) <= torch.finfo(dtype).eps * 2
+    if dtype == torch.float64:
+        assert float((model["weight"] - wanted).abs().max()) < 1e-15
+    assert (made.path.name, made.of) == ("average", tuple(of))
+
+
+def test_what_no_mean_is_of_is_the_newests_and_said_and_what_is_the_same_stays(tmp_path: Path) -> None:
+    made = average_checkpoints(saved(tmp_path), tmp_path)
+    model = read_checkpoint(made.path).state["model"]
+    assert model["seen"].tolist() == [2, 2, 2]
+    assert model["flags"].tolist() == [True, False]
+    assert made.newest == ("flags", "seen")
+    assert model["mask"].tolist() == [0.0, -torch.inf]
+    assert (made.averaged, made.same) == (2, 1)  # tied tensors are one
+    wanted = sum(state(n)["model"]["conversion.version"].double() for n in (1, 2, 3)) / 3
+    assert torch.equal(model["conversion.version"], wanted.float())  # type: ignore[union-attr]
+
+
+def test_tied_weights_stay_tied(tmp_path: Path) -> None:
+    model = read_checkpoint(average_checkpoints(saved(tmp_path), tmp_path).path).state["model"]
+    assert model["weight"].data_ptr() == model["tied"].data_ptr()
+
+
+def test_the_optimizer_is_no_part_of_it_and_the_average_is_where_all_have_one(tmp_path: Path) -> None:
+    of = [write_checkpoint(tmp_path, n, {**state(n), "ema": {"weight": torch.full((2,), float(n))}}) for n in (1, 2)]
+    parts = read_checkpoint(average_checkpoints(of, tmp_path).path).state
+    assert sorted(parts) == ["averaged", "ema", "model", "run"]
+    assert parts["ema"]["weight"].tolist() == [1.5, 1.5]
+    without = write_checkpoint(tmp_path, 3, state(3))
+    assert "ema" not in read_checkpoint(average_checkpoints([*of, without], tmp_path).path).state
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        ({"more": torch.zeros(1)}, "`more` is not in that"),
+        ({"mask": torch.zeros(3)}, r"`mask` is float32 \[3\] instead of float32 \[2\]"),
+        ({"mask": torch.zeros(2).double()}, r"`mask` is float64 \[2\] instead of float32 \[2\]"),
+        ({"weight": torch.full((5, 3), torch.nan), "tied": torch.zeros(5, 3)}, "`weight` has a mean that is not fin"),
+    ],
+)
+def test_weights_that_have_no_mean_are_refused_by_name(other: dict[str, Tensor], says: str, tmp_path: Path) -> None:
+    odd = write_checkpoint(tmp_path / "odd", 1, state(1, **other))
+    of = [odd, *saved(tmp_path, 2)]
+    if "weight" in other:
+        of = [write_checkpoint(tmp_path / str(n), n, state(n, tied=torch.zeros(5, 3))) for n in (3, 4)] + [odd]
+    with pytest.raises(CheckpointError, match=says) as raised:
+        average_checkpoints(of, tmp_path / "averages")
+    assert str(odd) in str(raised.value)
+    assert not (tmp_path / "averages").exists()
+
+
+def test_a_damaged_checkpoint_is_named_and_nothing_is_written(tmp_path: Path) -> None:
+    of = saved(tmp_path)
+    file = of[1] / "optimizer.safetensors"  # which is not even averaged
+    file.write_bytes(file.read_bytes()[:-1] + b"!")
+    with pytest.raises(CheckpointError, match=r"step-00000020/optimizer\.safetensors` is damaged"):
+        average_checkpoints(of, tmp_path / "averages")
+    assert not (tmp_path / "averages").exists()
+
+
+def test_a_fault_at_any_operation_leaves_the_whole_or_nothing(tmp_path: Path, failing_disk: Any) -> None:
+    of = saved(tmp_path, 2)
+    for fail_at in range(100):
+        folder, disk = tmp_path / f"at-{fail_at}", failing_disk(fail_at)
+        try:
+            average_checkpoints(of, folder, disk=disk)
+        except CheckpointError:
+            there = folder / "average"
+            if there.exists():
+                read_checkpoint(there)
+            assert not [path for path in folder.glob("*") if not path.name.startswith(".") and path != there]
+        if not disk.failed:
+            break
+    assert 8 < fail_at < 99
+
+
+def test_an_average_is_made_again_but_takes_the_place_of_nothing_else(tmp_path: Path) -> None:
+    of = saved(tmp_path)
+    average_checkpoints(of[:2], tmp_path / "averages")
+    path = average_checkpoints(of, tmp_path / "averages").path
+    assert len(read_checkpoint(path).state["averaged"]["of"]) == 3
+    for place in (tmp_path / "checkpoints", of[0]):
+        with pytest.raises(ArgumentError, match="is no average of checkpoints, so it would be lost"):
+            average_checkpoints(of, place.parent, name=place.name)
+    assert of[0].exists()
+    with pytest.raises(ArgumentError, match="two or more checkpoints"):
+        average_checkpoints([of[0], of[0]], tmp_path)
+
+
+def test_the_last_and_the_best_are_found_or_missed_by_name(tmp_path: Path) -> None:
+    for n in (1, 2, 3, 4):
+        best = {"metric": "valid/loss", "mode": "min", "best": [[0.1, 1], [0.2, 3], [0.3, 9]]}
+        write_checkpoint(tmp_path / "checkpoints", n, {**state(n), "hooks": {"Best": best}})
+
+    def names(paths: list[Path]) -> list[str]:
+        return [path.name[-1] for path in paths]
+
+    assert names(last_checkpoints(tmp_path, 2)) == ["3", "4"]
+    assert names(last_checkpoints(tmp_path, 2, until=3)) == ["2", "3"]
+    assert names(best_checkpoints(tmp_path, 2)) == ["1", "3"]
+    with pytest.raises(ArgumentError, match=r"the last 5 .* has 4 \(step-00000001, .*`checkpoint\.keep_last = 5`"):
+        last_checkpoints(tmp_path, 5)
+    with pytest.raises(ArgumentError, match=r"the best 3 checkpoints by `valid/loss` .* has 2 \(step-00000001, step-"):
+        best_checkpoints(tmp_path, 3)
+    write_checkpoint(tmp_path / "checkpoints", 5, {**state(5), "hooks": {}})
+    with pytest.raises(ArgumentError, match=r"no hook has kept the best; set `checkpoint\.best = \{ metric"):
+        best_checkpoints(tmp_path, 2)

@@ -1,0 +1,146 @@
+"""Weights as others read them: the library's readers and the hub's index are the reference."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, load_model
+from torch import nn
+
+from evenstep import load_weights
+from evenstep.checkpoint import export_weights, write_checkpoint
+from evenstep.errors import ArgumentError, CheckpointError
+
+
+class Tied(nn.Module):
+    """Two layers that are one, and a count."""
+
+    def __init__(self, seed: int = 1) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embed, self.norm, self.head = nn.Embedding(7, 4), nn.BatchNorm1d(4), nn.Linear(4, 7, bias=False)
+        self.head.weight = self.embed.weight
+
+
+def run_of(folder: Path, model: nn.Module | None = None, **more: Any) -> Path:
+    model = model or Tied()
+    averages = {
+        name: value.float() + 1
+        for name, value in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items()
+    }
+    learned = {"task_coefficients.log_variance": torch.zeros(2)}
+    state = {
+        "model": {**model.state_dict(), **learned, **more},
+        "ema": {name: value.detach() for name, value in averages.items()},
+        "optimizer": {"momentum": torch.zeros(4)},
+    }
+    write_checkpoint(folder / "checkpoints", 3, state)
+    return folder
+
+
+def test_the_library_reads_what_is_exported(tmp_path: Path) -> None:
+    model, other = Tied(), Tied(2)
+    (file,) = export_weights(run_of(tmp_path), tmp_path / "out" / "model.safetensors")
+    state = model.state_dict()
+    read = load_file(file)
+    assert sorted(read) == sorted(name for name in state if name != "head.weight")
+    assert all(torch.equal(value, state[name]) for name, value in read.items())
+    assert load_model(other, file) == (set(), [])
+    assert torch.equal(other.head.weight, model.embed.weight)
+    with safe_open(file, framework="pt") as opened:
+        assert opened.metadata() == {"format": "pt"}
+
+
+@pytest.mark.parametrize("limit", [1, 40, 120, 10_000])
+def test_it_is_cut_by_size_with_the_hubs_index_and_loaded_again(limit: int, tmp_path: Path) -> None:
+    files = export_weights(run_of(tmp_path), tmp_path / "out" / "net.safetensors", max_file_bytes=limit)
+    model, names = Tied(2), [name for name in Tied().state_dict() if name != "head.weight"]
+    if limit == 10_000:
+        assert [file.name for file in files] == ["net.safetensors"]
+    else:
+        *parts, index = files
+        assert [part.name for part in parts] == [
+            f"net-{number:05d}-of-{len(parts):05d}.safetensors" for number in range(1, len(parts) + 1)
+        ]
+        assert index.name == "net.safetensors.index.json"
+        content = json.loads(index.read_text())
+        held = {part.name: load_file(part) for part in parts}
+        assert sorted(content["weight_map"]) == sorted(names)
+        assert all(name in held[file] for name, file in content["weight_map"].items())
+        sizes = [sum(one.numel() * one.element_size() for one in each.values()) for each in held.values()]
+        assert content["metadata"]["total_size"] == sum(sizes)
+        assert all(size <= limit or len(each) == 1 for size, each in zip(sizes, held.values(), strict=True))
+    load_weights(model, files[-1].parent)
+    assert all(torch.equal(value, Tied().state_dict()[name]) for name, value in model.state_dict().items())
+
+
+def test_the_average_is_exported_under_the_models_names(tmp_path: Path) -> None:
+    (file,) = export_weights(run_of(tmp_path), tmp_path / "a.safetensors", average=True)
+    read = load_file(file)
+    assert sorted(read) == sorted(name for name in Tied().state_dict() if name != "head.weight")
+    assert torch.equal(read["embed.weight"], Tied().embed.weight + 1)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
+)
+def test_what_is_floating_is_converted_and_nothing_else(dtype: Any, kind: torch.dtype, tmp_path: Path) -> None:
+    run = run_of(tmp_path, mask=torch.tensor([0.0, -torch.inf]))
+    read = load_file(export_weights(run, tmp_path / "a.safetensors", dtype=dtype)[0])
+    assert read["embed.weight"].dtype == kind
+    assert torch.equal(read["embed.weight"], Tied().embed.weight.to(kind))
+    assert read["norm.num_batches_tracked"].dtype == torch.int64
+    assert read["mask"].tolist() == [0.0, -torch.inf]
+
+
+def test_what_a_format_can_not_hold_is_refused_by_name_and_leaves_nothing(tmp_path: Path) -> None:
+    run = run_of(tmp_path, big=torch.tensor([1.0, 1e5]))
+    with pytest.raises(
+        CheckpointError, match="`big` has values of up to 100000, which fp16 can't hold; export in bf16"
+    ):
+        export_weights(run, tmp_path / "out" / "a.safetensors", dtype="fp16")
+    assert list((tmp_path / "out").iterdir()) == []
+    export_weights(run, tmp_path / "out" / "a.safetensors", dtype="bf16")
+
+
+def test_a_damaged_checkpoint_leaves_nothing(tmp_path: Path) -> None:
+    run = run_of(tmp_path)
+    file = run / "checkpoints" / "step-00000003" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"!")
+    with pytest.raises(CheckpointError, match="is damaged"):
+        export_weights(run, tmp_path / "out" / "a.safetensors")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize("limit", [None, 40])
+def test_a_fault_at_any_operation_leaves_nothing(limit: int | None, tmp_path: Path, failing_disk: Any) -> None:
+    run = run_of(tmp_path)
+    for fail_at in range(100):
+        disk, to = failing_disk(fail_at), tmp_path / f"at-{fail_at}" / "model.safetensors"
+        try:
+            export_weights(run, to, max_file_bytes=limit, disk=disk)
+        except CheckpointError as error:
+            assert "could not be written" in str(error)
+        assert bool(list(to.parent.glob("*"))) != disk.failed
+        if not disk.failed:
+            break
+    assert 6 < fail_at < 99
+
+
+@pytest.mark.parametrize(
+    ("to", "more", "says"),
+    [
+        ("model.pt", {}, r"`to` must be a file that ends in `\.safetensors`"),
+        ("a.safetensors", {"dtype": "float16"}, r"`dtype` must be one of \"fp32\", \"bf16\", \"fp16\""),
+        ("a.safetensors", {"max_file_bytes": 0}, "`max_file_bytes` must be a whole number of at least 1"),
+        ("there.safetensors", {}, "exists already, and nothing in it was touched"),
+    ],
+)
+def test_what_can_not_be_is_refused_by_name(to: str, more: dict[str, Any], says: str, tmp_path: Path) -> None:
+    (tmp_path / "there.safetensors").write_text("mine")
+    with pytest.raises(ArgumentError, match=says):
+        export_weights(run_of(tmp_path), tmp_path / to, **more)
+    assert (tmp_path / "there.safetensors").read_text() == "mine"

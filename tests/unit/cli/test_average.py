@@ -1,0 +1,57 @@
+"""`evenstep average`, on runs that the command line has trained."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from evenstep.checkpoint import read_checkpoint
+
+Run = Callable[..., Any]
+
+
+def test_the_last_checkpoints_of_a_run_are_averaged(evenstep: Run, recipe: Path) -> None:
+    assert evenstep("train", "run.toml").code == 0
+    done = evenstep("average", "runs/tiny", "--last", "3")
+    assert done.code == 0, done.err
+    path = Path("runs/tiny/averages/last-3-step-00000006")
+    assert f"checkpoint  {path}" in done.out
+    assert "averaged    step-00000002, step-00000004, step-00000006" in done.out
+    steps = [read_checkpoint(f"runs/tiny/checkpoints/step-0000000{n}").state["model"] for n in (2, 4, 6)]
+    mean = read_checkpoint(path).state["model"]
+    for name, value in mean.items():
+        wanted = sum(one[name].double() for one in steps) / 3
+        assert torch.equal(value, wanted.to(value.dtype))  # type: ignore[union-attr]
+    assert evenstep("inspect", str(path), "--verify").code == 0
+    assert evenstep("resume", "runs/tiny", "--train.updates", "8").code == 0  # the run does not mind
+
+
+def test_the_best_are_those_of_the_runs_own_metric(evenstep: Run, recipe: Path) -> None:
+    best = ["--checkpoint.best", '{ metric = "valid/loss", keep = 2 }', "--evaluate.every_updates", "2"]
+    assert evenstep("train", "run.toml", *best).code == 0
+    done = evenstep("average", "runs/tiny", "--best=2", "--to", "mean")
+    assert done.code == 0, done.err
+    hooks = read_checkpoint("runs/tiny").state["hooks"]["Best"]["best"]
+    assert all(f"step-{update:08d}" in done.out for _, update in hooks)
+    assert read_checkpoint("mean").update == max(update for _, update in hooks)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        ([], 2, "give `--last N`"),
+        (["--last", "2", "--best", "2"], 2, "give `--last N`"),
+        (["--last", "1"], 2, "`--last` must be a whole number of at least 2, but is `1`"),
+        (["--best", "many"], 2, "`--best` must be a whole number of at least 2, but is `many`"),
+        (["--best", "2", "--until", "3"], 2, "`--until` is for `--last`"),
+        (["--last", "9"], 1, "has none; ask for as many as there are"),
+        (["--best", "2"], 1, "there is no checkpoint"),
+    ],
+)
+def test_what_can_not_be_is_refused_by_name(
+    evenstep: Run, recipe: Path, arguments: list[str], code: int, says: str
+) -> None:
+    done = evenstep("average", "runs/tiny", *arguments)
+    assert (done.code, says in done.err) == (code, True), done.err

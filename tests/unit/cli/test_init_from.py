@@ -1,0 +1,76 @@
+"""Runs that begin with weights of something else: `init_from` in a run file."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from evenstep.checkpoint import read_checkpoint
+
+Run = Callable[..., Any]
+
+
+def weights(run: str) -> dict[str, Any]:
+    return read_checkpoint(run).state["model"]
+
+
+@pytest.fixture
+def first(evenstep: Run, recipe: Path) -> Path:
+    """A run of six updates with an average, saved at each second."""
+    assert evenstep("train", "run.toml", "--ema.decay", "0.9", "--name", "first").code == 0
+    return recipe / "runs" / "first"
+
+
+def test_a_run_begins_with_the_weights_and_counts_from_its_own_beginning(evenstep: Run, first: Path) -> None:
+    done = evenstep(
+        "train", "run.toml", "--init_from.path", str(first), "--train.updates", "2", "--optimizer.lr", "1e-30"
+    )
+    assert done.code == 0, done.err
+    assert f"weights     {len(weights(str(first)))} tensors from {first}" in done.out
+    tuned, began = weights("runs/tiny"), weights(str(first))
+    assert all(torch.allclose(tuned[name], value) for name, value in began.items())
+    assert read_checkpoint("runs/tiny").state["progress"]["update"] == 2
+
+
+def test_the_average_and_a_mean_of_checkpoints_are_begun_with_alike(evenstep: Run, first: Path) -> None:
+    assert evenstep("average", str(first), "--last", "2", "--to", "mean").code == 0
+    for name, more in (("a", ["mean"]), ("b", [str(first), "--init_from.average", "true"])):
+        done = evenstep("train", "run.toml", "--name", name, "--train.updates", "2", "--init_from.path", *more)
+        assert done.code == 0, done.err
+    assert evenstep("check", "run.toml", "--init_from.path", "mean").code == 0
+
+
+def test_what_was_frozen_stays_so_and_a_run_that_goes_on_needs_the_weights_no_more(evenstep: Run, first: Path) -> None:
+    some = sorted(weights(str(first)))[0]
+    given = ["--init_from.path", str(first), "--init_from.only", f'["{some}"]', "--init_from.freeze", "true"]
+    straight = evenstep("train", "run.toml", "--name", "straight", *given)
+    assert "frozen      1 of the loaded parameters" in straight.out, straight.err
+    assert evenstep("train", "run.toml", "--train.updates", "2", *given).code == 0
+    began = weights(str(first))[some]
+    first.rename(first.with_name("moved"))
+    done = evenstep("resume", "runs/tiny", "--train.updates", "6")
+    assert done.code == 0, done.err
+    assert torch.equal(weights("runs/tiny")[some], began)
+    assert torch.equal(weights("runs/straight")[some], began)
+    others = [name for name in weights("runs/tiny") if name != some]
+    assert not any(torch.equal(weights("runs/tiny")[name], weights("runs/moved")[name]) for name in others)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--init_from.path", "nowhere"], "`nowhere` does not exist; give a run, a checkpoint, or a file of weights"),
+        (["--init_from.path", "runs/first", "--init_from.only", '["head.*"]'], "`only` has `head.*`, which nothing of"),
+        (["--init_from.path", "runs/first", "--resume", "runs/first"], "and both say with which weights to begin"),
+        (["--init_from.path", "runs/first", "--init_from.frozen", "true"], "`init_from.frozen`"),
+    ],
+)
+def test_what_can_not_be_is_refused_by_train_and_check_alike(
+    evenstep: Run, first: Path, arguments: list[str], says: str
+) -> None:
+    for command in ("train", "check"):
+        done = evenstep(command, "run.toml", *arguments)
+        assert (done.code > 0, says in done.err) == (True, True), done.err
+    assert not Path("runs/tiny").exists()

@@ -1,0 +1,73 @@
+"""Runs that begin from a checkpoint of another, with some of it begun afresh."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evenstep.checkpoint import read_checkpoint
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def first(evenstep: Run, recipe: Path) -> str:
+    assert evenstep("train", "run.toml", "--name", "first", "--train.updates", "4").code == 0
+    return "runs/first"
+
+
+def test_what_was_asked_for_begins_afresh_and_the_run_goes_on_as_any_other(evenstep: Run, first: str) -> None:
+    given = ["--resume", first, "--reset", "optimizer,data", "--train.updates", "10", "--optimizer.name", "SGD"]
+    done = evenstep("train", "run.toml", *given)
+    assert done.code == 0, done.err
+    assert "the optimizer begins afresh" in done.out
+    assert "the data begin with their first batch" in done.out
+    state = read_checkpoint("runs/tiny").state
+    assert state["optimizer"]["class"] == "SGD"
+    assert state["progress"]["update"] == 10
+    assert state["run"]["begun"] == {"data": 4}
+    again = evenstep("resume", "runs/tiny", "--train.updates", "12")
+    assert again.code == 0, again.err
+    assert "begins afresh" not in again.out
+    assert read_checkpoint("runs/tiny").state["run"]["begun"] == {"data": 4}
+
+
+def test_check_tries_it(evenstep: Run, first: str) -> None:
+    given = ["--resume", first, "--optimizer.name", "SGD", "--train.updates", "10"]
+    assert "the checkpoint's optimizer is AdamW" in evenstep("check", "run.toml", *given).err
+    assert evenstep("check", "run.toml", *given, "--reset", '["optimizer"]').code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--reset", "optimizer"], '`reset` is optimizer, but `resume` is "never"; name the checkpoint'),
+        (["--reset", "optimizer", "--resume", "auto"], '`resume` is "auto"; name the checkpoint'),
+        (["--reset", "optimiser", "--resume", "runs/first"], "must be some of optimizer, lr_schedule, metrics"),
+        (
+            [
+                "--reset",
+                "lr_schedule",
+                "--resume",
+                "runs/first",
+                "--lr_schedule.kind",
+                "constant",
+                "--lr_schedule.warmup_updates",
+                "0",
+            ],
+            "`reset` has lr_schedule, but `lr_schedule` is constant",
+        ),
+    ],
+)
+def test_what_can_not_be_is_refused_by_train_and_check_alike(
+    evenstep: Run, first: str, arguments: list[str], says: str
+) -> None:
+    for command in ("train", "check"):
+        done = evenstep(command, "run.toml", *arguments)
+        assert (done.code, says in done.err) == (2, True), done.err
+
+
+def test_a_run_that_goes_on_is_not_begun_again(evenstep: Run, first: str) -> None:
+    done = evenstep("resume", first, "--reset", "data")
+    assert (done.code, "`reset` can't be set for `evenstep resume`" in done.err) == (2, True), done.err
