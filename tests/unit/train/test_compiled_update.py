@@ -178,6 +178,7 @@ def test_two_runs_of_machine_code_have_the_same_bits_also_resumed() -> None:
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_found")
 def test_dropout_is_drawn_anew_in_each_update_and_again_when_it_is_resumed() -> None:
     whole = net(dropout=0.5)
@@ -195,6 +196,7 @@ def test_dropout_is_drawn_anew_in_each_update_and_again_when_it_is_resumed() -> 
     assert not torch.equal(values(other), values(whole))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_found")
 @pytest.mark.parametrize(
     "optimizer",
@@ -242,6 +244,7 @@ class Headed(Task):
         return ((output - batch[1]) ** 2).sum()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_found")
 def test_several_tasks_with_coefficients_are_trained_as_without_compiling() -> None:
     found: list[tuple[nn.Module, list[dict[str, float]]]] = []
@@ -261,6 +264,7 @@ def test_several_tasks_with_coefficients_are_trained_as_without_compiling() -> N
     assert_alike(found[0][1], found[1][1])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_found")
 @pytest.mark.parametrize("first", [True, False])
 def test_an_update_that_is_not_finite_leaves_everything_as_it_was(first: bool) -> None:
@@ -285,6 +289,7 @@ def test_an_update_that_is_not_finite_leaves_everything_as_it_was(first: bool) -
     assert torch.equal(values(model), values(other))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_found")
 def test_an_overflow_in_float16_is_tried_again_at_half_the_scale() -> None:
     engine = engine_of(net(), precision=Fp16Mixed(initial=2.0**40))
@@ -303,6 +308,7 @@ def test_updates_without_weight_are_aborted_as_ever() -> None:
     assert isinstance(outcome, Aborted) and outcome.incident.kind == "no_weight"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_found")
 def test_rates_set_by_hand_and_frozen_parameters_are_followed() -> None:
     found: list[nn.Module] = []
@@ -319,6 +325,7 @@ def test_rates_set_by_hand_and_frozen_parameters_are_followed() -> None:
     assert distance(found[0], found[1]) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_found")
 def test_compiling_again_and_again_is_said_with_what_changes(said: Callable[[], list[str]]) -> None:
     task = Squares()
@@ -335,6 +342,7 @@ def test_compiling_again_and_again_is_said_with_what_changes(said: Callable[[], 
     assert "torch.Size([9, 3])" in said()[-1] or "[9, 3]" in said()[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_found")
 def test_what_depends_on_numbers_is_an_error_that_says_what_to_do() -> None:
     class Branches(Squares):
