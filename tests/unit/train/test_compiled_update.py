@@ -148,7 +148,7 @@ def compared(updates: int, **given: Any) -> None:
 
 
 @pytest.mark.usefixtures("as_found")
-@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("norm", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_compiled_update_is_the_one_that_is_not(norm: bool) -> None:
     compared(7, norm=norm)
 

@@ -5,7 +5,7 @@ single micro-batches on the way, or is decided by what tensors hold, can't be in
 its name. All that is refused goes with `compile = "model"`, but for what says something else.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -149,7 +149,7 @@ def _check_tasks(tasks: Tasks) -> None:
 
 
 def _check_optimizer(optimizer: Optimizer) -> None:
-    groups: list[Mapping[str, Any]] = optimizer.param_groups
+    groups: list[dict[str, Any]] = optimizer.param_groups
     for number, group in enumerate(groups):
         held = [name for name in ("lr", "betas") if _has_tensor(group.get(name))]
         if held:

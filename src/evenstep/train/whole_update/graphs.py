@@ -153,7 +153,7 @@ class Compilations:
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """What runs `function` as one graph; it is compiled when it is first called."""
-        own = {"guard_filter_fn": partial(guards_kept, given=OURS)}
+        own = cast("Any", {"guard_filter_fn": partial(guards_kept, given=OURS)})
         backend = cast("Any", self._inductor)
         return torch.compile(function, dynamic=False, fullgraph=True, backend=backend, options=own)
 
