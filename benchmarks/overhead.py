@@ -50,8 +50,10 @@ class Case:
         bound: of evenstep's ratio to the tuned loop.
         noise: whether half the spread of that loop against itself, how far its two copies typically are apart in a
             round, is added to the bound.
-        below_ordinary: whether evenstep must cost less than the ordinary loop.
-        compiled_bound: of the ratio where the update is one graph; None where it is not measured.
+        below_ordinary: the bound of its ratio to the ordinary loop; None for none.
+        compiled: whether evenstep takes part with the model compiled as well. Its kernels round otherwise: over the
+            thousands of updates of the transformer its parameters end 1.6e-5 away from the others'.
+        compiled_bound: of the ratio where each update is one graph.
     """
 
     work: Callable[[], Work]
@@ -60,14 +62,15 @@ class Case:
     multiple: int
     bound: float
     noise: bool = False
-    below_ordinary: bool = False
+    below_ordinary: float | None = None
+    compiled: bool = False
     compiled_bound: float | None = None
 
 
 CASES = {
-    "mlp": Case(work=mlp, rounds=90, multiple=50, bound=1.10, below_ordinary=True, compiled_bound=0.55),
+    "mlp": Case(work=mlp, rounds=90, multiple=50, bound=1.05, below_ordinary=0.80, compiled=True, compiled_bound=0.55),
     "accumulation": Case(
-        work=partial(mlp, num_microbatches=4), unit="us/microbatch", rounds=40, multiple=50, bound=1.10
+        work=partial(mlp, num_microbatches=4), unit="us/microbatch", rounds=40, multiple=50, bound=1.05
     ),
     "transformer": Case(work=transformer, rounds=50, multiple=1, bound=1.00, noise=True),
 }
@@ -89,7 +92,7 @@ def measure(case: Case, *, alone: bool) -> list[Row]:
     contenders = {TUNED: tuned, AGAIN: tuned}
     if not alone:
         contenders |= {ORDINARY: train("bare", "train_ordinary"), EVENSTEP: train("evenstep_")}
-        if case is CASES["mlp"]:  # rounds otherwise, which thousands of updates of the transformer take past 1e-5
+        if case.compiled:
             contenders[COMPILED] = train("evenstep_", "train_compiled")
             contenders[WHOLE] = train("evenstep_", "train_compiled_update")
     for peer in peers.PEERS:
@@ -117,8 +120,9 @@ def compare(case: Case, name: str, times: Mapping[str, Times], *, microbatches: 
     noise = row("", "", times[AGAIN], times[TUNED]).spread
     bounds = {EVENSTEP: case.bound + (noise / 2 if case.noise else 0), WHOLE: case.compiled_bound}
     rows = [row(name, contender, one, reference, bound=bounds.get(contender)) for contender, one in times.items()]
-    if case.below_ordinary and EVENSTEP in times:
-        rows.append(row(f"{name}, beside the loop {ORDINARY}", EVENSTEP, times[EVENSTEP], times[ORDINARY], bound=1.0))
+    if case.below_ordinary is not None and EVENSTEP in times:
+        beside = f"{name}, beside the loop {ORDINARY}"
+        rows.append(row(beside, EVENSTEP, times[EVENSTEP], times[ORDINARY], bound=case.below_ordinary))
     return rows
 
 

@@ -116,7 +116,8 @@ def averaged_on_ranks(strategy: str, pipeline: int) -> tuple[float, float]:
     first, *_ = on_ranks(2, averages_programs.averaged, strategy, pipeline)
     if not isinstance(first, dict):
         raise RuntimeError(first)
-    return furthest(first, averages_programs.averaged_plainly()), 1e-12
+    found = {name: torch.tensor(one, dtype=torch.float64) for name, one in first.items()}
+    return furthest(found, averages_programs.averaged_plainly()), 1e-12
 
 
 def of_checkpoints() -> tuple[float, float]:

@@ -52,8 +52,8 @@ def train(folder: str, strategy: str, pipeline: int, init_from: str = "") -> flo
     return trainer.evaluate("valid")["valid"]["loss"]
 
 
-def averaged(strategy: str, pipeline: int) -> dict[str, Tensor]:
-    """The average after some updates in float64, on the ranks that there are."""
+def averaged(strategy: str, pipeline: int) -> dict[str, list[Any]]:
+    """The average after some updates in float64, on the ranks that there are, as numbers."""
     mesh = Mesh.of(group_of_ranks(), pipeline=pipeline)
     made = network().double()
     model = evenstep.PipelineModel(made, mesh=mesh) if pipeline > 1 else made
@@ -62,14 +62,14 @@ def averaged(strategy: str, pipeline: int) -> dict[str, Tensor]:
         model=model,
         task=Square(),
         optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
-        data=evenstep.MapData(data, global_batch_size=8, micro_batch_size=2, shuffle=False),
+        data=evenstep.MapData(data, global_batch_size=8, micro_batch_size=4, shuffle=False),
         updates=12,
         device="cpu",
         strategy=strategy_named(strategy, mesh.data),
         train=evenstep.Training(ema=evenstep.Ema(decay=0.8, start_update=1, every_updates=2, decay_warmup=True)),
     )
     trainer.train()
-    return {name: one.clone() for name, one in trainer.state_dict()["ema"].items()}
+    return {name: one.tolist() for name, one in trainer.state_dict()["ema"].items()}
 
 
 def averaged_plainly() -> list[Tensor]:

@@ -538,6 +538,21 @@ AREAS = (
         ),
     ),
     Area(
+        "What tasks are told and say",
+        (
+            works(
+                "the update's number and whether it trains: `self.now`",
+                "unit/train/test_now.py::test_a_task_knows_the_update_and_whether_it_trains",
+            ),
+            works(
+                "metrics derived of others (`ppl` = exp of a mean), followed by the best and by early stopping",
+                "unit/train/test_derived.py::"
+                "test_a_perplexity_is_that_of_the_mean_over_all_and_not_a_mean_of_perplexities",
+                "unit/train/test_derived.py::test_the_best_and_early_stopping_follow_it",
+            ),
+        ),
+    ),
+    Area(
         "Predictions",
         (
             works(

@@ -5,7 +5,6 @@ device, adds pairs of the same name and update, Σ sums / Σ weights, never a me
 whoever writes them. It writes nothing itself and knows no periods.
 """
 
-import statistics
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from evenstep.devices import scalar_on
 from evenstep.errors import ArgumentError
+from evenstep.events.derived import DerivedMetrics
 from evenstep.events.meters import Meters, Seen
 from evenstep.events.series import Record, Series
 
@@ -35,6 +35,7 @@ class Storage:
     Args:
         history_updates: values kept per metric (one per update); older ones are forgotten here, not in the files.
         meters: of metrics that have a state of their own.
+        derived: of metrics that are functions of others.
 
     >>> storage = Storage()
     >>> storage.put("train/loss", torch.tensor(6.0), 2, update=1)
@@ -43,7 +44,9 @@ class Storage:
     [Record(update=1, name='train/loss', value=3.0, weight=3.0)]
     """
 
-    def __init__(self, history_updates: int = 100_000, *, meters: Meters | None = None) -> None:
+    def __init__(
+        self, history_updates: int = 100_000, *, meters: Meters | None = None, derived: DerivedMetrics | None = None
+    ) -> None:
         if history_updates < 1:
             raise ArgumentError(f"`history_updates` must be at least 1, but is {history_updates}; raise it.")
         self._limit = history_updates
@@ -52,6 +55,7 @@ class Storage:
         self._prefix = ""
         self._series: dict[str, Series] = {}
         self._meters = meters or Meters()
+        self._derived = derived or None
         self.observe = self._meters.observe  # what metrics with a state of their own see
 
     def put(self, name: str, sum: Number, weight: Number = 1.0, *, update: int) -> None:
@@ -149,6 +153,8 @@ class Storage:
             if type(pair) is not Seen and pair[1]
         ]
         records += self._meters.records(everybody)
+        if self._derived is not None:
+            records += self._derived(records)
         records.sort(key=itemgetter(0))  # by update
         self._remember(records)
         return records
@@ -194,8 +200,10 @@ class Storage:
 
     def median(self, name: str, window_updates: int) -> float | None:
         """The median of metric `name` over its last `window_updates` updates; None without any."""
+        from statistics import median  # which loads decimal numbers and fractions
+
         window = self._window(name, window_updates)
-        return statistics.median(record.value for record in window) if window else None
+        return median(record.value for record in window) if window else None
 
     def state_dict(self) -> dict[str, Any]:
         """The newest values of every metric, as plain lists. What is pending is not in it: settle and write before.

@@ -23,7 +23,7 @@ from evenstep.arguments import require_state
 from evenstep.checkpoint import ALONE, RankGroup, on_all_ranks
 from evenstep.data import Data, GlobalBatch, Position
 from evenstep.errors import ArgumentError, CheckpointError, EvenstepError, LostRankError, clause
-from evenstep.events import Bus, Incident, Record, Storage
+from evenstep.events import Bus, Incident, Record
 from evenstep.internals import unwrapped
 from evenstep.optim.late_parameters import let_begin_late
 from evenstep.optim.schedules import LrSchedule
@@ -47,7 +47,7 @@ from evenstep.train.progress import Progress
 from evenstep.train.setup import Setup, set_up
 from evenstep.train.state.settings import changed_settings
 from evenstep.train.state.train_state import Tree, check_same_run, with_plain_names
-from evenstep.train.tasks.metrics import build_meters
+from evenstep.train.tasks.metrics import build_storage
 from evenstep.train.tasks.now import tell
 from evenstep.train.tasks.task import Task
 from evenstep.train.tasks.tasks import check_task_states, state_of
@@ -232,7 +232,7 @@ class Engine:
         """
         batch = OneBatch(replace(global_batch(microbatches, Position(), self.reducers.group), ends_epoch=True))
         context = self.parts.context
-        apart = replace(context, storage=Storage(meters=build_meters(context.tasks, context.device)))
+        apart = replace(context, storage=build_storage(context.tasks, context.device))
         with self._together():
             records = self.evaluated("evaluate", batch, context=apart)
         return {record.name.removeprefix("evaluate/"): record.value for record in records}

@@ -35,7 +35,7 @@ from evenstep.train.memory.blocks import Chosen, choose_modules
 from evenstep.train.number_formats import check_formats
 from evenstep.train.resolve import combine_named, device_of, lr_schedule_of, precision_of, strategy_of
 from evenstep.train.tasks.coefficients import Fixed
-from evenstep.train.tasks.metrics import build_meters
+from evenstep.train.tasks.metrics import build_storage
 from evenstep.train.tasks.now import check_teachers
 from evenstep.train.tasks.task import Task
 from evenstep.train.tasks.tasks import Tasks
@@ -150,7 +150,7 @@ def set_up(
         device=on,
         train=train,
         policies=policies,
-        storage=Storage(meters=build_meters(tasks.by_name, on)),
+        storage=build_storage(tasks.by_name, on),
         linear_layers=choose_linear_layers(model, formats),
         recomputed=choose_modules(model, train.memory.checkpoint),
         empty_cache=build_emptying(train.memory.empty_cache_every_updates, on),

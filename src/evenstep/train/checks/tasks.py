@@ -100,6 +100,11 @@ def _check_members(task: Task) -> None:
             continue
     require_flag(f"{kind}.late_weight", task.late_weight)
     require_flag(f"{kind}.uses_average", task.uses_average)
+    if not isinstance(cast("object", task.derived), Mapping):
+        raise ArgumentError(
+            f"`{kind}.derived` must be functions of metrics by name, but is {said(task.derived)}; write `derived = "
+            f"{{'ppl': lambda metrics: math.exp(metrics['loss'])}}` in the class."
+        )
     if not isinstance(cast("object", task.metrics), Mapping):
         raise ArgumentError(
             f"`{kind}.metrics` must be objects of torchmetrics by name, but is {said(task.metrics)}; write `metrics = "

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from evenstep.arguments import advice, said
 from evenstep.errors import ArgumentError, MissingExtraError, TaskError
+from evenstep.events import Storage
+from evenstep.events.derived import DerivedMetrics
 from evenstep.events.meters import Meters
 from evenstep.internals import pytree
 from evenstep.train.tasks.task import Loss, Task
@@ -21,6 +23,28 @@ _OF_UPDATES = ("lr", "grad_norm")  # stand beside a task's metrics of training, 
 _TAKEN = ("loss", "no_loss", *_OF_UPDATES)  # the engine's own
 _SPACES = tuple(f"{name}/" for name in (*_OF_UPDATES, "param_norm", "update_ratio", "parameters"))
 _FREE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def build_storage(tasks: Mapping[str, Task], device: torch.device) -> Storage:
+    """What takes the metrics of a run, or of an evaluation beside one.
+
+    Raises:
+        MissingExtraError: torchmetrics is not installed.
+        ArgumentError: something that is no metric, or has a name that is taken.
+    """
+    for task in tasks.values():
+        for name, function in task.derived.items():
+            where = f"the derived metric `{name}` of {type(task).__name__}"
+            if not callable(function):
+                raise ArgumentError(f"{where} must be a function of the other metrics, but is {said(function)}.")
+            if not isinstance(cast("object", name), str) or _is_taken(name) or name in task.metrics:
+                raise ArgumentError(f"{where} must have a name that no other metric has; rename it.")
+    derived = DerivedMetrics({name: task.derived for name, task in tasks.items()})
+    return Storage(meters=build_meters(tasks, device), derived=derived)
+
+
+def _is_taken(name: str) -> bool:
+    return name in _TAKEN or name.startswith(_SPACES) or not name.isprintable()
 
 
 def build_meters(tasks: Mapping[str, Task], device: torch.device) -> Meters:
@@ -48,7 +72,7 @@ def _check(task: Task, name: str, metric: Any) -> None:
         raise ArgumentError(f"{where} is a collection; give its metrics by name, `metrics = {{**collection}}`.")
     if not isinstance(metric, Metric):
         raise ArgumentError(f"{where} must be a `torchmetrics.Metric`, but is a {type(metric).__name__}.")
-    if name in _TAKEN or name.startswith(_SPACES) or not name.isprintable():
+    if _is_taken(name):
         raise ArgumentError(f"{where} must have a printable name that is none of {', '.join(_TAKEN)}; rename it.")
 
 
@@ -62,6 +86,10 @@ def check_names(task: Task, loss: Loss) -> None:
     for name in loss.metrics:
         if not isinstance(cast("object", name), str):
             raise TaskError(f"the names of the metrics of {type(task).__name__} must be words, but one is {name!r}.")
+        if name in task.derived:
+            raise TaskError(
+                f"{type(task).__name__} gives a metric called `{name}`, which it derives as well; rename one."
+            )
         if name in _TAKEN or name.startswith(_SPACES):
             what = "the trained loss is" if "loss" in name else "evenstep's own metrics are"
             raise TaskError(

@@ -5,7 +5,7 @@ them. It does not divide: the update divides by the weight of all its micro-batc
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Self, final
@@ -102,6 +102,8 @@ class Task(ABC):
         metrics: objects of torchmetrics by name, for what no pair (sum, weight) says, such as F1 or AUROC. They see
             what `loss` gives as `observed`; what has been seen since metrics were last written is computed then, over
             all ranks. The objects themselves are copied, and stay as they are.
+        derived: metrics that are functions of the others by name, such as `{"ppl": lambda metrics:
+            math.exp(metrics["loss"])}`: of their means over all micro-batches and ranks, in training and evaluations.
         uses_average: True for a task whose `loss` asks the average of the model, `self.now.teacher(…)`.
 
     >>> import torch
@@ -115,6 +117,7 @@ class Task(ABC):
     reduction: Literal["weight", "sum", "mean"] = "weight"
     late_weight: bool = False
     metrics: Mapping[str, Any] = MappingProxyType({})
+    derived: Mapping[str, Callable[[Mapping[str, float]], float]] = MappingProxyType({})
     uses_average: bool = False
 
     @property
