@@ -237,6 +237,7 @@ AREAS = (
                 "unit/train/test_compiled_update.py::test_several_tasks_with_coefficients_are_trained_as_without_compiling",
                 "unit/train/test_compiled_update.py::test_an_update_that_is_not_finite_leaves_everything_as_it_was",
                 "unit/train/test_compiled_update.py::test_an_overflow_in_float16_is_tried_again_at_half_the_scale",
+                "unit/train/test_compiled_update.py::test_a_trainer_skips_and_goes_back_as_without_compiling",
             ),
             works(
                 "… on several ranks with `ddp`",

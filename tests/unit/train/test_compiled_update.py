@@ -7,13 +7,14 @@ its compiler make machine code of them.
 import copy
 import logging
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from evenstep import Aborted, Committed, Ema, Engine, Loss, Task, Training
+from evenstep import Aborted, Checkpointing, Committed, Ema, Engine, Failures, Loss, MapData, Task, Trainer, Training
 from evenstep.errors import ArgumentError, NonFiniteError, OutOfMemoryError, TaskError
 from evenstep.events import Hook, Statistics
 from evenstep.optim import MultiOptimizer
@@ -474,3 +475,37 @@ def test_hooks_that_come_later_are_refused_before_they_are_passed_over() -> None
     torch.optim.lr_scheduler.StepLR(engine.optimizer, 1)
     with pytest.raises(ArgumentError, match="as torch's LR schedulers do"):
         engine.update(*batches(1))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("as_found")
+@pytest.mark.parametrize("policy", ["skip", "rewind_past"])
+def test_a_trainer_skips_and_goes_back_as_without_compiling(policy: Any, tmp_path: Path) -> None:
+    samples = [(x, y) for update in range(12) for x, y in zip(*batches(update, (4,))[0], strict=True)]
+    samples[25] = samples[25][0], torch.tensor(float("nan"))  # of update 7
+    found: list[nn.Module] = []
+    for compile in ("update", "off"):
+        model = nn.Sequential(net(), nn.Dropout(0.0))  # its layers are known, and keyed where it is not compiled
+        trainer = Trainer(
+            model=model,
+            task=Squares(),
+            optimizer=adamw(model),
+            data=MapData(samples, global_batch_size=4, micro_batch_size=2, shuffle=False),
+            epochs=1,
+            device="cpu",
+            train=Training(compile=compile, clip_norm=1.0),  # type: ignore[arg-type]
+            checkpoint=Checkpointing(every_updates=2, keep_last=None),
+            failures=Failures(non_finite=policy),
+            folder=tmp_path / compile,
+        )
+        trainer.train()
+        found.append(model)
+    assert distance(found[0], found[1]) < 1e-6
+
+
+@pytest.mark.usefixtures("as_found")
+def test_a_model_that_another_engine_has_trained_is_compiled_as_well() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, WIDTH), nn.Dropout(0.2), nn.Linear(WIDTH, 1))
+    run(engine_of(model, "off"), 1)
+    assert isinstance(engine_of(model).update(*batches(1)), Committed)
