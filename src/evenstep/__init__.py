@@ -47,9 +47,24 @@ if TYPE_CHECKING:
     )
     from evenstep.extras.multitask import AlignedMtl, GradNorm, PcGrad, Scheduled, Uncertainty
     from evenstep.optim.ema import Ema
+    from evenstep.optim.groups import ParameterGroup
     from evenstep.optim.schedules import Constant as Constant
-    from evenstep.optim.schedules import Cosine, InverseSqrt, LrSchedule, Polynomial, Wsd
+    from evenstep.optim.schedules import (
+        Cosine,
+        CosineRestarts,
+        InverseSqrt,
+        Listed,
+        LrSchedule,
+        Multiplicative,
+        PerGroup,
+        Plateau,
+        Polynomial,
+        Triangular,
+        TriStage,
+        Wsd,
+    )
     from evenstep.optim.schedules import Linear as Linear
+    from evenstep.optim.schedules import Step as Step
     from evenstep.options import Checkpointing, Failures, Logging, Memory, Training
     from evenstep.parallel import (
         Ddp,
@@ -96,6 +111,8 @@ if TYPE_CHECKING:
         Task,
         Trainer,
         chunked_cross_entropy,
+        find_lr,
+        grouped_optimizer,
         load_weights,
     )
 
@@ -114,6 +131,7 @@ __all__ = [
     "Committed",
     "ConsoleWriter",
     "Cosine",
+    "CosineRestarts",
     "CsvWriter",
     "Data",
     "Ddp",
@@ -139,6 +157,7 @@ __all__ = [
     "InverseSqrt",
     "JsonlWriter",
     "Layers",
+    "Listed",
     "Local",
     "Logging",
     "Loss",
@@ -149,10 +168,14 @@ __all__ = [
     "MemoryUse",
     "Mesh",
     "Mixture",
+    "Multiplicative",
     "Ordered",
     "OrderedFsdp",
+    "ParameterGroup",
     "PcGrad",
+    "PerGroup",
     "PipelineModel",
+    "Plateau",
     "Polynomial",
     "Precision",
     "Prediction",
@@ -177,6 +200,8 @@ __all__ = [
     "Timer",
     "Trainer",
     "Training",
+    "TriStage",
+    "Triangular",
     "Uncertainty",
     "UpdateData",
     "Watchdog",
@@ -185,11 +210,13 @@ __all__ = [
     "Zero1",
     "__version__",
     "chunked_cross_entropy",
+    "find_lr",
+    "grouped_optimizer",
     "load_weights",
 ]
 
 _PARTS = ("checkpoint", "data", "errors", "events", "optim", "parallel", "pipeline", "precision", "train")
-_BESIDE = ("Constant", "Linear")  # LR schedules that `*` leaves out: torch.nn has a Linear, too
+_BESIDE = ("Constant", "Linear", "Step")  # LR schedules that `*` leaves out: torch.nn has a Linear, too
 _named, _ = lazy_names(
     __name__,
     {
@@ -199,15 +226,17 @@ _named, _ = lazy_names(
         "MemoryUse Save Statistics StopFile TensorBoardWriter TimeBudget Timer Watchdog Writer",
         ".extras.multitask": "AlignedMtl GradNorm PcGrad Scheduled Uncertainty",
         ".optim.ema": "Ema",
-        ".optim.schedules": "Constant Cosine InverseSqrt Linear LrSchedule Polynomial Wsd",
+        ".optim.groups": "ParameterGroup",
+        ".optim.schedules": "Constant Cosine CosineRestarts InverseSqrt Linear Listed LrSchedule Multiplicative "
+        "PerGroup Plateau Polynomial Step TriStage Triangular Wsd",
         ".options": "Checkpointing Failures Logging Memory Training",
         ".parallel": "Ddp Fsdp Group Local Mesh Ordered OrderedFsdp Processes Single Strategy Zero1",
         ".pipeline": "Layers PipelineModel",
         ".precision": "Bf16Mixed Bf16NoMaster Bf16True Float8Mixed Fp16Mixed Fp16NoMaster Fp16True FullPrecision "
         "Precision",
         ".train": "Aborted Coefficients Combine Committed DropTask Engine FailurePolicy Fixed Loss "
-        "LossSpikes Prediction Result Retry Rewind Skip Stop Task Trainer chunked_cross_entropy "
-        "load_weights",
+        "LossSpikes Prediction Result Retry Rewind Skip Stop Task Trainer chunked_cross_entropy find_lr "
+        "grouped_optimizer load_weights",
     },
     old={"Full": "FullPrecision", "Staged": "PipelineModel"},
 )

@@ -18,7 +18,7 @@ from evenstep.errors import ArgumentError, CheckpointError
 T = TypeVar("T")
 
 _PARTS_OF_STATES: dict[str, tuple[str, dict[str, type]]] = {  # what each needs, and of which kind what it has is
-    **{name: ("", {}) for name in ("model", "ema", "precision", "trained", "tasks", "hooks", "storage")},
+    **{name: ("", {}) for name in ("model", "ema", "precision", "trained", "tasks", "hooks", "storage", "lr_schedule")},
     "optimizer": ("class state groups", {"class": str, "state": dict, "groups": list}),
     "progress": ("update position samples skipped", {"update": int, "position": dict, "samples": int, "skipped": int}),
     "run": (

@@ -10,16 +10,44 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from evenstep.errors import ArgumentError
-from evenstep.optim.schedules import Constant, Cosine, InverseSqrt, Linear, LrSchedule, Polynomial, Wsd
+from evenstep.optim.schedules import (
+    LR_SCHEDULES,
+    Constant,
+    Cosine,
+    CosineRestarts,
+    CountedSchedule,
+    InverseSqrt,
+    Linear,
+    Listed,
+    LrSchedule,
+    Multiplicative,
+    Plateau,
+    Polynomial,
+    Step,
+    Triangular,
+    TriStage,
+    Wsd,
+)
 
-ENDLESS = [Constant(warmup_updates=3), InverseSqrt(warmup_updates=3), Wsd(warmup_updates=3, decay_updates=0)]
-ENDING = [Linear(), Cosine(), Polynomial(), Wsd(decay_updates=1)]
+ENDLESS = [
+    CosineRestarts(warmup_updates=3, period_updates=5, end_factor=0.1),
+    Listed(warmup_updates=3, factors=((1, 1.0),)),
+    Multiplicative(warmup_updates=3, factors=(1.0, 0.9), min_factor=0.1),
+    Plateau(warmup_updates=3),
+    Step(warmup_updates=3, every=5, min_factor=0.1),
+    TriStage(warmup_updates=3, decay_updates=5),
+    Constant(warmup_updates=3),
+    InverseSqrt(warmup_updates=3),
+    Wsd(warmup_updates=3, decay_updates=0),
+]
+ENDING = [TriStage(), Linear(), Cosine(), Polynomial(), Wsd(decay_updates=1)]
 
 
 @st.composite
 def schedules(draw: st.DrawFn, *, min_updates: int = 1) -> tuple[LrSchedule, int]:
     """A schedule of any kind and a run that it fits."""
     updates = draw(st.integers(min_updates, 60))
+    every, shrink = draw(st.integers(1, 20)), draw(st.sampled_from([0.3, 0.9]))
     warmup = draw(st.integers(0, updates))
     end_factor = draw(st.sampled_from([0.0, 0.05, 1 / 3, 1.0]))
     decay = draw(st.integers(0, updates - max(warmup, 1)))
@@ -34,6 +62,12 @@ def schedules(draw: st.DrawFn, *, min_updates: int = 1) -> tuple[LrSchedule, int
                 *(
                     Wsd(warmup_updates=warmup, decay_updates=decay, shape=shape, end_factor=end_factor)
                     for shape in ("linear", "cosine", "sqrt")
+                ),
+                TriStage(warmup_updates=warmup, decay_updates=decay or None, end_factor=end_factor or 0.01),
+                Step(warmup_updates=warmup, every=every, factor=shrink, min_factor=end_factor % 1),
+                Multiplicative(warmup_updates=warmup, factors=(1.0, shrink), unit="updates"),
+                Listed(
+                    warmup_updates=warmup, factors=((1, 1.0), *(((updates, shrink),) if updates > warmup + 1 else ()))
                 ),
             ]
         )
@@ -86,12 +120,38 @@ def test_after_the_warm_up_it_never_rises(case: tuple[LrSchedule, int]):
     assert all(later <= earlier for earlier, later in pairwise(after))
 
 
+@pytest.mark.parametrize(
+    "schedule", [CosineRestarts(period_updates=6, shrink=0.8), Triangular(period_updates=6, shrink=0.8)]
+)
+def test_one_that_rises_again_stays_at_most_one_and_has_a_first_rate(schedule: LrSchedule):
+    given = factors(schedule, 200)
+    assert all(math.isfinite(factor) and 0 <= factor <= 1 for factor in given) and given[0] > 0
+    assert max(given) == 1
+    assert pickle.loads(pickle.dumps(schedule)) == schedule
+
+
+@pytest.mark.parametrize("kind", LR_SCHEDULES)
+def test_every_name_is_of_a_schedule_whose_warm_up_begins_above_zero(kind: str):
+    needed = {
+        "wsd": {"decay_updates": 2},
+        "cosine_restarts": {"period_updates": 4},
+        "triangular": {"period_updates": 8},
+        "step": {"every": 4},
+        "multiplicative": {"factors": (0.5,)},
+        "listed": {"factors": ((1, 1.0),)},
+    }
+    warm = {} if kind == "triangular" else {"warmup_updates": 4}
+    schedule = LR_SCHEDULES[kind](**needed.get(kind, {}), **warm)
+    schedule.check(20)
+    assert [schedule(update, 20) > 0 for update in (1, 2, 3, 4)] == [True] * 4
+
+
 @settings(deadline=None)
 @given(schedules(min_updates=2))
 def test_it_is_continuous_where_the_warm_up_ends(case: tuple[LrSchedule, int]):
     """The longer the run, stretched as a whole, the smaller the step after the warm-up."""
     schedule, updates = case
-    assume(schedule.warmup_updates not in (0, updates))
+    assume(schedule.warmup_updates not in (0, updates) and not isinstance(schedule, CountedSchedule | TriStage))
 
     def step(stretch: int) -> float:
         fields = {"warmup_updates": schedule.warmup_updates * stretch}

@@ -67,6 +67,13 @@ def test_the_public_names_are_these_and_sorted() -> None:
         "OrderedFsdp",
         "PcGrad",
         "Polynomial",
+        "Triangular",
+        "TriStage",
+        "Plateau",
+        "PerGroup",
+        "Multiplicative",
+        "Listed",
+        "CosineRestarts",
         "Precision",
         "Prediction",
         "Processes",
@@ -99,6 +106,9 @@ def test_the_public_names_are_these_and_sorted() -> None:
         "Zero1",
         "__version__",
         "chunked_cross_entropy",
+        "find_lr",
+        "grouped_optimizer",
+        "ParameterGroup",
         "load_weights",
     }
     assert all(hasattr(evenstep, name) for name in evenstep.__all__)

@@ -128,6 +128,64 @@ AREAS = (
         "Learning rates",
         (
             works(
+                "schedules of updates: constant, linear, cosine, with restarts, wsd, inverse square root, polynomial, "
+                "tri-stage, triangular, step, multiplicative, listed; each with a first rate above 0",
+                "contract/test_lr_schedules.py::test_every_name_is_of_a_schedule_whose_warm_up_begins_above_zero",
+                "unit/optim/schedules/test_counted.py::test_it_is_that_of_pytorch_by_update_and_by_epoch",
+            ),
+            works(
+                "by epoch, also of data without a length, resumed with the same bits in the midst of one",
+                "unit/train/test_lr_schedules.py::test_a_rate_by_epoch_is_that_of_the_updates_batch",
+                "unit/train/test_lr_schedules.py::test_a_resumed_run_has_the_rates_and_bits_of_the_undisturbed_one",
+            ),
+            works(
+                "on a plateau of a metric, whose memory is saved and taken back",
+                "unit/optim/schedules/test_plateau.py::test_what_it_remembers_is_saved_and_taken_back",
+                "unit/train/test_lr_schedules.py::test_an_evaluation_after_an_aborted_save_is_not_counted_twice",
+            ),
+            works(
+                "parameter groups by patterns: rate, decay, optimizer class, schedule, frozen; layer-wise decay; "
+                "decay of matrices only",
+                "unit/train/test_grouped.py::test_each_parameter_is_stepped_as_one_optimizer_for_it_alone_would",
+                "usage/test_schedules.py::test_groups_have_the_bits_of_one_process_with_every_strategy_and_in_stages",
+                "usage/test_schedules.py::test_groups_of_two_optimizers_are_resumed_on_ranks",
+            ),
+            works(
+                "Muon for the matrices and AdamW for the rest, from the run file; schedule-free optimizers",
+                "unit/train/test_grouped.py::test_muon_steps_the_matrices_and_adamw_the_rest",
+                "usage/test_schedules.py::"
+                "test_a_schedule_free_optimizer_has_its_modes_switched_on_every_strategy_and_resumes",
+            ),
+            refused(
+                "a parameter of two groups, a pattern that takes none, state in 8 bits where checkpoints are kept",
+                "unit/train/test_grouped.py::test_what_cannot_be_is_refused_in_a_line",
+                "usage/test_schedules.py::test_a_state_of_somebodys_own_tensors_is_refused_after_the_first_step",
+            ),
+            works(
+                "a schedule of its own for each parameter group",
+                "unit/train/test_lr_schedules.py::test_each_group_follows_its_own_schedule",
+            ),
+            works(
+                "a rate is found (`find_lr`, `evenstep find-lr`) and all is as before, to the bit",
+                "unit/train/test_lr_finder.py::test_it_leaves_model_optimizer_data_and_generators_as_they_were",
+                "usage/test_schedules.py::test_a_rate_is_found_on_ranks_as_in_one_process_and_leaves_no_trace",
+            ),
+            works(
+                "batch sizes, and with them accumulation, that change by update or epoch; resumed at the border",
+                "unit/train/test_lr_schedules.py::test_batch_sizes_that_change_are_resumed_at_their_border",
+                "unit/data/test_batch_sizes.py::test_every_epoch_is_cut_as_a_loop_over_the_whole_run_would",
+            ),
+            refused(
+                "batch sizes that change of streams, and by updates of batches by tokens",
+                "unit/data/test_batch_sizes.py::test_what_cannot_be_is_refused",
+                "unit/data/test_batch_sizes.py::test_a_stream_has_one_size",
+            ),
+            refused(
+                "epochs in an `Engine`, and all but updates for coefficients of tasks",
+                "unit/train/test_lr_schedules.py::test_an_engine_saves_what_a_plateau_remembers_and_refuses_epochs",
+                "unit/train/test_lr_schedules.py::test_a_coefficient_follows_updates_only",
+            ),
+            works(
                 "set by hooks and torch's schedulers where `lr_schedule` is None, and saved",
                 "usage/test_surface.py::"
                 "test_a_rate_that_torchs_own_scheduler_sets_is_the_one_that_updates_are_made_with",

@@ -60,6 +60,13 @@ BUILT: dict[str, Callable[[], dict[str, Any]]] = {
     "Fixed": lambda: {"values": {"a": 1.0}},
     "Scheduled": lambda: {"schedules": {"a": evenstep.Cosine()}},
     "Wsd": lambda: {"decay_updates": 2},
+    "ParameterGroup": lambda: {"patterns": ("a",)},
+    "CosineRestarts": lambda: {"period_updates": 4},
+    "Triangular": lambda: {"period_updates": 4},
+    "Step": lambda: {"every": 2},
+    "Multiplicative": lambda: {"factors": (0.5,)},
+    "Listed": lambda: {"factors": ((1, 1.0),)},
+    "PerGroup": lambda: {"groups": {"0": evenstep.Cosine()}},
     "Ddp": lambda: {"group": ALONE},
     "Fsdp": lambda: {"group": ALONE},
     "OrderedFsdp": lambda: {"group": ALONE},
@@ -87,7 +94,7 @@ NOT_BUILT = {  # bases, what evenstep gives, what each micro-batch makes, and wh
         "EvenstepError",
     ),
     *("Collected", "Separate", "Trained", "Progress", "Answer", "MultiOptimizer", "Microbatch", "GlobalBatch", "Part"),
-    *("Position", "DataFault", "LoadedWeights"),
+    *("Position", "DataFault", "FoundLr", "LoadedWeights"),
 }
 ALSO = {"values": "coefficients"}  # as whom it is mostly given
 OPTIONS = {"Training": "train", "Checkpointing": "checkpoint", "Failures": "failures", "Logging": "log"}

@@ -21,12 +21,15 @@ from evenstep.builders.schedule import build_schedule
 from evenstep.builders.tasks import build_coefficients, build_combine, build_mixing, windows_of
 from evenstep.config.faults import Fault, told
 from evenstep.config.schema import Config
-from evenstep.config.tasks import data_tables, evaluations_of
+from evenstep.config.schema_lr import AnySchedule, ListedTable, PlateauTable
+from evenstep.config.tasks import data_tables, evaluations_of, schedules_of
 from evenstep.config.translate import faults_of, keys_in
+from evenstep.data.batch_sizes import batch_sizes
 from evenstep.data.mixture import check_windows
-from evenstep.data.sampling import check_curriculum, check_only_for_tokens
+from evenstep.data.sampling import check_curriculum, check_only_for_tokens, check_unit
 from evenstep.events.hooks.target import MetricTarget
 from evenstep.optim.ema import Ema
+from evenstep.optim.groups import Grouping, ParameterGroup
 from evenstep.options import Memory, Training, check_evaluation_names, check_length, check_rewinds, check_task_names
 from evenstep.parallel import Ddp, Group, Local
 from evenstep.parallel.mesh import check_pipelines
@@ -41,7 +44,7 @@ from evenstep.train.resolve import policies_of
 
 def refused(config: Config) -> list[Fault]:
     """The faults that constructors find in values that are right by themselves."""
-    parts = (_options, _updates, _whole_updates, _data, _tasks, _evaluations, _ranks)
+    parts = (_options, _groups, _updates, _whole_updates, _data, _tasks, _evaluations, _ranks)
     return list({fault.text: fault for part in parts for fault in part(config)}.values())
 
 
@@ -58,6 +61,22 @@ def _options(config: Config) -> Iterator[Fault]:
             yield from faults_of(partial(check_rewinds, checkpoint.keep_last, **{name: policy}), keys)
 
 
+def _groups(config: Config) -> Iterator[Fault]:
+    table = config.optimizer
+    groups: dict[str, ParameterGroup] = {}
+    for name, group in table.groups.items():
+        values = group.model_dump(exclude={"name", "target", "args", "lr_schedule"})
+        keys = keys_in(f"optimizer.groups.{name}", group)
+        yield from faults_of(lambda values=values, name=name: groups.update({name: ParameterGroup(**values)}), keys)
+        if group.name is not None and group.target is not None:
+            one_of_two = partial(check_one_of_two, "name", "target", group.name, group.target)
+            yield from faults_of(one_of_two, keys)
+        if group.frozen and (group.name or group.target or group.args or group.lr_schedule):
+            yield told(f"`optimizer.groups.{name}.frozen` leaves nothing to step, but there is more; leave one out.")
+    fields = {name: getattr(table, name) for name in ("weight_decay_on", "layer_decay", "layers")}
+    yield from faults_of(lambda: Grouping(groups=groups, **fields), keys_in("optimizer", table))
+
+
 def _updates(config: Config) -> Iterator[Fault]:
     train = config.train
     yield from faults_of(partial(check_length, train.updates, train.epochs), keys_in("train", train))
@@ -66,18 +85,25 @@ def _updates(config: Config) -> Iterator[Fault]:
         yield from faults_of(partial(build_precision, config), keys_in("loss_scale", config.loss_scale))
     if config.float8 is not None and PRECISIONS[train.precision] is Float8Mixed:
         yield from faults_of(partial(build_precision, config), keys_in("float8", config.float8))
-    if train.updates is None:
-        return  # how many updates the epochs are is the data's to say
-    tables = {"lr_schedule": config.lr_schedule} | {
+    tables = schedules_of(config) | {
         f"tasks.{name}.coefficient_schedule": task.coefficient_schedule for name, task in config.tasks.items()
     }
     for key, table in tables.items():
         if table is not None:
-            rule = partial(build_schedule(table).check, train.updates)
-            yield from faults_of(rule, keys_in(key, table), "train.updates")
-    if config.ema is not None:
+            rule = partial(_follow_schedule, table, config.optimizer.lr, train.updates)
+            keys = keys_in(key, table)
+            if isinstance(table, ListedTable) and table.rates is not None:  # of which factors are made
+                keys = {**keys, "factors": f"{key}.rates"}
+            yield from faults_of(rule, keys, "train.updates")
+    if config.ema is not None and train.updates is not None:
         rule = partial(Ema(**config.ema.model_dump()).check, train.updates)
         yield from faults_of(rule, keys_in("ema", config.ema), "train.updates")
+
+
+def _follow_schedule(table: AnySchedule, lr: float, updates: int | None) -> None:
+    schedule = build_schedule(table, lr)
+    if updates is not None:  # else how many updates the epochs are is the data's to say
+        schedule.check(updates)
 
 
 def _whole_updates(config: Config) -> Iterator[Fault]:
@@ -118,6 +144,11 @@ def _data(config: Config) -> Iterator[Fault]:
         for name in data.evaluations:
             yield from faults_of(partial(check_evaluation_names, [name]), {name: f"{key}.evaluations.{name}"})
         yield from faults_of(partial(check_curriculum, data.curriculum_epochs, shuffle=data.shuffle), keys)
+        for name, given in (("global_batch_size", size), ("global_batch_tokens", tokens)):
+            if isinstance(given, tuple):
+                yield from faults_of(partial(batch_sizes, name, given, data.batch_size_unit), keys)
+        sizes, by_tokens = isinstance(size, tuple) or isinstance(tokens, tuple), isinstance(tokens, tuple)
+        yield from faults_of(partial(check_unit, data.batch_size_unit, changes=sizes, by_tokens=by_tokens), keys)
         cut_by_tokens = tokens is not None or data.micro_batch_tokens is not None
         for name, is_given, has_budget in (
             ("batch_size_multiple", data.batch_size_multiple != 1, cut_by_tokens),
@@ -139,7 +170,8 @@ def _tasks(config: Config) -> Iterator[Fault]:
     yield from faults_of(partial(check_windows, windows_of(config), names), keys)
     yield from faults_of(lambda: build_mixing(config).check(names), keys)
     if names:
-        yield from faults_of(lambda: _attached(config, names), {"coefficients": "coefficients.regression"})
+        keys = {"coefficients": "coefficients.regression", "schedules": "tasks.NAME.coefficient_schedule"}
+        yield from faults_of(lambda: _attached(config, names), keys)
     if config.combine is not None:
         yield from faults_of(partial(build_combine, config), keys_in("combine", config.combine))
 
@@ -155,9 +187,11 @@ def _evaluations(config: Config) -> Iterator[Fault]:
     if best is not None:
         rule = partial(_follow, best.metric, [*evaluations, "train"])
         yield from faults_of(rule, keys_in("checkpoint.best", best), "data.evaluations")
-    if early_stop is not None:
-        rule = partial(_follow, early_stop.metric, evaluations)
-        yield from faults_of(rule, keys_in("early_stop", early_stop), "data.evaluations")
+    plateaus = {key: one for key, one in schedules_of(config).items() if isinstance(one, PlateauTable)}
+    for key, table in {"early_stop": early_stop, **plateaus}.items():
+        if table is not None:
+            rule = partial(_follow, table.metric, evaluations)
+            yield from faults_of(rule, keys_in(key, table), "data.evaluations")
 
 
 def _follow(metric: str, evaluations: Sequence[str]) -> None:

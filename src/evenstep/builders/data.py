@@ -12,6 +12,7 @@ import torch
 
 from evenstep.config.arguments import Call
 from evenstep.config.schema import DataTable, FailuresTable
+from evenstep.config.tasks import largest
 from evenstep.data import Data, MapData, StreamData
 from evenstep.errors import ConfigError, DataError, EvenstepError
 
@@ -72,8 +73,8 @@ def build_evaluation(
     given = None if config.micro_batch_size == "auto" else config.micro_batch_size
     size = evaluation.micro_batch_size or given
     if size is None and config.micro_batch_tokens is None:
-        size = config.global_batch_size
-    tokens = None if size is not None else config.micro_batch_tokens or config.global_batch_tokens
+        size = largest(config.global_batch_size)
+    tokens = None if size is not None else config.micro_batch_tokens or largest(config.global_batch_tokens)
     with _about(f"{key}.evaluations.{name}"):
         if _is_stream(dataset):
             if size is None:
@@ -98,7 +99,7 @@ def build_evaluation(
 _OF_STREAMS = {"exact_resume", "shared"}
 _OF_MAPS = (
     *("global_batch_tokens", "micro_batch_tokens", "oversized", "length_window", "batch_size_multiple"),
-    *("curriculum_epochs", "num_workers"),
+    *("curriculum_epochs", "num_workers", "batch_size_unit"),
 )
 
 
@@ -114,11 +115,12 @@ def _largest(config: DataTable, pipeline_ranks: int) -> int | None:
 
     A pipeline gets M = 4 P of its share: P ranks are idle for (P-1)/(M+P-1) of an update, then less than a fifth.
     """
-    if config.global_batch_size is None:
+    size = largest(config.global_batch_size)
+    if size is None:
         return None
     replicas = max(1, int(os.environ.get("WORLD_SIZE", "1")) // pipeline_ranks)
     overlapping = 1 if pipeline_ranks == 1 else 4 * pipeline_ranks
-    return -(-config.global_batch_size // (replicas * overlapping))
+    return -(-size // (replicas * overlapping))
 
 
 def _is_stream(dataset: object) -> bool:
@@ -131,7 +133,10 @@ def _collate(call: Call | None) -> dict[str, Any]:
 
 def _stream_data(config: DataTable, stream: Iterable[Any], collate: Call | None, key: str) -> StreamData:
     """A stream is read as it comes: what sorts, cuts by length or reads ahead must be the stream's own work."""
-    _refuse(config, key, _OF_MAPS, f"datasets with a length, but `{key}.train` gives a stream")
+    why = f"datasets with a length, but `{key}.train` gives a stream"
+    _refuse(config, key, _OF_MAPS, why)
+    if isinstance(config.global_batch_size, tuple):
+        raise ConfigError([f"`{key}.global_batch_size` as a list of pairs is for {why}; give one number."])
     data = StreamData(
         stream,
         global_batch_size=config.global_batch_size,

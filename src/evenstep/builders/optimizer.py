@@ -3,13 +3,20 @@
 It decides only what the run file leaves open.
 """
 
+from collections.abc import Mapping
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
 from evenstep.config.arguments import Call
-from evenstep.errors import ConfigError, TaskError, clause
+from evenstep.config.schema import OptimizerTable, ParameterGroupTable
+from evenstep.config.translate import keys_in, said_with
+from evenstep.errors import ConfigError, EvenstepError, TaskError, clause
+from evenstep.optim.groups import ParameterGroup
 from evenstep.optim.sharing import TORCH
 from evenstep.train.checks.model import check_model
+from evenstep.train.grouped import grouped_optimizer
 
 
 def build_optimizer(
@@ -46,6 +53,56 @@ def build_optimizer(
     if not isinstance(made, torch.optim.Optimizer):
         raise TaskError(f"`optimizer.target` must give a torch.optim.Optimizer, but gave a {type(made).__name__}.")
     return made
+
+
+def build_grouped(
+    calls: Mapping[str, Call], model: nn.Module, table: OptimizerTable, *, fuse: bool = True, shards: bool = False
+) -> torch.optim.Optimizer:
+    """The optimizer of parameters in groups; arguments as of `build_optimizer`.
+
+    Raises:
+        ConfigError: groups that can't be, or arguments that a class of torch does not take.
+    """
+    check_model(model)
+    call = calls["optimizer"]
+    groups = {name: build_group(calls[f"optimizer.groups.{name}"], one) for name, one in table.groups.items()}
+    kinds = {**{calls[key].function: calls[key] for key in calls if key.startswith(_GROUP)}, call.function: call}
+    keys = {
+        **keys_in("optimizer", table),
+        **{name: f"optimizer.groups.NAME.{name}" for name in ("patterns", "dims", "lr_factor")},
+    }
+    with said_with(keys):
+        try:
+            return grouped_optimizer(
+                model,
+                cast("type[torch.optim.Optimizer]", call.function),
+                lr=table.lr,
+                groups=groups,
+                weight_decay_on=table.weight_decay_on,
+                layer_decay=table.layer_decay,
+                layers=table.layers,
+                options=call.arguments,
+                options_of={cast("type", kind): _fused(one, model, shards) for kind, one in kinds.items()}
+                if fuse
+                else {},
+            )
+        except (TypeError, ValueError, RuntimeError) as error:
+            if isinstance(error, EvenstepError):
+                raise
+            raise ConfigError(
+                [f"`optimizer.groups` can't be: an optimizer raised {clause(error)}; change them."]
+            ) from error
+
+
+_GROUP = "optimizer.groups."
+
+
+def build_group(call: Call, table: ParameterGroupTable) -> ParameterGroup:
+    """One group, from its table."""
+    own = table.name is not None or table.target is not None
+    values = table.model_dump(exclude={"name", "target", "args", "lr_schedule"})
+    kind = cast("type[torch.optim.Optimizer]", call.function) if own else None
+    return ParameterGroup(**values, optimizer=kind, options=call.arguments)
 
 
 def _refused(call: Call, model: nn.Module, lr: float, error: Exception) -> str:

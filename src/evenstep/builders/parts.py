@@ -15,11 +15,11 @@ import torch
 from torch import nn
 
 from evenstep.builders.data import build_data, build_evaluation
-from evenstep.builders.optimizer import build_optimizer
+from evenstep.builders.optimizer import build_grouped, build_optimizer
 from evenstep.builders.options import build_checkpointing, build_failures, build_precision, build_training
 from evenstep.builders.pipeline import build_model
 from evenstep.builders.ranks import rank_device
-from evenstep.builders.schedule import build_schedule
+from evenstep.builders.schedule import build_lr_schedule
 from evenstep.builders.tasks import build_mixture
 from evenstep.config.named import OpenRun
 from evenstep.config.schema import Config, OneTaskTable
@@ -28,11 +28,10 @@ from evenstep.data import Data, Mixture
 from evenstep.data.seeding import undisturbed
 from evenstep.errors import TaskError
 from evenstep.events import Hook, Writer
-from evenstep.optim.schedules import Constant
 from evenstep.options import Checkpointing, Logging, WriterName
 from evenstep.parallel import Mesh
 from evenstep.pipeline import Layers
-from evenstep.train import LoadedWeights, Task, Trainer
+from evenstep.train import LoadedWeights, Task, Trainer, described_groups
 from evenstep.train.state.loading import put_weights
 
 _Made = TypeVar("_Made")
@@ -51,6 +50,7 @@ class RunParts:
         data: the training set, or a mixture of those of several tasks.
         evaluations: the evaluation sets, by name.
         hooks: the recipe's own, in the order of the run file.
+        groups: of the optimizer, in words, where the configuration makes some.
         loaded: what the model begins with that something else has trained, or None.
     """
 
@@ -61,6 +61,7 @@ class RunParts:
     data: Data
     evaluations: Mapping[str, Data]
     hooks: Sequence[Hook]
+    groups: Sequence[str] = ()
     loaded: LoadedWeights | None = None
 
     def trainer(
@@ -81,7 +82,7 @@ class RunParts:
             kept: plain values that are kept with each checkpoint, such as the resolved configuration.
             more: further arguments of the trainer, such as `folder`.
         """
-        config, schedule = self.config, build_schedule(self.config.lr_schedule)
+        config = self.config
         keeps = more.get("folder") is not None
         trainer = Trainer(
             model=self.model,
@@ -93,8 +94,7 @@ class RunParts:
             seed=config.seed,
             device=rank_device(config),
             precision=build_precision(config),
-            # none where nothing multiplies the rates, so that hooks may set them
-            lr_schedule=None if schedule == Constant() else schedule,
+            lr_schedule=build_lr_schedule(config),
             evaluations=evaluations,
             hooks=hooks,
             train=build_training(config),
@@ -152,6 +152,10 @@ def build_parts(run: OpenRun, mesh: Mesh | None = None, *, begins: bool = True) 
     model, loaded = _model_and_weights(run, mesh, begins=begins)
     fuse = config.parallel.reduction == "fast" or rank_device(config).type != "cpu"
     shards = config.parallel.strategy == "fsdp"
+    if config.optimizer.is_divided:
+        optimizer = build_grouped(calls, model, config.optimizer, fuse=fuse, shards=shards)
+    else:
+        optimizer = build_optimizer(calls["optimizer"], model, config.optimizer.lr, fuse=fuse, shards=shards)
     tables = data_tables(config)
     task = {name: make_task(f"tasks.{name}", one) for name, one in config.tasks.items()}
     train = {
@@ -185,7 +189,8 @@ def build_parts(run: OpenRun, mesh: Mesh | None = None, *, begins: bool = True) 
         config=config,
         model=model,
         task=task or make_task("task", cast("OneTaskTable", config.task)),
-        optimizer=build_optimizer(calls["optimizer"], model, config.optimizer.lr, fuse=fuse, shards=shards),
+        optimizer=optimizer,
+        groups=described_groups(optimizer) if config.optimizer.is_divided else (),
         data=build_mixture(config, _by_task(train)) if config.tasks else train["data"],
         evaluations={
             name: Mixture(_by_task(some), end="max") if config.tasks else some["data"]

@@ -1,9 +1,34 @@
 """Schedules over a run, of the learning rate or of a task's coefficient, from their tables."""
 
-from evenstep.config.schema_lr import AnySchedule
-from evenstep.optim.schedules import LR_SCHEDULES, LrSchedule
+from evenstep.arguments import check_one_of_two
+from evenstep.config.schema import Config
+from evenstep.config.schema_lr import AnySchedule, ListedTable
+from evenstep.optim.schedules import LR_SCHEDULES, Constant, Listed, LrSchedule, PerGroup
 
 
-def build_schedule(table: AnySchedule) -> LrSchedule:
-    """The schedule that the table's `kind` names."""
+def build_lr_schedule(config: Config) -> LrSchedule | None:
+    """The LR schedule of a run; None where nothing multiplies the rates, so that hooks may set them."""
+    table = config.optimizer
+    whole = build_schedule(config.lr_schedule, table.lr)
+    own = {
+        name: build_schedule(group.lr_schedule, group.lr or table.lr * (group.lr_factor or 1.0))
+        for name, group in table.groups.items()
+        if group.lr_schedule is not None
+    }
+    if own:
+        return PerGroup(own, whole)
+    return None if whole == Constant() else whole
+
+
+def build_schedule(table: AnySchedule, lr: float = 1.0) -> LrSchedule:
+    """The schedule that the table's `kind` names.
+
+    Args:
+        lr: the optimizer's learning rate, which listed ones are compared with.
+    """
+    if isinstance(table, ListedTable):
+        check_one_of_two("factors", "rates", table.factors, table.rates)
+        if table.rates is not None:
+            return Listed.of_rates(table.rates, lr=lr, unit=table.unit, warmup_updates=table.warmup_updates)
+        return Listed(**table.model_dump(exclude={"kind", "rates"}))
     return LR_SCHEDULES[table.kind](**table.model_dump(exclude={"kind"}))

@@ -86,6 +86,17 @@ COMMANDS = {
         settings="an option below, or a key of the run file",
         options_of="evenstep.cli.plan_options",
     ),
+    "find-lr": Command(
+        module="find_lr",
+        summary="try learning rates from small to large, and suggest one, without writing anything",
+        path=("RUN.toml", "the run file"),
+        settings=_ANY,
+        options=(
+            Option(name="lowest", help="the first learning rate, 1e-7 by default", value="LR"),
+            Option(name="highest", help="the last learning rate, 1 by default", value="LR"),
+            Option(name="tries", help="how many updates to make, 100 by default", value="N"),
+        ),
+    ),
     "report": Command(
         module="report", summary="write report.html of a run", path=("RUN_FOLDER", "the folder of the run")
     ),

@@ -5,6 +5,7 @@ It computes nothing that the run itself doesn't use.
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import cast
 
 from torch import nn
 
@@ -27,6 +28,7 @@ def describe(parts: RunParts, trainer: Trainer) -> list[str]:
         *_stages(parts),
         *_recomputed(trainer.recomputed),
         *_in_float8(trainer.in_float8, parts.model),
+        *(f"group       {group}" for group in parts.groups),
         f"data        {_samples(parts)}",
         *_updates(parts),
         f"run         {length}{_epochs(parts, trainer)}, precision {config.train.precision}, seed {config.seed}",
@@ -115,6 +117,8 @@ def _samples(parts: RunParts) -> str:
 
 
 def _global_batch(data: DataTable) -> str:
+    if isinstance(data.global_batch_size, tuple) or isinstance(data.global_batch_tokens, tuple):
+        return _changing(data)
     size, tokens = data.global_batch_size, data.global_batch_tokens
     whole = f"{size:,} samples" if tokens is None else f"at most {tokens:,} tokens"
     part_size, part_tokens = data.micro_batch_size, data.micro_batch_tokens
@@ -131,10 +135,23 @@ def _global_batch(data: DataTable) -> str:
     return f"{whole} in micro-batches of at most {' and '.join(limits)}" if limits else whole
 
 
+def _changing(data: DataTable) -> str:
+    """Global batches whose size changes over the run."""
+    by_samples = isinstance(data.global_batch_size, tuple)
+    pairs = cast("tuple[tuple[int, int], ...]", data.global_batch_size if by_samples else data.global_batch_tokens)
+    what, unit = "samples" if by_samples else "tokens at most", data.batch_size_unit.removesuffix("s")
+    sizes = [f"{size:,}" if begin == 1 else f"from {unit} {begin:,} on {size:,}" for begin, size in pairs]
+    part_size, part_tokens = data.micro_batch_size, data.micro_batch_tokens
+    limits = [] if part_size is None else ["what fits into memory" if part_size == "auto" else f"{part_size:,} samples"]
+    limits += [f"{part_tokens:,} tokens"] if part_tokens else []
+    cut = f", in micro-batches of at most {' and '.join(limits)}" if limits else ""
+    return f"{', '.join(sizes)} {what}{cut}"
+
+
 def _epochs(parts: RunParts, trainer: Trainer) -> str:
     per_epoch = parts.data.num_batches(0, seed=parts.config.seed)
     if parts.config.train.epochs is not None:
         return f" ({parts.config.train.epochs} epochs)"
-    if trainer.updates is None or not per_epoch:
+    if trainer.updates is None or not per_epoch or parts.data.num_batches(1, seed=parts.config.seed) != per_epoch:
         return ""
     return f" ({trainer.updates / per_epoch:.3g} epochs of {per_epoch:,} updates)"

@@ -13,7 +13,7 @@ from typing import Any
 from evenstep.config.faults import Fault, one_of, quoted, told
 from evenstep.config.schema import CoefficientsTable, CombineTable, Config, MixtureTable
 from evenstep.config.schema_lr import ConstantTable
-from evenstep.config.tasks import data_tables, evaluations_of
+from evenstep.config.tasks import data_tables, evaluations_of, largest, schedules_of
 
 ONLY_FOR: dict[str, dict[Sequence[object], tuple[str, ...]]] = {
     "parallel.strategy": {
@@ -98,8 +98,8 @@ def _data(config: Config) -> Iterator[str]:
     for key, data in data_tables(config).items():
         size, tokens = f"`{key}.micro_batch_size`", f"`{key}.micro_batch_tokens`"
         for part, given, whole in (
-            (size, data.micro_batch_size, data.global_batch_size),
-            (tokens, data.micro_batch_tokens, data.global_batch_tokens),
+            (size, data.micro_batch_size, largest(data.global_batch_size)),
+            (tokens, data.micro_batch_tokens, largest(data.global_batch_tokens)),
         ):
             if whole is not None and isinstance(given, int) and given > whole:
                 other = part.replace("micro", "global")
@@ -125,11 +125,13 @@ def _evaluations(config: Config) -> Iterator[str]:
                 f"`{key}` is {value}, but there is nothing to evaluate on, as `data.evaluations` is empty; add a table "
                 f"`[data.evaluations.valid]` with a target, or leave `evaluate` out."
             )
-    if config.early_stop is not None and not periods:
-        yield (
-            "`early_stop` needs evaluations during the run, but `evaluate` has neither `every_updates` nor "
-            "`every_epochs`; set one."
-        )
+    plateau = any(one.kind == "plateau" for one in schedules_of(config).values())
+    for what, follows in (("`early_stop`", config.early_stop is not None), ('`lr_schedule` "plateau"', plateau)):
+        if follows and not periods:
+            yield (
+                f"{what} needs evaluations during the run, but `evaluate` has neither `every_updates` nor "
+                f"`every_epochs`; set one."
+            )
 
 
 def _excluded(config: Config) -> Iterator[str]:

@@ -84,6 +84,10 @@ FILLINGS: Mapping[str, object] = {
     "lr": 1.0,
     "metric": "valid/loss",
     "decay_updates": 0,
+    "period_updates": 2,
+    "every": 1,
+    "factors": (1.0,),
+    "patterns": ("*",),
     "path": "x",
 }
 

@@ -13,7 +13,7 @@ from typing import Any, cast, final
 
 from evenstep.config.arguments import Call, bind
 from evenstep.config.faults import Fault
-from evenstep.config.schema import Config, OptimizerTable, TargetTable
+from evenstep.config.schema import Config, OptimizerTable, ParameterGroupTable, TargetTable
 from evenstep.config.section import Section
 from evenstep.config.sources import Tree, at
 from evenstep.config.target import find
@@ -83,7 +83,13 @@ def find_calls(
     if (optimizer.name is None) != (optimizer.target is None):
         place = "optimizer.name" if optimizer.target is None else "optimizer.target"
         lr = {"lr": "optimizer.lr"}
-        add("optimizer", place, partial(_optimizer, optimizer, recipe), optimizer.args, num_given=1, named=lr)
+        find_it = partial(_optimizer_class if optimizer.is_divided else _optimizer, optimizer, recipe)
+        add("optimizer", place, find_it, optimizer.args, num_given=1, named=lr)
+    for key, group in ((f"optimizer.groups.{name}", group) for name, group in optimizer.groups.items()):
+        own = optimizer if group.name is None and group.target is None else group
+        inner = "target" if own.name is None else "name"
+        place = f"{key}.{inner}" if own is group else f"optimizer.{inner}"
+        add(key, place, partial(_optimizer_class, own, recipe), group.args, num_given=1, named={"lr": "optimizer.lr"})
     return calls, faults, causes
 
 
@@ -102,7 +108,22 @@ def _targets(value: object, key: str = "") -> Iterator[tuple[str, TargetTable]]:
         yield from _targets(one, f"{key}.{name}".removeprefix("."))
 
 
-def _optimizer(optimizer: OptimizerTable, recipe: Path) -> Callable[..., Any]:
+def _optimizer_class(optimizer: OptimizerTable | ParameterGroupTable, recipe: Path) -> Callable[..., Any]:
+    """The class that a group is stepped by.
+
+    Raises:
+        ArgumentError: it is a function, which makes groups of its own.
+    """
+    found = _optimizer(optimizer, recipe)
+    if not isinstance(found, type):
+        raise ArgumentError(
+            "must name a class where `optimizer` has groups or decays by layer or for matrices only, but names a "
+            "function, which makes groups of its own; leave them to it."
+        )
+    return found
+
+
+def _optimizer(optimizer: OptimizerTable | ParameterGroupTable, recipe: Path) -> Callable[..., Any]:
     if optimizer.target is not None:
         return find(optimizer.target, recipe)
     import torch

@@ -16,6 +16,7 @@ from evenstep.config.section import (
     Args,
     Count,
     CountOrAuto,
+    CountOrPairs,
     Natural,
     NonNegative,
     Positive,
@@ -27,6 +28,7 @@ from evenstep.data import MapData, Mixture, Sampled, StreamData
 from evenstep.events import Best, EarlyStop
 from evenstep.extras.multitask import GradNorm, Uncertainty
 from evenstep.optim.ema import Ema, Evaluated
+from evenstep.optim.groups import Grouping, ParameterGroup
 from evenstep.options import default_of
 from evenstep.precision import Bf16True, Float8Mixed, Fp16Mixed
 from evenstep.precision.float8_mixed import Recipe
@@ -56,10 +58,13 @@ class DataTable(Section):
     """The training set: a callable that gives a map-style dataset, or a stream (an iterable without length)."""
     evaluations: dict[str, EvaluationTable] = Field(default_factory=dict)
     """The evaluation sets, by the name their metrics get: `valid` gives `valid/loss`."""
-    global_batch_size: Count | None = None
-    """Samples of one update, over all ranks. Give either this or `global_batch_tokens`."""
-    global_batch_tokens: Count | None = None
-    """Token budget of one update: its longest sample's tokens times its samples stay within it."""
+    global_batch_size: CountOrPairs | None = None
+    """Samples of one update, over all ranks; or pairs of a begin and samples, [[1, 64], [1000, 128]]. Give either this
+    or `global_batch_tokens`."""
+    global_batch_tokens: CountOrPairs | None = None
+    """Token budget of one update: its longest sample's tokens times its samples stay within it; or pairs, by epochs."""
+    batch_size_unit: Literal["updates", "epochs"] = default_of(MapData, "batch_size_unit")
+    """What pairs begin with: the number of an update, or of an epoch, from 1."""
     micro_batch_size: CountOrAuto | None = None
     """Samples that go through forward and backward at once; the whole global batch by default. auto finds at the
     start, by trying, how many fit into memory; a pipeline begins with four micro-batches for each of its ranks."""
@@ -220,6 +225,31 @@ class LossScaleTable(Section):
     """The smallest scale: an overflow that would take it lower stops the run."""
 
 
+class ParameterGroupTable(Section):
+    """What some of the model's parameters have of their own."""
+
+    patterns: Annotated[tuple[str, ...], Field(strict=False)]
+    """Of their names, where `*` is any text: ["head.*", "*.bias"]."""
+    dims: Natural | None = default_of(ParameterGroup, "dims")
+    """Only those with so many dimensions, 2 for matrices; any by default."""
+    lr: Positive | None = default_of(ParameterGroup, "lr")
+    """Learning rate; `optimizer.lr` by default."""
+    lr_factor: Positive | None = default_of(ParameterGroup, "lr_factor")
+    """What `optimizer.lr` is multiplied by instead."""
+    weight_decay: NonNegative | None = default_of(ParameterGroup, "weight_decay")
+    """Weight decay; that of `optimizer.args` by default."""
+    frozen: bool = default_of(ParameterGroup, "frozen")
+    """Whether they are not trained."""
+    name: str | None = None
+    """A class of `torch.optim` for them alone, such as `Muon`; the optimizer's own by default."""
+    target: TargetName | None = None
+    """The same by the name of a class elsewhere."""
+    args: Args = Field(default_factory=dict)
+    """Further keyword arguments of it."""
+    lr_schedule: LrScheduleTable | None = None
+    """An LR schedule of their own; `lr_schedule` by default."""
+
+
 class Float8Table(Section):
     """Which layers compute in float8, and how, with precision float8-mixed (extra `float8`)."""
 
@@ -243,6 +273,19 @@ class OptimizerTable(Section):
     """Learning rate, which the LR schedule multiplies."""
     args: Args = Field(default_factory=dict)
     """Further keyword arguments, such as `weight_decay`."""
+    groups: dict[str, ParameterGroupTable] = Field(default_factory=dict)
+    """Parameters with something of their own, by a name for each group; those of no group are `others`."""
+    weight_decay_on: Literal["all", "matrices"] = default_of(Grouping, "weight_decay_on")
+    """`matrices` leaves biases, norms and vectors without weight decay."""
+    layer_decay: Annotated[float, Field(gt=0, le=1)] | None = default_of(Grouping, "layer_decay")
+    """What the learning rate of each layer is multiplied by, compared with the layer behind it; 1 by default."""
+    layers: str | None = default_of(Grouping, "layers")
+    """The name of the list of layers that `layer_decay` counts, such as "encoder.blocks"."""
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether parameters are in groups."""
+        return bool(self.groups) or self.weight_decay_on != "all" or self.layer_decay is not None
 
 
 class FailuresTable(Section):

@@ -5,9 +5,9 @@ A table knows its keys, their types and their documentation; it has no behaviour
 
 from typing import Annotated, Any, Literal, cast, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, WithJsonSchema
 from pydantic.json_schema import GenerateJsonSchema
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from evenstep.options import Reset
 
@@ -26,12 +26,50 @@ def _count_or_auto(value: object) -> object:
     raise PydanticCustomError("count_or_auto", "it must be a whole number of at least 1, or auto")
 
 
+def _as_tuples(value: object) -> Any:
+    if not isinstance(value, list | tuple):
+        return value
+    several = cast("list[object]", value)
+    return tuple(tuple(cast("list[object]", one)) if isinstance(one, list) else one for one in several)
+
+
+def _count_or_pairs(value: object) -> object:
+    if type(value) is int:
+        if value < 1:
+            raise PydanticKnownError("greater_than_equal", {"ge": 1})
+        return value
+    if isinstance(value, list | tuple):
+        pairs = _as_tuples(cast("object", value))
+        if pairs and all(isinstance(one, tuple) and [*map(type, one)] == [int, int] for one in pairs):
+            return pairs
+    raise PydanticCustomError(
+        "count_or_pairs", "it must be a whole number of at least 1, or pairs of them, such as [[1, 64], [1000, 128]]"
+    )
+
+
+CountOrPairs = Annotated[
+    int | tuple[tuple[int, int], ...],
+    PlainValidator(_count_or_pairs),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 1},
+                {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
+            ]
+        }
+    ),
+]
+
+
 # Not a plain union: pydantic would report a wrong value once for each of its members.
 CountOrAuto = Annotated[
     int | Literal["auto"],
     PlainValidator(_count_or_auto),
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}]}),
 ]
+
+
+NumberedFactors = Annotated[tuple[tuple[int, float], ...], BeforeValidator(_as_tuples)]
 
 
 def _resets(value: object) -> object:

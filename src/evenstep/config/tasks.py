@@ -1,6 +1,7 @@
-"""Where the data of a run stand: beside its one task, or in the table of each of several."""
+"""Where the data and the LR schedules of a run stand: beside its one task, or in the table of each of several."""
 
 from evenstep.config.schema import Config, DataTable
+from evenstep.config.schema_lr import AnySchedule
 
 
 def data_tables(config: Config) -> dict[str, DataTable]:
@@ -12,3 +13,20 @@ def data_tables(config: Config) -> dict[str, DataTable]:
 def evaluations_of(config: Config) -> list[str]:
     """The names of all evaluations; those of one name in several tasks are one."""
     return list(dict.fromkeys(name for table in data_tables(config).values() for name in table.evaluations))
+
+
+def schedules_of(config: Config) -> dict[str, AnySchedule]:
+    """Every LR schedule of a run, by its key: that of all groups, and those of some."""
+    keys = {
+        f"optimizer.groups.{name}.lr_schedule": group.lr_schedule for name, group in config.optimizer.groups.items()
+    }
+    return {"lr_schedule": config.lr_schedule, **{key: one for key, one in keys.items() if one is not None}}
+
+
+def largest(size: int | tuple[tuple[int, int], ...] | None) -> int | None:
+    """The largest of the sizes of global batches over a run.
+
+    >>> largest(8), largest(((1, 8), (100, 32), (200, 16)))
+    (8, 32)
+    """
+    return max(one for _, one in size) if isinstance(size, tuple) else size

@@ -18,7 +18,8 @@ def faults_of(build: Callable[[], object], keys: Mapping[str, str], *also: str) 
 
     Args:
         build: a constructor or a check with its arguments, ready to be called.
-        keys: the key of the run file that each argument's value comes from; NAME in it is the task that is said.
+        keys: the key of the run file that each argument's value comes from; NAME in it is the task or group that is
+            said.
         also: further keys that the fault is about.
 
     >>> def build(): raise ArgumentError("`floor` must be at most the `initial` of 8, but is 9.")
@@ -47,7 +48,7 @@ def _translated(text: str, keys: Mapping[str, str]) -> str:
     def key_of(found: re.Match[str]) -> str:
         return f"`{keys[found[1]].replace('NAME', found[2] or '')}`" if found[1] in keys else found[0]
 
-    return re.sub(r"`([^`]+)`(?: of task `([^`]+)`)?", key_of, text)
+    return re.sub(r"`([^`]+)`(?: of (?:task|group) `([^`]+)`)?", key_of, text)
 
 
 def keys_in(key: str, table: Section) -> dict[str, str]:

@@ -4,7 +4,7 @@ Which samples make which micro-batch is computed, never remembered, so any posit
 are read by a `Fetcher`, in this process or in workers; streams without length are for `StreamData`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, tee
 from typing import Literal, NamedTuple, final
 from zlib import crc32
@@ -52,8 +52,9 @@ class MapData(Data):
     Args:
         dataset: `len(dataset)`, `dataset[i]`; its `set_epoch(epoch)` is called, where samples are read, whenever the
             epoch changes; its `fingerprint` (str, or a method that gives one), if any, is checked on resume.
-        global_batch_size: samples of one update; or else
-        global_batch_tokens: longest × count of one update: the budget, in tokens, of its padded samples.
+        global_batch_size: samples of one update; or pairs (n, samples): that many from update n on; or else
+        global_batch_tokens: longest × count of one update: the budget, in tokens, of its padded samples; or pairs
+            (n, tokens) with n an epoch's number.
         micro_batch_size: the most samples of a micro-batch; None for no limit.
         micro_batch_tokens: the most longest × count of a micro-batch, in tokens; None for no limit.
         lengths: of each sample, in tokens, or a function of its number; needed for token budgets.
@@ -63,6 +64,8 @@ class MapData(Data):
             tokens (default 8192); unshuffled epochs stay in the dataset's order.
         shuffle: whether epochs are shuffled.
         curriculum_epochs: how many first epochs stay in the dataset's order all the same.
+        batch_size_unit: whether the n of pairs are the numbers of updates or of epochs, from 1. Updates are counted as
+            global batches of these data, of which a run may have skipped some.
         collate: makes the batch of a list of samples.
         num_workers: processes that fetch ahead; 0 fetches in this one, when asked.
         prefetch_batches: global batches that the workers fetch ahead, all together.
@@ -86,8 +89,8 @@ class MapData(Data):
         self,
         dataset: MapDataset,
         *,
-        global_batch_size: int | None = None,
-        global_batch_tokens: int | None = None,
+        global_batch_size: int | Sequence[tuple[int, int]] | None = None,
+        global_batch_tokens: int | Sequence[tuple[int, int]] | None = None,
         micro_batch_size: int | None = None,
         micro_batch_tokens: int | None = None,
         lengths: Lengths | None = None,
@@ -96,6 +99,7 @@ class MapData(Data):
         length_window: int | None = None,
         shuffle: bool = True,
         curriculum_epochs: int = 0,
+        batch_size_unit: Literal["updates", "epochs"] = "updates",
         collate: Collate = DEFAULT_COLLATE,
         num_workers: int = 0,
         prefetch_batches: int = 2,
@@ -123,6 +127,7 @@ class MapData(Data):
             length_window=length_window,
             shuffle=shuffle,
             curriculum_epochs=curriculum_epochs,
+            batch_size_unit=batch_size_unit,
         )
         self._dataset = dataset
         self._num_epochs = None if num_epochs is None else require_count("num_epochs", num_epochs)
@@ -174,11 +179,13 @@ class MapData(Data):
 
     def _new_fingerprint(self) -> dict[str, JSON]:
         sampling = self._sampling
+        size, tokens = sampling.global_batch_size, sampling.global_batch_tokens
+        changing: JSON = None if sampling.sizes is None else sampling.sizes.as_json
         return {
             "kind": "map",
             "num_samples": sampling.num_samples,
-            "global_batch_size": sampling.global_batch_size,
-            "global_batch_tokens": sampling.global_batch_tokens,
+            "global_batch_size": size if isinstance(size, int | None) else changing,
+            "global_batch_tokens": tokens if isinstance(tokens, int | None) else changing,
             "num_skipped": sampling.num_skipped,
             "batch_size_multiple": sampling.batch_size_multiple,
             "length_window": sampling.length_window if sampling.global_batch_tokens else None,

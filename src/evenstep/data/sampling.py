@@ -8,19 +8,20 @@ from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
 from difflib import get_close_matches
 from itertools import pairwise
-from typing import Literal, final
+from typing import Literal, cast, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evenstep.arguments import check_one_of_two, require_count, require_flag
+from evenstep.arguments import check_one_of_two, require_count, require_flag, require_word
+from evenstep.data.batch_sizes import BatchSizes, Unit, batch_sizes
 from evenstep.data.batching import cut_by_count, cut_by_tokens, group_by_length, shuffle_batches
 from evenstep.data.lengths import Lengths, fitting, measure
 from evenstep.data.order import Kind, Order, order_of
 from evenstep.errors import ArgumentError
 from evenstep.keys import key
 
-__all__ = ["EpochBatches", "Sampling", "check_curriculum", "check_only_for_tokens"]
+__all__ = ["EpochBatches", "Sampling", "check_curriculum", "check_only_for_tokens", "check_unit"]
 
 _LENGTH_WINDOW = 8192
 
@@ -59,8 +60,8 @@ class Sampling:
     """Every choice that decides which samples make which micro-batch; the samples are measured if need be.
 
     Args:
-        global_batch_size: samples per update; or
-        global_batch_tokens: longest × count per update.
+        global_batch_size: samples per update, or pairs of where each size begins and it; or
+        global_batch_tokens: longest × count per update, or such pairs by epochs.
         micro_batch_size: the most samples of a micro-batch.
         micro_batch_tokens: the most longest × count of a micro-batch.
         lengths: of each sample, in tokens, or a function of its number; needed for a token budget.
@@ -69,8 +70,10 @@ class Sampling:
         length_window: samples that are sorted by length together, before a shuffled epoch is cut by tokens; None: 8192.
         shuffle: whether epochs are shuffled.
         curriculum_epochs: how many first epochs are not.
+        batch_size_unit: what pairs begin with: the number of an update, or of an epoch, from 1.
 
     Attributes:
+        sizes: of the global batches, where there are pairs.
         measured: the lengths, `[num_samples]` in tokens; None where there is no token budget.
         fits: which samples are used, `[num_samples]`; None for all.
 
@@ -85,8 +88,8 @@ class Sampling:
     """
 
     num_samples: int
-    global_batch_size: int | None = None
-    global_batch_tokens: int | None = None
+    global_batch_size: int | Sequence[tuple[int, int]] | None = None
+    global_batch_tokens: int | Sequence[tuple[int, int]] | None = None
     micro_batch_size: int | None = None
     micro_batch_tokens: int | None = None
     lengths: InitVar[Lengths | None] = None
@@ -95,18 +98,28 @@ class Sampling:
     length_window: int | None = None
     shuffle: bool = True
     curriculum_epochs: int = 0
+    batch_size_unit: Unit = "updates"
+    sizes: BatchSizes | None = field(init=False)
     measured: NDArray[np.int64] | None = field(init=False)
     fits: NDArray[np.bool_] | None = field(init=False)
 
     def __post_init__(self, lengths: Lengths | None, oversized: Literal["error", "skip"]) -> None:
+        pairs = {
+            name: batch_sizes(name, value, self.batch_size_unit)
+            for name in ("global_batch_size", "global_batch_tokens")
+            if isinstance(value := getattr(self, name), list | tuple)
+        }
         for name in ("global_batch_size", "global_batch_tokens", "micro_batch_size", "micro_batch_tokens"):
-            if getattr(self, name) is not None:
+            if getattr(self, name) is not None and name not in pairs:
                 object.__setattr__(self, name, require_count(name, getattr(self, name)))
         require_flag("shuffle", self.shuffle)
         require_count("batch_size_multiple", self.batch_size_multiple)
         sizes = self.global_batch_size, self.global_batch_tokens
         check_one_of_two("global_batch_size", "global_batch_tokens", *sizes)
-        budgets = [tokens for tokens in (self.global_batch_tokens, self.micro_batch_tokens) if tokens is not None]
+        object.__setattr__(self, "sizes", next(iter(pairs.values()), None))
+        check_unit(self.batch_size_unit, changes=bool(pairs), by_tokens="global_batch_tokens" in pairs)
+        whole = self.sizes.sizes if "global_batch_tokens" in pairs and self.sizes else (self.global_batch_tokens,)
+        budgets = [tokens for tokens in (*whole, self.micro_batch_tokens) if isinstance(tokens, int)]
         _check_token_choices(lengths, oversized, has_budget=bool(budgets))
         check_only_for_tokens(
             has_budget=bool(budgets),
@@ -143,22 +156,26 @@ class Sampling:
         visited = order_of(self.num_samples, seed=seed, epoch=epoch, shuffle=shuffle, kind=order)
         epoch_key = key(seed, "sample", epoch)
         if self.global_batch_tokens is None and self.fits is None:
-            assert self.global_batch_size is not None
-            begins = range(0, self.num_samples, self.global_batch_size)
+            begins = self._begins(self.num_samples, epoch)
             return EpochBatches(visited=visited, num_samples=self.num_samples, begins=begins, key=epoch_key)
         samples = visited(0, self.num_samples)
         if self.fits is not None:
             samples = samples[self.fits[samples]]
-        if self.global_batch_tokens is not None:
-            samples, edges = self._cut_by_tokens(
-                samples, self.global_batch_tokens, key(seed, "batches", epoch) if shuffle else None
-            )
+        if self.global_batch_tokens is None:
+            begins = self._begins(len(samples), epoch)
         else:
-            assert self.global_batch_size is not None
-            edges = cut_by_count(len(samples), self.global_batch_size)
+            tokens = self.sizes.of_epoch(epoch) if self.sizes else cast("int", self.global_batch_tokens)
+            samples, edges = self._cut_by_tokens(samples, tokens, key(seed, "batches", epoch) if shuffle else None)
+            begins = edges[:-1]
         return EpochBatches(
-            visited=lambda start, stop: samples[start:stop], num_samples=len(samples), begins=edges[:-1], key=epoch_key
+            visited=lambda start, stop: samples[start:stop], num_samples=len(samples), begins=begins, key=epoch_key
         )
+
+    def _begins(self, num_samples: int, epoch: int) -> Sequence[int]:
+        """Where the batches by samples begin in the order of an epoch."""
+        if self.sizes is not None:
+            return self.sizes.cut(num_samples, epoch)
+        return range(0, num_samples, cast("int", self.global_batch_size))
 
     def microbatches(self, samples: NDArray[np.int64]) -> list[list[int]]:
         """Cut one global batch: by tokens (sorted by length first, to pad little), by count, or not at all."""
@@ -186,6 +203,26 @@ class Sampling:
         if shuffle_key is not None:
             samples, edges = shuffle_batches(samples, edges, shuffle_key=shuffle_key)
         return samples, edges
+
+
+def check_unit(unit: Unit, *, changes: bool, by_tokens: bool) -> None:
+    """Raise ArgumentError for a unit that nothing is counted in, or in which batches by tokens can't be.
+
+    Args:
+        changes: whether the size does.
+        by_tokens: whether it is a budget of tokens that does.
+    """
+    require_word("batch_size_unit", unit, ("updates", "epochs"))
+    if not changes and unit != "updates":
+        raise ArgumentError(
+            f"`batch_size_unit` is what sizes that change are counted in, but is {unit!r} beside one size for the "
+            f"whole run; leave it out, or write `global_batch_size` as pairs: [(1, 64), (3, 128)]."
+        )
+    if by_tokens and unit == "updates":
+        raise ArgumentError(
+            "`global_batch_tokens` can change by epochs only, since an epoch is cut by tokens as a whole; set "
+            "`batch_size_unit` to 'epochs', or let `global_batch_size` change."
+        )
 
 
 def check_curriculum(curriculum_epochs: int, *, shuffle: bool) -> None:

@@ -8,8 +8,8 @@ never refers to the trainer; it only introduces the hooks to it.
 
 import inspect
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from difflib import get_close_matches
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, TypeAlias, final
@@ -137,6 +137,17 @@ class Bus:
         """
         hooks = self._spans[name]
         return _HookSpan(hooks, begin, end) if hooks.pairs else NOTHING
+
+    @contextmanager
+    def silent(self) -> Generator[None]:
+        """Inside the `with` no hook hears of anything: what is done there is taken back."""
+        before = self._listeners, self._spans
+        self._listeners = dict.fromkeys(self._listeners, ())
+        self._spans = dict.fromkeys(self._spans, SpanHooks(pairs=(), afters=()))
+        try:
+            yield
+        finally:
+            self._listeners, self._spans = before
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """The state of every hook that has some, by its name (`Best`, `Best#2`, …)."""

@@ -3,19 +3,23 @@
 With an LR schedule, the rate of update u is base · schedule(u), with each group's base as it was when the optimizer was
 built, so nothing is accumulated, an aborted update changes nothing, and a resumed run needs no saved LR state. Without
 one the groups' rates are not touched: hooks and torch's schedulers may set them, and they are saved with the optimizer.
-Both at once is an error, since one would undo the other.
+Both at once is an error, since one would undo the other. Of all schedules only those that follow evaluations have a
+state, which is kept here.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, final
 
 from torch import Tensor
 from torch.optim import Optimizer
 
+from evenstep.arguments import advice
 from evenstep.errors import ArgumentError
 from evenstep.internals import times_written
-from evenstep.optim.schedules.schedule import LrSchedule
+from evenstep.optim.schedules import LrSchedule, PerGroup, Plateau, plateaus_of
 
 
 @final
@@ -46,6 +50,7 @@ class LearningRates:
     def __init__(self, optimizer: Optimizer, schedule: LrSchedule | None, updates: int | None) -> None:
         groups = optimizer.param_groups
         without = [number for number, group in enumerate(groups) if "lr" not in group]
+        self._of_groups: list[LrSchedule] = []
         if schedule is not None:
             schedule.check(updates)
             if without:
@@ -53,8 +58,10 @@ class LearningRates:
                     f"`lr_schedule` multiplies the learning rate of every group, but group {without[0]} of the "
                     f"optimizer has no `lr`; leave `lr_schedule` out."
                 )
+            self._of_groups = _schedules_of(schedule, groups)
         self._bases = [float(group["lr"]) for group in groups] if schedule is not None else []
         self._schedule = schedule
+        self._is_plain = schedule is None or not {"epochs", "groups"}.intersection(schedule.needs)
         self._updates = updates
         self.begun_at = 0
         self._optimizer = optimizer
@@ -76,15 +83,36 @@ class LearningRates:
         if self._schedule is not None:
             self._schedule.check(None if updates is None else max(updates - begun_at, 1))
 
-    def _factor(self, update: int) -> float:
-        if self._schedule is None:
-            return 1.0
+    def _factor(self, schedule: LrSchedule, update: int, epoch: int = 0) -> float:
         at = self.begun_at
-        return self._schedule(update - at, None if self._updates is None else self._updates - at)
+        return schedule.in_epoch(update - at, epoch, None if self._updates is None else self._updates - at)
 
-    def factors(self, updates: list[int]) -> list[float]:
-        """What the rates of some updates are multiplied by."""
-        return [self._factor(self.begun_at + update) for update in updates]
+    def factors(self, updates: list[int], epochs: Sequence[int] = (0, 1, 10)) -> list[list[float]]:
+        """What the rates of the groups are multiplied by, in some updates, were they of some epochs."""
+        return [
+            [self._factor(one, self.begun_at + update, epoch) for update in updates for epoch in epochs]
+            for one in self._of_groups
+        ]
+
+    @property
+    def plateaus(self) -> list[Plateau]:
+        """The schedules that follow evaluations, each once."""
+        return plateaus_of(self._schedule)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What those that follow evaluations remember, by their number."""
+        return {str(number): one.state_dict() for number, one in enumerate(self.plateaus)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> list[str]:
+        """Take back what `state_dict` gave; says in half sentences what begins afresh."""
+        told: list[str] = []
+        for number, one in enumerate(self.plateaus):
+            if str(number) in state:
+                told.append(one.load_state_dict(state[str(number)]))
+            else:
+                told.append("the LR schedule that follows an evaluation begins at the full rate")
+                one.reset()
+        return [text for text in told if text]
 
     @property
     def leaves_alone(self) -> bool:
@@ -98,8 +126,11 @@ class LearningRates:
             hash(tuple([lr for group in self._optimizer.param_groups if type(lr := group.get("lr")) is float])) % 2**32
         )
 
-    def __call__(self, update: int) -> Sequence[float | Tensor]:
+    def __call__(self, update: int, epoch: int = 0) -> Sequence[float | Tensor]:
         """Set every group's learning rate for `update`; gives the rates by group, as many as there are `names`.
+
+        Args:
+            epoch: of the update's batch.
 
         Raises:
             ArgumentError: somebody else has set a rate that the schedule sets.
@@ -109,8 +140,13 @@ class LearningRates:
             if not self.names:
                 return []
             return [rate.detach().clone() if isinstance(rate := group["lr"], Tensor) else rate for group in groups]
-        factor = self._factor(update) if self.begun_at else self._schedule(update, self._updates)
-        rates: list[float | Tensor] = [base * factor for base in self._bases]
+        rates: list[float | Tensor]
+        if self._is_plain and not self.begun_at:
+            factor = self._schedule(update, self._updates)
+            rates = [base * factor for base in self._bases]
+        else:
+            pairs = zip(self._bases, self._of_groups, strict=True)
+            rates = [base * self._factor(one, update, epoch) for base, one in pairs]
         for number, (group, rate) in enumerate(zip(groups, rates, strict=True)):
             if self._set and self._set[number] != _as_set(group["lr"]):
                 self._refuse(number, update)
@@ -121,19 +157,66 @@ class LearningRates:
         self._set = [_as_set(group["lr"]) for group in groups]
         return rates
 
+    @contextmanager
+    def swept(self, rate_of: Callable[[int], float]) -> Generator[None]:
+        """Inside, the first group has the rate `rate_of(update)`, others in proportion; afterwards all is as before.
+
+        Raises:
+            ArgumentError: a group has no rate, or the first one's is 0.
+        """
+        groups = self._optimizer.param_groups
+        rates = self._bases or [float(group["lr"]) for group in groups if "lr" in group]
+        if len(rates) < len(groups) or not rates[0]:
+            raise ArgumentError(
+                "learning rates are tried in proportion to the optimizer's own, but one of its groups has none, or the "
+                "first one's is 0; build it with the rates that groups are to have beside each other."
+            )
+        before = {name: value for name, value in vars(self).items() if name != "_optimizer"}
+        held = [group["lr"] for group in groups]
+        values = [float(one) for one in held]
+        sweep = _Swept(rate_of=rate_of, base=rates[0])
+        of_groups = [sweep] * len(groups)
+        vars(self).update(_schedule=sweep, _of_groups=of_groups, _bases=rates, _is_plain=True, _set=[], begun_at=0)
+        try:
+            yield
+        finally:
+            vars(self).update(before)
+            for group, one, value in zip(groups, held, values, strict=True):
+                group["lr"] = one.fill_(value) if isinstance(one, Tensor) else one
+            self._set = [_as_set(one) for one in held] if self._set else []
+
     def reloaded(self) -> None:
         """The optimizer's options are those of a checkpoint: what they are now says nothing about who set them."""
         self._set = []
 
     def _refuse(self, number: int, update: int) -> None:
         now = float(self._optimizer.param_groups[number]["lr"])
-        was = self._bases[number] * self._factor(max(update - 1, self.begun_at + 1)) if self._schedule else now
+        was = self._bases[number] * self._factor(one := self._of_groups[number], max(update - 1, self.begun_at + 1))
         raise ArgumentError(
             f"the learning rate of group {number} of the optimizer is {now:g} before update {update}, but the "
-            f"`lr_schedule` {type(self._schedule).__name__} sets it in every update (it was about {was:g}), so that "
+            f"`lr_schedule` {type(one).__name__} sets it in every update (it was about {was:g}), so that "
             f"value would have no effect. Leave `lr_schedule` out to set rates in hooks or by torch's schedulers, or "
             f"write the change as an `LrSchedule`."
         )
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Swept(LrSchedule):
+    """Rates of somebody's choice.
+
+    Args:
+        rate_of: the rate in an update.
+        base: that it is a multiple of.
+    """
+
+    rate_of: Callable[[int], float]
+    base: float
+
+    def __call__(self, update: int, updates: int | None) -> float:
+        return self.rate_of(update) / self.base
+
+    def check(self, updates: int | None) -> None: ...
 
 
 def _as_set(rate: Any) -> Any:
@@ -141,10 +224,29 @@ def _as_set(rate: Any) -> Any:
     return (id(rate), times_written(rate)) if isinstance(rate, Tensor) else rate
 
 
-def _names(groups: list[dict[str, Any]]) -> list[str]:
+def _schedules_of(schedule: LrSchedule, groups: list[dict[str, Any]]) -> list[LrSchedule]:
+    """The schedule of each group.
+
+    Raises:
+        ArgumentError: it names a group that there is not, or that several are called.
+    """
+    names = _unique_names(groups)
+    if isinstance(schedule, PerGroup):
+        for name in schedule.groups:
+            if name not in names and not any(one.startswith(f"{name}/") for one in names):
+                raise ArgumentError(
+                    f"`lr_schedule` is one per group and has `{name}`, but no group of the optimizer alone is called "
+                    f"that: {advice(name, names)}"
+                )
+    return [schedule.of_group(name) for name in names]
+
+
+def _unique_names(groups: list[dict[str, Any]]) -> list[str]:
+    """The groups' names, or their numbers where they have none or share one."""
     given = Counter(str(group.get("name") or number) for number, group in enumerate(groups))
-    names = ["train/lr"]
-    for number, group in enumerate(groups[1:], start=1):
-        name = str(group.get("name") or number)
-        names.append(f"train/lr/{name if given[name] == 1 else number}")
-    return names
+    named = [str(group.get("name") or number) for number, group in enumerate(groups)]
+    return [name if given[name] == 1 else str(number) for number, name in enumerate(named)]
+
+
+def _names(groups: list[dict[str, Any]]) -> list[str]:
+    return ["train/lr", *(f"train/lr/{name}" for name in _unique_names(groups)[1:])]

@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from evenstep.train.engine import Engine
     from evenstep.train.failures import Answer, DropTask, FailurePolicy, Retry, Rewind, Skip, Stop
     from evenstep.train.failures.spikes import LossSpikes
+    from evenstep.train.grouped import described_groups, grouped_optimizer
+    from evenstep.train.lr_finder import FoundLr, find_lr
     from evenstep.train.outcome import Aborted, Committed
     from evenstep.train.predict import Prediction
     from evenstep.train.progress import Progress
@@ -33,6 +35,7 @@ __all__ = [
     "Engine",
     "FailurePolicy",
     "Fixed",
+    "FoundLr",
     "GradNorm",
     "LoadedWeights",
     "Loss",
@@ -52,6 +55,9 @@ __all__ = [
     "Trainer",
     "Uncertainty",
     "chunked_cross_entropy",
+    "described_groups",
+    "find_lr",
+    "grouped_optimizer",
     "load_weights",
 ]
 
@@ -59,6 +65,8 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "evenstep.extras.multitask": "AlignedMtl GradNorm PcGrad Scheduled Uncertainty",
+        ".grouped": "described_groups grouped_optimizer",
+        ".lr_finder": "FoundLr find_lr",
         ".tasks.cross_entropy": "chunked_cross_entropy",
         ".tasks.coefficients": "Coefficients Fixed",
         ".tasks.collect": "Collected Trained",

@@ -127,6 +127,11 @@ class Engine:
             train=train,
             policies=Policies(non_finite=Stop()),
         )
+        if setup.lr_schedule is not None and "epochs" in setup.lr_schedule.needs:
+            raise ArgumentError(
+                f"`lr_schedule` {type(setup.lr_schedule).__name__} counts epochs, which an engine is not told of; let "
+                f"it count updates (`unit='updates'`), or train with a `Trainer`."
+            )
         if setup.strategy.group.can_change:
             raise ArgumentError("ranks that come and go are dealt their data by a `Trainer`; use that.")
         self._build(setup, updates=updates, bus=Bus((), cast("Any", None)), report=_warn)
@@ -253,7 +258,8 @@ class Engine:
 
         All ranks call it together. Of a model in stages the first rank gets the whole, the others what they hold.
         """
-        own = {"progress": self.progress.state_dict(), "tasks": self.task_states()}
+        schedule = self.core.learning_rates.state_dict()
+        own = {"progress": self.progress.state_dict(), "tasks": self.task_states(), "lr_schedule": schedule}
         return {**self.tensors(whole=True), **own, "run": self.described()}
 
     def described(self) -> Tree:
@@ -455,6 +461,7 @@ class Engine:
         changed = settings + self.parts.saved.load_state_dict(state)
         self.core.trained.load_state_dict(state.get("trained", {}))
         self.core.is_whole = True
+        changed += self.core.learning_rates.load_state_dict(state.get("lr_schedule", {}))
         self._begun = state["run"].get("begun", {})
         self.core.learning_rates.begun_at = self._begun.get("lr_schedule", 0)
         self.core.learning_rates.reloaded()

@@ -14,6 +14,7 @@ from evenstep.arguments import choose, said
 from evenstep.data import Data, data_of
 from evenstep.devices import device_here
 from evenstep.errors import ArgumentError
+from evenstep.keywords import answer_calls
 from evenstep.optim.schedules import LR_SCHEDULES, LrSchedule
 from evenstep.options import Failures, check_evaluation_names
 from evenstep.parallel import Strategy, device_of_rank, launched_group, strategy_named
@@ -102,7 +103,7 @@ def lr_schedule_of(given: object) -> LrSchedule | None:
 
 
 def _made(argument: str, kind: str, table: dict[str, Any]) -> LrSchedule:
-    function = choose(argument, kind, LR_SCHEDULES)
+    function = answer_calls(choose(argument, kind, LR_SCHEDULES))
     try:
         return function(**table)
     except TypeError as error:

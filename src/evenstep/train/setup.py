@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from evenstep.data import Data
 from evenstep.events import Storage
-from evenstep.optim.schedules import LrSchedule
+from evenstep.optim.schedules import LrSchedule, plateaus_of
 from evenstep.options import Training
 from evenstep.parallel import Strategy
 from evenstep.precision import Precision
@@ -52,7 +52,7 @@ class Setup:
         train: how an update is made.
         linear_layers: those that compute in a format of their own.
         recomputed: the modules whose activations are not kept.
-        empty_cache: called with the number of each update that has ended.
+        empty_cache: called with the number of each update that has ended; None where nothing is emptied.
     """
 
     model: nn.Module
@@ -68,7 +68,7 @@ class Setup:
     storage: Storage
     linear_layers: Chosen
     recomputed: Chosen
-    empty_cache: Callable[[int], None]
+    empty_cache: Callable[[int], None] | None
 
     @property
     def kept(self) -> dict[str, object]:
@@ -79,6 +79,7 @@ class Setup:
             "precision": self.precision if self.precision.state else None,
             "coefficients": None if isinstance(coefficients, Fixed) else coefficients,
             "combine": self.tasks.combine,
+            "lr_schedule": self.lr_schedule if plateaus_of(self.lr_schedule) else None,
             "non_finite": policies.non_finite,
             "out_of_memory": policies.out_of_memory,
             "loss_spike": spikes,

@@ -43,6 +43,7 @@ def build_reporter(
     trainer: HookTrainer,
     group: Group,
     hooks: object,
+    followers: Sequence[Hook] = (),
     *,
     log: Logging,
     checkpoint: Checkpointing,
@@ -50,13 +51,16 @@ def build_reporter(
 ) -> Reporter:
     """What carries the incidents and metrics of a run to its hooks, writers and files; all arguments are a trainer's.
 
+    Args:
+        followers: hooks of the run's other parts, which hear of its evaluations.
+
     Raises:
         ArgumentError: nothing that hooks or writers can be.
     """
     folder, every_updates, first = trainer.folder, log.every_updates, group.rank == 0
     writers = writers_of(log.writers, folder=folder, every_updates=every_updates)
     reporter = Reporter(files=IncidentFiles(folder, makes_folder=first), group=group, writers=writers)
-    every = hooks_of(hooks, writers, folder=folder, every_updates=every_updates, checkpoint=checkpoint)
+    every = [*followers, *hooks_of(hooks, writers, folder=folder, every_updates=every_updates, checkpoint=checkpoint)]
     heard = [hook for hook in every if first or not getattr(hook, "first_rank_only", False)]
     reporter.bus = Bus(heard, trainer, on_error=on_hook_error, report=reporter.report)
     return reporter

@@ -19,7 +19,7 @@ from evenstep.data import Data, data_of
 from evenstep.data.seeding import undisturbed
 from evenstep.errors import ArgumentError
 from evenstep.events import Hook, TrainBegin, TrainEnd
-from evenstep.optim.schedules import LrSchedule
+from evenstep.optim.schedules import LrSchedule, plateaus_of
 from evenstep.options import Checkpointing, Failures, Logging, Reset, Training, check_length
 from evenstep.parallel import Strategy
 from evenstep.pipeline import PipelineModel
@@ -37,6 +37,7 @@ from evenstep.train.evaluations import named_set
 from evenstep.train.failures.emergency import emergency_save
 from evenstep.train.failures.replay import replay_failure
 from evenstep.train.failures.tracebacks import shorten
+from evenstep.train.follow import Follow
 from evenstep.train.memory.footprint import Footprint
 from evenstep.train.old_arguments import takes_old_arguments
 from evenstep.train.predict import Prediction
@@ -151,7 +152,10 @@ class Trainer(TrainerAttributes):
         self.folder = None if folder is None else Path(folder)
         planned = updates if epochs is None else updates_of(batches, epochs, seed)
         self._resumed = False
-        reporter = build_reporter(self, self._group, hooks, log=log, checkpoint=checkpoint, on_hook_error=failures.hook)
+        followers = [Follow(plateau) for plateau in plateaus_of(setup.lr_schedule)]
+        reporter = build_reporter(
+            self, self._group, hooks, followers, log=log, checkpoint=checkpoint, on_hook_error=failures.hook
+        )
         engine = Engine.of(setup, updates=planned, bus=reporter.bus, report=reporter.report)
         config = dict(checkpoint.config or {})
         self._loop = build_loop(

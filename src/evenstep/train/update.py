@@ -168,7 +168,7 @@ class Update:
         """Step the optimizer if the gradient is finite; gives how the update ended."""
         weights, gathered, grads, squared = computed
         update = before.update + 1
-        rates = self.learning_rates(update)
+        rates = self.learning_rates(update, batch.position.epoch)
         if squared is None:  # nobody has work, or no task gave a loss
             self._buffers.restore(1.0)
             return PendingUpdate(

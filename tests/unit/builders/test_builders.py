@@ -8,6 +8,7 @@ import torch
 from evenstep.builders import RunParts, build_hooks, build_parts, open_run
 from evenstep.builders.data import build_data
 from evenstep.builders.options import build_logging
+from evenstep.builders.schedule import build_schedule
 from evenstep.config.keys import kind_of
 from evenstep.config.schema import FailuresTable, TrainTable
 from evenstep.config.schema_lr import AnySchedule
@@ -15,7 +16,7 @@ from evenstep.config.sources import from_arguments
 from evenstep.data import MapData, Position, StreamData
 from evenstep.errors import ConfigError, TaskError
 from evenstep.events import WRITERS
-from evenstep.optim.schedules import LR_SCHEDULES
+from evenstep.optim.schedules import LR_SCHEDULES, CosineRestarts, Listed, LrSchedule, Multiplicative, Step, TriStage
 from evenstep.options import WriterName
 from evenstep.precision import PRECISIONS
 from evenstep.train.failures import FAILURE_POLICIES
@@ -99,6 +100,22 @@ def test_every_name_of_the_schema_is_in_its_table() -> None:
     assert set(FAILURE_POLICIES) == set(get_args(FailuresTable.model_fields["non_finite"].annotation))
     assert set(LR_SCHEDULES) == {kind_of(schedule) for schedule in get_args(AnySchedule)}
     assert set(WRITERS) == set(get_args(WriterName))
+
+
+@pytest.mark.parametrize(
+    ("table", "built"),
+    [
+        ('{kind = "tri_stage", warmup_updates = 1}', TriStage(warmup_updates=1)),
+        ('{kind = "cosine_restarts", period_updates = 3, shrink = 0.5}', CosineRestarts(period_updates=3, shrink=0.5)),
+        ('{kind = "step", every = 2, unit = "epochs"}', Step(every=2, unit="epochs")),
+        ('{kind = "multiplicative", factors = [1.0, 0.5]}', Multiplicative(factors=(1.0, 0.5))),
+        ('{kind = "listed", rates = [[1, 0.1], [3, 0.05]]}', Listed(factors=((1, 1.0), (3, 0.5)))),
+        ('{kind = "listed", factors = [[1, 2.0]], unit = "epochs"}', Listed(factors=((1, 2.0),), unit="epochs")),
+    ],
+)
+def test_a_schedule_of_the_run_file_is_that_of_the_library(build: Build, table: str, built: LrSchedule) -> None:
+    config = build("--lr_schedule", table, "--train.updates", "9").config
+    assert build_schedule(config.lr_schedule, config.optimizer.lr) == built
 
 
 def test_a_precision_has_the_name_it_is_found_by() -> None:
@@ -246,3 +263,13 @@ def test_writers_are_those_that_are_named(build: Build) -> None:
     log = build_logging(build("--log.writers", '["csv", "tensorboard"]').config)
     made = writers_of(log.writers, folder=None, every_updates=log.every_updates)
     assert [type(writer).__name__ for writer in made] == ["CsvWriter", "TensorBoardWriter"]
+
+
+def test_groups_keep_to_what_the_optimizer_was_told_of_its_kernel(build: Build) -> None:
+    group = ["--optimizer.groups.bias.patterns", '["bias"]', "--optimizer.groups.bias.lr_factor", "2.0"]
+    told = build(*group, "--optimizer.args.foreach", "true").optimizer
+    assert [(one["name"], one["lr"], one["foreach"], one["fused"]) for one in told.param_groups] == [
+        ("others", 0.1, True, None),
+        ("bias", 0.2, True, None),
+    ]
+    assert [one["fused"] for one in build(*group).optimizer.param_groups] == [True, True]

@@ -87,3 +87,59 @@ def test_what_ranks_would_refuse_is_refused_before_any_is_started(
     assert done.code == 2
     assert says in done.err
     assert done.out == ""
+
+
+def test_the_metric_that_a_plateau_follows_is_looked_for(evenstep: Run, recipe: Path) -> None:
+    done = evenstep("check", "run.toml", "--lr_schedule", '{kind = "plateau", metric = "valid/los"}')
+    assert done.code == 1
+    assert "hook `Plateau` follows `valid/los`" in done.err and "did you mean `valid/loss`" in done.err
+    assert evenstep("check", "run.toml", "--lr_schedule", '{kind = "plateau"}').code == 0
+
+
+def test_sizes_that_change_are_said(evenstep: Run, recipe: Path) -> None:
+    done = evenstep("check", "run.toml", "--data.global_batch_size", "[[1, 4], [3, 8]]")
+    assert done.code == 0
+    assert "4, from update 3 on 8 samples, in micro-batches of at most 3 samples" in done.out
+
+
+GROUPS = ["--optimizer.groups.head", '{patterns = ["*.bias"], lr = 0.5, name = "SGD"}']
+
+
+def test_groups_are_said_with_their_counts(evenstep: Run, recipe: Path) -> None:
+    done = evenstep("check", "run.toml", *GROUPS, "--optimizer.weight_decay_on", "matrices")
+    assert done.code == 0, done.err
+    said = [line for line in done.out.splitlines() if line.startswith("group  ")]
+    assert len(said) == 2
+    assert said[0].startswith("group       head/no_decay: SGD, lr 0.5, weight decay 0, ")
+    assert said[1].startswith("group       others: AdamW, lr 0.01, weight decay 0.01, ")
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (
+            ["--optimizer.groups.head.patterns", '["no.*"]'],
+            "`optimizer.groups.head.patterns` has 'no.*', which fits no",
+        ),
+        ([*GROUPS, "--optimizer.groups.all.patterns", '["*"]'], "each parameter must be in one group, but"),
+        (
+            ["--optimizer.groups.head", '{patterns = ["*.bias"], name = "Adem"}'],
+            '`optimizer.groups.head.name` must be a class of torch.optim, but is "Adem"; did you mean Adam?',
+        ),
+        (
+            ["--optimizer.groups.head", '{patterns = ["*.bias"], args = {beta = 1}}'],
+            "`optimizer.groups.head.args.beta` is not an argument of `AdamW`",
+        ),
+        (
+            [
+                "--optimizer.groups.head",
+                '{patterns = ["*.bias"], lr_schedule = {kind = "plateau", metric = "valid/x"}}',
+            ],
+            "hook `Plateau` follows `valid/x`",
+        ),
+    ],
+)
+def test_groups_that_cannot_be_are_found(evenstep: Run, recipe: Path, settings: list[str], says: str) -> None:
+    done = evenstep("check", "run.toml", *settings)
+    assert done.code != 0
+    assert says in done.err

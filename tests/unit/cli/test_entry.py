@@ -20,6 +20,7 @@ def test_the_commands_are_these() -> None:
         "resume",
         "check",
         "plan",
+        "find-lr",
         "report",
         "inspect",
         "average",

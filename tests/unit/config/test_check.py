@@ -23,6 +23,17 @@ VALID = '\n[data.evaluations.valid]\ntarget = "parts.py:samples"\n'
             "",
             "`data.micro_batch_size` must be at most the `data.global_batch_size` of 8",
         ),
+        (
+            ["--data.global_batch_size", "[[2, 4]]"],
+            "",
+            "`data.global_batch_size` must be in the order of its updates and",
+        ),
+        (["--data.batch_size_unit", "epochs"], "", "`data.batch_size_unit` is what sizes that change are counted in"),
+        (
+            ["--data.global_batch_size", "[[1, 4], [3, 8]]", "--data.micro_batch_size", "9"],
+            "",
+            "`data.micro_batch_size` must be at most the `data.global_batch_size` of 8, but is 9",
+        ),
         (["--data.oversized", "skip"], "", "`data.oversized` is for batches by tokens"),
         (["--data.curriculum_epochs", "1", "--data.shuffle", "false"], "", "`data.curriculum_epochs` is how many"),
         (
@@ -69,11 +80,46 @@ VALID = '\n[data.evaluations.valid]\ntarget = "parts.py:samples"\n'
             "`checkpoint.best.metric` is `vald/loss`, but there is no evaluation `vald`; did you mean `valid/loss`?",
         ),
         (["--early_stop.metric", "valid/loss"], VALID, "`early_stop` needs evaluations during the run"),
+        (
+            ["--optimizer.groups.head", '{patterns = ["*"], lr = 0.1, lr_factor = 2.0}'],
+            "",
+            "`optimizer.groups.head.lr` and `optimizer.groups.head.lr_factor` of a group both say",
+        ),
+        (
+            ["--optimizer.groups.head", '{patterns = ["*"], frozen = true, args = {momentum = 0.5}}'],
+            "",
+            "`optimizer.groups.head.frozen` leaves nothing to step",
+        ),
+        (
+            ["--optimizer.groups.head", '{patterns = ["*"], lr_schedule = {warmup_updates = 11}}'],
+            "",
+            "`optimizer.groups.head.lr_schedule.warmup_updates` must be at most the 10 updates",
+        ),
+        (["--optimizer.layer_decay", "0.5"], "", "`optimizer.layer_decay` and `optimizer.layers` go together"),
+        (["--optimizer.groups.others.patterns", '["*"]'], "", "a group can't be called 'others'"),
         (["--lr_schedule.warmup_updates", "11"], "", "`lr_schedule.warmup_updates` must be at most the 10 updates"),
         (
             ["--lr_schedule", '{kind = "wsd", warmup_updates = 6, decay_updates = 5}'],
             "",
             "`lr_schedule.warmup_updates` plus `lr_schedule.decay_updates` must be at most the 10 updates",
+        ),
+        (["--lr_schedule", '{kind = "step", every = 2, factor = 2.0}'], "", "`lr_schedule.factor` must be above 0 and"),
+        (
+            ["--lr_schedule", '{kind = "tri_stage", hold_updates = 6, decay_updates = 5}'],
+            "",
+            "`lr_schedule.warmup_updates`, `lr_schedule.hold_updates` and `lr_schedule.decay_updates` must together be",
+        ),
+        (["--lr_schedule.kind", "listed"], "", "`lr_schedule.factors` and `lr_schedule.rates`: one of the two must"),
+        (
+            ["--lr_schedule", '{kind = "listed", rates = [[1, 0.1], [20, 0.01]]}'],
+            "",
+            "`lr_schedule.rates` must begin within the 10 updates of the run, but one begins at 20",
+        ),
+        (["--lr_schedule.kind", "plateau"], VALID, '`lr_schedule` "plateau" needs evaluations during the run'),
+        (
+            ["--lr_schedule", '{kind = "plateau", metric = "vald/loss"}', "--evaluate.every_updates", "1"],
+            VALID,
+            "`lr_schedule.metric` is `vald/loss`, but there is no evaluation `vald`; did you mean `valid/loss`?",
         ),
         (
             ["--loss_scale.floor", "1"],

@@ -105,7 +105,15 @@ PUBLIC_KEYS = {
     "Constant": ["kind", "warmup_updates"],
     "Cosine": ["end_factor", "kind", "warmup_updates"],
     "Data": [
-        *("batch_size_multiple", "collate", "curriculum_epochs", "evaluations", "exact_resume", "global_batch_size"),
+        *(
+            "batch_size_multiple",
+            "batch_size_unit",
+            "collate",
+            "curriculum_epochs",
+            "evaluations",
+            "exact_resume",
+            "global_batch_size",
+        ),
         *("global_batch_tokens", "length_window", "micro_batch_size", "micro_batch_tokens", "num_workers"),
         *("oversized", "prefetch_batches", "shared", "shuffle", "timeout_s", "train"),
     ],
@@ -125,8 +133,21 @@ PUBLIC_KEYS = {
         *("sampling_weight", "start_update", "target"),
     ],
     "OneTask": ["args", "metrics", "target"],
-    "Optimizer": ["args", "lr", "name", "target"],
+    "Optimizer": ["args", "groups", "layer_decay", "layers", "lr", "name", "target", "weight_decay_on"],
+    "ParameterGroup": [
+        *("args", "dims", "frozen", "lr", "lr_factor", "lr_schedule", "name", "patterns", "target", "weight_decay"),
+    ],
     "Polynomial": ["end_factor", "kind", "power", "warmup_updates"],
+    "CosineRestarts": ["end_factor", "kind", "period_factor", "period_updates", "shrink", "warmup_updates"],
+    "Listed": ["factors", "kind", "rates", "unit", "warmup_updates"],
+    "Multiplicative": ["factors", "kind", "min_factor", "unit", "warmup_updates"],
+    "Plateau": [
+        *("cooldown_evaluations", "factor", "kind", "metric", "min_delta", "min_factor", "mode"),
+        *("patience_evaluations", "relative", "warmup_updates"),
+    ],
+    "Step": ["every", "factor", "kind", "min_factor", "unit", "warmup_updates"],
+    "TriStage": ["decay_updates", "end_factor", "hold_updates", "kind", "start_factor", "warmup_updates"],
+    "Triangular": ["kind", "low_factor", "period_updates", "shrink"],
     "Target": ["args", "target"],
     "Train": [
         *("cast_inputs", "channels_last", "check_loss", "clip_norm", "compile", "epochs", "float32_outputs"),
@@ -145,9 +166,11 @@ def test_a_configuration_cannot_be_changed() -> None:
 @pytest.mark.parametrize("section", get_args(AnySchedule))
 def test_an_lr_schedule_has_the_fields_and_defaults_of_its_namesake(section: type[ScheduleTable]) -> None:
     namesake = getattr(schedules, section.__name__.removesuffix("Table"))
-    assert dataclasses.is_dataclass(namesake)
-    there = {field.name: field.default for field in dataclasses.fields(namesake)}
+    there = {name: p.default for name, p in inspect.signature(namesake).parameters.items()}
     here = {name: field.default for name, field in section.model_fields.items() if name != "kind"}
+    if section is schema_lr.ListedTable:  # where rates stand for factors of the optimizer's
+        assert here.pop("rates") is here.pop("factors") is None
+        del there["factors"]
     assert here.keys() == there.keys()
     for name, default in here.items():
         assert default == there[name] or section.model_fields[name].is_required()
@@ -165,6 +188,7 @@ def test_ema_and_loss_scale_have_the_defaults_of_their_namesakes() -> None:
         ("Data", evenstep.MapData),
         ("EarlyStop", evenstep.EarlyStop),
         ("Best", evenstep.Best),
+        ("ParameterGroup", evenstep.ParameterGroup),
         ("Evaluate", evenstep.Evaluate),
         ("Mixture", evenstep.Mixture),
         ("Mixture", evenstep.Sampled),

@@ -9,6 +9,7 @@ from typing import final
 from torch import nn
 
 from evenstep.arguments import require_object, require_table
+from evenstep.errors import ArgumentError
 from evenstep.optim.schedules import LrSchedule
 from evenstep.train.tasks.coefficients import Coefficients, Fixed, check_tasks
 
@@ -22,7 +23,7 @@ class Scheduled(Coefficients):
         values: λ by task; 1 where none is given.
 
     Raises:
-        ArgumentError: a number that is not finite and above 0.
+        ArgumentError: a number that is not finite and above 0, or a schedule of more than updates.
 
     >>> from evenstep.optim.schedules import Constant
     >>> coefficients = Scheduled({"box": Constant(warmup_updates=4)}, values={"box": 2.0})
@@ -37,6 +38,12 @@ class Scheduled(Coefficients):
         self._schedules = dict(require_table("schedules", schedules, "`Scheduled({'box': Cosine()})`"))
         for name, schedule in self._schedules.items():
             require_object(f"schedules[{name!r}]", schedule, LrSchedule, "`Cosine()`")
+            if schedule.needs:
+                raise ArgumentError(
+                    f"`schedules` of task `{name}` must depend on the number of the update only, but "
+                    f"{type(schedule).__name__} follows {', '.join(schedule.needs)}, which only learning rates do; "
+                    f"let it count updates, or take another."
+                )
         self._numbers = Fixed(values)
         self._updates: int | None = None
 

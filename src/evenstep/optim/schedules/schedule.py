@@ -1,15 +1,19 @@
 """A learning-rate schedule as a pure function from the number of an update to a multiplier.
 
 The multiplier is for each parameter group's own base LR. Updates are numbered from 1, as they are when they commit,
-so an update that was aborted and tried again has the same LR, and nothing is saved or replayed on resume. What sets
-the LR in an optimizer is not here.
+so an update that was aborted and tried again has the same LR, and nothing is saved or replayed on resume. A schedule
+that depends on more (the epoch, an evaluation, the group) says so. What sets the LR in an optimizer is not here.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Literal
 
 from evenstep.arguments import require_number
 from evenstep.errors import ArgumentError
+
+Need = Literal["epochs", "evaluations", "groups"]
 
 
 class LrSchedule(ABC):
@@ -17,9 +21,14 @@ class LrSchedule(ABC):
 
     __slots__ = ()
 
+    @property
+    def needs(self) -> Collection[Need]:
+        """What the multiplier depends on beside the update's number and the length of the run."""
+        return ()
+
     @abstractmethod
     def __call__(self, update: int, updates: int | None) -> float:
-        """The multiplier, in [0, 1] and above 0 at the first update.
+        """The multiplier: finite, at least 0, and above 0 at the first update; mostly at most 1.
 
         Args:
             update: the update's number, from 1.
@@ -29,6 +38,14 @@ class LrSchedule(ABC):
     @abstractmethod
     def check(self, updates: int | None) -> None:
         """Raise ArgumentError unless a run of so many updates can follow this schedule."""
+
+    def in_epoch(self, update: int, epoch: int, updates: int | None) -> float:
+        """The multiplier of an update whose batch is of `epoch`, which counts from 0 as in events."""
+        return self(update, updates)
+
+    def of_group(self, name: str) -> "LrSchedule":
+        """The schedule of the optimizer's group of this name, or of this number where it has none."""
+        return self
 
 
 def warmup_factor(update: int, warmup_updates: int) -> float:
@@ -76,10 +93,12 @@ def check_warmup_fits(warmup_updates: int, updates: int) -> None:
         )
 
 
-def check_count(name: str, value: int) -> None:
-    """Raise ArgumentError unless `value` is a whole number, at least 0."""
-    if type(value) is not int or value < 0:
-        raise ArgumentError(f"`{name}` must be a whole number of updates, at least 0, but is {value!r}; set it so.")
+def check_count(name: str, value: int, *, at_least: int = 0) -> None:
+    """Raise ArgumentError unless `value` is a whole number, and not too small."""
+    if type(value) is not int or value < at_least:
+        raise ArgumentError(
+            f"`{name}` must be a whole number of updates, at least {at_least}, but is {value!r}; set it so."
+        )
 
 
 def check_end_factor(value: float) -> None:
@@ -88,6 +107,22 @@ def check_end_factor(value: float) -> None:
     if not 0 <= value <= 1:
         raise ArgumentError(
             f"`end_factor` must be between 0 and 1, as a share of the base LR, but is {value}; set it so."
+        )
+
+
+def check_shrink(value: float, name: str = "shrink") -> None:
+    """Raise ArgumentError unless `value` is above 0 and at most 1."""
+    require_number(name, value)
+    if not 0 < value <= 1:
+        raise ArgumentError(f"`{name}` must be above 0 and at most 1, but is {value}; set it so.")
+
+
+def check_min_factor(value: float) -> None:
+    """Raise ArgumentError unless `value` is in [0, 1)."""
+    require_number("min_factor", value)
+    if not 0 <= value < 1:
+        raise ArgumentError(
+            f"`min_factor` must be at least 0 and below 1, as a share of the base LR, but is {value}; set it so."
         )
 
 

@@ -155,8 +155,21 @@ def watch_first_step(optimizer: Optimizer, hidden: HiddenState) -> None:
             return
         for handle in handles:
             handle.remove()
-        fault = hidden.fault()
+        fault = hidden.fault() or _of_no_format(optimizer)
         if fault:
             raise ArgumentError(f"the checkpoints of this run could not be resumed: {fault}.")
 
     handles = [optimizer.register_step_pre_hook(begin), optimizer.register_step_post_hook(end)]
+
+
+def _of_no_format(optimizer: Optimizer) -> str:
+    """What of the state is a tensor of somebody's own kind (8 bits, say), for which files have no format; else ""."""
+    for one in inner(optimizer):
+        for state in one.state.values():
+            for name, value in state.items() if isinstance(state, dict) else ():
+                if isinstance(value, torch.Tensor) and type(value).__module__.partition(".")[0] != "torch":
+                    return (
+                        f"`{name}` in the state of {type(one).__name__} is a {type(value).__name__}, for which files "
+                        f"have no format; keep no checkpoints (no `folder`), or take an optimizer of plain tensors"
+                    )
+    return ""

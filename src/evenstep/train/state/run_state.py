@@ -97,6 +97,7 @@ class RunState:
             },
             "hooks": engine.bus.state_dict(),
             "tasks": engine.task_states(),
+            "lr_schedule": engine.core.learning_rates.state_dict(),
             "storage": engine.storage.state_dict(),
             "run": {
                 **engine.described(),

@@ -1,0 +1,87 @@
+"""`evenstep find-lr RUN.toml`: makes some updates of a run at ever larger learning rates, and suggests one.
+
+It builds the run as `check` does, starts the ranks that it asks for, and throws all away: nothing is written.
+"""
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from evenstep.builders import build_mesh, build_parts, build_strategy, joined, open_run
+from evenstep.cli.starting import start_ranks
+from evenstep.config.sources import settings_of
+from evenstep.errors import ConfigError
+from evenstep.exits import EXIT_DONE
+from evenstep.train import FoundLr, find_lr
+
+_WIDTH = 40  # of the bars
+_ROWS = 25
+
+
+def run(
+    path: str, settings: list[str], lowest: str | None = None, highest: str | None = None, tries: str | None = None
+) -> int:
+    """Try them."""
+    options = {"lowest": lowest, "highest": highest, "tries": tries}
+    given = _numbers(options)
+    again = [part for name, text in options.items() if text is not None for part in (f"--{name}", text)]
+    with open_run(Path(path), settings_of(settings)) as opened:
+        if opened.config.parallel.pipeline > 1:
+            raise ConfigError(
+                ["`parallel.pipeline` is for stages, whose state can't be put back whole; add `--parallel.pipeline 1`."]
+            )
+        code = start_ranks(opened.config, ["find-lr", path, *again, *settings], restarts=False)
+        if code is not None:
+            return code
+        with joined(opened.config) as group:
+            mesh = build_mesh(opened.config, group)
+            parts = build_parts(opened, mesh)
+            with closing(parts):
+                trainer = parts.trainer(
+                    evaluations=parts.evaluations, strategy=build_strategy(opened.config, mesh.data)
+                )
+                found = find_lr(trainer, **given)
+            if group.rank == 0:
+                print("\n".join(described(found)), flush=True)
+            group.gather(EXIT_DONE)
+    return EXIT_DONE
+
+
+def _numbers(options: dict[str, str | None]) -> dict[str, Any]:
+    """The arguments of `find_lr`.
+
+    Raises:
+        ConfigError: an option that is no number.
+    """
+    given: dict[str, Any] = {}
+    for name, text in options.items():
+        if text is not None:
+            kind, what = (int, "a whole number") if name == "tries" else (float, "a number")
+            try:
+                given["updates" if name == "tries" else name] = kind(text)
+            except ValueError:
+                raise ConfigError([f"`--{name}` must be {what}, but is {text!r}; write it so."]) from None
+    return given
+
+
+def described(found: FoundLr) -> list[str]:
+    """The losses as lines with bars, some of them where there are many, and what to do.
+
+    >>> print("\\n".join(described(FoundLr(rates=(0.1, 1.0), losses=(2.0, 1.0), suggestion=0.1))))
+    learning rate        loss    smoothed
+          1.0e-01           2           2  ########################################
+          1.0e+00           1       1.474  #############################
+    suggested   --optimizer.lr 1.0e-01: there the smoothed loss falls fastest
+    """
+    smoothed, last = found.smoothed, len(found.rates) - 1
+    rows = sorted({round(number * last / (_ROWS - 1)) for number in range(_ROWS)}) if last >= _ROWS else range(last + 1)
+    top = max(smoothed)
+    lines = [f"{'learning rate':>13}{'loss':>12}{'smoothed':>12}"]
+    for number in rows:
+        bar = "#" * round(_WIDTH * max(smoothed[number], 0.0) / top) if top > 0 else ""
+        lines.append(
+            f"{found.rates[number]:>13.1e}{found.losses[number]:>12.4g}{smoothed[number]:>12.4g}  {bar}".rstrip()
+        )
+    if found.suggestion is None:
+        return [*lines, "suggested   nothing: the loss never fell; try lower rates (`--lowest`), or look at the task"]
+    return [*lines, f"suggested   --optimizer.lr {found.suggestion:.1e}: there the smoothed loss falls fastest"]

@@ -1,0 +1,128 @@
+"""How large the global batches of a run are, where that changes: from which update, or epoch, on there are how many.
+
+Which samples make a global batch stays a pure function of (seed, epoch, batch): the order of an epoch is the same as
+with one size, only the places where it is cut are others. So nothing is saved, and any position is a place to start.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Literal, cast, final
+
+from evenstep.arguments import require_word, said
+from evenstep.data.batch import JSON
+from evenstep.errors import ArgumentError
+
+__all__ = ["BatchSizes", "Unit", "batch_sizes"]
+
+Unit = Literal["updates", "epochs"]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSizes:
+    """Sizes of the global batches of a run.
+
+    Args:
+        begins: the global batch of the run, or the epoch, from 0, that each size begins with; the first is 0.
+        sizes: one for each of them, in samples or tokens.
+        unit: what `begins` are numbers of.
+    """
+
+    begins: tuple[int, ...]
+    sizes: tuple[int, ...]
+    unit: Unit
+
+    def of_epoch(self, epoch: int) -> int:
+        """The size in an epoch, where they change by epochs."""
+        return self.sizes[bisect_right(self.begins, epoch) - 1]
+
+    def cut(self, num_samples: int, epoch: int) -> "Begins":
+        """The places in the order of an epoch where each of its global batches begins.
+
+        >>> sizes = BatchSizes(begins=(0, 3), sizes=(2, 4), unit="updates")
+        >>> [list(sizes.cut(10, epoch)) for epoch in range(2)]  # batches of 2, 2, 2, 4 and 4, 4, 2 samples
+        [[0, 2, 4, 6], [0, 4, 8]]
+        """
+        if self.unit == "epochs":
+            return Begins((range(0, num_samples, self.of_epoch(epoch)),))
+        return self._cut_from(self._first(num_samples, epoch), num_samples)
+
+    def _first(self, num_samples: int, epoch: int) -> int:
+        """The number, in the whole run, of the first global batch of an epoch."""
+        number = 0
+        for earlier in range(epoch):
+            if number >= self.begins[-1]:  # all that follow are of one size
+                return number + (epoch - earlier) * -(-num_samples // self.sizes[-1])
+            number += len(self._cut_from(number, num_samples))
+        return number
+
+    def _cut_from(self, number: int, num_samples: int) -> "Begins":
+        """The places where global batches begin in an epoch whose first is `number` of the run."""
+        pieces: list[range] = []
+        place = 0
+        while place < num_samples:
+            segment = bisect_right(self.begins, number) - 1
+            size = self.sizes[segment]
+            count = -(-(num_samples - place) // size)
+            if segment + 1 < len(self.begins):
+                count = min(count, self.begins[segment + 1] - number)
+            pieces.append(range(place, place + count * size, size))
+            place, number = place + count * size, number + count
+        return Begins(tuple(pieces))
+
+    @property
+    def as_json(self) -> dict[str, JSON]:
+        """The pairs (begin, size) that they were made of, and their unit."""
+        return {"unit": self.unit, "sizes": [[n + 1, size] for n, size in zip(self.begins, self.sizes, strict=True)]}
+
+
+class Begins(Sequence[int]):
+    """Several ranges one after the other, as one sequence that is never written out."""
+
+    def __init__(self, pieces: Sequence[range]) -> None:
+        self._pieces = pieces
+        self._ends = list(accumulate(len(piece) for piece in pieces))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __getitem__(self, number: int) -> int:  # pyright: ignore[reportIncompatibleMethodOverride] - no slices
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        piece = bisect_right(self._ends, number)
+        return self._pieces[piece][number - (self._ends[piece - 1] if piece else 0)]
+
+
+def batch_sizes(name: str, given: object, unit: Unit) -> BatchSizes:
+    """Sizes from pairs (begin, size), which are counted from 1.
+
+    Args:
+        name: of the argument.
+
+    Raises:
+        ArgumentError: they are no such pairs, or out of order.
+
+    >>> batch_sizes("global_batch_size", [(1, 8), (100, 16)], "updates").as_json
+    {'unit': 'updates', 'sizes': [[1, 8], [100, 16]]}
+    """
+    require_word("batch_size_unit", unit, ("updates", "epochs"))
+    wanted = f"pairs of a number of {unit} and a size, such as [(1, 64), (1000, 128)]"
+    if not isinstance(given, list | tuple) or not given:
+        raise ArgumentError(f"`{name}` must be a whole number or {wanted}, but is {said(given)}; write it so.")
+    before = 0
+    pairs = [tuple(cast("Any", pair)) if isinstance(pair, list) else pair for pair in cast("list[Any]", given)]
+    for pair in pairs:
+        if not isinstance(pair, tuple) or [type(one) for one in cast("tuple[Any, ...]", pair)] != [int, int]:
+            raise ArgumentError(f"`{name}` must be a whole number or {wanted}, but holds {pair!r}; write it so.")
+        begin, size = cast("tuple[int, int]", pair)
+        if not (begin > before if before else begin == 1):
+            must = f"come after {before}" if before else "begin with 1, the first"
+            raise ArgumentError(
+                f"`{name}` must be in the order of its {unit} and {must}, but one begins at {begin}; change it."
+            )
+        if size < 1:
+            raise ArgumentError(f"`{name}` must be at least 1, but is {size} from {begin} on; raise it.")
+        before = begin
+    return BatchSizes(begins=tuple(begin - 1 for begin, _ in pairs), sizes=tuple(size for _, size in pairs), unit=unit)

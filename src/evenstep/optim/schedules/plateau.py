@@ -1,0 +1,167 @@
+"""A multiplier that falls when an evaluation's metric no longer gets better.
+
+It is the one schedule with a memory: the best value, the evaluations since then, and how far it has fallen. A run
+saves them, so a resumed one falls at the same evaluation. It evaluates nothing; whoever does tells it.
+"""
+
+from collections.abc import Collection
+from math import inf, isfinite
+from typing import Any, Literal, cast, final
+
+from evenstep.arguments import require_flag, require_number, require_word, said
+from evenstep.errors import ArgumentError
+from evenstep.optim.schedules.schedule import (
+    LrSchedule,
+    Need,
+    check_count,
+    check_min_factor,
+    check_warmup_fits,
+    warmup_factor,
+)
+
+_STATE = ("multiplier", "best_value", "evaluations_since_best", "cooldown_left")
+
+
+@final
+class Plateau(LrSchedule):
+    """Warm-up to 1, then multiplied by a factor after every so many evaluations in a row without an improvement.
+
+    A `Trainer` tells it of its evaluations and saves its memory. In a loop of one's own, call `evaluated`.
+
+    Args:
+        metric: an evaluation and its metric.
+        mode: whether lower ("min") or higher ("max") is better.
+        factor: what the multiplier is multiplied by.
+        patience_evaluations: after how many evaluations in a row of which none was better than the best before;
+            `torch.optim.lr_scheduler.ReduceLROnPlateau`, which counts from 0, has one less.
+        min_delta: how much better a value must be, more than this, in units of the metric; or
+        relative: with True, as a share of the best value.
+        cooldown_evaluations: so many evaluations after each fall do not count.
+        min_factor: the multiplier does not fall below this.
+        warmup_updates: W, updates of the warm-up; 0 and 1 both mean none. Evaluations during it do not count.
+
+    Attributes:
+        multiplier: how far it has fallen.
+        best_value: of the metric; None before there is a finite one.
+        evaluations_since_best: how many evaluations have counted as no better since then, or since the last fall.
+        cooldown_left: how many evaluations still do not count.
+
+    Raises:
+        ArgumentError: an argument that cannot be.
+
+    Reference: `torch.optim.lr_scheduler.ReduceLROnPlateau`; of negative values a relative improvement is one of
+    |best|, where that one takes worse values for better.
+
+    >>> schedule = Plateau(factor=0.5, patience_evaluations=2)
+    >>> for update, loss in enumerate((1.0, 0.9, 0.95, 0.93), start=1):
+    ...     schedule.evaluated(loss, update=update)
+    >>> schedule(5, None)
+    0.5
+    """
+
+    def __init__(
+        self,
+        *,
+        metric: str = "valid/loss",
+        mode: Literal["min", "max"] = "min",
+        factor: float = 0.1,
+        patience_evaluations: int = 3,
+        min_delta: float = 0.0,
+        relative: bool = False,
+        cooldown_evaluations: int = 0,
+        min_factor: float = 0.0,
+        warmup_updates: int = 0,
+    ) -> None:
+        if not isinstance(cast("object", metric), str) or "/" not in metric:
+            raise ArgumentError(
+                f"`metric` must be an evaluation and its metric, such as `valid/loss`, but is {said(metric)}; put the "
+                f"evaluation's name before it."
+            )
+        require_word("mode", mode, ("min", "max"))
+        require_number("factor", factor)
+        if not 0 < factor < 1:
+            raise ArgumentError(f"`factor` must be above 0 and below 1, but is {factor}; 0.1 and 0.5 are usual.")
+        check_evaluations("patience_evaluations", patience_evaluations, at_least=1)
+        require_number("min_delta", min_delta)
+        if not 0 <= min_delta < inf:
+            raise ArgumentError(f"`min_delta` must be a number of at least 0, but is {min_delta}; raise it.")
+        require_flag("relative", relative)
+        check_evaluations("cooldown_evaluations", cooldown_evaluations, at_least=0)
+        check_min_factor(min_factor)
+        check_count("warmup_updates", warmup_updates)
+        self.metric, self.factor = metric, factor
+        self.mode: Literal["min", "max"] = mode
+        self.patience_evaluations, self.cooldown_evaluations = patience_evaluations, cooldown_evaluations
+        self.min_delta, self.relative = min_delta, relative
+        self.min_factor, self.warmup_updates = min_factor, warmup_updates
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all evaluations."""
+        self.multiplier = 1.0
+        self.best_value: float | None = None
+        self.evaluations_since_best = 0
+        self.cooldown_left = 0
+
+    @property
+    def needs(self) -> Collection[Need]:
+        return ("evaluations",)
+
+    def __call__(self, update: int, updates: int | None) -> float:
+        return warmup_factor(update, self.warmup_updates) * self.multiplier
+
+    def check(self, updates: int | None) -> None:
+        if updates is not None:
+            check_warmup_fits(self.warmup_updates, updates)
+
+    def evaluated(self, value: float, *, update: int) -> None:
+        """Learn of an evaluation.
+
+        Args:
+            value: of the metric; one that is not finite is no improvement.
+            update: the last one before the evaluation.
+        """
+        if update < self.warmup_updates:
+            return
+        if self._is_better(value):
+            self.best_value, self.evaluations_since_best = value, 0
+        else:
+            self.evaluations_since_best += 1
+        if self.cooldown_left:
+            self.cooldown_left -= 1
+            self.evaluations_since_best = 0
+        if self.evaluations_since_best >= self.patience_evaluations:
+            self.multiplier = max(self.multiplier * self.factor, self.min_factor)
+            self.cooldown_left, self.evaluations_since_best = self.cooldown_evaluations, 0
+
+    def _is_better(self, value: float) -> bool:
+        if not isfinite(value):
+            return False
+        if self.best_value is None:
+            return True
+        gain = self.best_value - value if self.mode == "min" else value - self.best_value
+        return gain > self.min_delta * (abs(self.best_value) if self.relative else 1.0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its memory, and what the values are of."""
+        return {"metric": self.metric, "mode": self.mode, **{name: getattr(self, name) for name in _STATE}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> str:
+        """Take back what `state_dict` gave; gives half a sentence if its values are of another metric, else ""."""
+        self.reset()
+        if (state["metric"], state["mode"]) != (self.metric, self.mode):
+            return (
+                f"the LR schedule follows `{self.metric}` ({self.mode}) instead of `{state['metric']}` "
+                f"({state['mode']}), and begins at the full rate"
+            )
+        for name in _STATE:
+            setattr(self, name, state[name])
+        return ""
+
+
+def check_evaluations(name: str, value: int, *, at_least: int) -> None:
+    """Raise ArgumentError unless `value` is a whole number of evaluations, and not too small."""
+    if type(value) is not int or value < at_least:
+        raise ArgumentError(
+            f"`{name}` must be a whole number of evaluations, at least {at_least}, but is {value!r}; set it so."
+        )

@@ -1,0 +1,160 @@
+"""Makes the optimizer of a model whose parameters are in groups.
+
+One optimizer for each class, as one where there are several. Ranks that hold different stages of a model make the same
+groups, some of them empty, since a group's number must mean the same on all.
+"""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from evenstep.arguments import require_number
+from evenstep.errors import ArgumentError
+from evenstep.names import named_parameters, plain
+from evenstep.optim.groups import OTHERS, DecayOn, Described, Grouping, ParameterGroup, check_class
+from evenstep.optim.multi import MultiOptimizer
+from evenstep.pipeline import PipelineModel
+from evenstep.train.state.train_state import unwrapped
+
+_NONE = ParameterGroup(patterns=("*",))
+
+
+def grouped_optimizer(
+    model: nn.Module,
+    optimizer: type[Optimizer] = torch.optim.AdamW,
+    *,
+    lr: float,
+    groups: Mapping[str, ParameterGroup] | None = None,
+    weight_decay_on: DecayOn = "all",
+    layer_decay: float | None = None,
+    layers: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    options_of: Mapping[type, Mapping[str, Any]] | None = None,
+) -> Optimizer:
+    """The optimizer of a model: groups of parameters by patterns of their names.
+
+    The learning rate of a parameter is lr · factor of its group · d^(L + 1 - l) with layer-wise decay d, where l is 0
+    for parameters before the layers, 1 … L in them, and L + 1 behind. Parameters of frozen groups get `requires_grad`
+    False, and no optimizer.
+
+    Args:
+        model: whose parameters; also in stages.
+        optimizer: the class for all that no group has another for.
+        lr: the learning rate of all that no group has another for.
+        groups: by name; parameters that none of them takes are the `others`.
+        weight_decay_on: "matrices" leaves biases, norms and vectors without weight decay; "all" gives it to all.
+        layer_decay: d; None for the same rate in all layers.
+        layers: the name of the list of layers that it counts, such as "encoder.blocks".
+        options: further arguments of `optimizer`, such as `weight_decay`.
+        options_of: further arguments of each class, such as `fused`.
+
+    Raises:
+        ArgumentError: an argument that cannot be, a pattern that takes no parameter, a parameter that two groups take.
+
+    Reference: Clark et al., "ELECTRA", ICLR 2020, and Bao et al., "BEiT", ICLR 2022, for layer-wise decay.
+
+    >>> model = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2), nn.Linear(2, 1))
+    >>> head = ParameterGroup(patterns=("2.*",), lr_factor=10.0)
+    >>> made = grouped_optimizer(model, lr=0.1, groups={"head": head}, weight_decay_on="matrices")
+    >>> [(one["name"], one["lr"], one["weight_decay"], len(one["params"])) for one in made.param_groups]
+    ... # doctest: +NORMALIZE_WHITESPACE
+    [('others', 0.1, 0.01, 1), ('others/no_decay', 0.1, 0.0, 3), ('head', 1.0, 0.01, 1), ('head/no_decay', 1.0, 0.0, 1)]
+    """
+    require_number("lr", lr)
+    check_class("optimizer", optimizer)
+    grouping = Grouping(groups=groups or {}, weight_decay_on=weight_decay_on, layer_decay=layer_decay, layers=layers)
+    parameters = _described(model, grouping)
+    by_name = named_parameters(unwrapped(model))
+    dealt, num_layers = grouping.deal(parameters), grouping.num_layers(parameters)
+    for name in grouping.frozen(parameters):
+        if name in by_name:
+            by_name[name].requires_grad_(False)
+    made: dict[type, list[dict[str, Any]]] = {}
+    for part, names in dealt.items():
+        group = grouping.groups.get(part.group, _NONE)
+        kind = group.optimizer or optimizer
+        common = dict(options or {}) if kind is optimizer else {}
+        own = {
+            "params": [by_name[name] for name in names if name in by_name],
+            "name": part.name,
+            "lr": (lr if group.lr is None else group.lr) * (group.lr_factor or 1.0) * grouping.factor(part, num_layers),
+            **common,
+            **group.options,
+            **({} if group.weight_decay is None else {"weight_decay": group.weight_decay}),
+            **({} if part.decays else {"weight_decay": 0.0}),
+        }
+        _check_taken(kind, own, part.group)
+        made.setdefault(kind, []).append(own)
+    if not made:
+        raise ArgumentError(
+            "there is nothing to train: all parameters are frozen; leave some out of the frozen groups."
+        )
+    rest = made.pop(optimizer, None)
+    ordered = [*made.items(), *([(optimizer, _others_first(rest))] if rest else [])]
+    optimizers = [cast("Any", kind)(several, lr=lr, **(options_of or {}).get(kind, {})) for kind, several in ordered]
+    return optimizers[0] if len(optimizers) == 1 else MultiOptimizer(*optimizers)
+
+
+def described_groups(optimizer: Optimizer) -> list[str]:
+    """The groups of an optimizer in words, with how many parameters, and numbers in them, each has.
+
+    >>> described_groups(torch.optim.SGD([{"params": [torch.zeros(2, 3)], "name": "head"}], lr=0.5))
+    ['head: SGD, lr 0.5, weight decay 0, 1 parameter of 6 numbers']
+    """
+    lines: list[str] = []
+    for one in optimizer.optimizers if isinstance(optimizer, MultiOptimizer) else (optimizer,):
+        for number, group in enumerate(one.param_groups):
+            several = cast("list[nn.Parameter]", group["params"])
+            decay = f", weight decay {float(group['weight_decay']):g}" if "weight_decay" in group else ""
+            count = (
+                f"{len(several)} parameter{'s' * (len(several) != 1)} of {sum(p.numel() for p in several):,} numbers"
+            )
+            lines.append(
+                f"{group.get('name', number)}: {type(one).__name__}, lr {float(group['lr']):g}{decay}, {count}"
+            )
+    return lines
+
+
+def _others_first(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The first group's rate is the one that is shown as that of the run."""
+    return sorted(groups, key=lambda group: group["name"].partition("/")[0] != OTHERS)
+
+
+def _described(model: nn.Module, grouping: Grouping) -> list[Described]:
+    """All parameters of the model, those of other stages included."""
+    norms = {
+        plain(f"{name}.{inner}".removeprefix("."))
+        for name, module in unwrapped(model).named_modules()
+        if "Norm" in type(module).__name__
+        for inner, _ in module.named_parameters(recurse=False)
+    }
+    mine = [
+        Described(name, one.ndim, name in norms, one.requires_grad)
+        for name, one in named_parameters(unwrapped(model)).items()
+    ]
+    if not isinstance(model, PipelineModel):
+        return mine
+    if grouping.layer_decay is not None and model.mesh.pipeline.ranks > 1:
+        raise ArgumentError(
+            "`layer_decay` counts the layers of a whole model, but this one is in stages; give its layers groups with "
+            "an `lr_factor` each, or train without stages."
+        )
+    everybody = model.mesh.pipeline.gather([one._asdict() for one in mine])
+    return [*{one["name"]: Described(**one) for theirs in everybody for one in theirs}.values()]
+
+
+def _check_taken(kind: type, own: Mapping[str, Any], group: str) -> None:
+    """Raise ArgumentError for an option that an optimizer class does not take."""
+    taken = inspect.signature(kind).parameters
+    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values()):
+        return
+    for name in own:
+        if name not in ("params", "name") and name not in taken:
+            options = [each for each in taken if each not in ("params", "lr")]
+            raise ArgumentError(
+                f"`{name}` of group `{group}` is no argument of {kind.__name__}; it takes {', '.join(options)}."
+            )

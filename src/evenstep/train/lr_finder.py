@@ -1,0 +1,199 @@
+"""Finds a learning rate: some updates at ever larger rates, what their losses were, and everything as it was before.
+
+The updates are the run's own, of its next global batches, with all that belongs to them (clipping, precision, ranks);
+only the rates are others. Then the state of before is put back. It proposes; it sets nothing.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast, final
+
+from torch import Tensor
+
+from evenstep.arguments import require_number, require_whole
+from evenstep.data.seeding import undisturbed
+from evenstep.errors import ArgumentError
+from evenstep.pipeline import PipelineModel
+from evenstep.train.outcome import Committed
+
+if TYPE_CHECKING:
+    from evenstep.train.trainer import Trainer
+
+_SMOOTHING = 0.9  # share of the average of the losses before that stays at each update
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundLr:
+    """What was tried, and what it suggests.
+
+    Args:
+        rates: of the optimizer's first group, one for each update, rising.
+        losses: of those updates, each before its own step.
+        suggestion: a rate at which the smoothed loss fell fastest; None where it never fell.
+    """
+
+    rates: tuple[float, ...]
+    losses: tuple[float, ...]
+    suggestion: float | None
+
+    @property
+    def smoothed(self) -> tuple[float, ...]:
+        """The losses' exponential moving average, without the weight of its beginning.
+
+        s_k = Σ_{j≤k} β^{k-j} l_j / Σ_{j≤k} β^{k-j}, β = 0.9
+        """
+        return _smoothed(self.losses)
+
+
+def find_lr(
+    trainer: "Trainer",
+    *,
+    lowest: float = 1e-7,
+    highest: float = 1.0,
+    updates: int = 100,
+    divergence: float = 4.0,
+) -> FoundLr:
+    """Try learning rates from `lowest` to `highest`, and put everything back as it was; all ranks call it together.
+
+    Update k of n has the rate lowest · (highest / lowest)^((k - 1) / (n - 1)) in the optimizer's first group, and the
+    others in proportion. Hooks and writers hear nothing of it; a second copy of the state is in memory meanwhile.
+
+    Args:
+        trainer: one that is not training. It may have trained before.
+        lowest: the first rate.
+        highest: the last rate.
+        updates: n, how many updates to make at most.
+        divergence: stop when the smoothed loss is above this many times the smallest so far.
+
+    Raises:
+        ArgumentError: a number out of its range, a model in stages, data that can't be read again, or fewer than three
+            updates' worth of them.
+
+    Reference: Smith, "Cyclical learning rates for training neural networks", WACV 2017, §3.3.
+
+    >>> from torch import nn, optim, tensor
+    >>> from evenstep import MapData, Task, Trainer
+    >>> class Line(Task):
+    ...     loss = lambda self, output, batch: ((output - batch[1]) ** 2).sum()
+    >>> model, pairs = nn.Linear(1, 1), [(tensor([float(x)]), tensor([2.0 * x])) for x in range(8)]
+    >>> trainer = Trainer(model=model, task=Line(), optimizer=optim.SGD(model.parameters(), lr=1.0),
+    ...                   data=MapData(pairs, global_batch_size=4), updates=200, device="cpu")
+    >>> found = find_lr(trainer, lowest=1e-4, highest=10.0, updates=50)
+    >>> 1e-4 < found.suggestion < 1.0, trainer.progress.update
+    (True, 0)
+    """
+    _check(trainer, lowest, highest, updates, divergence)
+    loop = trainer._loop  # pyright: ignore[reportPrivateUsage] - of one room
+    engine = loop.engine
+    trainer._check_idle("find_lr", "call it before `train`")  # pyright: ignore[reportPrivateUsage]
+    trainer._check_not_training("find_lr")  # pyright: ignore[reportPrivateUsage]
+    loop.settle_between_updates()
+    begin, ratio = engine.progress.update, highest / lowest
+
+    def rate_of(update: int) -> float:
+        return lowest * ratio ** ((update - begin - 1) / (updates - 1))
+
+    state = _copied(loop.checkpointer.state.state_dict(whole=True))
+    losses: list[float] = []
+    engine.group.go_on()
+    engine.prepare()
+    try:
+        with undisturbed(engine.parts.context.device), engine.bus.silent():
+            with engine.core.learning_rates.swept(rate_of):
+                losses = [*_losses(trainer, updates, divergence)]
+            loop.checkpointer.load(state)
+    finally:
+        loop.feed.data.close()
+    if len(losses) < 3:
+        raise ArgumentError(
+            f"the learning rate is found from three updates at least, but only {len(losses)} could be made before the "
+            f"loss was above {divergence:g} times its smallest or the data ended; lower `lowest`, or raise `updates`."
+        )
+    rates = tuple(rate_of(begin + 1 + number) for number in range(len(losses)))
+    return FoundLr(rates=rates, losses=tuple(losses), suggestion=_steepest(rates, _smoothed(losses)))
+
+
+def _losses(trainer: "Trainer", updates: int, divergence: float) -> Iterator[float]:
+    """The losses of so many updates, or of fewer where one diverges or the data end."""
+    loop = trainer._loop  # pyright: ignore[reportPrivateUsage] - of one room
+    engine, reducers = loop.engine, loop.engine.reducers
+    batches = loop.feed.data.batches(
+        engine.progress.position, seed=engine.seed, rank=reducers.rank, ranks=reducers.ranks
+    )
+    losses: list[float] = []
+    with closing(cast("Any", batches)):
+        for batch in batches:
+            outcome = engine.update(batch)
+            loss = outcome.metrics().get("loss", math.nan) if isinstance(outcome, Committed) else math.nan
+            if not math.isfinite(loss):
+                return
+            losses.append(loss)
+            yield loss
+            smoothed = _smoothed(losses)
+            if smoothed[-1] > divergence * min(smoothed) or len(losses) == updates:
+                return
+
+
+def _smoothed(losses: "list[float] | tuple[float, ...]") -> tuple[float, ...]:
+    total, weight, smoothed = 0.0, 0.0, list[float]()
+    for loss in losses:
+        total, weight = _SMOOTHING * total + loss, _SMOOTHING * weight + 1
+        smoothed.append(total / weight)
+    return tuple(smoothed)
+
+
+def _steepest(rates: tuple[float, ...], smoothed: tuple[float, ...]) -> float | None:
+    """The rate in the midst of that tenth of the updates over which the smoothed loss falls most.
+
+    The first tenth is left out, in which few losses are averaged, and what comes after the smallest.
+
+    >>> _steepest((1.0, 10.0, 100.0, 1000.0), (3.0, 2.9, 1.0, 5.0))
+    10.0
+    """
+    width = max(len(smoothed) // 10, 1)
+    begin = len(smoothed) // 10
+    lowest = begin + smoothed[begin:].index(min(smoothed[begin:]))
+    falls = {number: smoothed[number] - smoothed[number + width] for number in range(begin, lowest - width + 1)}
+    steepest = max(falls, key=falls.__getitem__, default=None)
+    return None if steepest is None or falls[steepest] <= 0 else rates[steepest + width // 2]
+
+
+def _copied(tree: Any) -> Any:
+    """A tree whose tensors are copies, which further updates do not change."""
+    if isinstance(tree, Tensor):
+        return tree.detach().clone()
+    if isinstance(tree, dict):
+        return {name: _copied(one) for name, one in cast("dict[Any, Any]", tree).items()}
+    if isinstance(tree, list | tuple):
+        several = [_copied(one) for one in cast("list[Any]", tree)]
+        return several if isinstance(tree, list) else tuple(several)
+    return tree
+
+
+def _check(trainer: "Trainer", lowest: float, highest: float, updates: int, divergence: float) -> None:
+    for name, value in (("lowest", lowest), ("highest", highest), ("divergence", divergence)):
+        require_number(name, value)
+    if not 0 < lowest < highest < math.inf:
+        raise ArgumentError(
+            f"`lowest` and `highest` must be learning rates above 0, the one below the other, but are {lowest} and "
+            f"{highest}; 1e-7 and 1 are usual."
+        )
+    require_whole("updates", updates, at_least=3, advice="100 is usual")
+    if not 1 < divergence < math.inf:
+        raise ArgumentError(f"`divergence` must be above 1, but is {divergence}; 4 is usual.")
+    loop = trainer._loop  # pyright: ignore[reportPrivateUsage] - of one room
+    if isinstance(trainer.model, PipelineModel):
+        raise ArgumentError(
+            "`find_lr` puts back a state that each rank can hold whole, but the model is in stages; try it without "
+            "stages, on fewer layers if need be."
+        )
+    if loop.engine.group.can_change:
+        raise ArgumentError("`find_lr` is for ranks that stay, but those of this run come and go; try it without.")
+    if not loop.feed.data.resumable:
+        raise ArgumentError(
+            "`find_lr` reads batches that the run then reads again, but this stream can't say where it is; give it "
+            "`state_dict` and `load_state_dict`, or try a dataset with a length."
+        )

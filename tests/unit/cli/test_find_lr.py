@@ -1,0 +1,34 @@
+"""`evenstep find-lr`: rates are tried as the run would, and nothing is left behind."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Callable[..., Any]
+
+
+def test_rates_are_tried_and_one_is_suggested_and_nothing_is_written(evenstep: Run, recipe: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in recipe.rglob("*") if path.suffix != ".pyc"}
+    done = evenstep("find-lr", "run.toml", "--tries", "12", "--highest=0.5", "--data.micro_batch_size", "4")
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    assert len(lines) == 14 and lines[0].split() == ["learning", "rate", "loss", "smoothed"]
+    assert [lines[1].split()[0], lines[12].split()[0]] == ["1.0e-07", "5.0e-01"]
+    assert lines[13].startswith("suggested   ")
+    assert {path: path.stat().st_mtime_ns for path in recipe.rglob("*") if path.suffix != ".pyc"} == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--tries", "many"], "`--tries` must be a whole number, but is 'many'"),
+        (["--lowest", "tiny"], "`--lowest` must be a number, but is 'tiny'"),
+        (["--lowest", "2"], "`lowest` and `highest` must be learning rates above 0"),
+        (["--parallel.pipeline", "2"], "add `--parallel.pipeline 1`"),
+    ],
+)
+def test_what_cannot_be_is_refused(evenstep: Run, recipe: Path, arguments: list[str], says: str) -> None:
+    done = evenstep("find-lr", "run.toml", *arguments)
+    assert done.code != 0 and says in done.err

@@ -1,0 +1,146 @@
+"""Global batches whose size changes: cut against a plain loop over the whole run."""
+
+import json
+from itertools import chain
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evenstep import MapData, Mixture, StreamData
+from evenstep.data import Position
+from evenstep.data.batch_sizes import BatchSizes, batch_sizes
+from evenstep.errors import ArgumentError
+
+
+@st.composite
+def pairs(draw: st.DrawFn) -> list[tuple[int, int]]:
+    begins = sorted({1, *draw(st.sets(st.integers(2, 40), max_size=4))})
+    return [(begin, draw(st.integers(1, 12))) for begin in begins]
+
+
+@settings(deadline=None, max_examples=60)
+@given(pairs(), st.integers(1, 30), st.sampled_from(["updates", "epochs"]))
+def test_every_epoch_is_cut_as_a_loop_over_the_whole_run_would(
+    given: list[tuple[int, int]], num_samples: int, unit: str
+) -> None:
+    sizes = batch_sizes("global_batch_size", given, unit)
+    number = 0
+    for epoch in range(12):
+        expected, place = [], 0
+        while place < num_samples:
+            expected.append(place)
+            at = number if unit == "updates" else epoch
+            place += [size for begin, size in given if begin <= at + 1][-1]
+            number += 1
+        begins = sizes.cut(num_samples, epoch)
+        assert [begins[n] for n in range(len(begins))] == [*begins] == expected
+
+
+def test_a_long_run_is_not_walked_through() -> None:
+    sizes = BatchSizes(begins=(0, 10), sizes=(2, 4), unit="updates")
+    assert len(sizes.cut(10**12, 10**9)) == 10**12 // 4
+
+
+def test_the_order_is_that_of_one_size_and_only_the_cut_changes() -> None:
+    def samples(size: object, epoch: int, **more: object) -> tuple[list[int], list[int]]:
+        data = MapData([*range(23)], global_batch_size=size, num_epochs=epoch + 1, **more)
+        batches = [*data.batches(Position(epoch=epoch), seed=5)]
+        return [*chain(*(batch.microbatches[0].samples for batch in batches))], [one.num_samples for one in batches]
+
+    for epoch in range(4):
+        order, _ = samples(4, epoch)
+        by_update, sizes = samples([(1, 4), (9, 8)], epoch)
+        assert by_update == order
+        assert sizes == [[4] * 5 + [3], [4, 4, 8, 7], [8, 8, 7], [8, 8, 7]][epoch]  # updates 7 and 8 are still of 4
+        by_epoch, sizes = samples(((1, 4), (3, 16)), epoch, batch_size_unit="epochs")
+        assert by_epoch == order
+        assert sizes == ([4] * 5 + [3] if epoch < 2 else [16, 7])
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_any_position_is_a_place_to_start_on_any_number_of_ranks(ranks: int) -> None:
+    data = MapData([*range(23)], global_batch_size=[(1, 3), (5, 6), (12, 2)], micro_batch_size=2, num_epochs=3)
+
+    def walk(start: Position) -> list[tuple[Position, list[int]]]:
+        parts = [[*data.batches(start, seed=5, rank=rank, ranks=ranks)] for rank in range(ranks)]
+        return [
+            (same[0].position, [sample for one in same for micro in one.microbatches for sample in micro.samples])
+            for same in zip(*parts, strict=True)
+        ]
+
+    whole = walk(Position())
+    assert sum(data.num_batches(epoch, seed=5) for epoch in range(3)) == len(whole)
+    for number, (position, _) in enumerate(whole):
+        assert walk(position) == whole[number:]
+
+
+def test_budgets_of_tokens_change_by_epochs() -> None:
+    lengths = [1 + n % 5 for n in range(40)]
+    data = MapData(
+        [*range(40)],
+        global_batch_tokens=[(1, 10), (2, 40)],
+        batch_size_unit="epochs",
+        lengths=lengths,
+        num_epochs=2,
+    )
+    for batch in data.batches(Position(), seed=1):
+        budget = 10 if batch.position.epoch == 0 else 40
+        taken = [lengths[sample] for sample in batch.microbatches[0].samples]
+        assert max(taken) * len(taken) <= budget
+    assert data.num_batches(1, seed=1) < data.num_batches(0, seed=1)
+
+
+def test_a_longest_sample_must_fit_into_the_smallest_budget() -> None:
+    more = {"batch_size_unit": "epochs", "lengths": [1, 2, 9]}
+    with pytest.raises(Exception, match="9"):
+        MapData([0, 1, 2], global_batch_tokens=[(1, 8), (2, 16)], **more)
+    skipping = MapData([0, 1, 2], global_batch_tokens=[(1, 8), (2, 16)], oversized="skip", **more)
+    assert skipping.num_skipped == 1
+
+
+def test_the_sizes_are_part_of_the_fingerprint() -> None:
+    one = MapData([1, 2], global_batch_size=[(1, 1), (3, 2)]).fingerprint()
+    assert json.loads(json.dumps(one)) == one
+    assert one["global_batch_size"] == {"unit": "updates", "sizes": [[1, 1], [3, 2]]}
+    assert one != MapData([1, 2], global_batch_size=[(1, 1), (4, 2)]).fingerprint()
+    assert MapData([1, 2], global_batch_size=1).fingerprint()["global_batch_size"] == 1
+
+
+def test_a_task_of_a_mixture_counts_its_own_batches() -> None:
+    data = Mixture(
+        {
+            "a": MapData([*range(6)], global_batch_size=[(1, 1), (3, 2)], shuffle=False),
+            "b": MapData([*range(9)], global_batch_size=3, shuffle=False),
+        },
+        end="cycle",
+    )
+    given = [
+        [len(one.samples) for one in batch.microbatches]
+        for batch, _ in zip(data.batches(Position(), seed=1), range(5), strict=False)
+    ]
+    assert given == [[1, 3], [1, 3], [2, 3], [2, 3], [2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"global_batch_size": []}, "`global_batch_size` must be a whole number or pairs of a number of updates"),
+        ({"global_batch_size": [(1, 4, 5)]}, "but holds"),
+        ({"global_batch_size": [(1, 4.0)]}, "but holds"),
+        ({"global_batch_size": [(2, 4)]}, "begin with 1, the first, but one begins at 2"),
+        ({"global_batch_size": [(1, 4), (1, 8)]}, "come after 1, but one begins at 1"),
+        ({"global_batch_size": [(1, 0)]}, "must be at least 1, but is 0 from 1 on"),
+        ({"global_batch_size": 4, "batch_size_unit": "epochs"}, "`batch_size_unit` is what sizes that change"),
+        ({"global_batch_size": 4, "batch_size_unit": "steps"}, "`batch_size_unit` must be one of updates, epochs"),
+        ({"global_batch_tokens": [(1, 4)], "lengths": [1, 1]}, "`global_batch_tokens` can change by epochs only"),
+    ],
+)
+def test_what_cannot_be_is_refused(given: dict[str, object], said: str) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        MapData([1, 2], **given)
+
+
+def test_a_stream_has_one_size() -> None:
+    with pytest.raises(ArgumentError, match="`global_batch_size` must be a whole number"):
+        StreamData([1, 2], global_batch_size=[(1, 4)])

@@ -1,0 +1,295 @@
+"""Parameter groups: who is in which, and that each is stepped as a plain loop over parameters would."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from evenstep import (
+    Checkpointing,
+    Hook,
+    MapData,
+    ParameterGroup,
+    PerGroup,
+    Step,
+    Task,
+    Trainer,
+    grouped_optimizer,
+)
+from evenstep.errors import ArgumentError
+from evenstep.events import UpdateEnd
+from evenstep.optim import MultiOptimizer
+from evenstep.train import described_groups
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(4)
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.linear(self.norm(x)))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(3, 4)
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+class Square(Task):
+    def loss(self, output: Tensor, batch: Any) -> Tensor:
+        return ((output - batch[1]) ** 2).sum()
+
+
+POINTS = [
+    (torch.randn(3, generator=torch.Generator().manual_seed(n)).double(), torch.tensor([n % 3 / 2]).double())
+    for n in range(24)
+]
+
+
+def net() -> Net:
+    torch.manual_seed(3)
+    return Net().double()
+
+
+def groups_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, list[str]]:
+    names = {id(one): name for name, one in model.named_parameters()}
+    return {group["name"]: [names[id(one)] for one in group["params"]] for group in optimizer.param_groups}
+
+
+def test_one_word_takes_weight_decay_from_biases_and_norms() -> None:
+    model = net()
+    made = grouped_optimizer(model, lr=0.1, weight_decay_on="matrices", options={"weight_decay": 0.2})
+    assert groups_of(model, made)["others"] == [
+        "embed.weight",
+        "blocks.0.linear.weight",
+        "blocks.1.linear.weight",
+        "head.weight",
+    ]
+    assert [group["weight_decay"] for group in made.param_groups] == [0.2, 0.0]
+    assert sum(len(group["params"]) for group in made.param_groups) == len([*model.parameters()])
+
+
+def test_a_norm_over_matrices_is_no_matrix() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.LayerNorm((2, 3)))
+    made = grouped_optimizer(model, lr=0.1, weight_decay_on="matrices")
+    assert groups_of(model, made) == {"others": ["0.weight"], "others/no_decay": ["0.bias", "1.weight", "1.bias"]}
+
+
+def test_layers_have_rates_that_fall_towards_the_input() -> None:
+    model = net()
+    made = grouped_optimizer(model, torch.optim.SGD, lr=1.0, layer_decay=0.5, layers="blocks")
+    rates = {group["name"]: group["lr"] for group in made.param_groups}
+    assert rates == {"others/layer_0": 0.125, "others/layer_1": 0.25, "others/layer_2": 0.5, "others/layer_3": 1.0}
+    found = groups_of(model, made)
+    assert found["others/layer_0"] == ["embed.weight", "embed.bias"]
+    assert all(name.startswith("blocks.1.") for name in found["others/layer_2"])
+    assert found["others/layer_3"] == ["head.weight", "head.bias"]
+
+
+SETTINGS: dict[str, Mapping[str, Any]] = {
+    "decay": {"weight_decay_on": "matrices", "options": {"weight_decay": 0.1}},
+    "layers": {
+        "layer_decay": 0.7,
+        "layers": "blocks",
+        "groups": {"head": ParameterGroup(patterns=("head.*",), lr=0.3)},
+    },
+    "frozen": {"groups": {"input": ParameterGroup(patterns=("embed.*", "blocks.0.*"), frozen=True)}},
+    "options": {
+        "groups": {
+            "norms": ParameterGroup(patterns=("*.norm.*",), lr_factor=3.0, weight_decay=0.0),
+            "head": ParameterGroup(patterns=("head.*",), options={"betas": (0.5, 0.9)}),
+        },
+        "options": {"weight_decay": 0.3},
+    },
+}
+
+
+def reference_rate(name: str, setting: str) -> dict[str, Any] | None:
+    """What each parameter is stepped with, by hand."""
+    matrix = name.endswith("weight") and "norm" not in name
+    depth = 0 if "embed" in name else 3 if "head" in name else 1 + int(name.split(".")[1])
+    if setting == "decay":
+        return {"lr": 0.05, "weight_decay": 0.1 if matrix else 0.0}
+    if setting == "layers":
+        return {"lr": (0.3 if "head" in name else 0.05) * 0.7 ** (3 - depth)}
+    if setting == "frozen":
+        return None if "embed" in name or "blocks.0" in name else {"lr": 0.05}
+    if "norm" in name:
+        return {"lr": 0.15000000000000002, "weight_decay": 0.0}
+    return {"lr": 0.05, "weight_decay": 0.3, **({"betas": (0.5, 0.9)} if "head" in name else {})}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_each_parameter_is_stepped_as_one_optimizer_for_it_alone_would(setting: str) -> None:
+    model, reference = net(), net()
+    optimizer = grouped_optimizer(model, lr=0.05, **SETTINGS[setting])
+    data = MapData(POINTS, global_batch_size=8, shuffle=False)
+    Trainer(model=model, task=Square(), optimizer=optimizer, data=data, updates=6, device="cpu").train()
+    alone = [
+        torch.optim.AdamW([one], **given)
+        for name, one in reference.named_parameters()
+        if (given := reference_rate(name, setting)) is not None
+    ]
+    for number in range(6):
+        taken = POINTS[8 * (number % 3) : 8 * (number % 3) + 8]
+        inputs, targets = (torch.stack([pair[part] for pair in taken]) for part in (0, 1))
+        reference.zero_grad()
+        (((reference(inputs) - targets) ** 2).sum() / 8).backward()
+        for one in alone:
+            one.step()
+    for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def muon(model: nn.Module) -> torch.optim.Optimizer:
+    blocks = ParameterGroup(patterns=("blocks.*",), dims=2, optimizer=torch.optim.Muon, lr=0.02)
+    return grouped_optimizer(model, lr=0.05, groups={"matrices": blocks}, weight_decay_on="matrices")
+
+
+def test_muon_steps_the_matrices_and_adamw_the_rest() -> None:
+    model, reference = net(), net()
+    made = muon(model)
+    assert isinstance(made, MultiOptimizer)
+    assert [type(one).__name__ for one in made.optimizers] == ["Muon", "AdamW"]
+    assert groups_of(model, made)["matrices"] == ["blocks.0.linear.weight", "blocks.1.linear.weight"]
+    data = MapData(POINTS, global_batch_size=8, shuffle=False)
+    Trainer(model=model, task=Square(), optimizer=made, data=data, updates=3, device="cpu").train()
+    matrices = [reference.blocks[0].linear.weight, reference.blocks[1].linear.weight]  # pyright: ignore
+    decaying = [reference.embed.weight, reference.head.weight]
+    held = {id(one) for one in (*matrices, *decaying)}
+    rest = [one for one in reference.parameters() if id(one) not in held]
+    alone = [
+        torch.optim.Muon(matrices, lr=0.02),
+        torch.optim.AdamW([{"params": decaying}, {"params": rest, "weight_decay": 0.0}], lr=0.05),
+    ]
+    for number in range(3):
+        inputs, targets = (torch.stack([pair[part] for pair in POINTS[8 * number : 8 * number + 8]]) for part in (0, 1))
+        reference.zero_grad()
+        (((reference(inputs) - targets) ** 2).sum() / 8).backward()
+        for one in alone:
+            one.step()
+    for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("stop", [1, 4])
+def test_groups_with_schedules_of_their_own_are_resumed_to_the_bit(stop: int, tmp_path: Path) -> None:
+    class StopAt(Hook):
+        def after_update(self, event: UpdateEnd) -> None:
+            if event.update == stop and self.trainer.folder is not None:
+                self.trainer.request_stop("test")
+
+    def trainer(folder: Path | None, stops: bool = False) -> Trainer:
+        model = net()
+        schedule = PerGroup({"matrices": Step(every=2, factor=0.5)})
+        return Trainer(
+            model=model,
+            task=Square(),
+            optimizer=muon(model),
+            data=MapData(POINTS, global_batch_size=8),
+            updates=7,
+            device="cpu",
+            lr_schedule=schedule,
+            folder=folder,
+            hooks=[StopAt()] if stops else [],
+            checkpoint=Checkpointing(keep_last=1),
+        )
+
+    whole = trainer(None)
+    whole.train()
+    trainer(tmp_path, stops=True).train()
+    second = trainer(tmp_path)
+    second.resume()
+    second.train()
+    assert all(torch.equal(a, b) for a, b in zip(whole.model.parameters(), second.model.parameters(), strict=True))
+    assert [group["lr"] for group in second.optimizer.param_groups] == [0.02 / 8, 0.05, 0.05]
+
+
+def test_a_schedule_for_a_group_is_for_its_parts_too() -> None:
+    model = net()
+    head = {"head": ParameterGroup(patterns=("head.*",))}
+    optimizer = grouped_optimizer(model, lr=0.1, groups=head, weight_decay_on="matrices")
+    schedule = PerGroup({"head": Step(every=1, factor=0.5), "head/no_decay": Step(every=1, factor=0.1)})
+    data = MapData(POINTS, global_batch_size=8)
+    Trainer(
+        model=model, task=Square(), optimizer=optimizer, data=data, updates=2, device="cpu", lr_schedule=schedule
+    ).train()
+    assert {group["name"]: group["lr"] for group in optimizer.param_groups} == pytest.approx(
+        {"others": 0.1, "others/no_decay": 0.1, "head": 0.05, "head/no_decay": 0.01}
+    )
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "two": (
+        {"groups": {"a": ParameterGroup(patterns=("head.*",)), "b": ParameterGroup(patterns=("*.weight",))}},
+        "each parameter must be in one group, but `head.weight` fits the `patterns` of a and of b",
+    ),
+    "none": (
+        {"groups": {"a": ParameterGroup(patterns=("heads.*",))}},
+        r"`patterns` of group `a` has 'heads.\*', which fits no parameter; near it are `head",
+    ),
+    "dims": (
+        {"groups": {"a": ParameterGroup(patterns=("head.*",), dims=3)}},
+        r"fits 2 parameters of 1, 2 dimensions, but none of the 3",
+    ),
+    "all frozen": ({"groups": {"a": ParameterGroup(patterns=("*",), frozen=True)}}, "nothing to train"),
+    "an option": (
+        {"groups": {"a": ParameterGroup(patterns=("head.*",), options={"momentum": 0.9})}},
+        "`momentum` of group `a` is no argument of AdamW; it takes betas",
+    ),
+    "no decay": (
+        {"optimizer": torch.optim.Rprop, "weight_decay_on": "matrices"},
+        "`weight_decay` of group `others` is no argument of Rprop",
+    ),
+    "layers": ({"layer_decay": 0.5, "layers": "layers"}, "there is no `layers.0.…`; there are blocks"),
+    "layers alone": ({"layers": "blocks"}, "`layer_decay` and `layers` go together"),
+    "a word": ({"weight_decay_on": "matrix"}, "`weight_decay_on` must be one of all, matrices"),
+    "a name": ({"groups": {"others": ParameterGroup(patterns=("*",))}}, "a group can't be called 'others'"),
+    "an object": ({"optimizer": "AdamW"}, "`optimizer` must be a class of optimizers"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_is_refused_in_a_line(case: str) -> None:
+    given, said = REFUSED[case]
+    with pytest.raises(ArgumentError, match=said) as raised:
+        grouped_optimizer(net(), **{"lr": 0.1, **given})
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"patterns": ()}, "`patterns` must hold at least one"),
+        ({"patterns": "head.*"}, "`patterns` must be a list of names"),
+        ({"lr": 0.1, "lr_factor": 2.0}, "`lr` and `lr_factor` of a group both say"),
+        ({"lr": 0.0}, "`lr` must be above 0"),
+        ({"frozen": True, "lr": 0.1}, "`lr` has no effect on a group that is `frozen`"),
+        ({"weight_decay": -0.1}, "`weight_decay` must be at least 0"),
+    ],
+)
+def test_a_group_that_cannot_be_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        ParameterGroup(**{"patterns": ("*",), **given})
+
+
+def test_groups_are_told_with_what_they_hold() -> None:
+    assert described_groups(muon(net())) == [
+        "matrices: Muon, lr 0.02, weight decay 0.1, 2 parameters of 32 numbers",
+        "others: AdamW, lr 0.05, weight decay 0.01, 2 parameters of 16 numbers",
+        "others/no_decay: AdamW, lr 0.05, weight decay 0, 8 parameters of 29 numbers",
+    ]

@@ -1,0 +1,243 @@
+"""Learning rates of whole runs: by epoch, by evaluation and by group, cut anywhere and resumed."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from evenstep import Checkpointing, Engine, Evaluate, Hook, MapData, PerGroup, Plateau, Step, Task, Trainer
+from evenstep.data import Position, StreamData
+from evenstep.errors import ArgumentError, HookError
+from evenstep.events import UpdateEnd
+from evenstep.extras.multitask import Scheduled
+from evenstep.optim.schedules import Constant, Cosine, Linear, Listed, LrSchedule, Multiplicative
+
+POINTS = [(torch.full((2,), n / 10), torch.tensor([n % 3 / 2])) for n in range(20)]
+
+
+class Square(Task):
+    def loss(self, output: Tensor, batch: Any) -> Tensor:
+        return ((output - batch[1]) ** 2).sum()
+
+
+class Rates(Hook):
+    """Remembers the rates that each update was made with; stops where it is told to."""
+
+    def __init__(self, stop: int | None = None) -> None:
+        self.by_update: dict[int, tuple[float, ...]] = {}
+        self.stop = stop
+
+    def after_update(self, event: UpdateEnd) -> None:
+        self.by_update[event.update] = tuple(group["lr"] for group in self.trainer.optimizer.param_groups)
+        if event.update == self.stop:
+            self.trainer.request_stop("test")
+
+
+def trainer_of(rates: Rates, schedule: LrSchedule, **more: Any) -> Trainer:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
+    groups = [
+        {"params": [*model[0].parameters()], "lr": 0.5, "name": "body"},
+        {"params": [*model[2].parameters()], "lr": 0.25, "name": "head"},
+    ]
+    given = {
+        "model": model,
+        "task": Square(),
+        "optimizer": torch.optim.SGD(groups, momentum=0.9),
+        "data": MapData(POINTS, global_batch_size=8),
+        "device": "cpu",
+        "lr_schedule": schedule,
+        **more,
+    }
+    given["hooks"] = [rates, *given.get("hooks", ())]
+    if "epochs" not in given:
+        given.setdefault("updates", 12)
+    return Trainer(**given)
+
+
+def assert_same(left: Any, right: Any, path: str = "") -> None:
+    if isinstance(left, dict):
+        assert left.keys() == right.keys(), path
+        for name in left:
+            assert_same(left[name], right[name], f"{path}.{name}")
+    elif isinstance(left, Tensor):
+        assert torch.equal(left, right), path
+    else:
+        assert left == right, path
+
+
+def test_a_rate_by_epoch_is_that_of_the_updates_batch() -> None:
+    """20 samples by 8 are 3 updates an epoch, the last of which is short."""
+    rates = Rates()
+    trainer_of(rates, Multiplicative(factors=(1.0, 0.5)), epochs=4).train()
+    expected = {update: 0.5 * [1.0, 1.0, 0.5, 0.25][(update - 1) // 3] for update in range(1, 13)}
+    assert {update: one[0] for update, one in rates.by_update.items()} == expected
+
+
+def test_a_rate_by_epoch_follows_a_stream_whose_length_nobody_knows() -> None:
+    rates = Rates()
+    data = StreamData([*POINTS], global_batch_size=8, exact_resume=False)
+    trainer_of(rates, Step(every=1, factor=0.5, unit="epochs"), data=data, updates=9).train()
+    assert [one[0] for one in rates.by_update.values()] == [0.5] * 3 + [0.25] * 3 + [0.125] * 3
+
+
+def test_each_group_follows_its_own_schedule() -> None:
+    rates = Rates()
+    schedule = PerGroup({"head": Listed(factors=((1, 1.0), (3, 0.5)))}, Linear(end_factor=0.0))
+    trainer = trainer_of(rates, schedule, updates=4)
+    result = trainer.train()
+    assert [one[0] for one in rates.by_update.values()] == pytest.approx([0.5, 1 / 3, 1 / 6, 0.0], rel=1e-12)
+    assert [one[1] for one in rates.by_update.values()] == [0.25, 0.25, 0.125, 0.125]
+    assert result.metrics["train/lr/head"] == 0.125
+
+
+def test_a_group_that_is_not_there_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ArgumentError, match=r"has `heat`, but no group of the optimizer.*did you mean `head`"):
+        trainer_of(Rates(), PerGroup({"heat": Constant()}))
+
+
+SCHEDULES: dict[str, Callable[[], LrSchedule]] = {
+    "by epoch": lambda: Multiplicative(factors=(0.5, 0.8), warmup_updates=5),
+    "plateau": lambda: Plateau(factor=0.5, patience_evaluations=2, min_delta=0.05, cooldown_evaluations=1),
+    "plateaus of groups": lambda: PerGroup(
+        {"head": Plateau(factor=0.5, patience_evaluations=1, min_delta=10.0)},
+        Plateau(factor=0.1, patience_evaluations=2, min_delta=10.0),
+    ),
+}
+
+
+@pytest.mark.parametrize("stop", [2, 5, 7])
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_a_resumed_run_has_the_rates_and_bits_of_the_undisturbed_one(kind: str, stop: int, tmp_path: Path) -> None:
+    def run(stop: int | None, folder: Path | None) -> tuple[Trainer, Rates]:
+        rates = Rates(stop)
+        evaluations = {"valid": MapData(POINTS[:6], global_batch_size=6, shuffle=False)}
+        more = {"evaluations": evaluations, "hooks": [Evaluate(every_updates=1)]}
+        return trainer_of(rates, SCHEDULES[kind](), folder=folder, checkpoint=Checkpointing(keep_last=1), **more), rates
+
+    whole, expected = run(None, None)
+    whole.train()
+    first, before = run(stop, tmp_path)
+    first.train()
+    second, after = run(None, tmp_path)
+    second.resume()
+    second.train()
+    assert {**before.by_update, **after.by_update} == expected.by_update
+    assert_same(whole.state_dict()["model"], second.state_dict()["model"])
+    assert_same(whole.state_dict()["lr_schedule"], second.state_dict()["lr_schedule"])
+    assert len({*expected.by_update.values()}) > 1, "the schedule changed nothing"
+
+
+def test_an_evaluation_after_an_aborted_save_is_not_counted_twice(tmp_path: Path) -> None:
+    """The memory is that of the checkpoint that the run goes on from, not what the lost updates have added to it."""
+    schedule = Plateau(patience_evaluations=3, min_delta=10.0)
+    evaluations = {"valid": MapData(POINTS[:6], global_batch_size=6, shuffle=False)}
+    trainer = trainer_of(Rates(), schedule, evaluations=evaluations, folder=tmp_path)
+    trainer.evaluate()
+    trainer.evaluate()
+    assert schedule.evaluations_since_best == 1
+    state = trainer.state_dict()
+    trainer.evaluate()
+    assert schedule.evaluations_since_best == 2
+    trainer.load_state_dict(state)
+    assert schedule.evaluations_since_best == 1
+    json.dumps(state["lr_schedule"])
+
+
+def test_a_checkpoint_without_a_memory_lets_the_rate_begin_afresh_and_says_so() -> None:
+    evaluations = {"valid": MapData(POINTS[:6], global_batch_size=6, shuffle=False)}
+    trainer = trainer_of(Rates(), Plateau(), evaluations=evaluations)
+    state = trainer.state_dict()
+    del state["lr_schedule"]
+    engine = trainer._loop.engine
+    assert any("begins at the full rate" in text for text in engine.load_own(engine.own_part(state)))
+
+
+def test_a_plateau_of_an_evaluation_or_metric_that_is_not_there_is_refused() -> None:
+    with pytest.raises(HookError, match="no evaluation `test`"):
+        trainer_of(Rates(), Plateau(metric="test/loss")).train()
+    evaluations = {"valid": MapData(POINTS[:6], global_batch_size=6, shuffle=False)}
+    with pytest.raises(HookError, match="did you mean `valid/loss`"):
+        trainer_of(Rates(), Plateau(metric="valid/los"), evaluations=evaluations).train()
+
+
+def test_a_plateau_belongs_to_one_run() -> None:
+    evaluations = {"valid": MapData(POINTS[:6], global_batch_size=6, shuffle=False)}
+    schedule = Plateau()
+    _first = trainer_of(Rates(), schedule, evaluations=evaluations)
+    with pytest.raises(ArgumentError, match="`lr_schedule`"):
+        trainer_of(Rates(), schedule, evaluations=evaluations)
+
+
+def test_an_engine_saves_what_a_plateau_remembers_and_refuses_epochs() -> None:
+    def engine_of(schedule: LrSchedule) -> Engine:
+        torch.manual_seed(3)
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        return Engine(model, Square(), optimizer, lr_schedule=schedule, updates=9, device="cpu")
+
+    one, two = Plateau(patience_evaluations=1), Plateau(patience_evaluations=1)
+    first, second = engine_of(one), engine_of(two)
+    batch = (torch.ones(4, 2), torch.ones(4, 1))
+    first.update(batch)
+    one.evaluated(1.0, update=1)
+    one.evaluated(1.0, update=1)
+    second.load_state_dict(first.state_dict())
+    second.update(batch)
+    assert second.optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
+    with pytest.raises(ArgumentError, match="counts epochs, which an engine is not told of"):
+        engine_of(Step(every=1, unit="epochs"))
+
+
+def test_a_coefficient_follows_updates_only() -> None:
+    for schedule in (Step(every=1, unit="epochs"), Plateau(), PerGroup({"a": Cosine()})):
+        with pytest.raises(ArgumentError, match="`schedules` of task `a` must depend on the number of the update only"):
+            Scheduled({"a": schedule})
+
+
+@pytest.mark.parametrize("stop", [3, 4, 6, 7])
+@pytest.mark.parametrize("unit", ["updates", "epochs"])
+def test_batch_sizes_that_change_are_resumed_at_their_border(unit: Any, stop: int, tmp_path: Path) -> None:
+    """20 samples: by 4, which are 5 updates an epoch, then by 8; each update is the mean over its own batch."""
+    sizes = [(1, 4), (7, 8)] if unit == "updates" else [(1, 4), (2, 8)]
+
+    def run(stop: int | None, folder: Path | None) -> Trainer:
+        data = MapData(POINTS, global_batch_size=sizes, batch_size_unit=unit, micro_batch_size=3)
+        return trainer_of(Rates(stop), Constant(), data=data, folder=folder, epochs=3)
+
+    whole = run(None, None)
+    result = whole.train()
+    assert whole.updates == result.update == 5 + 3 + 3
+    run(stop, tmp_path).train()
+    second = run(None, tmp_path)
+    second.resume()
+    second.train()
+    assert_same(whole.state_dict()["model"], second.state_dict()["model"])
+
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
+    reference = torch.optim.SGD(
+        [{"params": [*model[0].parameters()], "lr": 0.5}, {"params": [*model[2].parameters()], "lr": 0.25}],
+        momentum=0.9,
+    )
+    number = 0
+    for epoch in range(3):
+        order = [s for b in _epoch_of(epoch) for m in b.microbatches for s in m.samples]
+        while order:
+            size = [n for begin, n in sizes if begin <= (number if unit == "updates" else epoch) + 1][-1]
+            taken, order, number = order[:size], order[size:], number + 1
+            reference.zero_grad()
+            inputs, targets = (torch.stack([POINTS[s][part] for s in taken]) for part in (0, 1))
+            (((model(inputs) - targets) ** 2).sum() / len(taken)).backward()
+            reference.step()
+    for ours, theirs in zip(whole.model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def _epoch_of(epoch: int) -> list[Any]:
+    data = MapData(POINTS, global_batch_size=1, num_epochs=epoch + 1)
+    return [*data.batches(Position(epoch=epoch), seed=42)]

@@ -1,0 +1,200 @@
+"""What tests of schedules run on several ranks."""
+
+import copy
+import math
+from typing import Any
+
+import torch
+from launched import digest, group_of_ranks, strategy_named
+from torch import Tensor, nn
+
+from evenstep import (
+    Checkpointing,
+    Evaluate,
+    Hook,
+    Listed,
+    Logging,
+    MapData,
+    Mesh,
+    ParameterGroup,
+    PerGroup,
+    PipelineModel,
+    Single,
+    Task,
+    Trainer,
+    find_lr,
+    grouped_optimizer,
+)
+from evenstep.data import Position
+from evenstep.errors import ArgumentError
+from evenstep.events import UpdateEnd
+
+POINTS = [(torch.randn(4, generator=torch.Generator().manual_seed(n)), torch.tensor([n % 3 / 2])) for n in range(24)]
+
+
+class Square(Task):
+    def loss(self, output: Tensor, batch: Any) -> Tensor:
+        return ((output - batch[1]) ** 2).sum()
+
+
+def found(*strategies: str) -> dict[str, tuple[tuple[float, ...], bool]]:
+    """The losses of a search with each strategy, and whether the state is what it was."""
+    results: dict[str, tuple[tuple[float, ...], bool]] = {}
+    for strategy in strategies:
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+        trainer = Trainer(
+            model=model,
+            task=Square(),
+            optimizer=torch.optim.AdamW(model.parameters(), lr=0.1, foreach=True),
+            data=MapData([(x.double(), y.double()) for x, y in POINTS], global_batch_size=8, micro_batch_size=2),
+            updates=6,
+            device="cpu",
+            strategy=strategy,
+        )
+        trainer.updates = 2
+        trainer.train()
+        before = copy.deepcopy(trainer.state_dict())
+        search = find_lr(trainer, lowest=1e-4, highest=1.0, updates=8)
+        results[strategy] = search.losses, same(before, trainer.state_dict())
+    return results
+
+
+class Net(nn.Sequential):
+    """Layers of which the second and third are stepped as matrices."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(3)
+        super().__init__(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 6), nn.Linear(6, 1))
+        self.double()
+
+
+def muon(model: nn.Module) -> torch.optim.Optimizer:
+    matrices = ParameterGroup(patterns=("2.*", "4.*"), dims=2, optimizer=torch.optim.Muon, lr=0.02)
+    first = ParameterGroup(patterns=("0.weight",), frozen=True)
+    groups = {"matrices": matrices, "first": first}
+    return grouped_optimizer(model, lr=0.05, groups=groups, weight_decay_on="matrices")
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return grouped_optimizer(
+        model,
+        lr=0.05,
+        groups={
+            "last": ParameterGroup(patterns=("5.*",), lr_factor=0.1),
+            "bias": ParameterGroup(patterns=("0.bias",), frozen=True),
+        },
+        weight_decay_on="matrices",
+    )
+
+
+def grouped(strategy: str, make: str, stages: int = 1, stop: int | None = None, folder: str | None = None) -> str:
+    """A digest of the parameters after 6 updates in groups, or why it is refused."""
+
+    class StopAt(Hook):
+        def after_update(self, event: UpdateEnd) -> None:
+            if event.update == stop:
+                self.trainer.request_stop("test")
+
+    group = group_of_ranks()
+    mesh = None if group is None or stages == 1 else Mesh.of(group, pipeline=stages)
+    model: nn.Module = Net() if mesh is None else PipelineModel(Net(), mesh=mesh, schedule="1f1b")
+    data = mesh.data if mesh is not None else group
+    strategy_of = Single(data) if mesh is not None and mesh.data.ranks == 1 else strategy_named(strategy, data)
+    try:
+        trainer = Trainer(
+            model=model,
+            task=Square(),
+            optimizer={"muon": muon, "adam": adam}[make](model),
+            data=MapData([(x.double(), y.double()) for x, y in POINTS], global_batch_size=8, micro_batch_size=4),
+            lr_schedule=PerGroup({"others": Listed(factors=((1, 1.0), (4, 0.5)))}),
+            updates=6,
+            device="cpu",
+            strategy=strategy_of,
+            folder=folder,
+            hooks=[StopAt()],
+            checkpoint=Checkpointing(asynchronous=False),
+            log=Logging(writers=()),
+        )
+    except ArgumentError as error:
+        return str(error)
+    if folder is not None:
+        trainer.resume()
+    trainer.train()
+    state = trainer.state_dict()  # all together
+    return digest(state["model"]) if trainer.is_first_rank else ""
+
+
+def schedule_free(strategy: str, stop: int | None = None, folder: str | None = None) -> tuple[str, float]:
+    """A digest of the parameters that are trained, and the loss of those that are evaluated."""
+    import schedulefree
+
+    class StopAt(Hook):
+        def after_update(self, event: UpdateEnd) -> None:
+            if event.update == stop:
+                self.trainer.request_stop("test")
+
+    model = Net()
+    optimizer = schedulefree.AdamWScheduleFree(model.parameters(), lr=0.05, warmup_steps=3)
+    optimizer.elementwise = True
+    given = MapData([(x.double(), y.double()) for x, y in POINTS], global_batch_size=8, micro_batch_size=4)
+    trainer = Trainer(
+        model=model,
+        task=Square(),
+        optimizer=optimizer,
+        data=given,
+        evaluations={"valid": given},
+        updates=6,
+        device="cpu",
+        strategy=strategy_named(strategy, group_of_ranks()),
+        folder=folder,
+        hooks=[StopAt(), Evaluate(every_updates=2)],
+        checkpoint=Checkpointing(asynchronous=False),
+        log=Logging(writers=()),
+    )
+    if folder is not None:
+        trainer.resume()
+    result = trainer.train()
+    state = trainer.state_dict()  # all together
+    return digest(state["model"]), result.metrics.get("valid/loss", math.nan)
+
+
+def schedule_free_alone() -> float:
+    """The loss of the same in a plain loop, its modes switched by hand."""
+    import schedulefree
+
+    model = Net()
+    optimizer = schedulefree.AdamWScheduleFree(model.parameters(), lr=0.05, warmup_steps=3)
+    data = MapData([(x.double(), y.double()) for x, y in POINTS], global_batch_size=8, num_epochs=2)
+    optimizer.train()
+    for batch in data.batches(Position(), seed=42):
+        inputs, targets = batch.microbatches[0].data
+        optimizer.zero_grad()
+        (((model(inputs) - targets) ** 2).sum() / 8).backward()
+        optimizer.step()
+    optimizer.eval()
+    inputs, targets = (torch.stack([pair[part] for pair in POINTS]).double() for part in (0, 1))
+    return ((model(inputs) - targets) ** 2).sum().item() / len(POINTS)
+
+
+def eight_bits(kind: Any, folder: str | None = None) -> float:
+    """The loss at the end of a run with an optimizer of this class."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(4, 1024), nn.Tanh(), nn.Linear(1024, 1))
+    trainer = Trainer(
+        model=model,
+        task=Square(),
+        optimizer=kind(model.parameters(), lr=1e-3),
+        data=MapData(POINTS, global_batch_size=8),
+        updates=3,
+        device="cpu",
+        folder=folder,
+        log=Logging(writers=()),
+    )
+    return trainer.train().metrics["train/loss"]
+
+
+def same(left: Any, right: Any) -> bool:
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[name], right[name]) for name in left)
+    return torch.equal(left, right) if isinstance(left, Tensor) else left == right

@@ -1,0 +1,86 @@
+"""Schedules and what belongs to them on several ranks."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import schedules_programs
+import torch
+from launched import on_ranks
+
+from evenstep.errors import ArgumentError
+
+
+@pytest.mark.slow
+def test_a_rate_is_found_on_ranks_as_in_one_process_and_leaves_no_trace() -> None:
+    alone, _ = schedules_programs.found("single")["single"]
+    for result in on_ranks(2, schedules_programs.found, "ddp", "zero1", "fsdp"):
+        for strategy, (losses, is_same) in result.items():
+            assert is_same, strategy
+            assert losses == pytest.approx(alone, rel=1e-9), strategy
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("make", "strategies"),
+    [("muon", ["ordered", "ordered-zero1"]), ("adam", ["ordered", "ordered-zero1", "ordered-fsdp"])],
+)
+def test_groups_have_the_bits_of_one_process_with_every_strategy_and_in_stages(
+    make: str, strategies: list[str]
+) -> None:
+    alone = schedules_programs.grouped("single", make)
+    for strategy in strategies:
+        assert on_ranks(2, schedules_programs.grouped, strategy, make)[0] == alone, strategy
+    assert on_ranks(2, schedules_programs.grouped, "single", make, 2)[0] == alone, "2 stages"
+
+
+@pytest.mark.slow
+def test_groups_of_two_optimizers_are_resumed_on_ranks(tmp_path: Path) -> None:
+    alone = schedules_programs.grouped("single", "muon")
+    for number, (strategy, stages) in enumerate([("ordered-zero1", 1), ("single", 2)]):
+        folder = str(tmp_path / str(number))
+        on_ranks(2, schedules_programs.grouped, strategy, "muon", stages, 3, folder)
+        assert on_ranks(2, schedules_programs.grouped, strategy, "muon", stages, None, folder)[0] == alone
+
+
+def test_muon_on_shards_is_refused() -> None:
+    for said in on_ranks(2, schedules_programs.grouped, "fsdp", "muon"):
+        assert "Muon is not exact on such parts" in said and "zero1" in said
+
+
+@pytest.mark.slow
+def test_a_schedule_free_optimizer_has_its_modes_switched_on_every_strategy_and_resumes(tmp_path: Path) -> None:
+    pytest.importorskip("schedulefree")
+    digest, loss = schedules_programs.schedule_free("ordered")
+    assert loss == pytest.approx(schedules_programs.schedule_free_alone(), rel=1e-9)
+    schedules_programs.schedule_free("ordered", 3, str(tmp_path))
+    assert schedules_programs.schedule_free("ordered", None, str(tmp_path))[0] == digest
+    for strategy in ("ordered", "ordered-zero1", "ordered-fsdp"):
+        (theirs, value), _ = on_ranks(2, schedules_programs.schedule_free, strategy)
+        assert theirs == digest, strategy
+        assert value == pytest.approx(loss, rel=1e-12), strategy
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # its step is compiled, which warns of torch's own
+def test_state_in_8_bits_trains_and_is_refused_by_name_where_it_would_be_saved(tmp_path: Path) -> None:
+    optim = pytest.importorskip("torchao.optim")
+    schedules_programs.eight_bits(optim.AdamW8bit)
+    with pytest.raises(ArgumentError, match="`exp_avg` in the state of AdamW8bit is a OptimState8bit"):
+        schedules_programs.eight_bits(optim.AdamW8bit, folder=str(tmp_path))
+
+
+def test_a_state_of_somebodys_own_tensors_is_refused_after_the_first_step(tmp_path: Path) -> None:
+    class Packed(torch.Tensor):
+        pass
+
+    class Own(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            super().step(closure)
+            for group in self.param_groups:
+                for one in group["params"]:
+                    self.state[one]["packed"] = torch.zeros(2).as_subclass(Packed)
+
+    schedules_programs.eight_bits(Own)
+    with pytest.raises(ArgumentError, match=r"`packed` in the state of Own is a Packed.*keep no checkpoints"):
+        schedules_programs.eight_bits(Own, folder=str(tmp_path))
