@@ -57,6 +57,11 @@ def train_compiled(model: nn.Module, feed: Feed, work: Work) -> list[float]:
     return train(model, feed, work, compile="model")
 
 
+def train_compiled_update(model: nn.Module, feed: Feed, work: Work) -> list[float]:
+    """Train with each update compiled as one graph."""
+    return train(model, feed, work, compile="update")
+
+
 def train(
     model: nn.Module,
     feed: Feed,

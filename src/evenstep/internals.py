@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import lru_cache
 from importlib import import_module
+from operator import attrgetter
 from typing import Any, cast
 
 import torch
@@ -30,6 +31,7 @@ _backward, _nodes = cast("Any", graph)._engine_run_backward, logging.getLogger(g
 _engine = cast("Any", torch.autograd).Variable._execution_engine
 _optimizers = cast("Any", import_module("torch.optim.optimizer"))
 _WRAPPED_STEP = cast("Any", Optimizer).profile_hook_step(Optimizer.step).__code__
+_BACKWARD_HOOKS, _ACCUMULATE_HOOKS = attrgetter("_backward_hooks"), attrgetter("_post_accumulate_grad_hooks")
 _WITHOUT_GRAD = _optimizers._use_grad_for_differentiable(Optimizer.step).__code__
 _profiler = cast("Callable[[], bool]", cast("Any", torch.autograd)._profiler_enabled)
 
@@ -64,6 +66,13 @@ def foreach_move(tensors: Sequence[Tensor], ends: Sequence[Tensor], share: float
     """t ← t + share · (end - t), in place."""
     if tensors:
         _torch._foreach_lerp_(tensors, ends, share)
+
+
+def any_gradient_hooks(parameters: Sequence[Tensor]) -> bool:
+    """Whether `has_gradient_hooks` is so for one of them; mostly none has any, which is seen at once."""
+    if not any(map(_BACKWARD_HOOKS, parameters)) and not any(map(_ACCUMULATE_HOOKS, parameters)):
+        return False
+    return any(map(has_gradient_hooks, parameters))
 
 
 set_grad_enabled = cast("Callable[[bool], None]", _torch._C._set_grad_enabled)
@@ -114,13 +123,18 @@ def compiled_in_place(module: nn.Module) -> bool:
     return cast("Any", module)._compiled_call_impl is not None
 
 
-def compile_graph(graph: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
+def compile_graph(graph: Any, inputs: Sequence[Any], *, captured: bool = False) -> Callable[..., Any]:
     """Compile a graph that `torch.compile` has found, for whom a backend of one's own sees what is compiled.
 
     Random numbers are then drawn by the kernels that draw them without compiling, and on an accelerator kernels are
     chosen by rules instead of by timing them, where this torch can.
+
+    Args:
+        captured: whether CUDA launches all its kernels at once (a CUDA graph).
     """
     options = {"fallback_random": True}
+    if captured:
+        options["triton.cudagraphs"] = True
     with warnings.catch_warnings():  # torch's own, of what its compiler is made of
         warnings.simplefilter("ignore")
         inductor = cast("Any", import_module("torch._inductor"))
@@ -144,6 +158,59 @@ def graph_breaks() -> tuple[str, ...]:
     """Why torch has compiled something in several parts up to now: the first lines of its reasons."""
     counted = cast("Any", import_module("torch._dynamo.utils")).counters["graph_break"]
     return tuple(str(reason).strip().splitlines()[0] for reason in counted)
+
+
+def recompile_reason() -> str:
+    """Why torch has compiled last, where it had compiled the same code before: the guard that failed, or ""."""
+    measured = cast("Any", import_module("torch._dynamo.utils")).get_compilation_metrics()
+    told = getattr(measured[-1], "recompile_reason", None) if measured else None
+    first = next(iter((told or "").splitlines()), "")
+    return first.partition(": ")[2].partition("  #")[0].strip()
+
+
+def keep_address(tensors: Sequence[Tensor]) -> None:
+    """Tell torch's compiler that tensors stay where they are: a captured graph then writes to them without copies."""
+    mark = cast("Any", import_module("torch._dynamo")).mark_static_address
+    for tensor in tensors:
+        mark(tensor)
+
+
+def guards_kept(guards: Sequence[Any], given: Sequence[str]) -> list[bool]:
+    """Which of torch's comparisons at each call of what it has compiled are kept: those with what may have changed.
+
+    Left out are torch's own modules, Python's and this package's, and what its caller looks after: half of the time.
+
+    Args:
+        guards: as the option `guard_filter_fn` of `torch.compile` gives them.
+        given: the arguments, by name, that are always of the form that they had.
+    """
+    fixed = ("G['__import_torch", "G['__builtins", "__import__('torch')", "G['__import_evenstep_")
+    kept: list[bool] = []
+    for guard in guards:
+        name = str(guard.name).removeprefix("L['").replace("']", "", 1) if guard.name.startswith("L['") else guard.name
+        root = name.partition("[")[0].partition(".")[0]
+        kept.append(root not in given and not name.startswith(fixed))
+    return kept
+
+
+def has_step_hooks(optimizer: Optimizer) -> bool:
+    """Whether something of the user's would be called with the optimizer's step, or has been put in its place."""
+    one = cast("Any", optimizer)
+    if "step" in vars(optimizer):  # where torch's LR schedulers put theirs
+        return True
+    hooks = [*one._optimizer_step_pre_hooks.values(), *one._optimizer_step_post_hooks.values()]
+    places = [str(getattr(hook, "__module__", "")) for hook in hooks]
+    return any(not place.startswith("evenstep.") for place in places)
+
+
+def has_foreign_hooks(module: nn.Module) -> bool:
+    """Whether modules of `module`, or it itself, have hooks of the user's around their forwards or backwards."""
+    hooks: list[Any] = []
+    for part in module.modules():
+        one = cast("Any", part)
+        for held in (one._forward_hooks, one._forward_pre_hooks, one._backward_hooks, one._backward_pre_hooks):
+            hooks += held.values()
+    return any(not str(getattr(hook, "__module__", "")).startswith("evenstep.") for hook in hooks)
 
 
 def is_compile_error(error: Exception) -> bool:

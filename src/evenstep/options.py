@@ -32,7 +32,7 @@ OutOfMemory = Literal["retry", "stop"]
 LossSpike = Literal["ignore", "report", "stop", "rewind", "rewind_past"]
 HookFailure = Literal["stop", "continue"]
 NormStatistics = Literal["shared", "per-task", "frozen"]
-Compile = Literal["off", "model"]
+Compile = Literal["off", "model", "update"]
 Reset = Literal["optimizer", "lr_schedule", "metrics", "data"]
 WriterName = Literal["console", "jsonl", "csv", "tensorboard"]
 
@@ -107,7 +107,8 @@ class Training:
             committed; by default as many as metrics are written after. On a CPU, with an optimizer that is not fused,
             or on a stream it is always 1.
         compile: "model" lets `torch.compile` compile the model, its blocks one by one where it has any, each shape by
-            itself. It draws the same random numbers, and differs from "off" in the last digits.
+            itself. It draws the same random numbers, and differs from "off" in the last digits. "update" makes one
+            graph of all that an update computes, for models so small that calling their kernels takes the time.
         fit_memory: whether to find at the start, by trying, how finely micro-batches must be cut to fit into memory.
             Where ranks share a model, sharded or in stages, the first updates find it, by running out.
         memory: a `Memory`: which activations are computed again instead of kept.
@@ -139,11 +140,28 @@ class Training:
             require_flag(name, getattr(self, name))
         _check_count("settle_every_updates", self.settle_every_updates)
         require_object("memory", self.memory, Memory, "`memory=Memory(checkpoint='blocks')`")
+        if self.compile == "update":
+            self._check_update()
         if self.compile != "off" and self.memory.checkpoint != "none":
             raise ArgumentError(
                 f"`compile` must be 'off' where activations are computed again (`memory.checkpoint` is "
                 f"{self.memory.checkpoint!r}), but is {self.compile!r}; leave one of them out."
             )
+
+    def _check_update(self) -> None:
+        refused = {
+            "`combine`, which keeps the gradients of the tasks apart": self.combine is not None,
+            "`norm_statistics` 'per-task', which exchanges statistics at each micro-batch": self.norm_statistics
+            == "per-task",
+            "micro-batches fitted to the memory (`fit_memory`; in a run file `data.micro_batch_size` is 'auto'), which "
+            "one graph can't cut": self.fit_memory,
+        }
+        for what, is_so in refused.items():
+            if is_so:
+                raise ArgumentError(
+                    f"`compile` is 'update', but one graph can't hold {what}; leave that out, or set `compile` to "
+                    f"'model'."
+                )
 
 
 @final

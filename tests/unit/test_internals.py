@@ -198,9 +198,48 @@ def test_a_graph_is_compiled_by_torchs_compiler_with_the_options_that_are_asked_
     asked: list[dict[str, Any]] = []
     inductor = import_module("torch._inductor")
     monkeypatch.setattr(inductor, "compile", lambda graph, inputs, options: asked.append(options))
-    internals.compile_graph(None, [])
+    internals.compile_graph(None, [], captured=True)
     known = cast("Any", import_module("torch._inductor.config")).get_config_copy()
     assert asked[0]["fallback_random"] is True and asked[0].keys() <= known.keys()
+    assert asked[0]["triton.cudagraphs"] is True
+
+
+def test_what_the_users_own_values_are_is_compared_at_each_call_and_torchs_modules_are_not() -> None:
+    torch.compiler.reset()
+    kept: list[str] = []
+
+    class Scaled:
+        by = 2.0
+
+    def choose(guards: Any) -> list[bool]:
+        chosen = internals.guards_kept(guards, ("held",))
+        kept.extend(guard.name for guard, is_kept in zip(guards, chosen, strict=True) if is_kept)
+        return chosen
+
+    def scaled(held: list[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.gelu(x * Scaling.by + held[0])
+
+    Scaling, own = Scaled(), cast("Any", {"guard_filter_fn": choose})
+    compiled = torch.compile(scaled, backend="eager", fullgraph=True, options=own)
+    one = torch.ones(1)
+    first = compiled([one], one)
+    Scaling.by = 3.0
+    assert not torch.equal(compiled([one], one), first)
+    assert "by" in internals.recompile_reason()
+    assert not any(name.startswith(("held", "L['held']", "G['__import_torch")) for name in kept)
+    internals.keep_address([one])
+
+
+def test_what_is_called_with_an_optimizers_step_is_seen() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    assert not internals.has_step_hooks(optimizer)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    assert internals.has_step_hooks(optimizer)
+    assert not internals.any_gradient_hooks(optimizer.param_groups[0]["params"])
+    model = nn.Sequential(nn.Linear(1, 1))
+    assert not internals.has_foreign_hooks(model)
+    model[0].register_forward_pre_hook(lambda *_: None)
+    assert internals.has_foreign_hooks(model)
 
 
 def test_hooks_inside_of_a_module_are_seen_and_its_own_are_not() -> None:

@@ -278,6 +278,42 @@ AREAS = (
                 "unit/train/test_compiled.py::test_a_missing_compiler_is_said_before_anything_runs",
                 "unit/train/test_compiled.py::test_activations_that_are_computed_again_are_refused_beside_it",
             ),
+            works(
+                '`train.compile = "update"`, all of an update as one graph: within 1e-6 of the run not compiled '
+                "after 50 updates, two such runs to the bit, also resumed",
+                "unit/train/test_compiled_update.py::test_machine_code_gives_the_run_within_1e_6_after_50_updates",
+                "unit/train/test_compiled_update.py::test_two_runs_of_machine_code_have_the_same_bits_also_resumed",
+            ),
+            works(
+                "… with AdamW, Adam, SGD: the formulas are torch's steps, and its own steps go on from their state",
+                "unit/optim/test_formulas.py::test_the_formula_is_the_optimizers_step_in_float64",
+                "unit/train/test_compiled_update.py::test_a_run_goes_on_compiled_and_not_in_turns",
+            ),
+            works(
+                "… with accumulation, short last batches, averages, LR schedules, BatchNorm, tasks, aborts, overflows",
+                "unit/train/test_compiled_update.py::test_a_compiled_update_is_the_one_that_is_not",
+                "unit/train/test_compiled_update.py::test_several_tasks_with_coefficients_are_trained_as_without_compiling",
+                "unit/train/test_compiled_update.py::test_an_update_that_is_not_finite_leaves_everything_as_it_was",
+                "unit/train/test_compiled_update.py::test_an_overflow_in_float16_is_tried_again_at_half_the_scale",
+                "unit/train/test_compiled_update.py::test_a_trainer_skips_and_goes_back_as_without_compiling",
+            ),
+            works(
+                "… on several ranks with `ddp`",
+                "usage/test_compiled.py::test_updates_compiled_as_a_whole_on_several_ranks_are_those_that_are_not",
+            ),
+            works("… captured on CUDA"),
+            limit(
+                "an update that is compiled again and again is said with what changes",
+                "unit/train/test_compiled_update.py::test_compiling_again_and_again_is_said_with_what_changes",
+            ),
+            refused(
+                "what one graph can't hold: models, settings, options, hooks; what depends on numbers, when it comes",
+                "unit/train/test_compiled_update.py::test_models_that_no_graph_can_hold_are_refused",
+                "unit/train/test_compiled_update.py::test_settings_that_no_graph_can_hold_are_refused",
+                "unit/train/test_compiled_update.py::test_options_that_no_graph_can_hold_are_refused",
+                "unit/train/test_compiled_update.py::test_hooks_within_an_update_are_refused_and_others_are_not",
+                "unit/train/test_compiled_update.py::test_what_depends_on_numbers_is_an_error_that_says_what_to_do",
+            ),
         ),
     ),
     Area(

@@ -13,19 +13,23 @@ from evenstep.pipeline import PipelineModel
 UPDATES, SAMPLES = 4, 8
 
 
-def parameters(strategy: str, compile: Any, schedule: str = "") -> list[float]:
+def parameters(strategy: str, compile: Any, schedule: str = "", dropout: bool = True) -> list[float]:
     """All parameters after a few updates of micro-batches of 2, the last of 1, which the ranks share.
 
     Args:
         strategy: of the data-parallel ranks.
         schedule: of the pipeline of all ranks, if there is one.
+        dropout: whether the model has any.
     """
     torch.set_num_threads(1)
     torch.manual_seed(0)
     group = group_of_ranks()
     rank, ranks = (0, 1) if group is None else (group.rank, group.ranks)
     mesh = Mesh.of(group, pipeline=ranks) if schedule else None
-    model: Any = Net() if mesh is None else PipelineModel(Net(), mesh=mesh, schedule=schedule)
+    net = Net()
+    for block in net.blocks:
+        block.train(dropout)
+    model: Any = net if mesh is None else PipelineModel(net, mesh=mesh, schedule=schedule)
     engine = evenstep.Engine(
         model,
         Square(),

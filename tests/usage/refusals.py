@@ -66,6 +66,15 @@ ALONE: dict[str, Refusal] = {
     ),
     "recomputed modules that are none": _of("--memory.checkpoint", "layer.*", says="there are `layers.", code=1),
     "a cache on a CPU": _of("--memory.empty_cache_every_updates", "9", says="but the run is on a CPU", code=1),
+    "ordered sums in one graph": _of(
+        *("--train.compile", "update", "--parallel.reduction", "ordered"), says="`train.compile` is 'update', but `"
+    ),
+    "fitted micro-batches in one graph": _of(
+        *("--train.compile", "update", "--data.micro_batch_size", "auto"), says="but one graph can't hold"
+    ),
+    "another format in one graph": _of(
+        *("--train.compile", "update", "--train.precision", "bf16-true"), says="`train.precision` is 'bf16-true'"
+    ),
     "recomputing nothing": _of("--memory.checkpoint", '""', says="or a pattern of module names"),
     "compression where sums are ordered": _of(
         "--parallel.compression", "bf16", "--parallel.reduction", "ordered", says="`parallel.compression`"

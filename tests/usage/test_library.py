@@ -497,7 +497,7 @@ MISTAKES = [
     ("train.clip_norm", "1", "`clip_norm` must be"),
     ("train.clip_norm", -1.0, "`clip_norm` must be a finite number above 0"),
     ("train.memory", "blocks", r"`memory` must be an object of Memory"),
-    ("train.compile", "yes", "`compile` must be one of off, model, but is 'yes'"),
+    ("train.compile", "yes", "`compile` must be one of off, model, update, but is 'yes'"),
     ("train.ema", 0.999, r"`ema` must be an object of Ema, but is 0\.999; write `ema=Ema\(decay=0\.999\)`"),
     ("evaluations", PAIRS, "`evaluations` must be data by name, but is a list; write `evaluations={'valid': MapData"),
     ("evaluations", {"valid": PAIRS}, r"`evaluations\['valid'\]` must be evenstep's `Data`.*is a dataset \(list\)"),

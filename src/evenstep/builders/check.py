@@ -30,7 +30,7 @@ from evenstep.data.sampling import check_curriculum, check_only_for_tokens, chec
 from evenstep.events.hooks.target import MetricTarget
 from evenstep.optim.ema import Ema
 from evenstep.optim.groups import Grouping, ParameterGroup
-from evenstep.options import Memory, check_evaluation_names, check_length, check_rewinds, check_task_names
+from evenstep.options import Memory, Training, check_evaluation_names, check_length, check_rewinds, check_task_names
 from evenstep.parallel import Ddp, Group, Local
 from evenstep.parallel.mesh import check_pipelines
 from evenstep.parallel.named import check_single
@@ -38,12 +38,13 @@ from evenstep.parallel.rank_info import is_launched
 from evenstep.parallel.reducer.sharded import check_sharding
 from evenstep.precision import PRECISIONS, Float8Mixed, LossScaled
 from evenstep.train.checks.local import check_answer, check_scale, check_training
+from evenstep.train.checks.whole_update import check_kinds
 from evenstep.train.resolve import policies_of
 
 
 def refused(config: Config) -> list[Fault]:
     """The faults that constructors find in values that are right by themselves."""
-    parts = (_options, _groups, _updates, _data, _tasks, _evaluations, _ranks)
+    parts = (_options, _groups, _updates, _whole_updates, _data, _tasks, _evaluations, _ranks)
     return list({fault.text: fault for part in parts for fault in part(config)}.values())
 
 
@@ -103,6 +104,35 @@ def _follow_schedule(table: AnySchedule, lr: float, updates: int | None) -> None
     schedule = build_schedule(table, lr)
     if updates is not None:  # else how many updates the epochs are is the data's to say
         schedule.check(updates)
+
+
+def _whole_updates(config: Config) -> Iterator[Fault]:
+    train, parallel, data = config.train, config.parallel, config.data
+    if train.compile != "update":
+        return
+    strategy = parallel.strategy if ranks_of(config) > 1 else "single"
+    kinds = partial(
+        check_kinds,
+        precision=train.precision,
+        optimizer=config.optimizer.name,
+        strategy="ordered" if parallel.reduction == "ordered" else strategy,
+        stages=parallel.pipeline > 1,
+        non_finite=config.failures.non_finite,
+        compresses=parallel.compression != "none",
+        changes=config.failures.lost_rank == "continue",
+    )
+    options = partial(
+        Training,
+        compile=train.compile,
+        combine=None if config.combine is None else config.combine.kind,
+        norm_statistics=train.norm_statistics,
+        fit_memory=data is not None and data.micro_batch_size == "auto",
+        memory=Memory(**config.memory.model_dump()),
+    )
+    keys = keys_in("failures", config.failures) | keys_in("parallel", parallel) | keys_in("train", train)
+    keys |= {"optimizer": "optimizer.name", "memory.checkpoint": "memory.checkpoint", "combine": "combine"}
+    for rule in (kinds, options):
+        yield from faults_of(rule, keys, "launch.ranks")
 
 
 def _data(config: Config) -> Iterator[Fault]:

@@ -144,7 +144,7 @@ class TrainTable(Section):
     settle_every_updates: Count | None = default_of(options.Training, "settle_every_updates")
     """How often, in updates, the host waits for the device's verdicts; decided by the device by default."""
     compile: options.Compile = default_of(options.Training, "compile")
-    """Whether `torch.compile` compiles the model, its blocks one by one where it has any."""
+    """Whether `torch.compile` compiles the model, its blocks one by one where it has any, or an update as one graph."""
     max_minutes: Positive | None = None
     """Save and stop with exit code 75 after so many minutes, to be run again; never by default."""
 

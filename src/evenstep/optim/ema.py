@@ -145,6 +145,21 @@ class Ema:
         for name, average in self._average.items():
             local_tensor(average).copy_(self._value(name))
 
+    @property
+    def followed(self) -> list[tuple[str, Tensor, Tensor]]:
+        """The name of each tensor that is followed, that tensor, and its average."""
+        return [(name, self._live[name], average) for name, average in self._average.items()]
+
+    def share(self, update: int) -> float:
+        """How far the average moves after committed update `update`, of its way to the parameters: 0 to 1.
+
+        >>> Ema(decay=0.75, start_update=2, every_updates=2).share(2), Ema(decay=0.75, every_updates=2).share(3)
+        (1.0, 0.0)
+        """
+        if update % self._every_updates:
+            return 0.0
+        return 1.0 - self.decay_at(update)
+
     def after_update(self, update: int, aborted: Tensor | float = 0.0) -> None:
         """Move the average after committed update `update`.
 
@@ -154,7 +169,7 @@ class Ema:
         """
         if update % self._every_updates:
             return
-        weight = 1.0 - self.decay_at(update)
+        weight = self.share(update)
         average = [local_tensor(self._average[name]) for name in self._moving]
         live = [self._value(name).to(tensor.dtype) for name, tensor in zip(self._moving, average, strict=True)]
         if isinstance(aborted, Tensor):

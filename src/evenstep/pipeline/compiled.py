@@ -80,7 +80,7 @@ class CompiledForward:
             if not is_compile_error(error):
                 raise
             raise TaskError(
-                f"{described(self.name, self._module)} can't be compiled: {clause(_reason(error))}. Set `compile` "
+                f"{described(self.name, self._module)} can't be compiled: {clause(reason_of(error))}. Set `compile` "
                 f"to 'off' to train it as it is written."
             ) from error
         if _INDUCTOR.graphs != graphs:
@@ -184,8 +184,8 @@ def _code(forward: Callable[..., Any]) -> object:
     return getattr(function, "__code__", function)
 
 
-def _reason(error: Exception) -> str:
-    """What torch says first, and what it explains that by."""
+def reason_of(error: Exception) -> str:
+    """What torch says first of why it can't compile something, and what it explains that by."""
     error = getattr(error, "inner_exception", error)  # what a compiler has raised
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     explained = next((line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")), "")

@@ -40,7 +40,7 @@ REPEATED = 8
 
 def check_compiled(model: nn.Module, strategy: Strategy, device: torch.device) -> None:
     """Raise ArgumentError for a model, ranks or a machine with which `compile="model"` can't be; nothing is changed."""
-    _check_compiler(device)
+    check_compiler(device, "model")
     called = {**dict(model.named_modules()), **(model.own_layers() if isinstance(model, PipelineModel) else {})}
     for name, part in called.items():
         if unwrapped(part) is not part or compiled_in_place(part):
@@ -227,12 +227,17 @@ def _check_shards(model: nn.Module, parts: Mapping[str, nn.Module]) -> None:
             )
 
 
-def _check_compiler(device: torch.device) -> None:
-    """Raise ArgumentError where a compiler is missing that `torch.compile` needs for this device."""
+def check_compiler(device: torch.device, compile: str) -> None:
+    """Raise ArgumentError where a compiler is missing that `torch.compile` needs for this device.
+
+    Args:
+        compile: what is to be compiled.
+    """
     lacking = next(_lacking(device), "")
     if lacking:
         raise ArgumentError(
-            f"`compile` is 'model', for which `torch.compile` needs {lacking}; install that, or set `compile` to 'off'."
+            f"`compile` is '{compile}', for which `torch.compile` needs {lacking}; install that, or set `compile` to "
+            f"'off'."
         )
 
 

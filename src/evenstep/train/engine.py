@@ -165,6 +165,7 @@ class Engine:
     def _build(self, setup: Setup, *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> None:
         self.parts = parts = build_parts(setup, updates=updates, bus=bus, report=report)
         self.model, self.optimizer, self.core = setup.model, setup.optimizer, parts.core
+        self._compute = parts.compute
         self.storage, self.precision = setup.storage, setup.precision
         self.group, self.reducers = parts.execution.group, parts.execution.reducers
         self.bus, self.seed, self._ema, self._report = bus, setup.seed, setup.train.ema, report
@@ -299,7 +300,7 @@ class Engine:
 
     def dispatch(self, batch: GlobalBatch) -> PendingUpdate:
         """Compute one update, and apply it where its gradient is finite; the device may be at it still on return."""
-        pending = self.core(batch, self.progress)
+        pending = self._compute(batch, self.progress)
         self._pending.append(pending)
         progress = pending.before.committed(batch, skipped_samples=pending.skipped_samples)
         object.__setattr__(self, "progress", progress)  # not by way of what refuses all others

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import nn
 
+from evenstep.data import GlobalBatch
 from evenstep.devices import make_current
 from evenstep.events import Bus, Incident
 from evenstep.names import named_parameters
@@ -25,6 +26,7 @@ from evenstep.precision import Precision
 from evenstep.train.channels_last import channels_last as in_channels_last
 from evenstep.train.checks.loss import Guard
 from evenstep.train.checks.loss_runner import LossRunner
+from evenstep.train.checks.whole_update import check_listeners
 from evenstep.train.compiled import CompiledModel, compile_model
 from evenstep.train.context import TrainContext
 from evenstep.train.execution import Execution, build_execution
@@ -34,6 +36,8 @@ from evenstep.train.linear_layers import convert_linear_layers
 from evenstep.train.memory.activation_checkpointing import recompute
 from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.number_formats import averaged_as, build_steps
+from evenstep.train.outcome import PendingUpdate
+from evenstep.train.progress import Progress
 from evenstep.train.setup import Setup
 from evenstep.train.state.local_state import build_local_state
 from evenstep.train.state.pipeline_state import PipelineStateSharding, build_pipeline_state_sharding
@@ -44,6 +48,7 @@ from evenstep.train.tasks.tasks import poison_of
 from evenstep.train.trained import TrainedParameters
 from evenstep.train.transfer import build_cast, build_transfer
 from evenstep.train.update import Update
+from evenstep.train.whole_update.compiled_update import CompiledUpdate
 
 
 class Parts(NamedTuple):
@@ -52,7 +57,8 @@ class Parts(NamedTuple):
     Args:
         context: tasks, precision, device and recording.
         execution: how forwards and backwards are run, and on which ranks.
-        core: computes and applies one update.
+        core: computes and applies one update, and looks into one again.
+        compute: computes and applies one update: `core`, or what stands before it.
         guard: compares losses with those of halves, before the first update.
         cuts: how finely micro-batches are cut to fit into this rank's memory.
         modes: of the optimizer, which may have other parameters to evaluate than it trains.
@@ -60,12 +66,13 @@ class Parts(NamedTuple):
         portion: which part of the whole model this rank holds.
         reads_at_once: whether the host knows of each update at once whether it was applied.
         settings: what updates are made with, as plain values.
-        compiled: what of the model is compiled; None: nothing.
+        compiled: what is compiled; None: nothing.
     """
 
     context: TrainContext
     execution: Execution
     core: Update
+    compute: Callable[[GlobalBatch, Progress], PendingUpdate]
     guard: Guard
     cuts: SplitLimit
     modes: Modes
@@ -73,7 +80,7 @@ class Parts(NamedTuple):
     portion: PipelineStateSharding
     reads_at_once: bool
     settings: dict[str, Any]
-    compiled: CompiledModel | None
+    compiled: CompiledModel | CompiledUpdate | None
 
 
 def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> Parts:
@@ -88,6 +95,9 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
         ArgumentError: parts that do not go together.
     """
     model, optimizer, train, tasks = setup.model, setup.optimizer, setup.train, setup.tasks
+    whole = train.compile == "update"
+    if whole:
+        check_listeners(bus.hooks)
     device, precision, strategy = setup.device, setup.precision, setup.strategy
     settings = settings_of(train, tasks.coefficients, tasks.combine, precision, setup.lr_schedule)
     settings |= strategy.settings
@@ -100,7 +110,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     context = _context(setup, strategy, norms, bus)
     context.coefficients.check(updates)
     learning_rates = LearningRates(optimizer, setup.lr_schedule, updates)
-    unkeyed = key_layers(model, context.randomness)
+    unkeyed = "" if whole else key_layers(model, context.randomness)
     release(model)
     recompute(model, {}, context.randomness)  # what an earlier engine has chosen is not to be compiled
     compiled = compile_model(model, report, _rank_of(model, strategy)) if train.compile == "model" else None
@@ -130,10 +140,23 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
         unkeyed=unkeyed,
         looks=() if compiled is None else (compiled.look,),
     )
+    update = None
+    if whole:
+        update = CompiledUpdate(
+            core=core,
+            model=model,
+            optimizer=optimizer,
+            context=context,
+            execution=execution,
+            ema=train.ema,
+            clip_norm=train.clip_norm,
+            report=report,
+        )
     return Parts(
         context=context,
         execution=execution,
         core=core,
+        compute=update or core,
         guard=_guard(setup, context, execution, cuts),
         cuts=cuts,
         modes=Modes(optimizer, model.parameters(), execution.reducers.after_step),
@@ -150,9 +173,9 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
             local=local,
         ),
         portion=build_pipeline_state_sharding(model, execution.trainer.peers.wire),
-        reads_at_once=isinstance(apply, HostApply),
+        reads_at_once=device.type == "cpu" if whole else isinstance(apply, HostApply),
         settings=settings,
-        compiled=compiled,
+        compiled=update or compiled,
     )
 
 

@@ -27,6 +27,7 @@ from evenstep.train.checks.local import check_local
 from evenstep.train.checks.model import check_model, check_parameters, check_trains
 from evenstep.train.checks.optimizer import check_optimizer
 from evenstep.train.checks.tasks import check_tasks
+from evenstep.train.checks.whole_update import check_whole_update
 from evenstep.train.compiled import check_compiled
 from evenstep.train.failures.policies import Policies
 from evenstep.train.linear_layers import choose_linear_layers
@@ -129,6 +130,16 @@ def set_up(
     tasks = Tasks.of(task, train.coefficients, combine_named(train.combine), train.norm_statistics)
     check_tasks(tasks, data, evaluations, model=model, policy=policies.non_finite)
     check_teachers(tasks.by_name, train, sharing, model)
+    if train.compile == "update":
+        check_whole_update(
+            model=model,
+            tasks=tasks,
+            optimizer=optimizer,
+            strategy=sharing,
+            precision=formats,
+            policies=policies,
+            device=on,
+        )
     setup = Setup(
         model=model,
         tasks=tasks,

@@ -159,8 +159,7 @@ class Update:
         gathered = self._gather(weights, update)
         for buffers in self._changing:
             buffers.settle()
-        for look in self._looks:
-            look(update)
+        self.look(update)
         self._execution.reducers.share_buffers(self._buffers)
         grads = gradients(self._parameters, sparse=self._sparse)
         return weights, gathered, grads, self._execution.norms.squared(grads)
@@ -232,6 +231,11 @@ class Update:
     def _undo(self, mark: int) -> None:
         self._discard(mark)
         self._buffers.restore(1.0)
+
+    def look(self, update: int) -> None:
+        """Say what the update's passes have shown that is worth knowing, once."""
+        for look in self._looks:
+            look(update)
 
     def norms(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """See `GradientNorms.each`."""

@@ -1,0 +1,169 @@
+"""The state of an optimizer whose steps are made by formulas: its tensors, and how many steps each parameter has taken.
+
+It lives where the optimizer keeps it, under torch's names, so checkpoints and the optimizer's own `step` find it there.
+It is looked up anew before every update, as a checkpoint may have been loaded into it. It computes no step.
+"""
+
+from collections.abc import Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from evenstep.optim.formulas import Formula, formula_of
+
+
+@final
+class FormulaState:
+    """The parameters that an optimizer holds, by their number in its groups, with their state.
+
+    Args:
+        optimizer: of a class among `FORMULAS`.
+
+    Attributes:
+        parameters: in the order of the groups.
+        version: another number whenever what `rows` gives may have changed.
+
+    >>> sgd = torch.optim.SGD([torch.zeros(2, requires_grad=True)], lr=0.5, momentum=0.9)
+    >>> state = FormulaState(sgd); state.begin((0,))
+    True
+    >>> state.tensors((0,)), state.rows((0,)), state.numbers((0,))
+    ([[tensor([0., 0.])]], ((0,), (0,)), [0, 0.0, 1.0, 0.9, 0.5])
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._groups: list[dict[str, Any]] = optimizer.param_groups
+        self.parameters: list[nn.Parameter] = [one for group in self._groups for one in group["params"]]
+        self._group_of = [number for number, group in enumerate(self._groups) for _ in group["params"]]
+        self.version = 0
+        self._last: tuple[int, ...] | None = None
+        self._new: list[int] = []  # those whose state was made for the step that is being computed
+        self._read()
+
+    def _read(self) -> None:
+        self._groups = self._optimizer.param_groups
+        self._formulas = [formula_of(self._optimizer, group) for group in self._groups]
+        self._state: Any = self._optimizer.state
+        self._entries = list(map(id, self._state.values()))
+        self._states: list[dict[str, Any]] = [self._state.get(one, {}) for one in self.parameters]
+        pairs = zip(self._states, self._group_of, strict=True)
+        self._taken = [self._formulas[group].steps_taken(state) for state, group in pairs]
+        self._count()
+        self.version += 1
+
+    def _count(self) -> None:
+        """Let the `step`s of all parameters be elements of one tensor, so that one kernel counts them."""
+        self._counts: list[tuple[Tensor, list[int]]] = []
+        self._added: dict[tuple[int, ...], list[Tensor]] = {}
+        counted: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        for one, state in enumerate(self._states):
+            if isinstance(step := state.get("step"), Tensor):
+                counted.setdefault((step.device, step.dtype), []).append(one)
+        for numbers in counted.values():
+            counts = torch.stack([self._states[one]["step"] for one in numbers])
+            self._counts.append((counts, numbers))
+            for one, count in zip(numbers, counts.unbind(), strict=True):
+                self._states[one]["step"] = count
+
+    def follow(self) -> None:
+        """Before an update: take note of state that was loaded, and of options that were changed."""
+        state = self._optimizer.state
+        if (
+            state is not self._state
+            or list(map(id, state.values())) != self._entries
+            or [formula_of(self._optimizer, group) for group in self._optimizer.param_groups] != self._formulas
+        ):
+            self._read()
+
+    def read_again(self) -> None:
+        """What was dispatched since has been taken back: how many steps were taken is what the state says."""
+        self._read()
+
+    def formulas(self, own: Sequence[int]) -> tuple[Formula, ...]:
+        """Those of some parameters."""
+        return tuple([self._formulas[self._group_of[one]] for one in own])
+
+    def begin(self, own: Sequence[int]) -> bool:
+        """Make the state of those that have none, as before a first step; gives whether there are such."""
+        new: list[int] = []
+        for one in own:
+            formula, state, parameter = self._formulas[self._group_of[one]], self._states[one], self.parameters[one]
+            lacking = [name for name in formula.kept if state.get(name) is None]
+            if not lacking and not (formula.counts and "step" not in state):
+                continue
+            new.append(one)
+            made = self._state[parameter]
+            if formula.counts and "step" not in made:
+                group = self._groups[self._group_of[one]]
+                there = parameter.device if group.get("fused") or group.get("capturable") else None
+                made["step"] = torch.zeros((), dtype=torch.float32, device=there)
+            for name in lacking:
+                made[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        if new:
+            self._read()
+            for one in new:
+                self._taken[one] = 0
+            self._new = new
+        return bool(new)
+
+    def forget(self) -> None:
+        """Undo `begin`, as the step was not taken."""
+        new, self._new = self._new, []
+        for one in new:
+            del self._state[self.parameters[one]]
+        if new:
+            self._read()
+
+    def tensors(self, own: Sequence[int]) -> list[list[Tensor]]:
+        """The state of some parameters, each in the order of its formula."""
+        states = self._states
+        return [[states[one][name] for name in self._formulas[self._group_of[one]].kept] for one in own]
+
+    def rows(self, own: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Which row of numbers is each parameter's, and one parameter of each row.
+
+        One row serves a group of which all have taken as many steps; else each parameter has its own.
+        """
+        groups = [self._group_of[one] for one in own]
+        steps = {(group, self._taken[one]) for group, one in zip(groups, own, strict=True)}
+        if len(steps) > len(set(groups)):
+            return tuple(range(len(own))), tuple(own)
+        order = list(dict.fromkeys(groups))
+        return tuple([order.index(group) for group in groups]), tuple([own[groups.index(one)] for one in order])
+
+    def numbers(self, rows: Sequence[int]) -> list[float]:
+        """What the next step is made of, row after row.
+
+        Args:
+            rows: a parameter of each.
+        """
+        found: list[float] = []
+        for one in rows:
+            group = self._group_of[one]
+            found += self._formulas[group].numbers(self._groups[group], self._taken[one])
+        return found
+
+    def committed(self, own: tuple[int, ...], share: float | Tensor = 1.0) -> None:
+        """The step of some parameters was taken.
+
+        Args:
+            share: 1, or a tensor that is 0 where the device has found that it was not.
+        """
+        self._new = []
+        if own != self._last:  # some have taken more steps than others now
+            self._last = own
+            self.version += 1
+        taken = self._taken
+        for one in own:
+            taken[one] += 1
+        added = self._added.get(own)
+        if added is None:
+            held = frozenset(own)
+            added = self._added[own] = [
+                torch.tensor([float(one in held) for one in numbers], dtype=counts.dtype).to(counts.device)
+                for counts, numbers in self._counts
+            ]
+        for (counts, _), ones in zip(self._counts, added, strict=True):
+            counts.add_(ones * share if isinstance(share, Tensor) else ones)

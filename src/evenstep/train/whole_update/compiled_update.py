@@ -1,0 +1,277 @@
+"""Updates of which each is one compiled graph: forwards, backwards, norm, clip, optimizer and average together.
+
+What is known on the host (weights, rates, the loss scale, the number of the step) goes in as numbers, so nothing is
+compiled anew while they change; what each micro-batch told comes out and is recorded with its weight, as ever. An
+update in which nobody has work, and whatever is looked at again after an abort, is left to `Update`, before which it
+stands.
+"""
+
+from collections.abc import Callable, Hashable
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from evenstep.data import GlobalBatch, Microbatch
+from evenstep.errors import OutOfMemoryError
+from evenstep.events import Incident
+from evenstep.internals import buffers_of, pytree, times_written
+from evenstep.keys import branch, branch_below
+from evenstep.memory import is_out_of_memory
+from evenstep.optim.ema import Ema
+from evenstep.optim.formula_state import FormulaState
+from evenstep.parallel.buffers import running_statistics
+from evenstep.train.checks.whole_update import check_still_capturable
+from evenstep.train.context import TrainContext
+from evenstep.train.execution import Execution
+from evenstep.train.memory.split_limit import SplitLimit
+from evenstep.train.memory.sub_batch import SubBatch
+from evenstep.train.microbatch import MicrobatchStep
+from evenstep.train.outcome import PendingUpdate
+from evenstep.train.progress import Progress
+from evenstep.train.randomness import branch_of
+from evenstep.train.recording import Recording
+from evenstep.train.side_effects import without_side_effects
+from evenstep.train.tasks.task import Loss, Task
+from evenstep.train.update import Update
+from evenstep.train.weigh import Weights, weigh
+from evenstep.train.whole_update.graphs import Compilations, Graphs, OneGraph, Outcome, Probed, TwoGraphs, Work, form_of
+
+
+@final
+class CompiledUpdate:
+    """Executes updates as graphs; the same verdicts, records and counters as those of `Update`.
+
+    Args:
+        core: does what no graph does.
+        model: on its device, as it is written.
+        optimizer: of a class whose step is a formula.
+        context: tasks, precision, device and recording.
+        ema: the average that follows the parameters, or None.
+        clip_norm: None does not clip.
+        report: told of what is compiled again and again.
+
+    Attributes:
+        compilations: what was compiled.
+    """
+
+    def __init__(
+        self,
+        *,
+        core: Update,
+        model: nn.Module,
+        optimizer: Optimizer,
+        context: TrainContext,
+        execution: Execution,
+        ema: Ema | None,
+        clip_norm: float | None,
+        report: Callable[[Incident], None],
+    ) -> None:
+        self._core, self._model, self._optimizer = core, model, optimizer
+        self._context, self._execution, self._ema = context, execution, ema
+        self._group = execution.reducers.group
+        self._state = FormulaState(optimizer)
+        self.compilations = Compilations(context.device, report, self._group.rank)
+        given: dict[str, Any] = {
+            "model": model,
+            "context": context,
+            "state": self._state,
+            "ema": ema,
+            "clip_norm": clip_norm,
+            "compilations": self.compilations,
+            "probe": self._probe,
+        }
+        several = self._group.ranks > 1
+        self._graphs: Graphs = (
+            TwoGraphs(group=self._group, trained=self._trained, **given) if several else OneGraph(**given)
+        )
+        self._transforms = {name for name, task in context.tasks.items() if type(task).transform is not Task.transform}
+        self._waits = context.device.type == "cpu"  # for the verdict, which costs nothing there
+        self._halted: Tensor | None = None
+        self._dispatched = 0
+        self._weights: Weights | None = None  # of the update in progress, and its number
+        self._number = 0
+
+    def __call__(self, batch: GlobalBatch, before: Progress) -> PendingUpdate:
+        """Execute the update that follows `before` with `batch`; see `Update`."""
+        self._core.is_computing = True
+        try:
+            return self._made(batch, before)
+        finally:
+            self._core.is_computing = False
+
+    def _made(self, batch: GlobalBatch, before: Progress) -> PendingUpdate:
+        core, context, update = self._core, self._context, before.update + 1
+        core.begin()
+        core.trained.follow()
+        stamp = 1.0 if self._group.ranks == 1 else 1.0 + (core.trained.stamp ^ core.learning_rates.stamp)
+        weights = weigh(context.tasks, batch, self._group, stamp=stamp)
+        if not weights.totals or not self._model.training:
+            return core(batch, before)
+        rates = core.learning_rates(update)
+        state = self._state
+        check_still_capturable(self._optimizer, state.parameters)
+        if update <= self._dispatched:  # what was dispatched since has been taken back, or another state was loaded
+            state.read_again()
+            self._halted = None
+        state.follow()
+        self._weights, self._number = weights, update
+        core.is_whole = False  # until all that follows has been applied
+        try:
+            outcome = self._computed(weights, update)
+        except Exception as error:
+            core.is_whole = not is_out_of_memory(error)  # all else is raised before anything is changed
+            state.forget()
+            if is_out_of_memory(error):
+                raise _no_memory(update, error) from error
+            raise
+        core.is_whole = True
+        if outcome is None:
+            return core(batch, before)
+        self._dispatched = update
+        applied = self._verdict(outcome)
+        put = context.storage.put
+        recording = self._record(weights, outcome, update)
+        core.look(update)
+        put("train/grad_norm", applied[0], update=update)
+        for name, rate in zip(core.learning_rates.names, rates, strict=True):
+            put(name, rate, update=update)
+        return PendingUpdate(
+            batch=batch,
+            before=before,
+            precision=context.precision.state,
+            norm=applied[0],
+            aborted=applied[1],
+            total=weights.total,
+            skipped_samples=weights.skipped_samples,
+            gathered=recording.gathered,
+        )
+
+    def _computed(self, weights: Weights, update: int) -> Outcome | None:
+        """Run the update's graphs on this rank's micro-batches."""
+        context, randomness = self._context, self._context.randomness
+        own = branch(context.seed, update)
+        scale, divisors, value = context.precision.scale, weights.divisors, context.coefficients.value
+        randomness.begin_passage(True, *weights.totals)
+        try:
+            batches = [self._prepared(one, own) for one in weights.work]
+            work = Work(
+                key=self._key_of(weights, batches),
+                tasks=tuple([context.tasks[one.task] for one in weights.work]),
+                batches=batches,
+                factors=[scale * value(one.task, update) / divisors[one.index] for one in weights.work],
+                scale=scale,
+                share=0.0 if self._ema is None else self._ema.share(update),
+                halted=self._halted,
+                update=update,
+            )
+            self._graphs.look_at(work)
+            first = weights.work[0].index if weights.work else 0  # another one on each rank
+            randomness.begin(context.device, branch_below(own, first, "graph"))
+            with torch.no_grad():
+                return self._graphs(work)
+        finally:
+            randomness.end_passage()
+
+    def _key_of(self, weights: Weights, batches: list[Any]) -> Hashable:
+        forms = [(one.task, form_of(batch)) for one, batch in zip(weights.work, batches, strict=True)]
+        return (self._core.trained.stamp, *forms)
+
+    def _prepared(self, one: Microbatch, own: int) -> Any:
+        """A micro-batch's data as `inputs` and `loss` take them, with the randomness that it has without compiling."""
+        context, batch = self._context, one.data
+        if context.transfer is not None:
+            batch = context.transfer(batch)
+        if one.task in self._transforms:
+            context.randomness.begin(context.device, branch_of(own, one.index, ()))
+            batch = context.tasks[one.task].transform(batch)
+        return batch if context.reorder is None else context.reorder(batch)
+
+    def _verdict(self, outcome: Outcome) -> tuple[float | Tensor, float | Tensor]:
+        """‖g‖₂, and whether the step was not taken: on the device, unless it is the first of some parameters."""
+        norm, aborted, _, own, begins = outcome
+        if self.compilations.captures:  # the graph's next run writes to its outputs
+            norm, aborted = norm.clone(), aborted.clone()
+        if not self._waits and not begins:
+            self._halted = aborted
+            self._state.committed(own, 1.0 - aborted)
+            return norm, aborted
+        if aborted.item():
+            self._state.forget()
+            self._halted = None if self._waits else aborted
+            return norm.item(), 1.0
+        self._state.committed(own)
+        return norm.item(), 0.0
+
+    def _record(self, weights: Weights, outcome: Outcome, update: int) -> Recording:
+        """Record what the tasks told, each with its weight."""
+        context, recording = self._context, Recording(self._context, weights, update, "train/")
+        captures, put = self.compilations.captures, context.storage.put
+        for one, told in zip(weights.work, outcome.told, strict=True):
+            total, metrics, observed = pytree.tree_map_only(Tensor, Tensor.clone, told) if captures else told
+            piece = SubBatch(one.data, (), one.known_samples)
+            is_plain = total is not None and not metrics and observed is None
+            loss = total if is_plain else Loss(total, metrics=metrics, observed=observed)
+            with torch.no_grad():
+                recording.take(context.tasks[one.task], one, piece, loss)
+            if one.task and total is not None:
+                divisor, weight = weights.divisors[one.index], weights.each[one.index]
+                scaled = total * (context.coefficients.value(one.task, update) / divisor)
+                put("train/loss", scaled, weight / weights.totals[one.task] / weights.num_tasks, update=update)
+        return recording
+
+    def _trained(self) -> tuple[int, ...]:
+        """The numbers of the parameters that are trained now."""
+        return tuple([number for number, one in enumerate(self._state.parameters) if one.requires_grad])
+
+    def _probe(self) -> Probed:
+        """Go through the micro-batches of the update in progress once, forward and backward, without a trace.
+
+        What is wrong with them is raised in the words of a run that is not compiled.
+        """
+        context, weights, update = self._context, self._weights, self._number
+        assert weights is not None
+        with without_side_effects([self._model, *context.tasks.values()]), torch.enable_grad():
+            before = {name: (one, times_written(one)) for name, one in self._model.named_buffers()}
+            step = MicrobatchStep(
+                context.silently(),
+                weights,
+                path=(update,),
+                update=update,
+                factor=context.precision.scale,
+                prefix="train/",
+                cuts=SplitLimit(),
+            )
+            with step:
+                self._execution.try_one(step)
+            moving = self._moving(before)
+        used = tuple([number for number, one in enumerate(self._state.parameters) if one.grad is not None])
+        for one in self._core.trained.with_grad:
+            one.grad = None
+        return Probed(used, moving)
+
+    def _moving(self, before: dict[str, tuple[Tensor, int]]) -> tuple[str, ...]:
+        """The names of the buffers that forwards have written to or replaced, and of statistics that they move."""
+        silent = {id(one) for part in self._model.modules() if part.training for one in running_statistics_of(part)}
+        standing = {id(one) for part in self._model.modules() for one in buffers_of(part).values() if one is not None}
+        return tuple(
+            [
+                name
+                for name, (one, version) in before.items()
+                if times_written(one) != version or id(one) in silent or id(one) not in standing
+            ]
+        )
+
+
+def running_statistics_of(part: nn.Module) -> list[Tensor]:
+    """Those of a single layer."""
+    return running_statistics(part) if next(part.children(), None) is None else []
+
+
+def _no_memory(update: int, error: Exception) -> OutOfMemoryError:
+    return OutOfMemoryError(
+        f"there is no memory for update {update}, which is one graph and can't be cut finer on its way "
+        f"({str(error).splitlines()[0] if str(error) else type(error).__name__}). Go on from the last checkpoint with "
+        f"smaller micro-batches, or set `compile` to 'model', with which what does not fit is cut."
+    )

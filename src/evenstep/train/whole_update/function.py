@@ -1,0 +1,218 @@
+"""One update as a pure function of tensors, in two halves: gradients of all micro-batches, and the step that they make.
+
+    g, B', told  =  gradients(θ, B, micro-batches, factors)      B: the buffers that forwards move
+    θ', s', e', ‖g‖  =  stepped(θ, s, e, B, B', g, numbers)      s: the optimizer's state, e: the average
+
+`torch.compile` follows both through the task's `inputs` and `loss` and through the model. Nothing here looks at what
+tensors hold: whether the gradient is finite selects the old or the new values on the device. Who calls what, and what
+is compiled, is told in `compiled_update`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias, cast, final
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value
+
+from evenstep.optim.apply import CLIP_EPSILON
+from evenstep.optim.formulas import Formula
+from evenstep.pipeline.layers import arguments
+from evenstep.train.context import TrainContext
+from evenstep.train.tasks.task import Loss, Task
+
+Told: TypeAlias = tuple[Tensor | None, Mapping[str, Any], Mapping[str, Any] | None]
+"""What a task made of a micro-batch: the summed loss without its graph, metrics, and what its metric objects see."""
+
+HEAD = 2  # the numbers that come first: the loss scale, and the share by which the average moves
+
+
+class _Place(NamedTuple):
+    """Where a tensor is in a list, in a tree that cannot hold it itself."""
+
+    number: int
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gradients:
+    """Computes the summed gradients of micro-batches.
+
+    Args:
+        model: on its device.
+        context: what is the same for all micro-batches of the run.
+        tasks: of the micro-batches, one for each.
+        trained: the names of the parameters whose gradients are computed.
+        moving: the names of the buffers that forwards move.
+        autocasts: whether the precision's context is autocast, and not one that does nothing.
+    """
+
+    model: nn.Module
+    context: TrainContext
+    tasks: tuple[Task, ...]
+    trained: tuple[str, ...]
+    moving: tuple[str, ...]
+    autocasts: bool
+
+    def __call__(
+        self, parameters: list[Tensor], buffers: list[Tensor], batches: Sequence[Any], factors: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor], list[Told]]:
+        """Σ factor·∇S over the micro-batches in their order, the buffers after the last, and what was told of each.
+
+        Args:
+            factors: by which each summed loss is multiplied, 0-dim.
+        """
+        buffers = [one.clone() for one in buffers]  # forwards write to these, and the update may be aborted
+        sums: list[Tensor] = []
+        told: list[Told] = []
+        for task, batch, factor in zip(self.tasks, batches, factors, strict=True):
+            tree: list[Any] = []
+            compute = grad_and_value(self._loss_of(task, batch, factor, tree), has_aux=True)
+            found, (_, (seen, buffers)) = cast("Any", compute)(parameters, buffers)
+            told.append(_put(tree[0], seen))
+            sums = [total + one for total, one in zip(sums, found, strict=True)] if sums else list(found)
+        return sums, buffers, told
+
+    def _loss_of(self, task: Task, batch: Any, factor: Tensor, tree: list[Any]) -> Callable[..., Any]:
+        """The loss of a micro-batch, to be differentiated, as a function of the parameters and buffers.
+
+        Args:
+            tree: gets what the task told, with places for its tensors.
+        """
+        context, model = self.context, self.model
+
+        def loss_of(parameters: list[Tensor], buffers: list[Tensor]) -> tuple[Tensor, tuple[Any, ...]]:
+            held = {
+                **dict(zip(self.trained, parameters, strict=True)),
+                **dict(zip(self.moving, buffers, strict=True)),
+            }
+            with context.precision.forward(context.device) if self.autocasts else nullcontext():
+                inputs = task.inputs(batch)
+                if context.cast_inputs is not None:
+                    inputs = context.cast_inputs(inputs)
+                positional, named = arguments((), inputs, True)
+                output = functional_call(model, held, positional, named)
+                if context.cast_outputs is not None:
+                    output = context.cast_outputs(output)
+                loss = task.loss(task.postprocess(output, batch), batch)
+            if not isinstance(loss, Loss):
+                loss = Loss(loss)
+            total = loss.sum
+            if total is None or total.numel() == 0:
+                total, alone = torch.zeros_like(factor), None
+            else:
+                total = total.float() if total.dtype in (torch.float16, torch.bfloat16) else total
+                alone = total
+            tensors: list[Tensor] = []
+            tree.append(_taken((alone, dict(loss.metrics), loss.observed), tensors))
+            return total * factor, (tuple(tensors), [held[name] for name in self.moving])
+
+        return loss_of
+
+
+def _taken(tree: Any, tensors: list[Tensor]) -> Any:
+    """A tree with places for its tensors, which are put into a list."""
+    if isinstance(tree, Tensor):
+        tensors.append(tree.detach())
+        return _Place(len(tensors) - 1)
+    if isinstance(tree, dict):
+        return {name: _taken(one, tensors) for name, one in cast("dict[str, Any]", tree).items()}
+    if isinstance(tree, tuple):
+        return tuple([_taken(one, tensors) for one in cast("tuple[Any, ...]", tree)])
+    if isinstance(tree, list):
+        return [_taken(one, tensors) for one in cast("list[Any]", tree)]
+    return tree
+
+
+def _put(tree: Any, tensors: Sequence[Tensor]) -> Any:
+    """The tree with its tensors again."""
+    if isinstance(tree, _Place):
+        return tensors[tree.number]
+    if isinstance(tree, dict):
+        return {name: _put(one, tensors) for name, one in cast("dict[str, Any]", tree).items()}
+    if isinstance(tree, tuple):
+        return tuple([_put(one, tensors) for one in cast("tuple[Any, ...]", tree)])
+    if isinstance(tree, list):
+        return [_put(one, tensors) for one in cast("list[Any]", tree)]
+    return tree
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """Clips a gradient and takes the step, of the optimizer and of the average, unless it is not finite.
+
+    Args:
+        formulas: of the parameters, one for each.
+        rows: which row of the numbers is each parameter's.
+        starts: where each row begins among the numbers.
+        clip_norm: None does not clip.
+        averaged: of each tensor that the average follows which one it is: a parameter or a moved buffer, by its number
+            among both, or -1 for one that the update leaves alone.
+    """
+
+    formulas: tuple[Formula, ...]
+    rows: tuple[int, ...]
+    starts: tuple[int, ...]
+    clip_norm: float | None
+    averaged: tuple[int, ...]
+
+    def __call__(
+        self,
+        parameters: list[Tensor],
+        kept: list[list[Tensor]],
+        buffers: list[Tensor],
+        moved: list[Tensor],
+        averages: list[Tensor],
+        still: list[Tensor],
+        gradients: list[Tensor],
+        numbers: Sequence[Tensor],
+        halted: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Change parameters, state, buffers and averages in place; gives ‖g‖₂ before clipping, and 1 where nothing was.
+
+        Args:
+            kept: the state of each parameter, in the order of its formula.
+            buffers: before the update, and `moved` after its forwards.
+            averages: what the average holds, and `still` what it follows of what the update leaves alone.
+            gradients: of the parameters, times the loss scale.
+            numbers: 0-dim: the loss scale, the share by which the average moves, and the rows.
+            halted: 1 while the host has not answered an earlier abort; None where it has at once.
+        """
+        scale, share = numbers[0], numbers[1]
+        norm = _norm(gradients) / scale
+        finite = norm.isfinite() if halted is None else norm.isfinite() & (halted == 0)
+        divisor = scale
+        if self.clip_norm is not None:
+            divisor = scale * ((norm + CLIP_EPSILON) / self.clip_norm).clamp(min=1.0)
+        for number, (parameter, state, gradient) in enumerate(zip(parameters, kept, gradients, strict=True)):
+            formula, start = self.formulas[number], self.starts[self.rows[number]]
+            row = numbers[start : start + formula.width]
+            after, states = formula(parameter, gradient / divisor.to(gradient.dtype), state, row)
+            _select(finite, parameter, after)
+            for old, new in zip(state, states, strict=True):
+                _select(finite, old, new)
+        for old, new in zip(buffers, moved, strict=True):
+            _select(finite, old, new)
+        followed, rest = [*parameters, *buffers], iter(still)
+        for place, average in zip(self.averaged, averages, strict=True):
+            value = followed[place] if place >= 0 else next(rest)
+            if average.is_floating_point():
+                _select(finite, average, torch.lerp(average, value.to(average.dtype), share.to(average.dtype)))
+            else:
+                _select(finite & (share > 0), average, value)
+        return norm, (~finite).float()
+
+
+def _norm(gradients: list[Tensor]) -> Tensor:
+    """‖g‖₂ over all, in the widest of their formats."""
+    wide = torch.float64 if any(one.dtype == torch.float64 for one in gradients) else torch.float32
+    each = torch.stack([torch.linalg.vector_norm(one, dtype=wide) for one in gradients])
+    return each.dot(each).sqrt()
+
+
+def _select(taken: Tensor, old: Tensor, new: Tensor) -> None:
+    """old ← new where `taken`, in place."""
+    old.copy_(torch.where(taken, new, old))

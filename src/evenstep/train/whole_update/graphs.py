@@ -1,0 +1,472 @@
+"""The graphs of an update: one of all of it, or, where ranks share gradients, one up to their sum and one after it.
+
+They are compiled when micro-batches of other shapes come than there were, with Python's values of the moment; torch
+sees to it that these are compared at each call. Which parameters get a gradient and which buffers move is found out
+before, by going through the micro-batches once without compiling. Nothing here knows of losses, records or verdicts.
+"""
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple, cast, final
+
+import torch
+from torch import Tensor, nn
+
+from evenstep.errors import TaskError, clause
+from evenstep.events import Incident
+from evenstep.internals import (
+    compile_each_shape,
+    compile_graph,
+    guards_kept,
+    is_compile_error,
+    keep_address,
+    recompile_reason,
+)
+from evenstep.names import named_parameters
+from evenstep.optim.ema import Ema
+from evenstep.optim.formula_state import FormulaState
+from evenstep.parallel import Group
+from evenstep.pipeline.compiled import reason_of
+from evenstep.train.compiled import REPEATED
+from evenstep.train.context import TrainContext
+from evenstep.train.tasks.task import Task
+from evenstep.train.whole_update.function import HEAD, Gradients, Step, Told
+
+
+class Work(NamedTuple):
+    """What an update is computed from on this rank.
+
+    Args:
+        key: what the graph depends on and is seen without looking into a graph: the shapes, the tasks, what is trained.
+        tasks: of the micro-batches.
+        batches: on the device, transformed.
+        factors: by which each summed loss is multiplied.
+        scale: the loss scale, which is among the factors.
+        share: by which the average moves.
+        halted: 1 while an earlier abort has not been answered; None where the host has.
+        update: its number.
+    """
+
+    key: Hashable
+    tasks: tuple[Task, ...]
+    batches: list[Any]
+    factors: list[float]
+    scale: float
+    share: float
+    halted: Tensor | None
+    update: int
+
+
+class Probed(NamedTuple):
+    """What the micro-batches do.
+
+    Args:
+        used: the numbers of the parameters that get a gradient, among the optimizer's.
+        moving: the names of the buffers that forwards move.
+    """
+
+    used: tuple[int, ...]
+    moving: tuple[str, ...]
+
+
+class Outcome(NamedTuple):
+    """What became of an update.
+
+    Args:
+        norm: ‖g‖₂ before clipping.
+        aborted: 1 where nothing was changed.
+        told: by the tasks, of each micro-batch.
+        own: the numbers of the parameters that were stepped.
+        begins: whether it is the first step of some of them.
+    """
+
+    norm: Tensor
+    aborted: Tensor
+    told: Sequence[Told]
+    own: tuple[int, ...]
+    begins: bool
+
+
+def form_of(data: Any) -> Hashable:
+    """The shapes and formats of the tensors in tuples, lists and dicts.
+
+    >>> form_of((torch.zeros(2, 3), "a"))
+    ((torch.Size([2, 3]), torch.float32), <class 'str'>)
+    """
+    if isinstance(data, Tensor):
+        return data.shape, data.dtype
+    if isinstance(data, tuple | list):
+        return tuple([form_of(one) for one in cast("tuple[Any, ...]", data)])
+    if isinstance(data, dict):
+        return tuple([(name, form_of(one)) for name, one in cast("dict[str, Any]", data).items()])
+    return type(data)
+
+
+OURS = ("parameters", "kept", "buffers", "averages", "still", "numbers", "flat")
+"""The arguments of graphs that are lists of the same tensors at each call: no shape or format of them ever changes."""
+
+
+@final
+class _Inductor:
+    """torch's compiler, which counts what it compiles; one for the process, as torch's cache of compiled code is."""
+
+    def __init__(self, *, captured: bool) -> None:
+        self.graphs, self._captured = 0, captured
+
+    def __call__(self, graph: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
+        self.graphs += 1
+        return compile_graph(graph, inputs, captured=self._captured)
+
+
+_COMPILED, _CAPTURED = _Inductor(captured=False), _Inductor(captured=True)
+
+
+@final
+class Compilations:
+    """Compiles functions of tensors, counts how often, and says where that goes on and on.
+
+    Args:
+        device: on CUDA each graph is captured, so that it is launched as one.
+        report: told of what is compiled again and again.
+        rank: of this process.
+
+    Attributes:
+        total: how often something was compiled.
+        repeated: how often of these for a function that had been compiled before.
+    """
+
+    def __init__(self, device: torch.device, report: Callable[[Incident], None], rank: int) -> None:
+        compile_each_shape()
+        self._inductor = _CAPTURED if device.type == "cuda" else _COMPILED
+        self._report, self._rank = report, rank
+        self.total = self.repeated = 0
+        self._times: Counter[int] = Counter()
+        self._last: Hashable = None
+
+    @property
+    def captures(self) -> bool:
+        """Whether a graph's outputs are overwritten by its next run, and its inputs should stay where they are."""
+        return self._inductor is _CAPTURED
+
+    def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """What runs `function` as one graph; it is compiled when it is first called."""
+        own = cast("Any", {"guard_filter_fn": partial(guards_kept, given=OURS)})
+        backend = cast("Any", self._inductor)
+        return torch.compile(function, dynamic=False, fullgraph=True, backend=backend, options=own)
+
+    def run(self, compiled: Callable[..., Any], args: Sequence[Any], form: Hashable, update: int) -> Any:
+        """Call what `compile` gave.
+
+        Args:
+            form: of the micro-batches, for people.
+
+        Raises:
+            TaskError: torch can't make one graph of it.
+        """
+        graphs = self._inductor.graphs
+        try:
+            given = compiled(*args)
+        except Exception as error:
+            if not is_compile_error(error):
+                raise
+            raise TaskError(
+                f"update {update} can't be compiled as a whole: {clause(reason_of(error))}. Set `compile` to 'model', "
+                f"which compiles what can be, or to 'off'."
+            ) from error
+        if self._inductor.graphs != graphs:
+            self._count(id(compiled), form, update)
+        return given
+
+    def _count(self, which: int, form: Hashable, update: int) -> None:
+        self.total += 1
+        self._times[which] += 1
+        changed = f"micro-batches of {form} after {self._last}"
+        if self._times[which] > 1:
+            self.repeated += 1
+            changed = f"what was {recompile_reason() or 'compared at each call'} when it was compiled before"
+        self._last = form
+        if self.total >= REPEATED and self.total & (self.total - 1) == 0:
+            self._report(
+                Incident(
+                    kind="recompiled",
+                    update=update,
+                    message=f"the update was compiled {self.total} times up to update {update}, each time for seconds, "
+                    f"as something else goes into it: {changed}. Let batches have few shapes (lengths padded to "
+                    f"multiples, as many micro-batches in each update) and hooks change numbers only by learning "
+                    f"rates, or set `compile` to 'model'.",
+                    rank=self._rank,
+                )
+            )
+
+
+@final
+@dataclass(slots=True)
+class _Stepped:
+    """What is stepped together: which tensors, and the function that does it."""
+
+    own: tuple[int, ...]
+    parameters: list[Tensor]
+    averages: list[Tensor]
+    still: list[Tensor]
+    firsts: tuple[int, ...]
+    step: Step
+    version: int
+
+
+@final
+@dataclass(slots=True)
+class _Entry:
+    """The graph of micro-batches of one form."""
+
+    probed: Probed
+    buffers: list[Tensor]
+    stepped: _Stepped | None = None
+    compiled: Callable[..., Any] | None = None
+    flags: list[float] = field(default_factory=list[float])
+
+
+class Graphs(ABC):
+    """Computes updates by graphs.
+
+    Args:
+        model: on its device.
+        state: of the optimizer.
+        ema: the average that follows, if there is one.
+        clip_norm: None does not clip.
+        probe: finds out what micro-batches do.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        context: TrainContext,
+        state: FormulaState,
+        ema: Ema | None,
+        clip_norm: float | None,
+        compilations: Compilations,
+        probe: Callable[[], Probed],
+    ) -> None:
+        self._model, self._context, self._state = model, context, state
+        self._ema, self._clip_norm = ema, clip_norm
+        self._compilations, self._probe = compilations, probe
+        real = {id(one): name for name, one in model.named_parameters()}
+        plain = {id(one): name for name, one in named_parameters(model).items()}
+        self._names = [real[id(one)] for one in state.parameters]
+        self._plain = [plain[id(one)] for one in state.parameters]
+        wide = any(one.dtype == torch.float64 for one in state.parameters)
+        self._format = torch.float64 if wide else torch.float32
+        self._entries: dict[Hashable, _Entry] = {}
+
+    @abstractmethod
+    def __call__(self, work: Work) -> Outcome | None:
+        """Compute an update and change what it changes, unless its gradient is not finite.
+
+        Returns:
+            None where no parameter gets a gradient: then nothing has happened.
+        """
+
+    def look_at(self, work: Work) -> None:
+        """Find out what micro-batches do that are of a form that has not come before."""
+        if work.tasks:
+            self._entry_of(work)
+
+    def _entry_of(self, work: Work) -> _Entry:
+        entry = self._entries.get(work.key)
+        if entry is None:
+            probed = self._probe()
+            buffers = dict(self._model.named_buffers())
+            entry = self._entries[work.key] = _Entry(probed, [buffers[name] for name in probed.moving])
+        return entry
+
+    def _gradients(self, work: Work, own: Sequence[int], moving: tuple[str, ...]) -> Gradients:
+        names = tuple([self._names[one] for one in own])
+        return Gradients(
+            model=self._model,
+            context=self._context,
+            tasks=work.tasks,
+            trained=names,
+            moving=moving,
+            autocasts=isinstance(self._context.precision.forward(self._context.device), torch.autocast),
+        )
+
+    def _stepped(self, own: tuple[int, ...], moving: tuple[str, ...]) -> _Stepped:
+        """What steps the parameters `own`, as the optimizer's groups and state are now."""
+        state, places = self._state, {self._plain[one]: number for number, one in enumerate(own)}
+        places |= {name: len(own) + number for number, name in enumerate(moving)}
+        followed = [] if self._ema is None else self._ema.followed
+        formulas, (rows, firsts) = state.formulas(own), state.rows(own)
+        starts, start = list[int](), HEAD
+        for first in firsts:
+            starts.append(start)
+            start += formulas[own.index(first)].width
+        step = Step(
+            formulas=formulas,
+            rows=rows,
+            starts=tuple(starts),
+            clip_norm=self._clip_norm,
+            averaged=tuple([places.get(name, -1) for name, _, _ in followed]),
+        )
+        averages = [average for _, _, average in followed]
+        still = [live for name, live, _ in followed if name not in places]
+        parameters = [state.parameters[one] for one in own]
+        if self._compilations.captures:
+            keep_address([*parameters, *averages, *[one for of in state.tensors(own) for one in of]])
+        return _Stepped(own, cast("list[Tensor]", parameters), averages, still, firsts, step, state.version)
+
+    def _packed(self, numbers: list[float]) -> Tensor:
+        """Numbers of the host on the device, which is not waited for."""
+        packed = torch.tensor(numbers, dtype=self._format)
+        device = self._context.device
+        if device.type == "cpu":
+            return packed
+        return (packed.pin_memory() if device.type == "cuda" else packed).to(device, non_blocking=True)
+
+
+@final
+class OneGraph(Graphs):
+    """All of an update in one graph, in one process."""
+
+    def __call__(self, work: Work) -> Outcome | None:
+        state, entry = self._state, self._entry_of(work)
+        own, moving = entry.probed
+        if not own:
+            return None
+        begins = state.begin(own)
+        stepped = entry.stepped
+        if stepped is None or stepped.version != state.version:
+            stepped = self._stepped(own, moving)
+            if entry.stepped is None or entry.stepped.step != stepped.step:
+                whole = _whole(self._gradients(work, own, moving), stepped.step)
+                entry.compiled = self._compilations.compile(whole)
+            entry.stepped = stepped
+        numbers = [work.scale, work.share, *state.numbers(stepped.firsts), *work.factors]
+        args = (
+            stepped.parameters,
+            state.tensors(own),
+            entry.buffers,
+            stepped.averages,
+            stepped.still,
+            work.batches,
+            self._packed(numbers),
+            work.halted,
+        )
+        compiled = cast("Callable[..., Any]", entry.compiled)
+        norm, aborted, told = self._compilations.run(compiled, args, work.key, work.update)
+        return Outcome(norm, aborted, told, own, begins)
+
+
+def _whole(gradients: Gradients, step: Step) -> Callable[..., Any]:
+    def whole(
+        parameters: list[Tensor],
+        kept: list[list[Tensor]],
+        buffers: list[Tensor],
+        averages: list[Tensor],
+        still: list[Tensor],
+        batches: list[Any],
+        numbers: Tensor,
+        halted: Tensor | None,
+    ) -> tuple[Tensor, Tensor, list[Told]]:
+        each = numbers.unbind(0)
+        found, moved, told = gradients(parameters, buffers, batches, each[len(each) - len(batches) :])
+        norm, aborted = step(parameters, kept, buffers, moved, averages, still, found, each, halted)
+        return norm, aborted, told
+
+    return whole
+
+
+@final
+class TwoGraphs(Graphs):
+    """A graph of the gradients, their sum over ranks, and a graph of the step.
+
+    Which parameters have a gradient anywhere travels with the sum, so that one that no rank uses stays alone.
+
+    Args:
+        group: the ranks.
+        trained: gives the numbers of the parameters that are trained now.
+    """
+
+    def __init__(self, *, group: Group, trained: Callable[[], tuple[int, ...]], **given: Any) -> None:
+        super().__init__(**given)
+        self._group, self._trained = group, trained
+        self._steps: dict[tuple[int, ...], tuple[_Stepped, Callable[..., Any]]] = {}
+
+    def __call__(self, work: Work) -> Outcome | None:
+        trained = self._trained()
+        flat, told = self._summed(work, trained)
+        flags = flat[-len(trained) :].tolist()
+        own = tuple([one for one, flag in zip(trained, flags, strict=True) if flag])
+        if not own:
+            return None
+        begins = self._state.begin(own)
+        stepped, compiled = self._step_of(own, trained)
+        numbers = self._packed([work.scale, work.share, *self._state.numbers(stepped.firsts)])
+        kept = self._state.tensors(own)
+        args = (stepped.parameters, kept, stepped.averages, stepped.still, flat, numbers, work.halted)
+        norm, aborted = self._compilations.run(compiled, args, "the parameters that have a gradient", work.update)
+        return Outcome(norm, aborted, told, own, begins)
+
+    def _summed(self, work: Work, trained: tuple[int, ...]) -> tuple[Tensor, Sequence[Told]]:
+        """The gradients of all ranks, flat, and of each parameter on how many ranks it has one."""
+        parameters = [self._state.parameters[one] for one in trained]
+        told: Sequence[Told] = ()
+        if work.tasks:
+            entry = self._entry_of(work)
+            if entry.compiled is None:
+                if entry.probed.moving:
+                    raise TaskError(
+                        f"forwards change the buffer `{entry.probed.moving[0]}`, which a compiled update can't make "
+                        f"equal on several ranks; set `compile` to 'model', or train in one process."
+                    )
+                entry.compiled = self._compilations.compile(_flat(self._gradients(work, trained, ())))
+                entry.flags = [float(one in entry.probed.used) for one in trained]
+            numbers = self._packed([*work.factors, *entry.flags])
+            args = (parameters, work.batches, numbers)
+            flat, told = self._compilations.run(entry.compiled, args, work.key, work.update)
+        else:
+            size = sum(one.numel() for one in parameters) + len(parameters)
+            flat = torch.zeros(size, dtype=self._format, device=self._context.device)
+        self._group.sum(flat)()
+        return flat, told
+
+    def _step_of(self, own: tuple[int, ...], trained: tuple[int, ...]) -> tuple[_Stepped, Callable[..., Any]]:
+        known = self._steps.get(own)
+        if known is not None and known[0].version == self._state.version:
+            return known
+        stepped = self._stepped(own, ())
+        if known is not None and known[0].step == stepped.step:
+            compiled = known[1]
+        else:
+            sizes = [self._state.parameters[one].numel() for one in trained]
+            places = {one: sum(sizes[:number]) for number, one in enumerate(trained)}
+            compiled = self._compilations.compile(_step_from(tuple([places[one] for one in own]), stepped.step))
+        self._steps[own] = stepped, compiled
+        return self._steps[own]
+
+
+def _flat(gradients: Gradients) -> Callable[..., Any]:
+    def flat(parameters: list[Tensor], batches: list[Any], numbers: Tensor) -> tuple[Tensor, list[Told]]:
+        found, _, told = gradients(parameters, [], batches, numbers[: len(batches)].unbind(0))
+        return torch.cat([*[one.reshape(-1) for one in found], numbers[len(batches) :]]), told
+
+    return flat
+
+
+def _step_from(places: tuple[int, ...], step: Step) -> Callable[..., Any]:
+    def step_from(
+        parameters: list[Tensor],
+        kept: list[list[Tensor]],
+        averages: list[Tensor],
+        still: list[Tensor],
+        flat: Tensor,
+        numbers: Tensor,
+        halted: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        pairs = zip(places, parameters, strict=True)
+        found = [flat[place : place + one.numel()].view(one.shape) for place, one in pairs]
+        return step(parameters, kept, [], [], averages, still, found, numbers.unbind(0), halted)
+
+    return step_from

@@ -1,0 +1,511 @@
+"""Updates compiled as a whole: the run is the one that is not compiled, and what no graph can hold is refused.
+
+Most tests let torch find its graphs and run them as they were found, which takes milliseconds; those that are slow let
+its compiler make machine code of them.
+"""
+
+import copy
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from evenstep import Aborted, Checkpointing, Committed, Ema, Engine, Failures, Loss, MapData, Task, Trainer, Training
+from evenstep.errors import ArgumentError, NonFiniteError, OutOfMemoryError, TaskError
+from evenstep.events import Hook, Statistics
+from evenstep.optim import MultiOptimizer
+from evenstep.options import Memory
+from evenstep.parallel import Ordered
+from evenstep.pipeline import PipelineModel
+from evenstep.precision import Fp16Mixed
+from evenstep.train.checks.whole_update import check_listeners
+from evenstep.train.whole_update import graphs
+from evenstep.train.whole_update.compiled_update import CompiledUpdate
+
+# torch's own, while it follows what it compiles
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+
+WIDTH = 6
+Batches = list[tuple[Tensor, Tensor]]
+
+
+class Net(nn.Module):
+    def __init__(self, dropout: float = 0.0, norm: bool = False) -> None:
+        super().__init__()
+        # before BatchNorm the gradient of a bias is pure rounding, which Adam would blow up to full steps
+        self.first, self.last = nn.Linear(3, WIDTH, bias=not norm), nn.Linear(WIDTH, 1)
+        self.norm = nn.BatchNorm1d(WIDTH) if norm else nn.LayerNorm(WIDTH)
+        self.dropout = nn.Dropout(dropout)
+        self.idle = nn.Linear(2, 2)  # gets no gradient
+        self.register_buffer("seen", torch.zeros(()))
+        self.counts = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.counts and self.training:
+            self.seen += len(x)
+        return self.last(self.dropout(nn.functional.gelu(self.norm(self.first(x)))))
+
+
+class Squares(Task):
+    scale = 1.0
+
+    def loss(self, output: Tensor, batch: Any) -> Loss:
+        error = (output.squeeze(-1) - batch[1]) * self.scale
+        return Loss((error**2).sum(), metrics={"close": ((error.abs() < 0.5).sum(), len(error)), "one": (2.0, 2)})
+
+
+def net(**given: Any) -> nn.Module:
+    torch.manual_seed(0)
+    return Net(**given)
+
+
+def batches(update: int, sizes: tuple[int, ...] = (4, 4)) -> Batches:
+    generator = torch.Generator().manual_seed(update)
+    return [(torch.randn(size, 3, generator=generator), torch.randn(size, generator=generator)) for size in sizes]
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-2)
+
+
+def engine_of(
+    model: nn.Module, compile: str = "update", *, task: Any = None, optimizer: Any = adamw, **more: Any
+) -> Engine:
+    train = Training(compile=compile, clip_norm=1.0, **more.pop("train", {}))  # type: ignore[arg-type]
+    return Engine(model, task or Squares(), optimizer(model), device="cpu", train=train, **more)
+
+
+def values(model: nn.Module) -> Tensor:
+    return torch.cat([one.detach().flatten().double() for one in model.state_dict().values()])
+
+
+def compiled(engine: Engine) -> graphs.Compilations:
+    update = engine.parts.compiled
+    assert isinstance(update, CompiledUpdate)
+    return update.compilations
+
+
+def run(engine: Engine, updates: int, *, start: int = 0) -> list[dict[str, float]]:
+    """Each fifth update has a short last micro-batch; gives all metrics."""
+    found: list[dict[str, float]] = []
+    for update in range(start, start + updates):
+        outcome = engine.update(*batches(update, (4, 4) if update % 5 else (4, 3)))
+        assert isinstance(outcome, Committed)
+        found.append({**outcome.metrics(), "norm": outcome.grad_norm, "weight": outcome.weight})
+    return found
+
+
+def assert_alike(one: list[dict[str, float]], other: list[dict[str, float]]) -> None:
+    for mine, theirs in zip(one, other, strict=True):
+        assert mine.keys() == theirs.keys()
+        assert all(mine[name] == pytest.approx(theirs[name], rel=1e-5) for name in mine)
+
+
+def distance(one: nn.Module, other: nn.Module) -> float:
+    return float((values(one) - values(other)).norm() / values(other).norm())
+
+
+@pytest.fixture
+def as_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs are run as torch has found them."""
+    torch.compiler.reset()
+
+    def forward_of(graph: Any, inputs: Any, *, captured: bool) -> Any:
+        return graph.forward
+
+    monkeypatch.setattr(graphs, "compile_graph", forward_of)
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
+    with caplog.at_level(logging.WARNING, logger="evenstep"):
+        yield lambda: [record.getMessage() for record in caplog.records if record.name == "evenstep"]
+
+
+def compared(updates: int, **given: Any) -> None:
+    """A compiled run and one that is not, with an average, a schedule and short last batches."""
+    found: list[tuple[nn.Module, Ema, list[dict[str, float]]]] = []
+    for compile in ("update", "off"):
+        model, ema = net(**given), Ema(decay=0.9, start_update=2, every_updates=2)
+        engine = engine_of(
+            model,
+            compile,
+            train={"ema": ema},
+            lr_schedule={"kind": "cosine", "warmup_updates": 3},
+            updates=updates,
+        )
+        found.append((model, ema, run(engine, updates)))
+        if compile == "update":
+            assert (compiled(engine).total, compiled(engine).repeated) == (2, 0)
+    (model, ema, told), (eager, average, metrics) = found
+    assert distance(model, eager) < 1e-6
+    assert_alike(told, metrics)
+    for name, one in average.state_dict().items():
+        assert torch.allclose(ema.state_dict()[name], one, rtol=1e-5, atol=1e-6), name
+
+
+@pytest.mark.usefixtures("as_found")
+@pytest.mark.parametrize("norm", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_compiled_update_is_the_one_that_is_not(norm: bool) -> None:
+    compared(7, norm=norm)
+
+
+@pytest.mark.slow
+def test_machine_code_gives_the_run_within_1e_6_after_50_updates() -> None:
+    torch.compiler.reset()
+    compared(50)
+
+
+@pytest.mark.slow
+def test_two_runs_of_machine_code_have_the_same_bits_also_resumed() -> None:
+    found: list[Tensor] = []
+    for stop in (12, 12, 5):
+        torch.compiler.reset()
+        model = net(dropout=0.3)
+        engine = engine_of(model)
+        run(engine, stop)
+        if stop < 12:
+            state = copy.deepcopy(engine.state_dict())
+            torch.compiler.reset()
+            model = net(dropout=0.3)
+            engine = engine_of(model)
+            engine.load_state_dict(state)
+            run(engine, 12 - stop, start=stop)
+        found.append(values(model))
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("as_found")
+def test_dropout_is_drawn_anew_in_each_update_and_again_when_it_is_resumed() -> None:
+    whole = net(dropout=0.5)
+    engine = engine_of(whole)
+    run(engine, 2)
+    state = copy.deepcopy(engine.state_dict())
+    run(engine, 2, start=2)
+    model = net(dropout=0.5)
+    resumed = engine_of(model)
+    resumed.load_state_dict(state)
+    run(resumed, 2, start=2)
+    assert torch.equal(values(model), values(whole))
+    other = net(dropout=0.5)
+    run(engine_of(other, seed=7), 4)
+    assert not torch.equal(values(other), values(whole))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("as_found")
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        adamw,
+        lambda model: torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9, dampening=0.1),
+        lambda model: torch.optim.Adam(
+            [{"params": model.first.parameters(), "lr": 1e-3}, {"params": model.last.parameters()}], amsgrad=True
+        ),
+    ],
+)
+def test_a_run_goes_on_compiled_and_not_in_turns(optimizer: Any) -> None:
+    straight = net()
+    run(engine_of(straight, "off", optimizer=optimizer), 6)
+    state, model = None, straight
+    for part, compile in enumerate(("update", "off", "update")):
+        model = net()
+        engine = engine_of(model, compile, optimizer=optimizer)
+        if state is not None:
+            changed = engine.load_state_dict(state)
+            assert any("`train.compile` was" in one for one in changed)
+        run(engine, 2, start=2 * part)
+        state = copy.deepcopy(engine.state_dict())
+    assert distance(model, straight) < 1e-6
+
+
+class Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Linear(3, WIDTH)
+        self.heads = nn.ModuleDict({name: nn.Linear(WIDTH, 1) for name in ("a", "b")})
+
+    def forward(self, x: Tensor, head: str) -> Tensor:
+        return self.heads[head](self.trunk(x).tanh()).squeeze(-1)
+
+
+class Headed(Task):
+    def __init__(self, head: str) -> None:
+        self._head = head
+
+    def inputs(self, batch: Any) -> Any:
+        return batch[0], self._head
+
+    def loss(self, output: Tensor, batch: Any) -> Tensor:
+        return ((output - batch[1]) ** 2).sum()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("as_found")
+def test_several_tasks_with_coefficients_are_trained_as_without_compiling() -> None:
+    found: list[tuple[nn.Module, list[dict[str, float]]]] = []
+    for compile in ("update", "off"):
+        torch.manual_seed(0)
+        model, told = Heads(), list[dict[str, float]]()
+        tasks = {name: Headed(name) for name in ("a", "b")}
+        engine = engine_of(model, compile, task=tasks, train={"coefficients": {"b": 0.3}})
+        for update in range(6):
+            names = ("a", "b") if update % 3 else ("a", "a")  # then the head of b must stay alone
+            pairs = zip(batches(update, (4, 3)), names, strict=True)
+            outcome = engine.update(*pairs)
+            assert isinstance(outcome, Committed)
+            told.append(dict(outcome.metrics()))
+        found.append((model, told))
+    assert distance(found[0][0], found[1][0]) < 1e-6
+    assert_alike(found[0][1], found[1][1])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("as_found")
+@pytest.mark.parametrize("first", [True, False])
+def test_an_update_that_is_not_finite_leaves_everything_as_it_was(first: bool) -> None:
+    model, ema = net(norm=True), Ema(decay=0.5)
+    engine = engine_of(model, train={"ema": ema})
+    if not first:
+        run(engine, 1)
+    before, average = values(model), copy.deepcopy(ema.state_dict())
+    state = copy.deepcopy(engine.state_dict()["optimizer"])
+    x, y = batches(1)[0]
+    outcome = engine.update((x, y * float("inf")), batches(1)[1])
+    assert isinstance(outcome, Aborted) and outcome.incident.kind == "non_finite"
+    assert torch.equal(values(model), before)
+    assert all(torch.equal(one, average[name]) for name, one in ema.state_dict().items())
+    now = engine.state_dict()["optimizer"]
+    assert now["state"].keys() == state["state"].keys()
+    assert isinstance(engine.explain(outcome)[1], NonFiniteError)
+    run(engine, 2, start=5)
+    other = net(norm=True)
+    run(straight := engine_of(other), 0 if first else 1)
+    run(straight, 2, start=5)
+    assert torch.equal(values(model), values(other))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("as_found")
+def test_an_overflow_in_float16_is_tried_again_at_half_the_scale() -> None:
+    engine = engine_of(net(), precision=Fp16Mixed(initial=2.0**40))
+    assert isinstance(engine.update(*batches(0)), Committed)
+    assert engine.precision.scale < 2.0**40
+    assert compiled(engine).repeated == 0
+
+
+@pytest.mark.usefixtures("as_found")
+def test_updates_without_weight_are_aborted_as_ever() -> None:
+    class Nothing(Squares):
+        def weight(self, batch: Any) -> int:
+            return 0
+
+    outcome = engine_of(net(), task=Nothing(), train={"check_loss": False}).update(*batches(0))
+    assert isinstance(outcome, Aborted) and outcome.incident.kind == "no_weight"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("as_found")
+def test_rates_set_by_hand_and_frozen_parameters_are_followed() -> None:
+    found: list[nn.Module] = []
+    for compile in ("update", "off"):
+        model = net()
+        engine = engine_of(model, compile)
+        for update in range(6):
+            engine.optimizer.param_groups[0]["lr"] = 1e-2 / (update + 1)
+            model.get_submodule("first").requires_grad_(update >= 3)
+            run(engine, 1, start=update)
+        found.append(model)
+        if compile == "update":
+            assert compiled(engine).repeated == 0
+    assert distance(found[0], found[1]) < 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("as_found")
+def test_compiling_again_and_again_is_said_with_what_changes(said: Callable[[], list[str]]) -> None:
+    task = Squares()
+    engine = engine_of(net(), task=task)
+    for update in range(9):
+        task.scale = 1.0 + update
+        engine.update(*batches(0, (2,)))
+    [message] = said()
+    assert message.startswith("the update was compiled 8 times up to update 8, ") and "scale" in message
+    assert compiled(engine).repeated == 8
+    other = engine_of(net())
+    for size in range(2, 11):
+        other.update(*batches(0, (size,)))
+    assert "torch.Size([9, 3])" in said()[-1] or "[9, 3]" in said()[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("as_found")
+def test_what_depends_on_numbers_is_an_error_that_says_what_to_do() -> None:
+    class Branches(Squares):
+        def loss(self, output: Tensor, batch: Any) -> Loss:
+            return super().loss(output if output.sum() > 0 else output * 2, batch)
+
+    model = net()
+    before = values(model)
+    engine = engine_of(model, task=Branches())
+    with pytest.raises(TaskError, match=r"update 1 can't be compiled as a whole: .*Set `compile` to 'model'"):
+        engine.update(*batches(0))
+    assert torch.equal(values(model), before) and not engine.optimizer.state
+    assert isinstance(engine_of(model, "model", task=Branches()).update(*batches(0)), Committed)
+
+
+@pytest.mark.usefixtures("as_found")
+def test_what_is_wrong_with_a_loss_is_said_as_without_compiling() -> None:
+    class Means(Squares):
+        def loss(self, output: Tensor, batch: Any) -> Any:
+            return output
+
+    with pytest.raises(TaskError, match="must give one floating-point number"):
+        engine_of(net(), task=Means(), train={"check_loss": False}).update(*batches(0))
+
+
+@pytest.mark.usefixtures("as_found")
+def test_no_memory_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(net())
+    run(engine, 1)
+
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("no memory for so many")
+
+    monkeypatch.setattr(graphs.Compilations, "run", full)
+    with pytest.raises(OutOfMemoryError, match=r"can't be cut finer.*smaller micro-batches, or set `compile`"):
+        engine.update(*batches(1))
+
+
+def sees(*_: Any) -> None: ...
+
+
+def hooked(model: nn.Module) -> nn.Module:
+    model.get_submodule("first").register_forward_hook(sees)
+    return model
+
+
+def hooked_gradient(model: nn.Module) -> nn.Module:
+    model.get_parameter("first.weight").register_hook(lambda gradient: gradient)
+    return model
+
+
+def hooked_step(model: nn.Module) -> torch.optim.Optimizer:
+    optimizer = adamw(model)
+    optimizer.register_step_post_hook(sees)
+    return optimizer
+
+
+class Late(Squares):
+    late_weight = True
+
+
+class Sparse(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(3, 2, sparse=True)
+
+
+MODELS: list[tuple[Callable[[], nn.Module], str]] = [
+    (lambda: hooked(net()), "modules of the model have hooks"),
+    (lambda: hooked_gradient(net()), "a parameter has hooks on its gradient"),
+    (lambda: torch.compile(net(), backend="eager"), "is compiled already"),  # type: ignore[list-item, return-value]
+    (lambda: PipelineModel([nn.Linear(3, 2), nn.Linear(2, 1)], stages_per_rank=2), "in stages"),
+]
+SETTINGS: list[tuple[dict[str, Any], str]] = [
+    ({"task": Late()}, "`late_weight`"),
+    ({"strategy": Ordered()}, "`strategy` is 'ordered'"),
+    ({"precision": "bf16-true"}, "`precision` is 'bf16-true'"),
+    ({"optimizer": lambda model: torch.optim.RMSprop(model.parameters())}, "`optimizer` is RMSprop"),
+    ({"optimizer": lambda model: MultiOptimizer(adamw(model))}, "`optimizer` is MultiOptimizer"),
+    ({"optimizer": hooked_step}, "called with the optimizer's step"),
+    ({"optimizer": lambda model: torch.optim.Adam(model.parameters(), lr=torch.tensor(0.1))}, "`lr` of the optimizer"),
+]
+
+
+@pytest.mark.parametrize(("model", "why"), MODELS)
+def test_models_that_no_graph_can_hold_are_refused(model: Callable[[], nn.Module], why: str) -> None:
+    with pytest.raises(ArgumentError, match=rf"`compile` is 'update', but .*{why}.*set `compile` to 'model'"):
+        engine_of(model())
+
+
+@pytest.mark.parametrize(("given", "why"), SETTINGS)
+def test_settings_that_no_graph_can_hold_are_refused(given: dict[str, Any], why: str) -> None:
+    with pytest.raises(ArgumentError, match=rf"`compile` is 'update', but .*{why}.*set `compile` to 'model'"):
+        engine_of(net(), **given)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"combine": "pcgrad"}, "`combine`"),
+        ({"norm_statistics": "per-task"}, "`norm_statistics` 'per-task'"),
+        ({"fit_memory": True}, "`fit_memory`"),
+        ({"memory": Memory(checkpoint="blocks")}, "`memory.checkpoint`"),
+    ],
+)
+def test_options_that_no_graph_can_hold_are_refused(given: dict[str, Any], why: str) -> None:
+    with pytest.raises(ArgumentError, match=rf"`compile`.*{why}"):
+        Training(compile="update", **given)
+
+
+def test_hooks_within_an_update_are_refused_and_others_are_not() -> None:
+    class Sees(Hook):
+        def after_microbatch(self, event: Any) -> None: ...
+
+    class Ends(Hook):
+        def after_update(self, event: Any) -> None: ...
+
+    check_listeners([Ends(), Statistics()])
+    for hook, name in ((Sees(), "after_microbatch"), (Statistics(gradient_norms=True), "before_step")):
+        with pytest.raises(ArgumentError, match=rf"hook `{hook.name}` has `{name}`.*set `compile` to 'model'"):
+            check_listeners([hook])
+
+
+@pytest.mark.usefixtures("as_found")
+def test_hooks_that_come_later_are_refused_before_they_are_passed_over() -> None:
+    model = net()
+    engine = engine_of(model)
+    run(engine, 1)
+    torch.optim.lr_scheduler.StepLR(engine.optimizer, 1)
+    with pytest.raises(ArgumentError, match="as torch's LR schedulers do"):
+        engine.update(*batches(1))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("as_found")
+@pytest.mark.parametrize("policy", ["skip", "rewind_past"])
+def test_a_trainer_skips_and_goes_back_as_without_compiling(policy: Any, tmp_path: Path) -> None:
+    samples = [(x, y) for update in range(12) for x, y in zip(*batches(update, (4,))[0], strict=True)]
+    samples[25] = samples[25][0], torch.tensor(float("nan"))  # of update 7
+    found: list[nn.Module] = []
+    for compile in ("update", "off"):
+        model = nn.Sequential(net(), nn.Dropout(0.0))  # its layers are known, and keyed where it is not compiled
+        trainer = Trainer(
+            model=model,
+            task=Squares(),
+            optimizer=adamw(model),
+            data=MapData(samples, global_batch_size=4, micro_batch_size=2, shuffle=False),
+            epochs=1,
+            device="cpu",
+            train=Training(compile=compile, clip_norm=1.0),  # type: ignore[arg-type]
+            checkpoint=Checkpointing(every_updates=2, keep_last=None),
+            failures=Failures(non_finite=policy),
+            folder=tmp_path / compile,
+        )
+        trainer.train()
+        found.append(model)
+    assert distance(found[0], found[1]) < 1e-6
+
+
+@pytest.mark.usefixtures("as_found")
+def test_a_model_that_another_engine_has_trained_is_compiled_as_well() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, WIDTH), nn.Dropout(0.2), nn.Linear(WIDTH, 1))
+    run(engine_of(model, "off"), 1)
+    assert isinstance(engine_of(model).update(*batches(1)), Committed)
