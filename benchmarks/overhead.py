@@ -50,7 +50,9 @@ class Case:
         bound: of evenstep's ratio to the tuned loop.
         noise: whether half the spread of that loop against itself, how far its two copies typically are apart in a
             round, is added to the bound.
-        below_ordinary: whether evenstep must cost less than the ordinary loop.
+        below_ordinary: the bound of its ratio to the ordinary loop; None for none.
+        compiled: whether evenstep takes part with the model compiled as well. Its kernels round otherwise: over the
+            thousands of updates of the transformer its parameters end 1.6e-5 away from the others'.
     """
 
     work: Callable[[], Work]
@@ -59,13 +61,14 @@ class Case:
     multiple: int
     bound: float
     noise: bool = False
-    below_ordinary: bool = False
+    below_ordinary: float | None = None
+    compiled: bool = False
 
 
 CASES = {
-    "mlp": Case(work=mlp, rounds=90, multiple=50, bound=1.10, below_ordinary=True),
+    "mlp": Case(work=mlp, rounds=90, multiple=50, bound=1.05, below_ordinary=0.80, compiled=True),
     "accumulation": Case(
-        work=partial(mlp, num_microbatches=4), unit="us/microbatch", rounds=40, multiple=50, bound=1.10
+        work=partial(mlp, num_microbatches=4), unit="us/microbatch", rounds=40, multiple=50, bound=1.05
     ),
     "transformer": Case(work=transformer, rounds=50, multiple=1, bound=1.00, noise=True),
 }
@@ -87,7 +90,7 @@ def measure(case: Case, *, alone: bool) -> list[Row]:
     contenders = {TUNED: tuned, AGAIN: tuned}
     if not alone:
         contenders |= {ORDINARY: train("bare", "train_ordinary"), EVENSTEP: train("evenstep_")}
-        if case is CASES["mlp"]:  # rounds otherwise, which thousands of updates of the transformer take past 1e-5
+        if case.compiled:
             contenders[COMPILED] = train("evenstep_", "train_compiled")
     for peer in peers.PEERS:
         if peer.alone is alone and find_spec(peer.module) is None:
@@ -114,8 +117,9 @@ def compare(case: Case, name: str, times: Mapping[str, Times], *, microbatches: 
     noise = row("", "", times[AGAIN], times[TUNED]).spread
     bounds = {EVENSTEP: case.bound + (noise / 2 if case.noise else 0)}
     rows = [row(name, contender, one, reference, bound=bounds.get(contender)) for contender, one in times.items()]
-    if case.below_ordinary and EVENSTEP in times:
-        rows.append(row(f"{name}, beside the loop {ORDINARY}", EVENSTEP, times[EVENSTEP], times[ORDINARY], bound=1.0))
+    if case.below_ordinary is not None and EVENSTEP in times:
+        beside = f"{name}, beside the loop {ORDINARY}"
+        rows.append(row(beside, EVENSTEP, times[EVENSTEP], times[ORDINARY], bound=case.below_ordinary))
     return rows
 
 

@@ -80,12 +80,18 @@ def twice_in_a_row() -> None:
     good(ends, tuple(end.said["sha256"] for end in ended("fsdp", cut=[[0, 1], 4, HALF])))
 
 
+def _alone_with(group: Group) -> Recovery:
+    """The recovery of a run that has nothing but its ranks."""
+    reducers = SimpleNamespace(is_alone=False, break_off=lambda: None)
+    execution = cast("Execution", SimpleNamespace(group=group, reducers=reducers, reset=lambda: None, alike=list))
+    return Recovery(execution=execution, tasks={}, cuts=SplitLimit(), report=lambda incident: None)
+
+
 def in_another_work() -> None:
     """Rank 1 is through with what rank 0 breaks off, and in the next update: both stop, and say where the other was."""
 
     def act(group: Group) -> None:
-        execution = cast("Execution", SimpleNamespace(group=group, reset=lambda: None, alike=list))
-        recovery = Recovery(execution=execution, tasks={}, cuts=SplitLimit(), report=lambda incident: None)
+        recovery = _alone_with(group)
         recovery.once("update 1", out_of_memory if group.rank == 0 else lambda: None)
         recovery.once("update 2", lambda: group.gather("here"))
 
@@ -101,8 +107,7 @@ def at_the_work_before() -> None:
     """Rank 0 breaks off what the others have not begun: ranks 1 and 2 still exchange what belongs to the one before."""
 
     def act(group: Group) -> tuple[Any, Any]:
-        execution = cast("Execution", SimpleNamespace(group=group, reset=lambda: None, alike=list))
-        recovery = Recovery(execution=execution, tasks={}, cuts=SplitLimit(), report=lambda incident: None)
+        recovery = _alone_with(group)
         part = group.split([[0], [1, 2]])
 
         def before() -> list[int]:

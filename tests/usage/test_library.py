@@ -481,7 +481,7 @@ MISTAKES = [
     ("seed", None, "`seed` must be a whole number, but is None"),
     ("device", "gpu", "`device` must be 'auto', 'cpu' or an accelerator"),
     ("device", None, "`device` must be 'auto', 'cpu' or an accelerator"),
-    ("strategy", "dpp", "`strategy` must be one of auto, single, ddp, fsdp, zero1, but is 'dpp'; is it 'ddp'?"),
+    ("strategy", "dpp", "`strategy` must be one of auto, single, ddp, fsdp, zero1, local, but is 'dpp'; is it 'ddp'?"),
     ("strategy", Single, "`strategy` must be an object of Strategy, but is the class Single itself"),
     ("precision", "bf16", "`precision` must be one of .*, but is 'bf16'; is it 'bf16-mixed'?"),
     ("precision", 16, "`precision` must be an object of Precision, but is 16; write one of '32-true'"),

@@ -149,12 +149,7 @@ def build_parts(run: OpenRun, mesh: Mesh | None = None, *, begins: bool = True) 
             task.metrics = {**task.metrics, **{name: make(f"{key}.metrics.{name}", object) for name in table.metrics}}
         return task
 
-    made, loaded = make_model(run), None
-    if begins and isinstance(made, nn.Module):
-        loaded = build_weights(config, made)
-    model = build_model(config, made, mesh)
-    if begins and not isinstance(made, nn.Module):  # its layers are only made in its stages
-        loaded = build_weights(config, model)
+    model, loaded = _model_and_weights(run, mesh, begins=begins)
     fuse = config.parallel.reduction == "fast" or rank_device(config).type != "cpu"
     shards = config.parallel.strategy == "fsdp"
     tables = data_tables(config)
@@ -199,6 +194,17 @@ def build_parts(run: OpenRun, mesh: Mesh | None = None, *, begins: bool = True) 
         hooks=[make(f"hooks.{index}", Hook) for index in range(len(config.hooks))],
         loaded=loaded,
     )
+
+
+def _model_and_weights(run: OpenRun, mesh: Mesh | None, *, begins: bool) -> tuple[nn.Module, LoadedWeights | None]:
+    """The model as it is run, and the weights that it begins with, if the run says any and `begins`."""
+    made, loaded = make_model(run), None
+    if begins and isinstance(made, nn.Module):
+        loaded = build_weights(run.config, made)
+    model = build_model(run.config, made, mesh)
+    if begins and not isinstance(made, nn.Module):  # its layers are only made in its stages
+        loaded = build_weights(run.config, model)
+    return model, loaded
 
 
 def make_model(run: OpenRun) -> nn.Module | Layers:

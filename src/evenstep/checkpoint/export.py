@@ -20,7 +20,7 @@ from evenstep.arguments import require_flag, require_whole
 from evenstep.checkpoint.layout import SAVING
 from evenstep.checkpoint.storage import LOCAL_DISK, Disk
 from evenstep.checkpoint.tensorfile import TensorFile
-from evenstep.checkpoint.weights import INDEX_SUFFIX, SUFFIX, Weights, index_of, open_weights
+from evenstep.checkpoint.weights import INDEX_SUFFIX, SUFFIX, StoredWeights, index_of, open_weights
 from evenstep.checkpoint.writer import write_file
 from evenstep.errors import ArgumentError, CheckpointError
 
@@ -124,7 +124,7 @@ def _check(to: Path, dtype: str | None, max_file_bytes: int | None) -> None:
         require_whole("max_file_bytes", max_file_bytes, at_least=1, advice="5_000_000_000 is usual")
 
 
-def _once(weights: Weights) -> list[str]:
+def _once(weights: StoredWeights) -> list[str]:
     """The names, of tied tensors the first."""
     first: dict[int, str] = {}
     for name, outline in weights.outlines.items():

@@ -34,7 +34,7 @@ _WRAPPED = "module."  # what torch's DistributedDataParallel puts before each na
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weights:
+class StoredWeights:
     """Named tensors in files.
 
     Args:
@@ -50,7 +50,7 @@ class Weights:
     verify: Callable[[], None]
 
 
-def open_weights(path: Path | str, *, average: bool = False) -> Weights:
+def open_weights(path: Path | str, *, average: bool = False) -> StoredWeights:
     """The weights at `path`.
 
     Args:
@@ -76,7 +76,7 @@ def open_weights(path: Path | str, *, average: bool = False) -> Weights:
         raise CheckpointError(f"`{error.filename or path}` cannot be read: {error.strerror}.") from error
 
 
-def _of_checkpoint(path: Path, *, average: bool) -> Weights:
+def _of_checkpoint(path: Path, *, average: bool) -> StoredWeights:
     reader = CheckpointReader(path)
     reader.load(lambda _: True)
     model: dict[str, Any] = by_plain_name(reader.state.get("model") or {})
@@ -89,7 +89,7 @@ def _of_checkpoint(path: Path, *, average: bool) -> Weights:
     def read(name: str) -> Tensor:
         return reader.read(held[name]) if held[name].is_meta else held[name]
 
-    return Weights(source=str(reader.path), outlines=held, read=read, verify=reader.verify)
+    return StoredWeights(source=str(reader.path), outlines=held, read=read, verify=reader.verify)
 
 
 def _averages(reader: CheckpointReader, model: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -104,7 +104,7 @@ def _averages(reader: CheckpointReader, model: Mapping[str, Tensor]) -> dict[str
     return {name: averages.get(name, first.get(id(one), one)) for name, one in model.items()}
 
 
-def _of_folder(folder: Path) -> Weights:
+def _of_folder(folder: Path) -> StoredWeights:
     whole = sorted(path for path in folder.iterdir() if path.name.endswith(SUFFIX))
     cut = sorted(path for path in folder.iterdir() if path.name.endswith(INDEX_SUFFIX))
     if len(cut) == 1:
@@ -118,7 +118,7 @@ def _of_folder(folder: Path) -> Weights:
     )
 
 
-def _of_index(path: Path) -> Weights:
+def _of_index(path: Path) -> StoredWeights:
     """The weights that an index names; `{"weight_map": {NAME: FILE, …}}`."""
     try:
         places = json_object(path.read_bytes()).get("weight_map")
@@ -139,7 +139,7 @@ def _of_index(path: Path) -> Weights:
     return found
 
 
-def _of_files(path: Path, names: set[str]) -> Weights:
+def _of_files(path: Path, names: set[str]) -> StoredWeights:
     """The weights in safetensors files beside `path`."""
     table: dict[str, tuple[Path, TensorEntry]] = {}
     for name in sorted(names):
@@ -152,7 +152,9 @@ def _of_files(path: Path, names: set[str]) -> Weights:
             raise CheckpointError(f"`{file}` {clause(str(error))}; give a whole safetensors file.") from error
     plain = by_plain_name(table)
     outlines = {name: torch.empty(one.shape, dtype=one.dtype, device="meta") for name, (_, one) in plain.items()}
-    return Weights(source=str(path), outlines=outlines, read=lambda name: _values(*plain[name]), verify=lambda: None)
+    return StoredWeights(
+        source=str(path), outlines=outlines, read=lambda name: _values(*plain[name]), verify=lambda: None
+    )
 
 
 def _values(file: Path, entry: TensorEntry) -> Tensor:
@@ -164,7 +166,7 @@ def _values(file: Path, entry: TensorEntry) -> Tensor:
     return values
 
 
-def _of_torch(path: Path) -> Weights:
+def _of_torch(path: Path) -> StoredWeights:
     try:
         content: object = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
@@ -188,7 +190,7 @@ def _of_torch(path: Path) -> Weights:
     if all(name.startswith(_WRAPPED) for name in found):
         found = {name.removeprefix(_WRAPPED): one for name, one in found.items()}
     held = by_plain_name(found)
-    return Weights(source=str(path), outlines=held, read=lambda name: held[name], verify=lambda: None)
+    return StoredWeights(source=str(path), outlines=held, read=lambda name: held[name], verify=lambda: None)
 
 
 def _tensors_in(content: object) -> dict[str, Tensor]:

@@ -5,7 +5,6 @@ device, adds pairs of the same name and update, Σ sums / Σ weights, never a me
 whoever writes them. It writes nothing itself and knows no periods.
 """
 
-import statistics
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
@@ -201,8 +200,10 @@ class Storage:
 
     def median(self, name: str, window_updates: int) -> float | None:
         """The median of metric `name` over its last `window_updates` updates; None without any."""
+        from statistics import median  # which loads decimal numbers and fractions
+
         window = self._window(name, window_updates)
-        return statistics.median(record.value for record in window) if window else None
+        return median(record.value for record in window) if window else None
 
     def state_dict(self) -> dict[str, Any]:
         """The newest values of every metric, as plain lists. What is pending is not in it: settle and write before.

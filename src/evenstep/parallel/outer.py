@@ -97,7 +97,7 @@ def fragments_of(parameters: Sequence[Tensor], count: int) -> list[list[int]]:
 
     >>> import torch
     >>> fragments_of([torch.zeros(n) for n in (4, 1, 2, 5)], 2)
-    [[0, 1], [2, 3]]
+    [[0, 1, 2], [3]]
     """
     total, fragments, before = sum(one.numel() for one in parameters), [[0]], 0
     for place in range(1, len(parameters)):

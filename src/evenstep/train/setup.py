@@ -51,7 +51,7 @@ class Setup:
         train: how an update is made.
         linear_layers: those that compute in a format of their own.
         recomputed: the modules whose activations are not kept.
-        empty_cache: called with the number of each update that has ended.
+        empty_cache: called with the number of each update that has ended; None where nothing is emptied.
     """
 
     model: nn.Module
@@ -67,7 +67,7 @@ class Setup:
     storage: Storage
     linear_layers: Chosen
     recomputed: Chosen
-    empty_cache: Callable[[int], None]
+    empty_cache: Callable[[int], None] | None
 
     @property
     def kept(self) -> dict[str, object]:

@@ -5,7 +5,6 @@ the others. A rank is a straggler when it was busy twice as long as the median o
 It only says so: whether a slow rank is worth a restart is for people.
 """
 
-import statistics
 from collections.abc import Sequence
 from typing import final
 
@@ -34,12 +33,14 @@ class Stragglers:
         Args:
             busy_s: seconds per update, by rank; 0 where there was none.
         """
+        from statistics import median  # which loads decimal numbers and fractions
+
         if not any(busy_s):
             return []  # nothing was computed since they were last judged
         incidents: list[Incident] = []
         for rank, busy in enumerate(busy_s):
             others = [theirs for other, theirs in enumerate(busy_s) if other != rank]
-            usual = statistics.median(others) if others else busy
+            usual = median(others) if others else busy
             slow = usual > 0 and busy > FACTOR * usual and busy - usual > LEAST_S
             self._in_a_row[rank] = self._in_a_row.get(rank, 0) + 1 if slow else 0
             if self._in_a_row[rank] == IN_A_ROW:

@@ -316,3 +316,33 @@ def test_a_run_goes_on_in_the_midst_of_a_period_with_the_same_bits(
 
 def copied(tree: Any) -> Any:
     return mapped(tree, torch.clone)
+
+
+class Tied(nn.Module):
+    """One weight under two names, and a part that stands in two places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = model()[0], nn.Linear(5, 1).double()
+        self.again, self.norm = nn.Linear(2, 5).double(), nn.BatchNorm1d(5).double()
+        self.again.weight, self.twice = self.first.weight, self.norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.twice(self.norm(self.first(x) + self.again(x))).tanh())
+
+
+def test_a_checkpoint_has_what_is_shared_under_every_name(on_ranks: OnRanks) -> None:
+    def act(group: Group) -> Any:
+        torch.manual_seed(1)
+        one = run(engine(group, net=Tied(), every_updates=4), group.rank, updates=6)
+        state = copied(one.state_dict())
+        with one.evaluating():
+            wanted = {name: value.clone() for name, value in one.model.state_dict().items()}
+        again = engine(group, net=Tied(), every_updates=4)
+        again.load_state_dict(state)
+        ends = [digest(run(some, group.rank, updates=9).state_dict()) for some in (one, again)]
+        return digest(state["model"]) == digest(wanted), ends
+
+    torch.manual_seed(1)
+    for holds, ends in on_ranks(2, act):
+        assert holds and ends[0] == ends[1]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from evenstep.arguments import require_number, require_object, require_whole, require_word, said
 from evenstep.errors import ArgumentError, NonFiniteError, ReplicaError
-from evenstep.names import named_buffers, named_parameters
+from evenstep.names import named_buffers, named_parameters, plain
 from evenstep.parallel.buffers import SharedBuffers
 from evenstep.parallel.compression import Compression
 from evenstep.parallel.group import Group
@@ -172,7 +172,7 @@ class OwnStates(ParameterLayout):
 
     def of_all(self, own: Mapping[str, Any]) -> States:
         """The trees of all ranks by number, from this rank's; each tensor of them is a `ShardedTensorRef`."""
-        return self._owners.optimizer_state({str(self.group.rank): own})
+        return {str(rank): theirs for rank, theirs in enumerate(self._owners.of_ranks(own))}
 
 
 class Inner(Protocol):
@@ -327,8 +327,11 @@ class LocalReducer(Reducer, ChoosesTrained, StepsAlone):
 
     @property
     def shared(self) -> dict[str, Tensor]:
-        """What the ranks share, parameters and buffers, by name; in 32 bits or more."""
-        return {**self._shared, **self._shared_buffers}
+        """What the ranks share, parameters and buffers, in 32 bits or more; what has several names is under each."""
+        module, shared = self.module, {**self._shared, **self._shared_buffers}
+        first = {id(one): name for name, one in {**self._parameters, **self._live_buffers()}.items()}
+        every = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+        return {plain(name): shared[first[id(one)]] for name, one in every if id(one) in first}
 
     @property
     def own(self) -> dict[str, Tensor]:
@@ -349,8 +352,8 @@ class LocalReducer(Reducer, ChoosesTrained, StepsAlone):
     ) -> None:
         """Restore what these gave, after `restart` with what is shared."""
         with torch.no_grad():
-            for name, value in shared.items():
-                self._shared[name].copy_(value)
+            for name in self._shared.keys() & shared.keys():
+                self._shared[name].copy_(shared[name])
             for name, value in momentum.items():
                 self.momentum[name].copy_(value)
             for name, value in own.items():

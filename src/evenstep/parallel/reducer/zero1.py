@@ -6,7 +6,7 @@ process, also one whose update of an element looks at others (Muon, Adafactor). 
 parameters; that is `Fsdp`'s. (ZeRO stage 1: Rajbhandari et al., 2020, https://arxiv.org/abs/1910.02054.)
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast, final
 
@@ -74,12 +74,13 @@ class Owners(ParameterLayout, StepsByOwner):
         return carried.to(own.device)
 
     def optimizer_state(self, states: States) -> States:
-        everything: dict[str, dict[str, Any]] = {}
-        for owner, theirs in enumerate(self.group.gather(mapped(dict(states), _Shape))):
-            for name, shapes in theirs.items():
-                mine = states.get(name) if owner == self.group.rank else None
-                everything[name] = _filled(shapes, mine, partial(self._ref, owner))
-        return everything
+        return {name: one for theirs in self.of_ranks(states) for name, one in theirs.items()}
+
+    def of_ranks(self, own: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The trees of all ranks, from this rank's; each tensor of them is a `ShardedTensorRef`."""
+        trees = enumerate(self.group.gather(mapped(dict(own), _Shape)))
+        rank = self.group.rank
+        return [_filled(shapes, own if owner == rank else None, partial(self._ref, owner)) for owner, shapes in trees]
 
     def _ref(self, owner: int, mine: Any, shape: "_Shape") -> ShardedTensorRef:
         local = mine if owner == self.group.rank else torch.empty(0, dtype=shape.dtype)

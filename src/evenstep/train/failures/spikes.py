@@ -11,7 +11,6 @@ Reference: Hampel, "The influence curve and its role in robust estimation", JASA
 """
 
 import math
-import statistics
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
@@ -104,5 +103,6 @@ class LossSpikes:
         nearer = min(median - ordered[quarter], ordered[quarter + len(ordered) // 2] - median)
         if value <= median + self._threshold * max(_TO_STANDARD_DEVIATIONS * nearer, least):
             return None
-        deviation = statistics.median([abs(one - median) for one in ordered])
+        deviations = sorted([abs(one - median) for one in ordered])
+        deviation = (deviations[(len(ordered) - 1) // 2] + deviations[len(ordered) // 2]) / 2
         return median + self._threshold * max(_TO_STANDARD_DEVIATIONS * deviation, least)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from evenstep.arguments import require_flag, require_object, said
 from evenstep.checkpoint import on_all_ranks
-from evenstep.checkpoint.weights import Weights, open_weights
+from evenstep.checkpoint.weights import StoredWeights, open_weights
 from evenstep.errors import ArgumentError, CheckpointError
 from evenstep.internals import unwrapped
 from evenstep.names import named_parameters, plain
@@ -153,7 +153,7 @@ def put_weights(
             raise ArgumentError(f"`only` has `{pattern}`, which nothing of the model fits; {advice}")
     wanted = {name: one for name, one in live.items() if any(fnmatchcase(name, pattern) for pattern in patterns)}
 
-    def compared() -> tuple[Weights, LoadedWeights]:
+    def compared() -> tuple[StoredWeights, LoadedWeights]:
         weights = open_weights(path, average=average)
         report = _compare(weights, model, wanted, names, known if "*" in patterns else None, freeze=freeze)
         if report.faults() and not partial:
@@ -209,13 +209,13 @@ def _live(model: nn.Module) -> tuple[dict[str, Tensor], Mapping[str, str]]:
     return live, model.aliases if isinstance(model, PipelineModel) else {}
 
 
-def _place(weights: Weights, name: str, names: Mapping[str, str]) -> str:
+def _place(weights: StoredWeights, name: str, names: Mapping[str, str]) -> str:
     """The name in the file of what the model calls `name`."""
     return name if name in weights.outlines else names[name]
 
 
 def _compare(
-    weights: Weights,
+    weights: StoredWeights,
     model: nn.Module,
     wanted: Mapping[str, Tensor],
     names: Mapping[str, str],
