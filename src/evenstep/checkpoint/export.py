@@ -79,7 +79,7 @@ def export_weights(
 
 
 def _write(
-    weights: Weights,
+    weights: StoredWeights,
     held: Mapping[Path, Sequence[str]],
     indices: Mapping[Path, bytes],
     *,
