@@ -9,7 +9,7 @@ along. Every byte of the checkpoint is verified before a file gets its name, and
 anything fails, nothing is left. Reference: https://huggingface.co/docs/safetensors
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -71,33 +71,47 @@ def export_weights(
     there = [file for file in (to, index, *files) if file.exists()]
     if there:
         raise ArgumentError(f"`{there[0]}` exists already, and nothing in it was touched; give another name.")
-    staged = {file: file.with_name(f"{SAVING}{file.name}") for file in (*files, *last)}
+    held = dict(zip(files, cuts, strict=True))
+    contents = {file.name: names for file, names in held.items()}
+    indices = {file: index_of(contents, sum(sizes.values())) for file in last}
+    _write(weights, held, indices, dtype=dtype, disk=disk)
+    return [*files, *last]
+
+
+def _write(
+    weights: StoredWeights,
+    held: Mapping[Path, Sequence[str]],
+    indices: Mapping[Path, bytes],
+    *,
+    dtype: str | None,
+    disk: Disk,
+) -> None:
+    """Write the files, by what each holds, and then the index; all of them, or none."""
+    folder = next(iter(held)).parent
+    staged = {file: file.with_name(f"{SAVING}{file.name}") for file in (*held, *indices)}
     try:
-        disk.make_folder(to.parent)
+        disk.make_folder(folder)
         for place in staged.values():
             place.unlink(missing_ok=True)  # of an export that was cut off
-        held: dict[str, list[str]] = {}
-        for file, cut in zip(files, cuts, strict=True):
-            tensors = {name: _converted(weights.read(name), name, dtype) for name in cut}
+        for file, names in held.items():
+            tensors = {name: _converted(weights.read(name), name, dtype) for name in names}
             write_file(staged[file], TensorFile(tensors).chunks(), disk)
-            held[file.name] = cut
         weights.verify()
-        for file in last:
-            write_file(staged[file], [index_of(held, sum(sizes.values()))], disk)
+        for file, content in indices.items():
+            write_file(staged[file], [content], disk)
         for file, place in staged.items():
             disk.rename(place, file)
-        disk.sync_folder(to.parent)
+        disk.sync_folder(folder)
     except BaseException as error:
         for file, place in staged.items():  # none of them was there before
             place.unlink(missing_ok=True)
             file.unlink(missing_ok=True)
         if isinstance(error, OSError):
             raise CheckpointError(
-                f"the weights could not be written to `{error.filename or to}`: {error.strerror or error}; nothing is "
-                f"left of them. Put them on another disk, or make room."
+                f"the weights could not be written to `{error.filename or folder}`: {error.strerror or error}; nothing "
+                f"is left of them. Put them on another disk, or make room."
             ) from error
         raise
-    return [*files, *last]
 
 
 def _check(to: Path, dtype: str | None, max_file_bytes: int | None) -> None:
