@@ -122,7 +122,7 @@ class Described(NamedTuple):
         return self.dims >= 2 and not self.is_norm and self.name.rpartition(".")[2] != "bias"
 
 
-class Part(NamedTuple):
+class GroupPart(NamedTuple):
     """The parameters of one group that also share their learning rate and decay.
 
     Args:
@@ -186,7 +186,7 @@ class Grouping:
             if not 0 < self.layer_decay <= 1:
                 raise ArgumentError(f"`layer_decay` must be above 0 and at most 1, but is {self.layer_decay}.")
 
-    def deal(self, parameters: Sequence[Described]) -> dict[Part, list[str]]:
+    def deal(self, parameters: Sequence[Described]) -> dict[GroupPart, list[str]]:
         """The names of the parameters of each part, in the order of the groups, the others last.
 
         Args:
@@ -197,13 +197,13 @@ class Grouping:
         """
         owners = self._owners(parameters)
         depths = self._depths([one.name for one in parameters])
-        dealt: dict[Part, list[str]] = {}
+        dealt: dict[GroupPart, list[str]] = {}
         for name in (*self.groups, OTHERS):
-            found: dict[Part, list[str]] = {}
+            found: dict[GroupPart, list[str]] = {}
             for one in parameters:
                 if owners[one.name] == name and one.trained and not (name in self.groups and self.groups[name].frozen):
                     decays = self.weight_decay_on == "all" or one.is_matrix
-                    found.setdefault(Part(name, depths.get(one.name), decays), []).append(one.name)
+                    found.setdefault(GroupPart(name, depths.get(one.name), decays), []).append(one.name)
             ordered = sorted(found, key=lambda part: (part.depth or 0, not part.decays))
             dealt |= {part: found[part] for part in ordered}
         return dealt
@@ -213,7 +213,7 @@ class Grouping:
         owners = self._owners(parameters)
         return [one.name for one in parameters if (group := self.groups.get(owners[one.name])) and group.frozen]
 
-    def factor(self, part: Part, num_layers: int) -> float:
+    def factor(self, part: GroupPart, num_layers: int) -> float:
         """What the learning rate of a part is multiplied by for its layer: d^(L + 1 - depth)."""
         return 1.0 if part.depth is None or self.layer_decay is None else self.layer_decay ** (num_layers - part.depth)
 

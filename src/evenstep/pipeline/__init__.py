@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from evenstep.pipeline.pipeline_model import PipelineModel
     from evenstep.pipeline.runner import Runner
     from evenstep.pipeline.schedules import SCHEDULES, Schedule
-    from evenstep.pipeline.stage import Stage, Step
+    from evenstep.pipeline.stage import PlanStep, Stage
     from evenstep.pipeline.stage_module import StageModule
     from evenstep.pipeline.stages import build_runner
 
@@ -26,11 +26,11 @@ __all__ = [
     "Op",
     "PipelineModel",
     "Plan",
+    "PlanStep",
     "Runner",
     "Schedule",
     "Stage",
     "StageModule",
-    "Step",
     "build_runner",
     "check",
     "executed",
@@ -46,7 +46,7 @@ __getattr__, __dir__ = lazy_names(
         ".layout": "Layout",
         ".runner": "Runner",
         ".schedules": "SCHEDULES Schedule",
-        ".stage": "Stage Step",
+        ".stage": "Stage PlanStep",
         ".stage_module": "StageModule",
         ".pipeline_model": "PipelineModel",
         ".stages": "build_runner",

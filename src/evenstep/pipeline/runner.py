@@ -10,7 +10,7 @@ from typing import final
 
 from evenstep.errors import PlanError
 from evenstep.pipeline.action import Op, Plan
-from evenstep.pipeline.stage import Stage, Step
+from evenstep.pipeline.stage import PlanStep, Stage
 from evenstep.pipeline.wire import Wire
 
 
@@ -56,7 +56,7 @@ class Runner:
         self.peers = peers or Peers()
         self._explained = explained
 
-    def run(self, plan: Plan, step: Step) -> None:
+    def run(self, plan: Plan, step: PlanStep) -> None:
         """Execute `plan`. Gradients are complete, reduced and summed over ties when it returns.
 
         Args:

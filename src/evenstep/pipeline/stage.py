@@ -25,7 +25,7 @@ from evenstep.pipeline.stage_module import StageModule
 from evenstep.pipeline.wire import Address
 
 
-class Step(Protocol):
+class PlanStep(Protocol):
     """The micro-batches that go through a plan, asked for by stages under the plan's numbers."""
 
     @property
@@ -107,7 +107,7 @@ class Stage:
         self._deferral = deferral or Deferral()
         self._live: dict[int, Crossing] = {}
         self._waiting: dict[int, tuple[list[Work], list[Tensor | None]]] = {}
-        self.acts: Mapping[Op, Callable[[Action, Step], None]] = {
+        self.acts: Mapping[Op, Callable[[Action, PlanStep], None]] = {
             Op.FORWARD: self._forward,
             Op.BACKWARD: self._backward,
             Op.INPUT_BACKWARD: self._input_backward,
@@ -127,7 +127,7 @@ class Stage:
         self._live.clear()
         self._waiting.clear()
 
-    def _forward(self, action: Action, step: Step) -> None:
+    def _forward(self, action: Action, step: PlanStep) -> None:
         microbatch, crossing = action.microbatch, Crossing()
         received: dict[int, Any] = {}
         for source in self.sources:
@@ -147,16 +147,16 @@ class Stage:
         elif self._is_last_here:
             step.done(microbatch)
 
-    def _backward(self, action: Action, step: Step) -> None:
+    def _backward(self, action: Action, step: PlanStep) -> None:
         self._go_back(action.microbatch, step)
         self._end_backward(action.microbatch, step)
 
-    def _input_backward(self, action: Action, step: Step) -> None:
+    def _input_backward(self, action: Action, step: PlanStep) -> None:
         self._deferral.begin()
         self._go_back(action.microbatch, step)
         self._waiting[action.microbatch] = self._deferral.end(), self._set_aside()
 
-    def _weight_backward(self, action: Action, step: Step) -> None:
+    def _weight_backward(self, action: Action, step: PlanStep) -> None:
         waiting, gradients = self._waiting.pop(action.microbatch)
         for parameter, gradient in zip(self.module.parameters(), gradients, strict=False):
             if gradient is not None:  # beside that of an earlier sub-batch of the same micro-batch
@@ -164,25 +164,25 @@ class Stage:
         accumulate(waiting)
         self._end_backward(action.microbatch, step)
 
-    def _arm(self, action: Action, step: Step) -> None:
+    def _arm(self, action: Action, step: PlanStep) -> None:
         self.reducer.arm()
 
-    def _reduce(self, action: Action, step: Step) -> None:
+    def _reduce(self, action: Action, step: PlanStep) -> None:
         self.reducer.reduce(step.num_microbatches)
 
-    def _send(self, action: Action, step: Step) -> None:
+    def _send(self, action: Action, step: PlanStep) -> None:
         self._edges.send(action)
 
-    def _receive(self, action: Action, step: Step) -> None:
+    def _receive(self, action: Action, step: PlanStep) -> None:
         self._edges.receive(action)
 
-    def _unshard(self, action: Action, step: Step) -> None:
+    def _unshard(self, action: Action, step: PlanStep) -> None:
         cast("GathersPerPlan", self.reducer).unshard()
 
-    def _reshard(self, action: Action, step: Step) -> None:
+    def _reshard(self, action: Action, step: PlanStep) -> None:
         cast("GathersPerPlan", self.reducer).reshard()
 
-    def _go_back(self, microbatch: int, step: Step) -> None:
+    def _go_back(self, microbatch: int, step: PlanStep) -> None:
         crossing = self._live.pop(microbatch, None)
         if crossing is None:
             raise PlanError(
@@ -213,7 +213,7 @@ class Stage:
             parameter.grad = None
         return gradients
 
-    def _end_backward(self, microbatch: int, step: Step) -> None:
+    def _end_backward(self, microbatch: int, step: PlanStep) -> None:
         if self._is_first_here:
             step.done(microbatch)
         if self._collect is not None and (complete := step.completed(microbatch)) is not None:

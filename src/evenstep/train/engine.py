@@ -462,7 +462,7 @@ class Engine:
         self.core.trained.load_state_dict(state.get("trained", {}))
         self.core.is_whole = True
         changed += self.core.learning_rates.load_state_dict(state.get("lr_schedule", {}))
-        self._begun = state["run"].get("begun", {})
+        self._begun = state["run"].get("begun") or {}
         self.core.learning_rates.begun_at = self._begun.get("lr_schedule", 0)
         self.core.learning_rates.reloaded()
         self.progress = Progress.from_state_dict(state["progress"])

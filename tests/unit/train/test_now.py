@@ -50,8 +50,12 @@ def points(count: int = 12) -> list[tuple[Tensor, Tensor]]:
 
 
 def network(*more: nn.Module) -> nn.Module:
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), *more, nn.Linear(4, 1)).double()
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), *more, nn.Linear(4, 1)).double()
+    generator = torch.Generator().manual_seed(1)  # of its own: ranks that are threads share torch's
+    with torch.no_grad():
+        for one in model.parameters():
+            one.uniform_(-0.5, 0.5, generator=generator)
+    return model
 
 
 def trainer_of(model: nn.Module, task: Task | None = None, **more: Any) -> Trainer:

@@ -56,7 +56,7 @@ def begun_afresh(state: Tree, reset: Collection[Reset], data: Tree) -> Tree:
         data: that part of the state of the run as it is now, before its first update.
     """
     update, run = state["progress"]["update"], state["run"]
-    begun = dict(run.get("begun", {}))
+    begun = dict(run.get("begun") or {})
     if "optimizer" in reset:
         shared = {part: one for part, one in state.items() if part != "local"}  # each rank's own goes with its moments
         state = {**shared, "optimizer": None}

@@ -237,7 +237,7 @@ class RunState:
         changed = self.engine.bus.load_state_dict(own["hooks"])
         self.data.load_state_dict(data)
         changed += self.engine.load_own(own)
-        if self.epochs is not None and (begun_at := own["run"].get("begun", {}).get("data", 0)):
+        if self.epochs is not None and (begun_at := (own["run"].get("begun") or {}).get("data", 0)):
             self.engine.core.learning_rates.updates = self._planned(begun_at)
         if own["storage"] is not None:
             self.engine.storage.load_state_dict(own["storage"])

@@ -141,7 +141,7 @@ def _put(tree: Any, tensors: Sequence[Tensor]) -> Any:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class OptimizerStep:
     """Clips a gradient and takes the step, of the optimizer and of the average, unless it is not finite.
 
     Args:

@@ -33,7 +33,7 @@ from evenstep.pipeline.compiled import reason_of
 from evenstep.train.compiled import REPEATED
 from evenstep.train.context import TrainContext
 from evenstep.train.tasks.task import Task
-from evenstep.train.whole_update.function import HEAD, Gradients, Step, Told
+from evenstep.train.whole_update.function import HEAD, Gradients, OptimizerStep, Told
 
 
 class Work(NamedTuple):
@@ -110,7 +110,7 @@ OURS = ("parameters", "kept", "buffers", "averages", "still", "numbers", "flat")
 
 
 @final
-class _Inductor:
+class _CountingInductor:
     """torch's compiler, which counts what it compiles; one for the process, as torch's cache of compiled code is."""
 
     def __init__(self, *, captured: bool) -> None:
@@ -121,7 +121,7 @@ class _Inductor:
         return compile_graph(graph, inputs, captured=self._captured)
 
 
-_COMPILED, _CAPTURED = _Inductor(captured=False), _Inductor(captured=True)
+_COMPILED, _CAPTURED = _CountingInductor(captured=False), _CountingInductor(captured=True)
 
 
 @final
@@ -212,7 +212,7 @@ class _Stepped:
     averages: list[Tensor]
     still: list[Tensor]
     firsts: tuple[int, ...]
-    step: Step
+    step: OptimizerStep
     version: int
 
 
@@ -303,7 +303,7 @@ class Graphs(ABC):
         for first in firsts:
             starts.append(start)
             start += formulas[own.index(first)].width
-        step = Step(
+        step = OptimizerStep(
             formulas=formulas,
             rows=rows,
             starts=tuple(starts),
@@ -359,7 +359,7 @@ class OneGraph(Graphs):
         return Outcome(norm, aborted, told, own, begins)
 
 
-def _whole(gradients: Gradients, step: Step) -> Callable[..., Any]:
+def _whole(gradients: Gradients, step: OptimizerStep) -> Callable[..., Any]:
     def whole(
         parameters: list[Tensor],
         kept: list[list[Tensor]],
@@ -455,7 +455,7 @@ def _flat(gradients: Gradients) -> Callable[..., Any]:
     return flat
 
 
-def _step_from(places: tuple[int, ...], step: Step) -> Callable[..., Any]:
+def _step_from(places: tuple[int, ...], step: OptimizerStep) -> Callable[..., Any]:
     def step_from(
         parameters: list[Tensor],
         kept: list[list[Tensor]],

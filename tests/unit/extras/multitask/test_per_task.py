@@ -163,7 +163,9 @@ def test_products_ask_the_layout_of_a_strategy_of_ones_own(several: Any) -> None
     ours, _ = trained(several, train=Training(combine=PcGrad()), strategy=Other(layout=layout), updates=1)
     theirs, _ = trained(several, train=Training(combine=PcGrad()), strategy=Single(), updates=1)
     assert all(torch.equal(one, other) for one, other in zip(ours.parameters(), theirs.parameters(), strict=True))
-    assert layout.shards >= 3 * len(list(ours.trunk.parameters())) and layout.sums == 2  # of products, and of the norm
+    assert (
+        layout.shards >= 3 * len(list(ours.trunk.parameters())) and layout.sums == 1
+    )  # of products; whole ones need none
 
 
 def test_sparse_gradients_and_tasks_without_names_are_refused(several: Any) -> None:
