@@ -51,5 +51,5 @@ __getattr__, __dir__ = lazy_names(
         ".pipeline_model": "PipelineModel",
         ".stages": "build_runner",
     },
-    old={"Section": "StageModule", "Staged": "PipelineModel"},
+    old={"Section": "StageModule", "Staged": "PipelineModel", "Step": "PlanStep"},
 )
