@@ -11,7 +11,7 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from signal import SIGINT
+from signal import SIGHUP, SIGINT, SIGQUIT, getsignal, signal
 from time import sleep
 
 from evenstep.exits import EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
@@ -19,6 +19,7 @@ from evenstep.parallel.rank_info import ATTEMPT
 from evenstep.signals import REQUEUE
 
 _LONGEST_PAUSE_S = 30.0
+_FORWARDED = (*REQUEUE, SIGINT, SIGHUP, SIGQUIT)
 _GRACE_S = 300  # for the update and the save between a signal and the end
 
 
@@ -43,6 +44,20 @@ def launch(ranks: int, arguments: list[str], *, max_restarts: int = 0) -> int:
 
 
 def _attempt(ranks: int, arguments: list[str]) -> int:
+    """Start the ranks once; gives the exit code of the first that failed, or of the signal that ended them."""
+    from torch.distributed.elastic.multiprocessing import SignalException
+
+    before = {number: getsignal(number) for number in _FORWARDED}
+    try:
+        return _ended(ranks, arguments)
+    except SignalException as error:  # one more, while the end by the first was being said
+        return _code_of(error.sigval)
+    finally:  # torch leaves its handlers, whose error would end this command in the midst of its own end
+        for number, handler in before.items():
+            signal(number, handler)
+
+
+def _ended(ranks: int, arguments: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -59,7 +74,7 @@ def _attempt(ranks: int, arguments: list[str]) -> int:
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
         max_restarts=0,
-        signals_to_handle="SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2",
+        signals_to_handle=",".join(number.name for number in _FORWARDED),
         shutdown_timeout=_GRACE_S,
         logs_specs=DefaultLogsSpecs(log_dir=str(logs), redirects=others),
     )
@@ -72,8 +87,13 @@ def _attempt(ranks: int, arguments: list[str]) -> int:
             print(f"evenstep: rank {rank} failed first: {last_words(logs, rank)}", file=sys.stderr)
         return failure.exitcode if failure.exitcode > 0 else EXIT_ERROR
     except SignalException as error:
-        return EXIT_INTERRUPTED if error.sigval == SIGINT else EXIT_REQUEUE if error.sigval in REQUEUE else EXIT_ERROR
+        return _code_of(error.sigval)
     return EXIT_DONE
+
+
+def _code_of(number: int) -> int:
+    """The exit code of ranks that a signal has ended."""
+    return EXIT_INTERRUPTED if number == SIGINT else EXIT_REQUEUE if number in REQUEUE else EXIT_ERROR
 
 
 def last_words(logs: Path, rank: int) -> str:

@@ -1,4 +1,7 @@
+import signal
+
 import pytest
+from torch.distributed.elastic.multiprocessing import SignalException
 
 from evenstep.cli import launch as launcher
 from evenstep.exits import EXIT_CONFIG, EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_REQUEUE
@@ -40,3 +43,25 @@ def test_what_another_attempt_would_not_change_is_final(
     ending_with(monkeypatch, EXIT_ERROR, code)
     assert launcher.launch(2, ["train"], max_restarts=7) == code
     assert pauses == [1]
+
+
+def test_another_signal_while_ranks_end_leaves_the_exit_code_and_finds_the_handlers_of_before(
+    monkeypatch: pytest.MonkeyPatch, pauses: list[float]
+) -> None:
+    def raising(number: int, frame: object) -> None:
+        raise SignalException("one", sigval=signal.Signals(number))
+
+    def ended(ranks: int, arguments: list[str]) -> int:
+        """As torch's launcher leaves its handlers, the second signal raises where the first is answered."""
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, raising)
+        try:
+            signal.raise_signal(signal.SIGUSR1)
+        except SignalException:
+            signal.raise_signal(signal.SIGTERM)
+        return EXIT_ERROR
+
+    monkeypatch.setattr(launcher, "_ended", ended)
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)]
+    assert launcher.launch(2, ["train"]) == EXIT_REQUEUE
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)] == before
