@@ -76,34 +76,52 @@ CASES = {
 }
 
 
-def measure(case: Case, *, alone: bool) -> list[Row]:
-    """Run one case with everybody who is installed.
+def measure(case: Case, alone: str = "") -> list[Row]:
+    """Run one case with everybody who is installed and needs no process of its own, or with one who does.
 
     Args:
         case: what is done.
-        alone: with the peers that need a process without the others, and of the loops only the tuned one.
+        alone: who takes part beside the tuned loop; see `apart`.
     """
-
-    def train(module: str, function: str = "train") -> Train:
-        return getattr(importlib.import_module(f"contenders.{module}"), function)
-
     torch.set_num_threads(1)
-    work, tuned = case.work(), train("bare", "train_tuned")
+    work, tuned = case.work(), _train("bare", "train_tuned")
     contenders = {TUNED: tuned, AGAIN: tuned}
-    if not alone:
-        contenders |= {ORDINARY: train("bare", "train_ordinary"), EVENSTEP: train("evenstep_")}
-        if case.compiled:
-            contenders[COMPILED] = train("evenstep_", "train_compiled")
-            contenders[WHOLE] = train("evenstep_", "train_compiled_update")
-    for peer in peers.PEERS:
-        if peer.alone is alone and find_spec(peer.module) is None:
-            print(f"{peer.package} is not installed: skipped", flush=True)
-        elif peer.alone is alone:
-            contenders[f"{peer.package} {version(peer.package)}"] = train(peer.contender)
+    if alone:
+        contenders |= {name: train() for name, train in apart(case).items() if name == alone}
+    else:
+        contenders |= {ORDINARY: _train("bare", "train_ordinary"), EVENSTEP: _train("evenstep_", "train")}
+        contenders |= {_named(peer): _train(peer.contender, "train") for peer in _installed(alone=False)}
     chunk_updates = chunk_of(tuned, work, seconds=CHUNK_S, multiple=case.multiple)
     times = interleave(contenders, work, chunk_updates=chunk_updates, rounds=case.rounds)
     rows = compare(case, work.name, times, microbatches=chunk_updates * work.num_microbatches)
     return [row for row in rows if row.contender not in (TUNED, AGAIN)] if alone else rows
+
+
+def apart(case: Case) -> dict[str, Callable[[], Train]]:
+    """Who takes part in a process of its own: some peers, and evenstep where it compiles.
+
+    A process has one torch generator. Two runs of evenstep that take turns in the midst of an item of their streams see
+    each other's draws as the stream's, and keep what it does to the generator apart from then on, which costs 0.2 ms.
+    """
+    functions = {COMPILED: "train_compiled", WHOLE: "train_compiled_update"} if case.compiled else {}
+    ours = {name: partial(_train, "evenstep_", function) for name, function in functions.items()}
+    return ours | {_named(peer): partial(_train, peer.contender, "train") for peer in _installed(alone=True)}
+
+
+def _installed(*, alone: bool) -> list[peers.Peer]:
+    wanted = [peer for peer in peers.PEERS if peer.alone is alone]
+    for peer in wanted:
+        if find_spec(peer.module) is None:
+            print(f"{peer.package} is not installed: skipped", flush=True)
+    return [peer for peer in wanted if find_spec(peer.module) is not None]
+
+
+def _named(peer: peers.Peer) -> str:
+    return f"{peer.package} {version(peer.package)}"
+
+
+def _train(module: str, function: str) -> Train:
+    return getattr(importlib.import_module(f"contenders.{module}"), function)
 
 
 def compare(case: Case, name: str, times: Mapping[str, Times], *, microbatches: int) -> list[Row]:
@@ -141,8 +159,7 @@ def main() -> list[Row]:
     rows: list[Row] = []
     for name in CASES:
         print(f"{name} …", flush=True)
-        case = _in_process(python, name) + _in_process(python, name, "--alone")
-        rows += sorted(case, key=lambda row: row.case)  # those beside the ordinary loop go last
+        rows += sorted(_in_process(python, name), key=lambda row: row.case)  # those beside the ordinary loop go last
     print("import …", flush=True)
     rows += measure_imports()
     write_rows(RESULTS, rows)
@@ -150,10 +167,11 @@ def main() -> list[Row]:
     return rows
 
 
-def _in_process(python: Path, name: str, *options: str) -> list[Row]:
+def _in_process(python: Path, name: str) -> list[Row]:
+    """Measure a case in processes of its own: one for most, then one for each who needs it."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "rows.json")
-        command = [str(python), str(Path(__file__).resolve()), "--case", name, "--out", str(out), *options]
+        command = [str(python), str(Path(__file__).resolve()), "--case", name, "--out", str(out)]
         subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
         return read_rows(out)
 
@@ -162,9 +180,15 @@ def _one_case() -> None:
     parser = argparse.ArgumentParser(description="Measure one case; see benchmarks/run.py for all.")
     parser.add_argument("--case", choices=CASES, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--alone", action="store_true", help="with the peers that need a process of their own")
+    parser.add_argument("--alone", default="", help="who takes part beside the tuned loop, instead of all others")
     arguments = parser.parse_args()
-    write_rows(arguments.out, measure(CASES[arguments.case], alone=arguments.alone))
+    case = CASES[arguments.case]
+    rows = measure(case, arguments.alone)
+    if not arguments.alone:
+        for name in apart(case):
+            subprocess.run([sys.executable, *sys.argv, "--alone", name], check=True)
+            rows += read_rows(arguments.out)
+    write_rows(arguments.out, rows)
 
 
 if __name__ == "__main__":
