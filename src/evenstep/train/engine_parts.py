@@ -6,7 +6,7 @@ verdict is read. It runs nothing.
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -48,7 +48,9 @@ from evenstep.train.tasks.tasks import poison_of
 from evenstep.train.trained import TrainedParameters
 from evenstep.train.transfer import build_cast, build_transfer
 from evenstep.train.update import Update
-from evenstep.train.whole_update.compiled_update import CompiledUpdate
+
+if TYPE_CHECKING:
+    from evenstep.train.whole_update.compiled_update import CompiledUpdate
 
 
 class Parts(NamedTuple):
@@ -80,7 +82,7 @@ class Parts(NamedTuple):
     portion: PipelineStateSharding
     reads_at_once: bool
     settings: dict[str, Any]
-    compiled: CompiledModel | CompiledUpdate | None
+    compiled: "CompiledModel | CompiledUpdate | None"
 
 
 def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable[[Incident], None]) -> Parts:
@@ -142,6 +144,8 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
     )
     update = None
     if whole:
+        from evenstep.train.whole_update.compiled_update import CompiledUpdate  # only here: it is for few runs
+
         update = CompiledUpdate(
             core=core,
             model=model,
