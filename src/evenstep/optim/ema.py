@@ -16,7 +16,7 @@ from typing import Literal, final, get_args
 import torch
 from torch import Tensor, nn
 
-from evenstep.arguments import require_flag, require_number, require_whole
+from evenstep.arguments import require_flag, require_number, require_whole, require_word
 from evenstep.errors import ArgumentError
 from evenstep.internals import foreach_move, local_tensor
 from evenstep.names import named_buffers, named_parameters
@@ -69,9 +69,7 @@ class Ema:
         require_whole("start_update", start_update, at_least=0, advice="0 begins with the first update")
         require_whole("every_updates", every_updates, at_least=1, advice="1 follows each update")
         require_flag("decay_warmup", decay_warmup)
-        if evaluated not in get_args(Evaluated):
-            words = ", ".join(f'"{word}"' for word in get_args(Evaluated))
-            raise ArgumentError(f"`evaluated` must be one of {words}, but is {evaluated!r}.")
+        require_word("evaluated", evaluated, get_args(Evaluated))
         self.evaluated: Evaluated = evaluated
         self._decay_warmup = decay_warmup
         self._decay = decay

@@ -142,20 +142,7 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
         unkeyed=unkeyed,
         looks=() if compiled is None else (compiled.look,),
     )
-    update = None
-    if whole:
-        from evenstep.train.whole_update.compiled_update import CompiledUpdate  # only here: it is for few runs
-
-        update = CompiledUpdate(
-            core=core,
-            model=model,
-            optimizer=optimizer,
-            context=context,
-            execution=execution,
-            ema=train.ema,
-            clip_norm=train.clip_norm,
-            report=report,
-        )
+    update = _whole_update(setup, core, context, execution, report) if whole else None
     return Parts(
         context=context,
         execution=execution,
@@ -180,6 +167,23 @@ def build_parts(setup: Setup, *, updates: int | None, bus: Bus, report: Callable
         reads_at_once=device.type == "cpu" if whole else isinstance(apply, HostApply),
         settings=settings,
         compiled=update or compiled,
+    )
+
+
+def _whole_update(
+    setup: Setup, core: Update, context: TrainContext, execution: Execution, report: Callable[[Incident], None]
+) -> "CompiledUpdate":
+    from evenstep.train.whole_update.compiled_update import CompiledUpdate  # only here: it is for few runs
+
+    return CompiledUpdate(
+        core=core,
+        model=setup.model,
+        optimizer=setup.optimizer,
+        context=context,
+        execution=execution,
+        ema=setup.train.ema,
+        clip_norm=setup.train.clip_norm,
+        report=report,
     )
 
 

@@ -16,7 +16,7 @@ from evenstep.arguments import require_number
 from evenstep.errors import ArgumentError
 from evenstep.names import named_parameters, plain
 from evenstep.optim.groups import OTHERS, DecayOn, Described, Grouping, ParameterGroup, check_class
-from evenstep.optim.multi import MultiOptimizer
+from evenstep.optim.multi import MultiOptimizer, inner
 from evenstep.pipeline import PipelineModel
 from evenstep.train.state.train_state import unwrapped
 
@@ -106,7 +106,7 @@ def described_groups(optimizer: Optimizer) -> list[str]:
     ['head: SGD, lr 0.5, weight decay 0, 1 parameter of 6 numbers']
     """
     lines: list[str] = []
-    for one in optimizer.optimizers if isinstance(optimizer, MultiOptimizer) else (optimizer,):
+    for one in inner(optimizer):
         for number, group in enumerate(one.param_groups):
             several = cast("list[nn.Parameter]", group["params"])
             decay = f", weight decay {float(group['weight_decay']):g}" if "weight_decay" in group else ""

@@ -15,6 +15,7 @@ from torch import Tensor
 from evenstep.arguments import require_number, require_whole
 from evenstep.data.seeding import undisturbed
 from evenstep.errors import ArgumentError
+from evenstep.parallel import mapped
 from evenstep.pipeline import PipelineModel
 from evenstep.train.outcome import Committed
 
@@ -99,7 +100,7 @@ def search(loop: "Loop", *, lowest: float, highest: float, updates: int, diverge
     def rate_of(update: int) -> float:
         return lowest * ratio ** ((update - begin - 1) / (updates - 1))
 
-    state = _copied(loop.checkpointer.state.state_dict(whole=True))
+    state = mapped(loop.checkpointer.state.state_dict(whole=True), _copy)  # which further updates do not change
     losses: list[float] = []
     engine.group.go_on()
     engine.prepare()
@@ -163,16 +164,8 @@ def _steepest(rates: tuple[float, ...], smoothed: tuple[float, ...]) -> float | 
     return None if steepest is None or falls[steepest] <= 0 else rates[steepest + width // 2]
 
 
-def _copied(tree: Any) -> Any:
-    """A tree whose tensors are copies, which further updates do not change."""
-    if isinstance(tree, Tensor):
-        return tree.detach().clone()
-    if isinstance(tree, dict):
-        return {name: _copied(one) for name, one in cast("dict[Any, Any]", tree).items()}
-    if isinstance(tree, list | tuple):
-        several = [_copied(one) for one in cast("list[Any]", tree)]
-        return several if isinstance(tree, list) else tuple(several)
-    return tree
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone()
 
 
 def _check(loop: "Loop", lowest: float, highest: float, updates: int, divergence: float) -> None:

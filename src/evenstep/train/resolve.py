@@ -88,11 +88,11 @@ def lr_schedule_of(given: object) -> LrSchedule | None:
     if given is None or isinstance(given, LrSchedule):
         return given
     if isinstance(given, str):
-        return _made("lr_schedule", given, {})
+        return _made(given, {})
     if isinstance(given, Mapping):
-        table = dict(cast("Mapping[str, object]", given))
+        table = {str(name): value for name, value in cast("Mapping[object, object]", given).items()}
         kind = table.pop("kind", "constant")
-        return _made("lr_schedule", kind if isinstance(kind, str) else repr(kind), table)
+        return _made(kind if isinstance(kind, str) else repr(kind), table)
     what = said(given)
     if isinstance(given, LRScheduler):
         what = f"a torch scheduler ({type(given).__name__}), which counts its own steps and would not resume exactly"
@@ -102,16 +102,8 @@ def lr_schedule_of(given: object) -> LrSchedule | None:
     )
 
 
-def _made(argument: str, kind: str, table: dict[str, Any]) -> LrSchedule:
-    function = answer_calls(choose(argument, kind, LR_SCHEDULES))
-    try:
-        return function(**table)
-    except TypeError as error:
-        what = str(error).partition(") ")[2] or str(error)
-        raise ArgumentError(
-            f"`{argument}` {kind!r} {what}; its arguments are those of `{function.__name__}` in "
-            f"`evenstep.optim.schedules`: write `{{'kind': {kind!r}, 'argument': value}}`."
-        ) from error
+def _made(kind: str, arguments: Mapping[str, Any]) -> LrSchedule:
+    return answer_calls(choose("lr_schedule", kind, LR_SCHEDULES))(**arguments)
 
 
 def strategy_of(given: object, device: object) -> Strategy:

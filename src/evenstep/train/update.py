@@ -8,7 +8,7 @@ about an abort; that is the loop's. Until it applies, it may be begun anew at an
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TypeAlias, final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -41,11 +41,21 @@ from evenstep.train.tasks.late_weights import build_gather
 from evenstep.train.trained import TrainedParameters
 from evenstep.train.weigh import Weights, weigh
 
-Computed: TypeAlias = tuple[Weights, MicrobatchResults, list[Tensor], Tensor | None]
-"""What has been computed of an update, of which nothing is applied: what its losses cover, what is known of this rank's
-micro-batches, the gradients, perhaps in shards, and ‖g‖₂² over all parameters, stages and shards; None where nobody has
-work, or no task gave a loss.
-"""
+
+class Computed(NamedTuple):
+    """What has been computed of an update, of which nothing is applied.
+
+    Args:
+        weights: what its losses cover.
+        gathered: what is known of this rank's micro-batches.
+        grads: the gradients, perhaps in shards.
+        squared: ‖g‖₂² over all parameters, stages and shards; None where nobody has work, or no task gave a loss.
+    """
+
+    weights: Weights
+    gathered: MicrobatchResults
+    grads: list[Tensor]
+    squared: Tensor | None
 
 
 @final
@@ -155,14 +165,14 @@ class Update:
         """Compute the update's gradients and their squared norm; nothing is applied."""
         weights = self._weigh(batch)
         if not weights.totals:  # nobody has work
-            return weights, MicrobatchResults(), [], None
+            return Computed(weights, MicrobatchResults(), [], None)
         gathered = self._gather(weights, update)
         for buffers in self._changing:
             buffers.settle()
         self.look(update)
         self._execution.reducers.share_buffers(self._buffers)
         grads = gradients(self._parameters, sparse=self._sparse)
-        return weights, gathered, grads, self._execution.norms.squared(grads)
+        return Computed(weights, gathered, grads, self._execution.norms.squared(grads))
 
     def _judge_and_apply(self, computed: Computed, batch: GlobalBatch, before: Progress) -> PendingUpdate:
         """Step the optimizer if the gradient is finite; gives how the update ended."""

@@ -8,14 +8,13 @@ are taken: no optimizer, no counters. To go on with a run is `Trainer.resume`.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import cast, final
 
 from torch import Tensor, nn
 
-from evenstep.arguments import require_flag, require_object, said
+from evenstep.arguments import advice, require_flag, require_object, said
 from evenstep.checkpoint import on_all_ranks
 from evenstep.checkpoint.weights import StoredWeights, open_weights
 from evenstep.errors import ArgumentError, CheckpointError
@@ -148,9 +147,8 @@ def put_weights(
     known = {name for theirs in ranks.gather([*names.values(), *names]) for name in theirs}
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in known):
-            close = get_close_matches(pattern, sorted(known), n=1)
-            advice = f"did you mean `{close[0]}`?" if close else f"it has {_some(sorted(known))}."
-            raise ArgumentError(f"`only` has `{pattern}`, which nothing of the model fits; {advice}")
+            meant = advice(pattern, sorted(known), f"it has {_some(sorted(known))}.")
+            raise ArgumentError(f"`only` has `{pattern}`, which nothing of the model fits; {meant}")
     wanted = {name: one for name, one in live.items() if any(fnmatchcase(name, pattern) for pattern in patterns)}
 
     def compared() -> tuple[StoredWeights, LoadedWeights]:
