@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from evenstep.devices import scalar_on
 from evenstep.errors import TaskError
+from evenstep.events.shown import Value
 from evenstep.renamed import warn
 from evenstep.train.memory.split import contents, halves, num_samples
 
@@ -39,6 +40,8 @@ class Loss:
             such as `{"preds": scores, "target": labels}`, each taking those that it has; or those of one metric, as a
             mapping under its name. A task that has such metrics must give it.
         count: how many units `sum` covers, as far as the loss itself knows; `of_mean` gives it.
+        shown: texts, images and histograms by name, such as `{"text": Text("once upon a time")}`, for writers that
+            take them: "train/text", "valid/text". Of several under one name in an update the first is kept.
 
     >>> import torch
     >>> Loss(torch.tensor(6.0), metrics={"accuracy": (3, 4)}).metrics["accuracy"]
@@ -50,6 +53,7 @@ class Loss:
     metrics: Mapping[str, tuple[Tensor | float, Tensor | float]] = field(default_factory=dict)
     observed: Mapping[str, Any] | None = None
     count: Tensor | float | None = None
+    shown: Mapping[str, Value] = field(default_factory=dict)
 
     @classmethod
     def of_mean(
