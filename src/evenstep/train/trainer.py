@@ -147,6 +147,7 @@ class Trainer(TrainerAttributes):
         check_keeping(batches, keeps=keeps, rewinds=policies.may_rewind)
         check_rewinding(policies, failures, checkpoint)
         self._group = model.mesh.world if isinstance(model, PipelineModel) else setup.strategy.group
+        self._sharing = type(setup.strategy).__name__
         self._said_of_data = try_resume(batches, setup.strategy.group) if keeps else []
         self.model, self.optimizer, self.evaluations = model, optimizer, sets
         self.device, self.storage = setup.device, setup.storage

@@ -11,6 +11,8 @@ from torch import nn
 from evenstep.arguments import advice, require_flag, said
 from evenstep.data import Data
 from evenstep.errors import ArgumentError
+from evenstep.options import Training
+from evenstep.parallel import Strategy
 from evenstep.pipeline import PipelineModel
 from evenstep.train.failures import FailurePolicy
 from evenstep.train.tasks.task import Task
@@ -61,6 +63,30 @@ def check_tasks(
         _check_stages(tasks, policy)
     if combine is not None and combine.needs_products:
         _check_separable(model)
+
+
+def check_teachers(tasks: Mapping[str, Task], train: Training, strategy: Strategy, model: nn.Module) -> None:
+    """Raise ArgumentError for a task that asks the average where there is none, or no rank could run it alone."""
+    asking = [type(task).__name__ for task in tasks.values() if task.uses_average]
+    if not asking:
+        return
+    said = f"`{asking[0]}` has `uses_average`, so it asks the average of the model"
+    if train.ema is None:
+        raise ArgumentError(
+            f"{said}, but the run has none; give it one, `train=Training(ema=Ema(decay=0.999))`, in a run file a table "
+            f"`[ema]`."
+        )
+    if isinstance(model, PipelineModel) or strategy.layout.divides == "elements":
+        how = "in stages" if isinstance(model, PipelineModel) else "in shards"
+        raise ArgumentError(
+            f"{said}, for which each rank must hold the whole model, but the model is {how}; train it with "
+            f'`strategy="ddp"` or `"zero1"`.'
+        )
+    if train.norm_statistics == "per-task":
+        raise ArgumentError(
+            f'{said}, but `norm_statistics` is "per-task", and an average has no statistics of one task; let them be '
+            f'"shared" or "frozen".'
+        )
 
 
 def _check_methods(kind: type[Task]) -> None:
