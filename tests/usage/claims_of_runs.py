@@ -449,6 +449,57 @@ AREAS = (
         ),
     ),
     Area(
+        "Quantisation",
+        (
+            works(
+                "quantisation-aware training by torchao from a set update on (`QuantizationAware`, extra `quantization`), "
+                "converted to layers that compute the same",
+                "unit/extras/quantization/test_aware.py::"
+                "test_rounding_begins_after_the_update_that_is_set_as_in_a_plain_loop_with_torchaos_layers",
+                "unit/extras/quantization/test_aware.py::"
+                "test_the_model_is_converted_to_one_that_computes_the_same_in_integers",
+            ),
+            works(
+                "… with the bits of one process on ranks, also of `zero1` and `fsdp`; resumed, and gone back",
+                "usage/test_quantization.py::"
+                "test_fake_quantised_layers_on_ranks_have_the_bits_of_one_process_and_are_resumed",
+                "unit/extras/quantization/test_aware.py::"
+                "test_a_run_that_goes_back_to_before_rounding_began_comes_to_the_same",
+            ),
+            works(
+                "iterative product quantisation, group of layers after group (`ProductQuantization`): codebooks and the "
+                "gradients of centroids",
+                "unit/extras/quantization/test_codebook.py::test_centroids_and_assignments_are_those_of_the_definition",
+                "unit/extras/quantization/test_product.py::"
+                "test_updates_are_those_of_a_plain_loop_before_between_and_after_the_layers_are_quantised",
+            ),
+            works(
+                "… resumed before, between and after, gone back, averaged; with the bits of one process on ranks",
+                "unit/extras/quantization/test_product.py::test_a_run_is_resumed_to_the_bit_before_between_and_after",
+                "unit/extras/quantization/test_product.py::"
+                "test_a_run_that_goes_back_to_before_a_layer_was_quantised_comes_to_the_same",
+                "unit/extras/quantization/test_product.py::"
+                "test_the_average_of_what_is_quantised_begins_anew_and_is_that_of_the_centroids",
+                "usage/test_quantization.py::"
+                "test_codebooks_on_ranks_have_the_bits_of_one_process_and_are_resumed_and_refused_by_name",
+            ),
+            works(
+                "… from a run file, checked; exported as plain weights",
+                "unit/cli/test_quantization.py::test_it_is_checked_trained_and_resumed_to_the_bit",
+                "unit/cli/test_quantization.py::test_the_exported_weights_are_those_of_the_codebooks",
+            ),
+            refused(
+                "stages, `local`, `compile`; codebooks with `fsdp` and in models of 16 bits; tied weights; rounding that "
+                "depends on the cut",
+                "unit/extras/quantization/test_product.py::test_runs_that_it_is_not_for_are_refused_by_name",
+                "unit/extras/quantization/test_product.py::test_a_weight_that_another_layer_has_too_is_refused",
+                "unit/extras/quantization/test_aware.py::test_runs_that_it_is_not_for_are_refused_by_name",
+                "unit/extras/quantization/test_aware.py::test_what_cannot_be_is_refused_when_the_model_is_prepared",
+                "unit/cli/test_quantization.py::test_a_strategy_that_it_is_not_for_is_refused_by_check",
+            ),
+        ),
+    ),
+    Area(
         "Memory",
         (
             works(
