@@ -11,10 +11,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Self, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from evenstep.devices import scalar_on
 from evenstep.errors import TaskError
+from evenstep.pipeline.layers import arguments
 from evenstep.renamed import warn
 from evenstep.train.memory.split import contents, halves, num_samples
 
@@ -39,6 +40,8 @@ class Loss:
             such as `{"preds": scores, "target": labels}`, each taking those that it has; or those of one metric, as a
             mapping under its name. A task that has such metrics must give it.
         count: how many units `sum` covers, as far as the loss itself knows; `of_mean` gives it.
+        counts: plain numbers by name, such as the matching n-grams of BLEU, that are summed over micro-batches and
+            ranks for `Task.derived`, where each stands under its name. They are not logged.
 
     >>> import torch
     >>> Loss(torch.tensor(6.0), metrics={"accuracy": (3, 4)}).metrics["accuracy"]
@@ -50,6 +53,7 @@ class Loss:
     metrics: Mapping[str, tuple[Tensor | float, Tensor | float]] = field(default_factory=dict)
     observed: Mapping[str, Any] | None = None
     count: Tensor | float | None = None
+    counts: Mapping[str, Tensor | float] = field(default_factory=dict)
 
     @classmethod
     def of_mean(
@@ -59,6 +63,7 @@ class Loss:
         *,
         metrics: Mapping[str, tuple[Tensor | float, Tensor | float]] | None = None,
         observed: Mapping[str, Any] | None = None,
+        counts: Mapping[str, Tensor | float] | None = None,
     ) -> Self:
         """The loss of a model that gives a mean: its sum is mean · count, exactly what the mean was divided by.
 
@@ -72,6 +77,7 @@ class Loss:
             count: of these units.
             metrics: see `Loss`.
             observed: see `Loss`.
+            counts: see `Loss`.
 
         >>> import torch
         >>> Loss.of_mean(torch.tensor(1.5), 4).sum
@@ -80,7 +86,7 @@ class Loss:
         wide = mean.float() if mean.dtype in (torch.float16, torch.bfloat16) else mean
         given = scalar_on(count, wide.device, wide.dtype)
         total = torch.where(given > 0, wide, torch.zeros_like(wide)) * given
-        return cls(total, metrics=dict(metrics or {}), observed=observed, count=count)
+        return cls(total, metrics=dict(metrics or {}), observed=observed, count=count, counts=dict(counts or {}))
 
 
 class Task(ABC):
@@ -103,7 +109,8 @@ class Task(ABC):
             what `loss` gives as `observed`; what has been seen since metrics were last written is computed then, over
             all ranks. The objects themselves are copied, and stay as they are.
         derived: metrics that are functions of the others by name, such as `{"ppl": lambda metrics:
-            math.exp(metrics["loss"])}`: of their means over all micro-batches and ranks, in training and evaluations.
+            math.exp(metrics["loss"])}`: of their means over all micro-batches and ranks, and of the sums of
+            `Loss.counts`, in training and evaluations.
         uses_average: True for a task whose `loss` asks the average of the model, `self.now.teacher(…)`.
 
     >>> import torch
@@ -169,6 +176,24 @@ class Task(ABC):
         """
         return default_weight(self, batch)
 
+    def evaluate(self, model: nn.Module, batch: Any) -> "Loss | Tensor | None":
+        """What an evaluation makes of a batch: by default the loss of the model's output, as in training.
+
+        Override it to generate with the model, instead of or beside its loss:
+
+            def evaluate(self, model, batch):
+                texts = model.generate(batch["source"])
+                edits, words = compare(texts, batch["target"])
+                return Loss(None, metrics={"wer": (edits, words)})
+
+        Called in evaluation mode and without gradients, with the model as the trainer was given it, and the batch as
+        `transform` gave it. `Loss(None)` is then no loss, and there is no `valid/loss`; for one beside the metrics,
+        compute it, as this does. Each rank calls it for its own micro-batches, so it must ask nothing of other ranks.
+        The engine needs the whole model on each rank for it: `fsdp` and stages are refused.
+        """
+        positional, named = arguments((), self.inputs(batch), True)
+        return self.loss(self.postprocess(model(*positional, **named), batch), batch)
+
     def predict(self, output: Any, batch: Any) -> Any:
         """What `Trainer.predict` keeps of the model's output: any tree of tensors and values; by default all of it.
 
@@ -214,6 +239,16 @@ def asked_too_early() -> TaskError:
         "`now` of a task was asked when there is no trainer or engine that it was given to; ask it in the methods that "
         "these call, such as `loss`."
     )
+
+
+def evaluates_itself(task: Task) -> bool:
+    """Whether a task has an `evaluate` of its own.
+
+    >>> Squares = type("Squares", (Task,), {"loss": lambda self, output, batch: (output**2).sum()})
+    >>> evaluates_itself(Squares()), evaluates_itself(type("Own", (Squares,), {"evaluate": len})())
+    (False, True)
+    """
+    return getattr(task.evaluate, "__func__", None) is not Task.evaluate
 
 
 def default_weight(task: Task, batch: Any, known: int | None = None) -> int:
