@@ -104,11 +104,10 @@ def checked_counts(task: Task, loss: Loss) -> Mapping[str, Tensor | float]:
     Raises:
         TaskError: they are no numbers by name, or have a name that is taken.
     """
-    given: object = loss.counts
-    if not isinstance(given, Mapping):
+    if not isinstance(cast("object", loss.counts), Mapping):
         raise TaskError(
-            f"the counts of {type(task).__name__} must be numbers by name, `{{'correct': 12}}`, but are {said(given)}; "
-            f"leave them out where there are none."
+            f"the counts of {type(task).__name__} must be numbers by name, `{{'correct': 12}}`, but are "
+            f"{said(loss.counts)}; leave them out where there are none."
         )
     for name, count in loss.counts.items():
         if not isinstance(cast("object", name), str) or name in loss.metrics or name in task.derived or _is_taken(name):

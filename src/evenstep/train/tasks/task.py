@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 
 NOW = "_now"  # where a task has what `Task.now` gives
+IN_MODEL = "_in_model"  # where a task that is a module says that the model holds its parameters and buffers
 
 
 @final
@@ -214,11 +215,12 @@ class Task(ABC):
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must keep of this task: a tree of dict, list, str, int, float, bool, None and tensors.
 
-        By default nothing, or what another base class has, such as an `nn.Module`. It must not depend on which
+        By default nothing, or what another base class has, such as an `nn.Module`; what is trained of that is saved
+        with the model. It must not depend on which
         micro-batches this rank has run: the first rank's is kept, and given to all.
         """
         other = getattr(super(), "state_dict", None)
-        return {} if other is None else dict(other())
+        return {} if other is None or IN_MODEL in vars(self) else dict(other())
 
     def load_state_dict(self, state: dict[str, Any]) -> Any:
         """Take back what `state_dict` gave; called only when that was not empty."""
