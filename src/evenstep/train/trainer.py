@@ -51,6 +51,7 @@ from evenstep.train.standard_hooks import build_reporter
 from evenstep.train.state.afresh import resets_of
 from evenstep.train.state.run_state import updates_of
 from evenstep.train.state.train_state import Tree
+from evenstep.train.tasks.listening import listeners
 from evenstep.train.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -154,7 +155,8 @@ class Trainer(TrainerAttributes):
         self.folder = None if folder is None else Path(folder)
         planned = updates if epochs is None else updates_of(batches, epochs, seed)
         self._resumed = False
-        followers = [Follow(plateau) for plateau in plateaus_of(setup.lr_schedule)]
+        told = listeners(setup.tasks.by_name)
+        followers = [*told, *(Follow(plateau) for plateau in plateaus_of(setup.lr_schedule))]
         reporter = build_reporter(
             self, self._group, hooks, followers, log=log, checkpoint=checkpoint, on_hook_error=failures.hook
         )

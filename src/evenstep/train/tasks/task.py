@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Self, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from evenstep.devices import scalar_on
 from evenstep.errors import TaskError
@@ -140,6 +140,16 @@ class Task(ABC):
         if now is None:
             raise asked_too_early()
         return now
+
+    def prepare(self, model: nn.Module) -> None:
+        """Look at the model that is about to be trained: called once for each trainer or engine, before any batch.
+
+        The model is whole, on every rank, and neither moved nor wrapped; of a model in stages each rank has its own.
+        Nothing is done by default.
+
+        Raises:
+            ArgumentError: the task is not for such a model; whoever overrides this says what to do.
+        """
 
     def transform(self, batch: Any) -> Any:
         """What becomes of a batch on the model's device, before its forward and outside autocast; nothing by default.
