@@ -108,6 +108,8 @@ class Task(ABC):
             all ranks. The objects themselves are copied, and stay as they are.
         derived: metrics that are functions of the others by name, such as `{"ppl": lambda metrics:
             math.exp(metrics["loss"])}`: of their means over all micro-batches and ranks, in training and evaluations.
+        unit: what its weight counts, such as "tokens": then `progress/tokens` and `perf/tokens_per_s` are metrics.
+            Where nobody says it they are called `progress/weight` and `perf/weight_per_s`.
         uses_average: True for a task whose `loss` asks the average of the model, `self.now.teacher(…)`.
 
     >>> import torch
@@ -122,6 +124,7 @@ class Task(ABC):
     late_weight: bool = False
     metrics: Mapping[str, Any] = MappingProxyType({})
     derived: Mapping[str, Callable[[Mapping[str, float]], float]] = MappingProxyType({})
+    unit: str = ""
     uses_average: bool = False
 
     @property
