@@ -34,7 +34,7 @@ HookFailure = Literal["stop", "continue"]
 NormStatistics = Literal["shared", "per-task", "frozen"]
 Compile = Literal["off", "model", "update"]
 Reset = Literal["optimizer", "lr_schedule", "metrics", "data"]
-WriterName = Literal["console", "jsonl", "csv", "tensorboard"]
+WriterName = Literal["console", "jsonl", "csv", "tensorboard", "wandb", "mlflow", "prometheus"]
 
 STANDARD_WRITERS: tuple[WriterName, ...] = ("console", "jsonl")
 SPIKE_WINDOW_UPDATES = 128
@@ -268,9 +268,9 @@ class Logging:
     Args:
         every_updates: metrics are read from the device and handed to the writers every so many updates; the values of
             every update are kept.
-        writers: one or several `Writer`, by themselves or by name: "console", "jsonl", "csv", "tensorboard". None
-            takes the first two in a run with a folder, "console" alone where a person watches, and else none; `()`
-            writes nothing.
+        writers: one or several `Writer`, by themselves or by name: "console", "jsonl", "csv", "tensorboard", "wandb",
+            "mlflow", "prometheus". None takes the first two in a run with a folder, "console" alone where a person
+            watches, and else none; `()` writes nothing.
 
     Raises:
         ArgumentError: a period below 1, or a writer that is named twice.

@@ -22,6 +22,8 @@ class FakeTrainer:
     updates: int | None = 100
     evaluations: dict[str, object] = field(default_factory=lambda: {"valid": None})
     progress: FakeProgress = field(default_factory=FakeProgress)
+    layout: dict[str, object] = field(default_factory=lambda: {"ranks": 1})
+    resumed_from: str | None = None
 
     def __post_init__(self) -> None:
         self.model = torch.nn.Linear(3, 2)

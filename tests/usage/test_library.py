@@ -514,7 +514,7 @@ MISTAKES = [
     (
         "log.writers",
         ["json"],
-        "`writers` must be one of console, jsonl, csv, tensorboard, but is 'json'; is it 'jsonl'?",
+        "`writers` must be one of console, jsonl, csv, tensorboard, wandb, mlflow, prometheus, but is 'json'; is it 'jsonl'?",
     ),
     ("log.writers", "tensorbord", "is it 'tensorboard'?"),
     ("log.writers", [JsonlWriter], "`writers` must hold instances of subclasses of `Writer`, but holds the class"),

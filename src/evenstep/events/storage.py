@@ -18,6 +18,7 @@ from evenstep.errors import ArgumentError
 from evenstep.events.derived import DerivedMetrics
 from evenstep.events.meters import Meters, Seen
 from evenstep.events.series import Record, Series
+from evenstep.events.shown import Shown, Value
 
 Number: TypeAlias = "float | Tensor"
 Pairs: TypeAlias = dict[tuple[int, str], Any]  # (sum, weight) under (update, name), or what a meter has seen
@@ -51,6 +52,7 @@ class Storage:
             raise ArgumentError(f"`history_updates` must be at least 1, but is {history_updates}; raise it.")
         self._limit = history_updates
         self._pending: list[Entry] = []
+        self._shown: list[Shown] = []
         self._append = self._pending.append
         self._prefix = ""
         self._series: dict[str, Series] = {}
@@ -68,6 +70,34 @@ class Storage:
             update: the update that the value belongs to.
         """
         self._append((update, self._prefix + name, sum, weight))
+
+    def show(self, name: str, value: Value, *, update: int) -> None:
+        """Show a text, an image or a histogram under `name` at `update`; of several under one name the first is kept.
+
+        What it is of is read when the value is made. It reaches the writers with the next metrics: those of the first
+        rank, which what other ranks show does not reach.
+
+        Args:
+            name: letters, digits, `_`, `-` and `.`, in parts divided by `/`; the scope in force is put before it.
+            update: the update that it belongs to.
+
+        Raises:
+            ArgumentError: another name, or another value.
+
+        >>> from evenstep.events import Text
+        >>> storage = Storage()
+        >>> storage.show("valid/text", Text("once upon a time"), update=3)
+        >>> storage.take_shown()
+        [Shown(update=3, name='valid/text')]
+        """
+        one = Shown(update=update, name=self._prefix + name, value=value)
+        if one not in self._shown:  # which compares update and name
+            self._shown.append(one)
+
+    def take_shown(self) -> list[Shown]:
+        """What was shown since this was last called."""
+        shown, self._shown = self._shown, []
+        return shown
 
     @contextmanager
     def scope(self, name: str) -> Generator[None]:
@@ -89,16 +119,18 @@ class Storage:
     def discard_from(self, update: int) -> None:
         """Forget what is pending for `update` and later: those updates were given up."""
         self._pending[:] = [entry for entry in self._pending if entry[0] < update]
+        self._shown = [one for one in self._shown if one.update < update]
         self._meters.discard_from(update)
 
-    def mark(self) -> int:
-        """Where the pending values end now, for `drop_after`; an earlier mark is then forgotten."""
+    def mark(self) -> tuple[int, int]:
+        """Where what is pending ends now, for `drop_after`; an earlier mark is then forgotten."""
         self._meters.begin_attempt()
-        return len(self._pending)
+        return len(self._pending), len(self._shown)
 
-    def drop_after(self, mark: int) -> None:
-        """Forget what was put since `mark`: it is about to be computed again."""
-        del self._pending[mark:]
+    def drop_after(self, mark: tuple[int, int]) -> None:
+        """Forget what was put and shown since `mark`: it is about to be computed again."""
+        pending, shown = mark
+        del self._pending[pending:], self._shown[shown:]
         self._meters.drop_attempt()
 
     def pending_sum(self, name: str, *, update: int) -> Tensor:
@@ -215,6 +247,7 @@ class Storage:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go back to a saved history; what is pending belongs to another course of the run and is dropped."""
         self._pending.clear()
+        self._shown.clear()
         self._meters.take()
         self._series = {name: Series(*columns) for name, columns in state.items()}
 

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, cast
 from torch import Tensor
 
 from evenstep.errors import ArgumentError, HookError
+from evenstep.events import Json
 from evenstep.parallel import Group
+from evenstep.pipeline import PipelineModel, Stage
 from evenstep.renamed import warn
 from evenstep.train.gradient_norms import check_like_parameters
 from evenstep.train.loop import Loop
@@ -28,6 +30,7 @@ class TrainerAttributes:
     _is_training = False
     _loop: Loop
     _group: Group
+    _sharing: str
 
     if not TYPE_CHECKING:  # which would take any name for one of these
 
@@ -97,6 +100,25 @@ class TrainerAttributes:
         Of a model in stages they are those of this rank's stages.
         """
         return tuple(tuple(group) for group in self._loop.engine.core.trained.names)
+
+    @property
+    def layout(self) -> dict[str, Json]:
+        """How the run is spread over ranks, in words that a run file has: ranks, strategy, stages of a pipeline."""
+        model, own = self._loop.engine.model, {"ranks": self._group.ranks, "strategy": self._sharing}
+        if not isinstance(model, PipelineModel):
+            return {**own}
+        stages, schedule = model.layout, model.schedule.name
+        return {**own, "pipeline": stages.ranks, "stages": stages.stages, "pipeline_schedule": schedule}
+
+    @property
+    def stages(self) -> Mapping[int, Stage]:
+        """The stages of the model that this rank trains, by number; a model that is whole is stage 0."""
+        return self._loop.engine.parts.execution.trainer.stages
+
+    @property
+    def resumed_from(self) -> str | None:
+        """The checkpoint that the run has gone on from; None if it began afresh."""
+        return self._loop.checkpointer.resumed_from
 
     @property
     def recomputed(self) -> tuple[str, ...]:

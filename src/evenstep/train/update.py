@@ -238,7 +238,7 @@ class Update:
         """What undoes a try that begins now."""
         return partial(self._undo, self._context.storage.mark())
 
-    def _undo(self, mark: int) -> None:
+    def _undo(self, mark: tuple[int, int]) -> None:
         self._discard(mark)
         self._buffers.restore(1.0)
 
@@ -372,7 +372,7 @@ class Update:
             self._context, weights, path=path, update=update, factor=factor, prefix="train/", cuts=cuts
         )
 
-    def _discard(self, mark: int) -> None:
+    def _discard(self, mark: tuple[int, int]) -> None:
         """Forget what a failed try has left."""
         self._context.storage.drop_after(mark)
         self._forget_gradients()

@@ -15,13 +15,10 @@ from typing import TYPE_CHECKING, Any, final
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from evenstep.errors import ArgumentError, TaskError
+from evenstep.errors import TaskError
 from evenstep.internals import unwrapped
 from evenstep.names import plain
 from evenstep.optim.ema import Ema
-from evenstep.options import Training
-from evenstep.parallel import Strategy
-from evenstep.pipeline import PipelineModel
 from evenstep.pipeline.compiled import as_written
 from evenstep.pipeline.layers import arguments
 from evenstep.train.side_effects import evaluating
@@ -116,27 +113,3 @@ def tell(engine: "Engine", tasks: Mapping[str, Task], ema: Ema | None) -> None:
     """Let the tasks ask about the engine that they were given to."""
     for task in tasks.values():
         vars(task)[NOW] = Now(weakref.ref(engine), ema if task.uses_average else None)
-
-
-def check_teachers(tasks: Mapping[str, Task], train: Training, strategy: Strategy, model: nn.Module) -> None:
-    """Raise ArgumentError for a task that asks the average where there is none, or no rank could run it alone."""
-    asking = [type(task).__name__ for task in tasks.values() if task.uses_average]
-    if not asking:
-        return
-    said = f"`{asking[0]}` has `uses_average`, so it asks the average of the model"
-    if train.ema is None:
-        raise ArgumentError(
-            f"{said}, but the run has none; give it one, `train=Training(ema=Ema(decay=0.999))`, in a run file a table "
-            f"`[ema]`."
-        )
-    if isinstance(model, PipelineModel) or strategy.layout.divides == "elements":
-        how = "in stages" if isinstance(model, PipelineModel) else "in shards"
-        raise ArgumentError(
-            f"{said}, for which each rank must hold the whole model, but the model is {how}; train it with "
-            f'`strategy="ddp"` or `"zero1"`.'
-        )
-    if train.norm_statistics == "per-task":
-        raise ArgumentError(
-            f'{said}, but `norm_statistics` is "per-task", and an average has no statistics of one task; let them be '
-            f'"shared" or "frozen".'
-        )
