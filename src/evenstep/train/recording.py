@@ -119,6 +119,8 @@ class Recording:
         if loss.counts.__class__ is not dict or loss.counts:
             for name, count in checked_counts(task, loss).items():
                 storage.count(prefix + name, count.detach() if isinstance(count, Tensor) else count, update=update)
+        for name, value in loss.shown.items():
+            storage.show(prefix + name, value, update=update)
         if task.metrics:
             for name, seen in observations(task, loss, one.index):
                 storage.observe(self._prefix, f"{one.task}/{name}" if one.task else name, seen, update=update)

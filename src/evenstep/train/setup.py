@@ -132,6 +132,8 @@ def set_up(
         check_tasks(tasks, data, evaluations, model=model, policy=policies.non_finite)
         check_evaluates(tasks.by_name, sharing, model)
         check_teachers(tasks.by_name, train, sharing, model)
+        for one in tasks.by_name.values():
+            one.prepare(model)
         if train.compile == "update":
             check_whole_update(
                 model=model,
