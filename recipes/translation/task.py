@@ -77,9 +77,9 @@ class ScoredTranslate(Translate):
         mine = [text.decode(errors="replace") for text in translated(model, batch["source"], self.max_bytes)]
         references = [bytes_of(row).decode() for row in batch["target"][:, 1:].tolist()]
         score = import_module("sacrebleu").corpus_bleu(mine, [references])
-        pairs = zip(score.counts, score.totals, strict=True)
-        ngrams = {f"{kind}{n}": one for n, both in enumerate(pairs, 1) for kind, one in zip(("match", "total"), both)}
-        return replace(loss, counts={**ngrams, "written": score.sys_len, "wanted": score.ref_len})
+        matches = {f"match{n}": count for n, count in enumerate(score.counts, 1)}
+        totals = {f"total{n}": count for n, count in enumerate(score.totals, 1)}
+        return replace(loss, counts={**matches, **totals, "written": score.sys_len, "wanted": score.ref_len})
 
 
 def translated(model: nn.Module, source: Tensor, max_bytes: int) -> list[bytes]:
