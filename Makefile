@@ -1,17 +1,25 @@
 # Each target does all of its own set-up: only Python >= 3.11, pip and make are needed.
 PYTHON ?= python3
 VENV := .venv
+# `make test TORCH=2.15.0`: in an environment of its own, of that release and of $(PYTHON)
+TORCH ?=
+ifneq ($(TORCH),)
+VENV := .venv-torch-$(TORCH)-py$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+endif
 BIN := $(VENV)/bin
+CONSTRAINTS := $(if $(TORCH),$(VENV)/)constraints.txt
 READY := $(VENV)/.ready
 DEV_READY := $(VENV)/.ready-dev
+INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
 RESULTS ?= benchmarks/results
 PYTHON_THERE ?= 3.12
 
-.PHONY: help train test test-all check streams prove faults bench gpu gpu-wheels docs clean
+.PHONY: help recipes train test test-all check streams prove faults bench gpu gpu-wheels docs clean
 
 help:
 	@echo "make train      train the demo, a byte-level GPT, to its end (about 3 minutes on 2 cores)"
 	@echo "make test       all tests but the slow ones;  make test-all: all"
+	@echo "make test TORCH=2.15.0   the same in an environment of its own, of another torch (PYTHON=python3.13: and Python)"
 	@echo "make check      ruff, pyright, and the direction of imports"
 	@echo "make streams    streams of torchdata and datasets, left and taken up (installs 300 MB)"
 	@echo "make prove      the promise, one row per way of cutting or stopping a run (ROWS=pattern for some)"
@@ -19,16 +27,18 @@ help:
 	@echo "make docs       the documentation as a site, in build/site"
 	@echo "make gpu        tests and figures on a CUDA device, with the python3 that has torch there (ROWS=word for some)"
 	@echo "make gpu-wheels what make gpu needs beside torch, to be taken along (PYTHON_THERE=3.12)"
+	@echo "make recipes    trains recipes to their end, with three seeds: an hour (RECIPES=word for some)"
 	@echo "make bench      against plain loops and other trainers (NAME=overhead for one)"
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("evenstep needs Python >= 3.11, but this is " + sys.version) if sys.version_info < (3, 11) else 0'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo]'
+	$(if $(TORCH),sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(CONSTRAINTS))
+	$(INSTALL) -e '.[demo]'
 	@touch $@
 
 $(DEV_READY): $(READY)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(INSTALL) -e '.[dev]'
 	@touch $@
 
 train: $(READY)
@@ -47,7 +57,7 @@ check: $(DEV_READY)
 	$(BIN)/pytest tests/unit/test_imports.py
 
 streams: $(DEV_READY)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[streams]'
+	$(INSTALL) -e '.[streams]'
 	$(BIN)/pytest -n 2 tests/usage/test_streams.py
 
 prove: $(DEV_READY)
@@ -55,6 +65,9 @@ prove: $(DEV_READY)
 
 faults: $(DEV_READY)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/faults/run.py --faults '$(FAULTS)'
+
+recipes: $(DEV_READY)
+	OMP_NUM_THREADS=1 $(BIN)/python recipes/run.py --recipes '$(RECIPES)'
 
 bench: $(DEV_READY)
 	$(BIN)/python benchmarks/run.py $(NAME)
@@ -67,7 +80,7 @@ gpu-wheels: $(READY)
 	$(BIN)/python tests/gpu/wheels.py --python $(PYTHON_THERE)
 
 docs: $(DEV_READY)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(INSTALL) -e '.[docs]'
 	$(BIN)/zensical build --strict
 	@echo "open build/site/index.html, or see it live: $(BIN)/zensical serve"
 

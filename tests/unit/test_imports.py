@@ -43,6 +43,7 @@ ALLOWED: dict[str, set[str]] = {
     "config": {*CORE, OPTIONS, "extras"},  # whose constructors hold the defaults
     "extras": CORE,  # what not every run needs: the core knows it by name only (`plugins`)
     "hf": CORE,  # models of transformers, which the core does not know
+    "lightning": CORE,  # an adapter for who has one of its modules; it imports no Lightning
     "builders": {*CORE, OPTIONS, "config", "extras"},
     "cli": {*CORE, OPTIONS, "builders", "config", "extras", "hf"},
     "__init__": {*CORE, OPTIONS},

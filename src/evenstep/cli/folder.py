@@ -3,6 +3,7 @@
     config.toml         the resolved configuration, written last: with it the folder is a run
     recipe/             the Python files that the run was built from
     .copied-from        where they were
+    defaults.toml       what it would say of the same keys if none had been set
     environment.json    versions and hardware
 
 The rest of the folder (metrics, checkpoints, status, report) is written by those who know it. Data are not copied.
@@ -13,16 +14,18 @@ import shutil
 from pathlib import Path
 
 from evenstep.checkpoint import complete_checkpoints
-from evenstep.cli.environment import describe_environment
+from evenstep.config.defaults import defaults_of
 from evenstep.config.named import OpenRun
 from evenstep.config.target import loaded_from
 from evenstep.config.toml import dumps
 from evenstep.errors import ArgumentError
 from evenstep.events.files import replace_text, writing
+from evenstep.events.start import describe_environment
 from evenstep.parallel.rank_info import is_restarted
 from evenstep.train.state.run_folder import FILES, FOLDERS, check_folder, check_writable
 
 CONFIG = "config.toml"
+DEFAULTS = "defaults.toml"
 RECIPE = "recipe"
 NEW_RECIPE = ".recipe.new"
 ORIGIN = ".copied-from"
@@ -43,7 +46,7 @@ def check_free(folder: Path) -> None:
 
 def check_usable(folder: Path) -> None:
     """Raise ArgumentError if what a run keeps can't be written into `folder`."""
-    folders, files = (*FOLDERS, RECIPE, NEW_RECIPE), (*FILES, CONFIG, ORIGIN, ENVIRONMENT)
+    folders, files = (*FOLDERS, RECIPE, NEW_RECIPE), (*FILES, CONFIG, DEFAULTS, ORIGIN, ENVIRONMENT)
     check_folder(folder, folders=folders, files=files)
     check_writable(folder, folders=folders, files=files)
 
@@ -93,6 +96,7 @@ def publish(run: OpenRun, folder: Path) -> None:
         if run.recipe != (folder / RECIPE).resolve():
             _copy_recipe(run.recipe, folder)
     replace_text(folder / ENVIRONMENT, json.dumps(describe_environment(), indent=2) + "\n")
+    replace_text(folder / DEFAULTS, dumps(defaults_of(run.config)))
     replace_text(folder / CONFIG, dumps(run.resolved()))
 
 

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any, cast
 from torch import Tensor
 
 from evenstep.errors import ArgumentError, HookError
+from evenstep.events import Json
 from evenstep.parallel import Group
+from evenstep.pipeline import PipelineModel, Stage
 from evenstep.renamed import warn
 from evenstep.train.gradient_norms import check_like_parameters
 from evenstep.train.loop import Loop
+from evenstep.train.phases import Phases
 from evenstep.train.progress import Progress
 
 _OLD_NAMES = {"ask_stop": "request_stop", "ask_save": "request_save", "ask_evaluate": "request_evaluate"}
@@ -28,6 +31,7 @@ class TrainerAttributes:
     _is_training = False
     _loop: Loop
     _group: Group
+    _sharing: str
 
     if not TYPE_CHECKING:  # which would take any name for one of these
 
@@ -91,12 +95,41 @@ class TrainerAttributes:
         return self._loop.engine.progress
 
     @property
+    def phases(self) -> Phases:
+        """Where the time of the training thread goes."""
+        return self._loop.engine.phases
+
+    @property
     def group_names(self) -> tuple[tuple[str, ...], ...]:
         """The names of the parameters of each of the optimizer's groups, also of those that other ranks step.
 
         Of a model in stages they are those of this rank's stages.
         """
         return tuple(tuple(group) for group in self._loop.engine.core.trained.names)
+
+    @property
+    def layout(self) -> dict[str, Json]:
+        """How the run is spread over ranks, in words that a run file has: ranks, strategy, stages of a pipeline."""
+        model, own = self._loop.engine.model, {"ranks": self._group.ranks, "strategy": self._sharing}
+        if not isinstance(model, PipelineModel):
+            return {**own}
+        stages, schedule = model.layout, model.schedule.name
+        return {**own, "pipeline": stages.ranks, "stages": stages.stages, "pipeline_schedule": schedule}
+
+    @property
+    def group(self) -> Group:
+        """All ranks of the run."""
+        return self._group
+
+    @property
+    def stages(self) -> Mapping[int, Stage]:
+        """The stages of the model that this rank trains, by number; a model that is whole is stage 0."""
+        return self._loop.engine.parts.execution.trainer.stages
+
+    @property
+    def resumed_from(self) -> str | None:
+        """The checkpoint that the run has gone on from; None if it began afresh."""
+        return self._loop.checkpointer.resumed_from
 
     @property
     def recomputed(self) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from evenstep.train.checks.launch import check_launched
 from evenstep.train.checks.local import check_local
 from evenstep.train.checks.model import check_model, check_parameters, check_trains
 from evenstep.train.checks.optimizer import check_optimizer
-from evenstep.train.checks.tasks import check_tasks
+from evenstep.train.checks.tasks import check_tasks, check_teachers
 from evenstep.train.checks.whole_update import check_whole_update
 from evenstep.train.compiled import check_compiled
 from evenstep.train.failures.policies import Policies
@@ -36,7 +36,6 @@ from evenstep.train.number_formats import check_formats
 from evenstep.train.resolve import combine_named, device_of, lr_schedule_of, precision_of, strategy_of
 from evenstep.train.tasks.coefficients import Fixed
 from evenstep.train.tasks.metrics import build_storage
-from evenstep.train.tasks.now import check_teachers
 from evenstep.train.tasks.task import Task
 from evenstep.train.tasks.tasks import Tasks
 

@@ -26,7 +26,14 @@ def test_a_recipe_makes_its_first_update(path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_all_recipes_are_found():
-    assert [path.parent.name for path in RUN_FILES] == ["digits", "digits_multitask", "gpt_bytes", "translation"]
+    assert [path.parent.name for path in RUN_FILES] == [
+        "digits",
+        "digits_multitask",
+        "gpt_bytes",
+        "shakespeare",
+        "translation",
+        "vit",
+    ]
 
 
 def test_a_mixture_shows_whose_batches_the_first_updates_hold(capsys: pytest.CaptureFixture[str]):

@@ -16,6 +16,7 @@ from evenstep.errors import HookError
 from evenstep.events.event import EpochBegin, Outcome, TrainBegin, TrainEnd, UpdateEnd
 from evenstep.events.files import replace_text
 from evenstep.events.hook import Hook
+from evenstep.events.start import write_start
 
 
 @final
@@ -24,6 +25,8 @@ class Status(Hook):
 
     `state` is running, done, stopped or failed; `update` counts committed updates of `updates` planned; `reason` is
     why the run ended, and null before.
+
+    Each start of the run is a line of `starts.jsonl`: from what it went on, by which command, on what.
 
     Args:
         every_s: the shortest time between two writes while the run runs, in seconds.
@@ -49,6 +52,7 @@ class Status(Hook):
         self._started = _now()
         self._epoch = None
         self._write("running", event.update)
+        write_start(self._folder(), event, layout=self.trainer.layout, resumed_from=self.trainer.resumed_from)
 
     def before_epoch(self, event: EpochBegin) -> None:
         self._epoch = event.epoch

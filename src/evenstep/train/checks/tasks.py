@@ -11,8 +11,11 @@ from torch import nn
 from evenstep.arguments import advice, require_flag, said
 from evenstep.data import Data
 from evenstep.errors import ArgumentError
+from evenstep.options import Training
+from evenstep.parallel import Strategy
 from evenstep.pipeline import PipelineModel
 from evenstep.train.failures import FailurePolicy
+from evenstep.train.tasks.listening import MOMENTS, check_heard
 from evenstep.train.tasks.task import Task
 from evenstep.train.tasks.tasks import Tasks
 
@@ -43,6 +46,7 @@ def check_tasks(
     for name, task in by_name.items():
         _check_methods(type(task))
         _check_members(task)
+        check_heard(task)
         if task.reduction not in ("weight", "sum", "mean"):
             raise ArgumentError(
                 f'`reduction` of `{type(task).__name__}` must be "weight", "sum" or "mean", but is {task.reduction!r}.'
@@ -63,15 +67,40 @@ def check_tasks(
         _check_separable(model)
 
 
+def check_teachers(tasks: Mapping[str, Task], train: Training, strategy: Strategy, model: nn.Module) -> None:
+    """Raise ArgumentError for a task that asks the average where there is none, or no rank could run it alone."""
+    asking = [type(task).__name__ for task in tasks.values() if task.uses_average]
+    if not asking:
+        return
+    said = f"`{asking[0]}` has `uses_average`, so it asks the average of the model"
+    if train.ema is None:
+        raise ArgumentError(
+            f"{said}, but the run has none; give it one, `train=Training(ema=Ema(decay=0.999))`, in a run file a table "
+            f"`[ema]`."
+        )
+    if isinstance(model, PipelineModel) or strategy.layout.divides == "elements":
+        how = "in stages" if isinstance(model, PipelineModel) else "in shards"
+        raise ArgumentError(
+            f"{said}, for which each rank must hold the whole model, but the model is {how}; train it with "
+            f'`strategy="ddp"` or `"zero1"`.'
+        )
+    if train.norm_statistics == "per-task":
+        raise ArgumentError(
+            f'{said}, but `norm_statistics` is "per-task", and an average has no statistics of one task; let them be '
+            f'"shared" or "frozen".'
+        )
+
+
 def _check_methods(kind: type[Task]) -> None:
     """Raise ArgumentError for a method that is named almost as one of `Task` that the class leaves as it is."""
     known = [name for name, value in vars(Task).items() if not name.startswith("_") and callable(value)]
+    known += MOMENTS
     for base in kind.__mro__[: kind.__mro__.index(Task)]:
         for name, value in vars(base).items():
-            if name.startswith("_") or hasattr(Task, name) or not callable(value):
+            if name.startswith("_") or hasattr(Task, name) or name in MOMENTS or not callable(value):
                 continue
             close = get_close_matches(name, known, n=1, cutoff=_ALMOST)
-            if close and getattr(kind, close[0]) is getattr(Task, close[0]):
+            if close and getattr(kind, close[0], None) is getattr(Task, close[0], None):
                 raise ArgumentError(
                     f"`{kind.__name__}` has a method `{name}`, which nothing calls; did you mean `{close[0]}`? If it "
                     f"is a method of your own, call it `_{name}`."

@@ -34,7 +34,18 @@ from evenstep.parallel import Group
 
 _METRICS = ("metrics.jsonl", "metrics.csv")
 FOLDERS = (CHECKPOINTS, EMERGENCY, FAILURES, "incidents")
-FILES = (*_METRICS, "incidents.jsonl", "status.json", "report.html", "stop", "best", LATEST, LATEST_SAVING, LOCK)
+FILES = (
+    *_METRICS,
+    "incidents.jsonl",
+    "starts.jsonl",
+    "status.json",
+    "report.html",
+    "stop",
+    "best",
+    LATEST,
+    LATEST_SAVING,
+    LOCK,
+)
 """What stands in a run folder under these names, if anything does, is the run's."""
 
 

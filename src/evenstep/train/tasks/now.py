@@ -7,19 +7,18 @@ trained does not depend on the cut.
 """
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, final
 
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from evenstep.errors import ArgumentError, TaskError
+from evenstep.errors import TaskError
 from evenstep.internals import unwrapped
 from evenstep.names import plain
 from evenstep.optim.ema import Ema
-from evenstep.options import Training
-from evenstep.parallel import Strategy
-from evenstep.pipeline import PipelineModel
 from evenstep.pipeline.compiled import as_written
 from evenstep.pipeline.layers import arguments
 from evenstep.train.side_effects import evaluating
@@ -27,6 +26,18 @@ from evenstep.train.tasks.task import NOW, Task, asked_too_early
 
 if TYPE_CHECKING:
     from evenstep.train.engine import Engine
+
+_CHECKED: ContextVar[bool] = ContextVar("whether losses are being checked", default=False)
+
+
+@contextmanager
+def checking_losses() -> Generator[None]:
+    """Inside, `Now.is_evaluating` is False: what is run forward is what training would run."""
+    token = _CHECKED.set(True)
+    try:
+        yield
+    finally:
+        _CHECKED.reset(token)
 
 
 @final
@@ -55,6 +66,11 @@ class Now:
     def is_training(self) -> bool:
         """Whether this is an update; False in evaluations, in predictions, and while losses are checked."""
         return self._engine.model.training
+
+    @property
+    def is_evaluating(self) -> bool:
+        """Whether this is an evaluation or a prediction: no update, and no check of a loss that is to be trained."""
+        return not (self.is_training or _CHECKED.get())
 
     @property
     def update(self) -> int:
@@ -97,27 +113,3 @@ def tell(engine: "Engine", tasks: Mapping[str, Task], ema: Ema | None) -> None:
     """Let the tasks ask about the engine that they were given to."""
     for task in tasks.values():
         vars(task)[NOW] = Now(weakref.ref(engine), ema if task.uses_average else None)
-
-
-def check_teachers(tasks: Mapping[str, Task], train: Training, strategy: Strategy, model: nn.Module) -> None:
-    """Raise ArgumentError for a task that asks the average where there is none, or no rank could run it alone."""
-    asking = [type(task).__name__ for task in tasks.values() if task.uses_average]
-    if not asking:
-        return
-    said = f"`{asking[0]}` has `uses_average`, so it asks the average of the model"
-    if train.ema is None:
-        raise ArgumentError(
-            f"{said}, but the run has none; give it one, `train=Training(ema=Ema(decay=0.999))`, in a run file a table "
-            f"`[ema]`."
-        )
-    if isinstance(model, PipelineModel) or strategy.layout.divides == "elements":
-        how = "in stages" if isinstance(model, PipelineModel) else "in shards"
-        raise ArgumentError(
-            f"{said}, for which each rank must hold the whole model, but the model is {how}; train it with "
-            f'`strategy="ddp"` or `"zero1"`.'
-        )
-    if train.norm_statistics == "per-task":
-        raise ArgumentError(
-            f'{said}, but `norm_statistics` is "per-task", and an average has no statistics of one task; let them be '
-            f'"shared" or "frozen".'
-        )

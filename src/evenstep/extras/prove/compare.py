@@ -1,0 +1,116 @@
+"""How far two runs are apart, and how far they may be: by as much as the order of sums makes of rounding.
+
+The difference is that of the tensor that differs most, as a share of how far training has moved all of them. What it
+may be is measured, not chosen: the same run with its sums in another order, tenfold, since other cuts reorder the sums
+inside of products as well. A run in which a mere reordering makes more of a difference than `CAP` (a step that takes
+the sign of a gradient that is 0 but for rounding) is compared by its first gradient.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from evenstep.extras.prove.subject import Ended
+
+TIMES = 10.0  # what is allowed of what a reordering was measured to make
+TERMS = 100.0  # roundings of a sum that a measurement of 0 may hide
+CAP = {torch.float64: 1e-8, torch.float32: 1e-2}
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """How far two runs are apart.
+
+    Args:
+        value: of the tensor that differs most.
+        of: its name.
+    """
+
+    value: float
+    of: str
+
+
+def difference(one: Mapping[str, Tensor], other: Mapping[str, Tensor], scale: float) -> Difference:
+    """The largest difference of tensors of the same names, as a share of `scale`.
+
+    >>> difference({"a": torch.ones(4)}, {"a": torch.zeros(4)}, 4.0)
+    Difference(value=0.5, of='a')
+    """
+    worst = Difference(value=0.0, of="")
+    for name, value in one.items():
+        if not value.is_floating_point():
+            continue
+        apart = distance(value, other[name]) / scale if name in other else math.inf
+        if not apart <= worst.value:
+            worst = Difference(value=apart if apart == apart else math.inf, of=name)
+    return worst
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    """‖a - b‖₂ in float64; inf where their shapes differ."""
+    if one.shape != other.shape:
+        return math.inf
+    apart = one.double() - other.double()
+    return float(torch.where(one == other, torch.zeros_like(apart), apart).norm())
+
+
+def norm(tensors: Mapping[str, Tensor]) -> float:
+    """‖v‖₂ over all of them."""
+    return math.hypot(*(float(one.double().norm()) for one in tensors.values() if one.is_floating_point()))
+
+
+def moved(run: Ended) -> float:
+    """How far training has moved the model's tensors."""
+    return math.hypot(*(distance(run.begin[name], one) for name, one in run.end.items() if one.is_floating_point()))
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """What runs are compared by, and how far they may be apart.
+
+    Args:
+        what: in words.
+        bound: as a share of `scale`.
+        by_gradient: whether by the gradient of the first update.
+    """
+
+    what: str
+    bound: float
+    scale: float
+    by_gradient: bool = False
+
+    def __call__(self, run: Ended, reference: Ended) -> Difference:
+        """How far they are apart."""
+        if self.by_gradient:
+            return difference(reference.gradient, run.gradient, self.scale)
+        return difference(reference.end, run.end, self.scale)
+
+
+def measure_of(reference: Ended, reordered: Ended, *, updates: int) -> Measure:
+    """What can be compared with `reference`, judged by what a mere reordering of its sums has made.
+
+    Raises:
+        ValueError: nothing has moved.
+    """
+    formats = {one.dtype for one in reference.end.values() if one.is_floating_point()}
+    narrow = torch.float64 if formats <= {torch.float64} else torch.float32
+    eps, scale = torch.finfo(narrow).eps, moved(reference)
+    if scale > 0 and math.isfinite(scale):
+        noise = difference(reference.end, reordered.end, scale).value + eps * (norm(reference.end) / scale + TERMS)
+        if TIMES * noise <= CAP[narrow]:
+            return Measure(what=f"parameters after {updates} updates", bound=TIMES * noise, scale=scale)
+    size = norm(reference.gradient)
+    if not 0 < size < math.inf:
+        raise ValueError(
+            "training moves no parameter, and there is no gradient: nothing can be compared. Look at the loss, and at "
+            "the learning rate of the first updates (`--updates` compares more)."
+        )
+    noise = difference(reference.gradient, reordered.gradient, size).value + eps * TERMS
+    bound = min(TIMES * noise, CAP[narrow])
+    return Measure(what="gradient of update 1", bound=bound, scale=size, by_gradient=True)

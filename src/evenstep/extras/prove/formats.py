@@ -1,0 +1,134 @@
+"""What is computed in float64, and without chance, so that two cuts of one batch can be compared to the last bits.
+
+In float64 a difference that is no rounding stands out by ten digits. Casts to float32 inside the model are made to
+float64 as well, else they would bring its rounding back. Random numbers of torch's own generators are replaced by their
+means (a dropout passes everything through), since they are keyed by the micro-batch and would differ by nature;
+generators of the model's own are left as they are, because nobody keys those. Both act while an update is computed.
+"""
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast, final
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from evenstep.events import Hook, UpdateBegin, UpdateEnd
+
+
+@contextmanager
+def wide_defaults(*, wide: bool) -> Generator[None]:
+    """Inside, numbers without a format are float64, if `wide`."""
+    before = torch.get_default_dtype()
+    if wide:
+        torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@final
+class Laboratory(Hook):
+    """Computes updates in float64, or without chance, or both."""
+
+    priority = -1_000_000
+
+    def __init__(self, *, wide: bool, still: bool) -> None:
+        self._wide, self._still = wide, still
+        self._mode: _Mode | None = None
+
+    def before_update(self, event: UpdateBegin) -> None:
+        if self._wide or self._still:
+            self._mode = _Mode(wide=self._wide, still=self._still)
+            self._mode.__enter__()
+
+    def after_update(self, event: UpdateEnd) -> None:
+        if self._mode is not None:
+            self._mode.__exit__(None, None, None)
+            self._mode = None
+
+
+class _Mode(TorchDispatchMode):
+    def __init__(self, *, wide: bool, still: bool) -> None:
+        super().__init__()
+        self._wide, self._still = wide, still
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = dict(kwargs or {})
+        if self._wide and given.get("dtype") is torch.float32:
+            given["dtype"] = torch.float64
+        if self._still and given.get("generator") is None and torch.Tag.nondeterministic_seeded in func.tags:
+            name = str(func.overloadpacket.__name__)
+            if name in _MEANS and not any(isinstance(one, torch.Generator) for one in args):
+                return _MEANS[name](func, args, given)
+        return func(*args, **given)
+
+
+def _filled(mean: float, *, like: bool) -> Callable[..., Tensor]:
+    """What gives as many numbers as were asked for: of a shape, or of another tensor's."""
+
+    def give(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
+        made: Any = torch.full_like if like else torch.full
+        kept = {key: value for key, value in kwargs.items() if key in ("dtype", "device", "layout", "memory_format")}
+        if not like and kept.get("dtype") is None:
+            kept["dtype"] = torch.get_default_dtype()
+        return made(args[0], mean, **{key: value for key, value in kept.items() if value is not None})
+
+    return give
+
+
+def _in_place(mean: Callable[..., float]) -> Callable[..., Tensor]:
+    return lambda func, args, kwargs: args[0].fill_(mean(*args[1:], **kwargs))
+
+
+def _bernoulli(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
+    """The probability in place of 0 or 1: what dropout then divides by it is 1."""
+    own, chance = args[0], args[1] if len(args) > 1 else kwargs.get("p", 0.5)
+    if str(func.overloadpacket.__name__).endswith("_"):
+        return own.copy_(chance) if isinstance(chance, Tensor) else own.fill_(chance)
+    return own.clone() if len(args) == 1 else torch.full_like(own, float(chance))
+
+
+def _whole(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
+    """The middle of the whole numbers from which one is drawn."""
+    bounds = [one for one in args if isinstance(one, int)]
+    shape: Any = next(one for one in args if not isinstance(one, int))
+    low, high = (0, bounds[0]) if len(bounds) == 1 else (bounds[0], bounds[1])
+    if isinstance(shape, Tensor):
+        return torch.full_like(shape, (low + high) // 2)
+    return torch.full(cast("Any", shape), (low + high) // 2, dtype=kwargs.get("dtype") or torch.int64)
+
+
+def _reversed(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
+    """An order that mixes: what pairs samples with others of the micro-batch still does."""
+    return torch.arange(args[0] - 1, -1, -1, dtype=kwargs.get("dtype") or torch.int64)
+
+
+def _likeliest(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
+    return args[0].topk(args[1] if len(args) > 1 else kwargs["num_samples"], dim=-1).indices
+
+
+def _kept(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
+
+
+_MEANS: Mapping[str, Callable[..., Any]] = {
+    "bernoulli": _bernoulli,
+    "bernoulli_": _bernoulli,
+    "native_dropout": _kept,
+    "rand": _filled(0.5, like=False),
+    "rand_like": _filled(0.5, like=True),
+    "randn": _filled(0.0, like=False),
+    "randn_like": _filled(0.0, like=True),
+    "randint": _whole,
+    "randint_like": _whole,
+    "randperm": _reversed,
+    "multinomial": _likeliest,
+    "uniform_": _in_place(lambda low=0.0, high=1.0, **_: (low + high) / 2),
+    "normal_": _in_place(lambda mean=0.0, std=1.0, **_: mean),
+    "exponential_": _in_place(lambda rate=1.0, **_: 1 / rate),
+}

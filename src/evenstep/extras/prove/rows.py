@@ -1,0 +1,327 @@
+"""The rows of the certificate: each runs the user's run in another way, and holds it against the run as it was.
+
+Where bits are promised two sha256 are compared; else a difference with a bound that is measured (see `compare`). A row
+that a run can't have says why, and counts for nothing. A row that fails names its causes.
+"""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any, final
+
+from torch import Tensor
+
+from evenstep.errors import EvenstepError, TaskError, clause
+from evenstep.extras.prove.blame import causes_of_cut, causes_of_resume
+from evenstep.extras.prove.compare import TIMES, Difference, Measure, difference, measure_of, moved
+from evenstep.extras.prove.plain import plain_loop, why_not_plain
+from evenstep.extras.prove.runs import RefusedError, run_once
+from evenstep.extras.prove.subject import Bench, Cut, Ended, Variant
+
+CUTS: tuple[Cut, ...] = ("2", "4", "ragged")
+SHA = "sha256 of all that training changes"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a row has found.
+
+    Args:
+        measure: what was compared.
+        value: the difference, or the sha256.
+        bound: what it may be, or must be.
+        holds: None where the run can't have this row.
+        note: why it can't, or where the difference is largest.
+        causes: of a failure.
+    """
+
+    measure: str
+    value: float | str = ""
+    bound: float | str = ""
+    holds: bool | None = None
+    note: str = ""
+    causes: Sequence[str] = ()
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One row."""
+
+    name: str
+    run: Callable[[], Verdict]
+
+
+@final
+class Prover:
+    """Runs what rows need, each thing once.
+
+    Args:
+        bench: builds the run.
+    """
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self._inexact = ""
+        self._causes: dict[str, list[str]] = {}
+
+    def rows(self) -> list[Row]:
+        """All rows, in their order: the quick ones first."""
+        bench, ranks = self._bench, self._bench.ranks
+        apart = [(f"ranks {ranks} {name}", partial(self._apart, name)) for name in ("ddp", "fsdp", "zero1")]
+        listed: list[tuple[str, Callable[[], Verdict]]] = [
+            ("loss", self._loss),
+            ("again", self._again),
+            *((f"cuts {cut}", partial(self._cut, cut)) for cut in CUTS),
+            ("optimizer", self._optimizer),
+            (f"format {bench.precision}", self._format),
+            ("resume", self._resume),
+            ("kill", self._kill),
+            (f"ranks {ranks} ordered", self._ordered),
+            *apart,
+            (f"stages {ranks}", self._stages),
+        ]
+        return [Row(name=name, run=partial(self._judged, run)) for name, run in listed]
+
+    def _judged(self, run: Callable[[], Verdict]) -> Verdict:
+        """What a row says, and what it raises, as a value."""
+        try:
+            return run()
+        except RefusedError as error:
+            return Verdict(measure="refused by name", note=str(error))
+        except Exception as error:  # noqa: BLE001 - a row that raises has failed; the others still count
+            said = str(error) if isinstance(error, EvenstepError) else clause(error)
+            return Verdict(
+                measure="runs to its end", value=type(error).__name__, bound="none", holds=False, causes=[said]
+            )
+
+    def _run(self, variant: Variant, **more: Any) -> Ended:
+        return run_once(self._bench.open, variant, updates=self._bench.updates, **more)
+
+    @cached_property
+    def _plain(self) -> Ended:
+        """The run in its own format, undisturbed, as it is cut in four."""
+        return self._run(Variant())
+
+    @cached_property
+    def is_wide(self) -> bool:
+        """Whether the run can be computed in float64."""
+        try:
+            run_once(self._bench.open, Variant(cut="1", wide=True, still=True), updates=1)
+        except Exception as error:  # noqa: BLE001 - whatever the model raises in float64, it can't have it
+            self._inexact = f"not in float64, in which the model raises {clause(error)}"
+            return False
+        return True
+
+    @property
+    def _still(self) -> Variant:
+        return Variant(wide=self.is_wide, still=True)
+
+    @cached_property
+    def _whole(self) -> Ended:
+        return self._run(replace(self._still, cut="1"))
+
+    @cached_property
+    def _four(self) -> Ended:
+        return self._run(self._still)
+
+    @cached_property
+    def _measure(self) -> Measure:
+        """How far runs may be apart: by what another order of the same sums makes of rounding."""
+        reordered = self._run(replace(self._still, ordered=True))
+        return measure_of(self._four, reordered, updates=self._bench.updates)
+
+    def _near(self, run: Ended, reference: Ended, causes: Callable[[], list[str]]) -> Verdict:
+        """Whether a run is as near to another as rounding allows."""
+        measure = self._measure
+        apart = measure(run, reference)
+        holds = apart.value <= measure.bound
+        return Verdict(
+            measure=measure.what + ("" if self.is_wide else " (float32)"),
+            value=apart.value,
+            bound=measure.bound,
+            holds=holds,
+            note=_largest(apart) if holds is False else self._inexact,
+            causes=()
+            if holds
+            else causes() or [f"the largest difference is in `{apart.of}`; no part was found to be to blame alone"],
+        )
+
+    def _loss(self) -> Verdict:
+        measure = "losses add up, whole and in halves"
+        if not self._bench.checks_loss:
+            return Verdict(measure=measure, note="the run file says `train.check_loss = false`")
+        try:
+            run_once(self._bench.open, Variant(cut="1", checks_loss=True), updates=1)
+        except TaskError as error:
+            return Verdict(measure=measure, value="no sum", bound="a sum", holds=False, causes=[str(error)])
+        return Verdict(measure=measure, value="a sum", bound="a sum", holds=True)
+
+    def _again(self) -> Verdict:
+        again = self._run(Variant())
+        return self._same(again, self._plain, lambda: self._blame("again"))
+
+    def _same(self, run: Ended, reference: Ended, causes: Callable[[], list[str]]) -> Verdict:
+        holds = run.sha256 == reference.sha256
+        apart = Difference(value=0.0, of="") if holds else difference(reference.end, run.end, moved(reference) or 1.0)
+        note = "" if holds else f"{apart.value:.2g} of all movement apart{_in(apart)}"
+        return Verdict(
+            measure=SHA,
+            value=run.sha256,
+            bound=reference.sha256,
+            holds=holds,
+            note=note,
+            causes=()
+            if holds
+            else causes() or [f"the largest difference is in `{apart.of}`; no part was found to be to blame alone"],
+        )
+
+    def _blame(self, what: str) -> list[str]:
+        """The causes of one kind of failure, found once."""
+        if what not in self._causes:
+            bench, find = self._bench, self._causes
+            find[what] = []  # also where finding fails
+            if what == "again":
+                find[what] = causes_of_cut(bench.open, Variant(), Variant(), updates=bench.updates)
+            elif what == "resume":
+                find[what] = causes_of_resume(bench.open, Variant(), stop_after=self._middle)
+            else:
+                one = replace(self._still, cut="1")
+                find[what] = causes_of_cut(bench.open, one, replace(one, cut=_cut(what)), updates=bench.updates)
+        return self._causes[what]
+
+    def _cut(self, cut: Cut) -> Verdict:
+        if self._bench.uncut:
+            return Verdict(measure="parameters", note=self._bench.uncut)
+        run = self._four if cut == "4" else self._run(replace(self._still, cut=cut))
+        return self._near(run, self._whole, lambda: self._blame(cut))
+
+    def _optimizer(self) -> Verdict:
+        measure = "against a plain loop of PyTorch"
+        if not self.is_wide:
+            return Verdict(measure=measure, note=self._inexact)
+        with self._bench.open(self._still) as subject:
+            if why := why_not_plain(subject):
+                return Verdict(measure=measure, note=why)
+            by_hand = plain_loop(subject, updates=self._bench.updates, seed=self._bench.seed)
+        found = self._near(self._four, by_hand, lambda: self._blame("4"))
+        return replace(found, measure=f"{found.measure}, {measure}")
+
+    def _format(self) -> Verdict:
+        """In the run's own format: how far two cuts are from each other, as rounding to that format explains it."""
+        still = replace(self._still, wide=False)
+        one, four, other = (
+            self._run(variant) for variant in (replace(still, cut="1"), still, replace(still, ordered=True))
+        )
+        exact = self._four if self.is_wide else other
+        by = "gradient" if self._measure.by_gradient or exact is other else "end"
+        begin = {"gradient": exact.gradient, "end": exact.end}[by]
+        scale = self._measure.scale
+
+        def apart(run: Ended) -> Difference:
+            mine: dict[str, Tensor] = dict(run.gradient if by == "gradient" else run.end)
+            return difference(begin, mine, scale)
+
+        rounding = max(apart(four).value, apart(other).value)
+        apart_now, bound = apart(one), TIMES * max(rounding, self._measure.bound / TIMES)
+        holds = apart_now.value <= bound
+        return Verdict(
+            measure=f"1 micro-batch and 4, {'distance to float64' if self.is_wide else 'gradient of update 1'}",
+            value=apart_now.value,
+            bound=bound,
+            holds=holds,
+            note="" if holds else _largest(apart_now),
+            causes=() if holds else self._blame("4"),
+        )
+
+    @property
+    def _middle(self) -> int:
+        return max(1, self._bench.updates // 2)
+
+    def _resume(self) -> Verdict:
+        if self._bench.updates < 2:
+            return Verdict(measure=SHA, note="there is only one update")
+        with tempfile.TemporaryDirectory() as name:
+            run_once(self._bench.open, Variant(), updates=self._middle, folder=Path(name))
+            run = self._run(Variant(), folder=Path(name))
+        return self._same(run, self._plain, lambda: self._blame("resume"))
+
+    def _kill(self) -> Verdict:
+        elsewhere, updates = self._bench.elsewhere, self._bench.updates
+        if elsewhere is None or updates < 2:
+            return Verdict(measure=SHA, note="there is only one update" if elsewhere else "no processes of its own")
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            if elsewhere(Variant(), updates=updates, folder=folder, kill_at=self._middle + 1) is not None:
+                raise EvenstepError("the run was to be killed, but came to its end; nothing was saved before.")
+            run = elsewhere(Variant(), updates=updates, folder=folder)
+        assert run is not None
+        return self._same(run, self._plain, lambda: self._blame("resume"))
+
+    def _elsewhere(self, variant: Variant) -> Ended | None:
+        """A run of several ranks; None where there can be none.
+
+        Raises:
+            RefusedError: a strategy that is not the run's own, and that refuses it.
+        """
+        elsewhere = self._bench.elsewhere
+        if elsewhere is None:
+            return None
+        try:
+            return elsewhere(variant, updates=self._bench.updates)
+        except RefusedError as error:
+            if variant.strategy == self._bench.own_strategy:
+                raise EvenstepError(str(error)) from error
+            raise
+
+    def _ordered(self) -> Verdict:
+        run = self._elsewhere(Variant(ordered=True, strategy="ddp", ranks=self._bench.ranks))
+        if run is None:
+            return Verdict(measure=SHA, note="no processes of its own")
+        return self._same(run, self._run(Variant(ordered=True)), lambda: self._of_ranks(run))
+
+    def _of_ranks(self, run: Ended) -> list[str]:
+        return [*([] if self._bench.uncut else self._blame("4")), *run.said]
+
+    def _apart(self, strategy: str) -> Verdict:
+        if not self.is_wide:
+            variant = replace(self._still, strategy=strategy, ranks=self._bench.ranks)
+        else:
+            variant = replace(self._still, strategy=strategy, ranks=self._bench.ranks)
+        run = self._elsewhere(variant)
+        if run is None:
+            return Verdict(measure="parameters", note="no processes of its own")
+        if self._measure.by_gradient and not run.gradient:
+            return Verdict(measure="gradient of update 1", note="shards of gradients can't be compared")
+        return self._near(run, self._four, lambda: self._of_ranks(run))
+
+    def _stages(self) -> Verdict:
+        if self._bench.layered:
+            return Verdict(measure=SHA, note=self._bench.layered)
+        ranks = self._bench.ranks
+        run = self._elsewhere(Variant(ordered=True, strategy="ddp", ranks=ranks, pipeline=ranks))
+        if run is None:
+            return Verdict(measure=SHA, note="no processes of its own")
+        return self._same(run, self._run(Variant(ordered=True)), lambda: self._of_ranks(run))
+
+
+def _cut(name: str) -> Cut:
+    return next(one for one in CUTS if one == name)
+
+
+def _largest(apart: Difference) -> str:
+    return f"largest in `{apart.of}`" if apart.of else ""
+
+
+def _in(apart: Difference) -> str:
+    return f", most of it in `{apart.of}`" if apart.of else ""
+
+
+def report(row: Row) -> tuple[Verdict, float]:
+    """What a row says, and the seconds it took."""
+    began = perf_counter()
+    return row.run(), perf_counter() - began

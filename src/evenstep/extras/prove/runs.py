@@ -1,0 +1,233 @@
+"""Trains a variant of a run for some updates, and says what it has come to."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
+from pathlib import Path
+from typing import Any, cast, final
+
+from torch import Tensor, nn
+
+from evenstep.data import Data, GlobalBatch, Position
+from evenstep.errors import EvenstepError
+from evenstep.events import BackwardBegin, Hook, Incident, SaveEnd, StepBegin, UpdateEnd
+from evenstep.extras.prove.digest import sha256_of
+from evenstep.extras.prove.formats import Laboratory, wide_defaults
+from evenstep.extras.prove.subject import Ended, Subject, Variant
+from evenstep.train import Trainer
+
+
+class RefusedError(EvenstepError):
+    """A variant that this run can't have, as what builds it says."""
+
+
+@final
+class StopAt(Hook):
+    """Stops a run after so many updates of its whole length, which its LR schedule goes on counting with."""
+
+    def __init__(self, updates: int) -> None:
+        self._updates = updates
+
+    def after_update(self, event: UpdateEnd) -> None:
+        if event.update >= self._updates:
+            self.trainer.request_stop("enough to compare")
+
+
+@final
+class Listen(Hook):
+    """Keeps the gradient of the first update, and what the engine says of what depends on the cut."""
+
+    def __init__(self) -> None:
+        self.gradient: dict[str, Tensor] = {}
+        self.said: list[str] = []
+
+    def before_step(self, event: StepBegin) -> None:
+        if event.update == 1:
+            self.gradient = gradients_of(self.trainer.model, event.divisor)
+
+    def on_incident(self, event: Incident) -> None:
+        if event.kind == "dependence":
+            self.said.append(event.message)
+
+
+@final
+class KillAt(Hook):
+    """Kills the process at the last micro-batch of an update, without a chance to tidy up."""
+
+    def __init__(self, update: int) -> None:
+        self._update = update
+        self._saved = False
+
+    def after_update(self, event: UpdateEnd) -> None:
+        if event.update == max(1, self._update - 1):
+            self.trainer.request_save()
+
+    def after_save(self, event: SaveEnd) -> None:
+        self._saved = self._saved or event.path is not None
+
+    def before_backward(self, event: BackwardBegin) -> None:
+        if event.update == self._update and self._saved:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def gradients_of(model: nn.Module, divisor: float | Tensor = 1.0) -> dict[str, Tensor]:
+    """The gradients of parameters that this process holds whole, by name; none where any is in shards."""
+    held = {name: one for name, one in model.named_parameters() if one.grad is not None}
+    if any(hasattr(one, "to_local") for one in held.values()):
+        return {}
+    return {name: cast("Tensor", one.grad).detach().clone() / divisor for name, one in held.items()}
+
+
+def run_once(
+    open_subject: Callable[[Variant], AbstractContextManager[Subject]],
+    variant: Variant,
+    *,
+    updates: int,
+    hooks: Callable[[Subject], Sequence[Hook]] = lambda subject: (),
+    folder: Path | None = None,
+    data: Callable[[Data], Data] = lambda data: data,
+) -> Ended:
+    """Build a variant, and train it for so many updates.
+
+    Args:
+        hooks: further ones, of the built subject.
+        folder: that it saves in, and goes on from where there is something.
+        data: what is made of the data.
+
+    Raises:
+        Exception: whatever building or training it raises.
+    """
+    with open_subject(variant) as subject:
+        source = data(subject.data)
+        if variant.wide:
+            widen(subject)
+            source = wide_data(source)
+        listen = Listen()
+        more = [Laboratory(wide=variant.wide, still=variant.still), listen, StopAt(updates), *hooks(subject)]
+        trainer = subject.trainer(data=source, hooks=[*subject.hooks, *more], folder=folder)
+        with closing(source):
+            begin = model_state(trainer)
+            if folder is not None:
+                trainer.resume("auto")
+            with wide_defaults(wide=variant.wide):
+                if trainer.progress.update < updates:
+                    trainer.train()
+            state = trainer.state_dict()
+    parts = [state["model"], state["ema"], state["progress"], state["optimizer"]["state"]]
+    return Ended(
+        sha256=sha256_of(parts), begin=begin, end=_tensors(state["model"]), gradient=listen.gradient, said=listen.said
+    )
+
+
+def model_state(trainer: Trainer) -> dict[str, Tensor]:
+    """The tensors of the model as checkpoints hold them, by name; all ranks ask together."""
+    return _tensors(trainer.state_dict()["model"])
+
+
+def _tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {name: one.detach().clone() for name, one in state.items() if isinstance(one, Tensor)}
+
+
+def widen(subject: Subject) -> None:
+    """Put a model, and what its optimizer has of it already, into float64."""
+    subject.model.double()
+    for state in subject.optimizer.state.values():
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.is_floating_point() and value.ndim:
+                state[name] = value.double()
+
+
+@final
+class Through(Data):
+    """Other data, with something done to, or learned of, each global batch.
+
+    Args:
+        change: takes each as it comes.
+    """
+
+    def __init__(self, data: Data, change: Callable[[GlobalBatch], None]) -> None:
+        self._data, self._change = data, change
+
+    def batches(
+        self, start: Position, *, seed: int, rank: int = 0, ranks: int = 1, pin_memory: bool = False
+    ) -> Iterator[GlobalBatch]:
+        """Those of the other."""
+        return self._changed(self._data.batches(start, seed=seed, rank=rank, ranks=ranks, pin_memory=pin_memory))
+
+    def batches_together(
+        self,
+        start: Position,
+        *,
+        seed: int,
+        rank: int,
+        ranks: int,
+        total: Callable[[Sequence[float]], Sequence[float]],
+        pin_memory: bool = False,
+    ) -> Iterator[GlobalBatch]:
+        """Those of the other."""
+        given: dict[str, Any] = {"seed": seed, "rank": rank, "ranks": ranks, "total": total, "pin_memory": pin_memory}
+        return self._changed(self._data.batches_together(start, **given))
+
+    def _changed(self, batches: Iterator[GlobalBatch]) -> Iterator[GlobalBatch]:
+        with closing(cast("Any", batches)):
+            for batch in batches:
+                self._change(batch)
+                yield batch
+
+    def num_batches(self, epoch: int, *, seed: int) -> int | None:
+        """As many as the other has."""
+        return self._data.num_batches(epoch, seed=seed)
+
+    @property
+    def knows_length(self) -> bool:
+        """Whether the other does."""
+        return self._data.knows_length
+
+    def fingerprint(self) -> dict[str, Any]:
+        """That of the other."""
+        return self._data.fingerprint()
+
+    @property
+    def tasks(self) -> tuple[str, ...] | None:
+        """Those of the other."""
+        return self._data.tasks
+
+    @property
+    def resumable(self) -> bool:
+        """Whether the other is."""
+        return self._data.resumable
+
+    def close(self) -> None:
+        """End the processes that load the other."""
+        self._data.close()
+
+
+def wide_data(data: Data) -> Data:
+    """Other data, with their floating-point numbers in float64."""
+
+    def change(batch: GlobalBatch) -> None:
+        for one in batch.microbatches:
+            one.data = widened(one.data)
+
+    return Through(data, change)
+
+
+def widened(value: Any) -> Any:
+    """A batch with its floating-point tensors in float64.
+
+    >>> widened([torch.zeros(1), {"a": 1}])
+    [tensor([0.], dtype=torch.float64), {'a': 1}]
+    """
+    if isinstance(value, Tensor):
+        return value.double() if value.is_floating_point() else value
+    if isinstance(value, dict):
+        return type(value)({key: widened(one) for key, one in cast("dict[Any, Any]", value).items()})
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(widened, cast("tuple[Any, ...]", value)))
+    if isinstance(value, list | tuple):
+        return type(value)(map(widened, cast("Any", value)))
+    for name, inner in list(vars(value).items()) if hasattr(value, "__dict__") else []:
+        if (wide := widened(inner)) is not inner:
+            setattr(value, name, wide)
+    return value

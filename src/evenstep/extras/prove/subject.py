@@ -1,0 +1,146 @@
+"""What is proved: a run that can be built again and again, each time cut or shared in another way.
+
+A `Bench` builds it; a `Subject` is what it has built. How a run is trained and compared is not known here.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol, final
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from evenstep.data import Data
+from evenstep.events import Hook
+from evenstep.optim.schedules import LrSchedule
+from evenstep.train import Task, Trainer
+
+Cut = Literal["1", "2", "4", "ragged"]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """How the run is made this once.
+
+    Args:
+        cut: micro-batches of a global batch; "ragged" are of different sizes.
+        wide: whether everything is computed in float64.
+        still: whether every random number of forwards is its mean, so that micro-batches can be compared.
+        ordered: whether gradients are summed in the order that is the same on any number of ranks.
+        strategy: of the ranks.
+        ranks: how many there are.
+        pipeline: how many of them share a model in stages.
+        checks_loss: whether losses are tried for being sums.
+    """
+
+    cut: Cut = "4"
+    wide: bool = False
+    still: bool = False
+    ordered: bool = False
+    strategy: str = "single"
+    ranks: int = 1
+    pipeline: int = 1
+    checks_loss: bool = False
+
+
+class MakeTrainer(Protocol):
+    """Gives the trainer of a subject."""
+
+    def __call__(self, *, data: Data, hooks: Sequence[Hook], folder: Path | None) -> Trainer: ...
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """A run as it was built, before anything is trained.
+
+    Args:
+        tasks: by name; "" is that of a run with one.
+        hooks: of the user.
+        coefficients: λ of each task; None where they are learned, or gradients are combined in another way.
+        lr_schedule: multiplies the rates; None where nothing does.
+        updates: how many the whole run has, for its LR schedule.
+        clip_norm: of the global gradient.
+        trainer: makes the trainer.
+        others: what else may hold state, by what messages call it, such as modules of the recipe.
+    """
+
+    model: nn.Module
+    tasks: Mapping[str, Task]
+    optimizer: Optimizer
+    data: Data
+    hooks: Sequence[Hook]
+    trainer: MakeTrainer
+    updates: int | None
+    coefficients: Mapping[str, float] | None = field(default_factory=dict[str, float])
+    lr_schedule: LrSchedule | None = None
+    clip_norm: float | None = None
+    others: Mapping[str, object] = field(default_factory=dict[str, object])
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """What a run has come to.
+
+    Args:
+        sha256: of all that training changes.
+        begin: the model's tensors before it, by name.
+        end: and after it.
+        gradient: of the first update, by parameter; empty where parameters are sharded or in stages.
+        said: what the engine has said of buffers and random numbers that depend on the cut.
+    """
+
+    sha256: str
+    begin: Mapping[str, Tensor]
+    end: Mapping[str, Tensor]
+    gradient: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    said: Sequence[str] = ()
+
+
+class Elsewhere(Protocol):
+    """Runs a variant in processes of its own."""
+
+    def __call__(
+        self, variant: Variant, *, updates: int, folder: Path | None = None, kill_at: int | None = None
+    ) -> Ended | None:
+        """What it has come to, as its first rank says; None where it was killed, as `kill_at` asks for.
+
+        Raises:
+            RefusedError: a variant that this run can't have.
+            EvenstepError: it has failed.
+        """
+        ...
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """Builds the run.
+
+    Args:
+        open: builds a variant, which is closed at the end of the `with`.
+        elsewhere: runs one in processes of its own; None where that can't be.
+        updates: how many are compared.
+        ranks: of the rows with several.
+        precision: of the run.
+        own_strategy: the one that the run itself asks for.
+        layered: whether the layers of the model are known, or else why not.
+        checks_loss: whether the run has its losses checked.
+        uncut: why global batches can't be cut, or "".
+        seed: of the run.
+    """
+
+    open: Callable[[Variant], AbstractContextManager[Subject]]
+    elsewhere: Elsewhere | None
+    updates: int
+    ranks: int = 2
+    precision: str = "32-true"
+    own_strategy: str = "auto"
+    layered: str = ""
+    checks_loss: bool = True
+    uncut: str = ""
+    seed: int = 42

@@ -1,0 +1,221 @@
+"""Follows an update through a run: what went in and came out of every part, in the order in which it came.
+
+The trace of a global batch in one piece and that of the same batch cut are held against each other by samples; the
+first point at which they differ, though what went in was the same, is where the cut comes in.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast, final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from evenstep.events import (
+    ForwardBegin,
+    ForwardEnd,
+    Hook,
+    MicrobatchBegin,
+    MicrobatchEnd,
+    StepBegin,
+    UpdateBegin,
+    UpdateEnd,
+)
+from evenstep.extras.prove.digest import states_of
+from evenstep.extras.prove.runs import gradients_of
+from evenstep.extras.prove.subject import Subject
+from evenstep.train import Task
+from evenstep.train.weigh import weight_of
+
+Values = dict[str, Tensor]
+
+
+@final
+@dataclass(slots=True)
+class Call:
+    """One call of a module: its tensors, and what else it has done."""
+
+    given: Values
+    gave: Values
+    drew: set[str] = field(default_factory=set[str])
+    moved: list[str] = field(default_factory=list[str])
+
+
+@final
+@dataclass(slots=True)
+class Passage:
+    """One micro-batch on its way."""
+
+    task: str
+    samples: Sequence[int] = ()
+    batch: Values = field(default_factory=dict[str, Tensor])
+    transformed: Values = field(default_factory=dict[str, Tensor])
+    calls: dict[tuple[str, int], Call] = field(default_factory=dict[tuple[str, int], Call])
+    output: Values = field(default_factory=dict[str, Tensor])
+    loss: float | None = None
+    weight: float | None = None
+
+
+@final
+class Trace(Hook):
+    """Writes down one update.
+
+    Args:
+        subject: that is trained.
+        update: which update.
+    """
+
+    priority = -10
+
+    def __init__(self, subject: Subject, update: int) -> None:
+        self._subject, self._update = subject, update
+        self.passages: list[Passage] = []
+        self.begin: Values = {}
+        self.gradient: Values = {}
+        self.end: Values = {}
+        self.states: tuple[dict[str, str], dict[str, str]] = ({}, {})
+        self._handles: list[Any] = []
+        self._calls: dict[str, int] = {}
+
+    @property
+    def moved(self) -> list[str]:
+        """What of the run's objects has changed in the update, beside parameters."""
+        before, after = self.states
+        return [way for way, state in after.items() if before.get(way) != state]
+
+    def before_update(self, event: UpdateBegin) -> None:
+        if event.update == self._update:
+            self.begin = _parameters(self._subject.model)
+            self.states = states_of(owners_of(self._subject)), {}
+            for name, module in self._subject.model.named_modules():
+                self._handles += self._follow(name, module)
+
+    def before_microbatch(self, event: MicrobatchBegin) -> None:
+        if self._handles:
+            self.passages.append(Passage(task=event.task, batch=_leaves(event.batch)))
+            self._calls = {}
+            task = self._subject.tasks[event.task]
+            if not task.late_weight:
+                self.passages[-1].weight = _weight(task, event.batch)
+
+    def before_forward(self, event: ForwardBegin) -> None:
+        if self._handles:
+            self.passages[-1].transformed = _leaves(event.batch)
+
+    def after_forward(self, event: ForwardEnd) -> None:
+        if self._handles:
+            self.passages[-1].output = _leaves(event.output)
+
+    def after_microbatch(self, event: MicrobatchEnd) -> None:
+        if self._handles and event.loss is not None:
+            self.passages[-1].loss = float(event.loss)
+
+    def before_step(self, event: StepBegin) -> None:
+        if self._handles:
+            self.gradient = gradients_of(self._subject.model, event.divisor)
+
+    def after_update(self, event: UpdateEnd) -> None:
+        if self._handles:
+            for handle in self._handles:
+                handle.remove()
+            self._handles = []
+            self.end = _parameters(self._subject.model)
+            self.states = self.states[0], states_of(owners_of(self._subject))
+            self.trainer.request_stop("traced")
+
+    def _follow(self, name: str, module: nn.Module) -> list[Any]:
+        open_calls: list[tuple[dict[str, str], list[Any]]] = []
+
+        def before(_module: nn.Module, args: Any, kwargs: Any) -> None:
+            open_calls.append((_own_state(module), _generators()))
+
+        def after(_module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            state, generators = open_calls.pop()
+            number = self._calls[name] = self._calls.get(name, -1) + 1
+            if not self.passages or (name, number) in self.passages[-1].calls:
+                return
+            now = _own_state(module)
+            call = Call(_leaves([*args, *kwargs.values()]), _leaves(output))
+            call.moved = [way for way, value in now.items() if state.get(way) != value]
+            call.drew = {
+                word
+                for word, one, other in zip(_GENERATORS, generators, _generators(), strict=True)
+                if not _same(one, other)
+            }
+            self.passages[-1].calls[name, number] = call
+
+        return [
+            module.register_forward_pre_hook(before, with_kwargs=True),
+            module.register_forward_hook(after, with_kwargs=True),
+        ]
+
+
+_GENERATORS = ("torch's generator", "`numpy.random`", "Python's `random`")
+
+
+def _generators() -> list[Any]:
+    return [torch.default_generator.get_state(), np.random.get_state(), random.getstate()]
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, tuple) and any(isinstance(part, np.ndarray) for part in cast("tuple[Any, ...]", one)):
+        return all(map(np.array_equal, cast("tuple[Any, ...]", one), other))
+    return one == other
+
+
+def owners_of(subject: Subject) -> dict[str, object]:
+    """Whatever of a run may hold state, by what messages call it."""
+    return {
+        "model": subject.model,
+        **{f"task {name}".rstrip(): task for name, task in subject.tasks.items()},
+        **{f"hook {hook.name}": hook for hook in subject.hooks},
+        "optimizer": subject.optimizer,
+        "lr_schedule": subject.lr_schedule,
+        "data": subject.data,
+        **subject.others,
+    }
+
+
+def _parameters(model: nn.Module) -> Values:
+    return {name: one.detach().clone() for name, one in model.named_parameters()}
+
+
+def _own_state(module: nn.Module) -> dict[str, str]:
+    """What a module itself holds beside parameters, without what is in modules below it."""
+    inner = {id(one) for one in module.modules()} - {id(module)}
+    buffers = dict(module.named_buffers(recurse=False))
+    own = {
+        name: value
+        for name, value in {**vars(module), **buffers}.items()
+        if not name.startswith("_") and id(value) not in inner and not isinstance(value, nn.Module)
+    }
+    return states_of({name: value for name, value in own.items()})
+
+
+def _leaves(value: Any, way: str = "", depth: int = 5) -> Values:
+    """The tensors of a value, by their places."""
+    if isinstance(value, Tensor):
+        return {way: value.detach().clone()}
+    if not depth:
+        return {}
+    if isinstance(value, Mapping) or hasattr(value, "items"):
+        parts = [(f"[{key!r}]", one) for key, one in cast("Any", value).items()]
+    elif isinstance(value, list | tuple):
+        parts = [(f"[{index}]", one) for index, one in enumerate(cast("list[Any]", value))]
+    else:
+        parts = [(f".{key}", one) for key, one in vars(value).items()] if hasattr(value, "__dict__") else []
+    found: Values = {}
+    for name, inner in parts:
+        found.update(_leaves(inner, f"{way}{name}", depth - 1))
+    return found
+
+
+def _weight(task: Task, batch: Any) -> float | None:
+    try:
+        return weight_of(task, batch, "a micro-batch")
+    except Exception:  # noqa: BLE001 - the update asks the same, with what the loader knows, and says what is wrong
+        return None

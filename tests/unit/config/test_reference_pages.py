@@ -1,0 +1,52 @@
+"""The pages of the configuration and the command line say what the schema and the parser say."""
+
+import argparse
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+from evenstep.cli import entry
+from evenstep.config.schema import Config
+
+_SCRIPT = Path(__file__).parents[3] / "website" / "reference.py"
+
+
+def _reference() -> Any:
+    spec = spec_from_file_location("reference", _SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_pages_are_those_that_the_schema_and_the_parser_make() -> None:
+    for path, page in _reference().PAGES.items():
+        assert path.read_text() == page(), f"{path.name} is out of date; run `python website/reference.py`"
+
+
+def test_every_key_of_every_table_is_on_the_page_with_a_sentence() -> None:
+    page = _reference().configuration()
+    schema = Config.model_json_schema()
+    for table in (schema, *schema["$defs"].values()):
+        for key in table["properties"]:
+            rows = [line for line in page.splitlines() if line.startswith(f"| `{key}` |")]
+            assert rows, key
+            assert all(len(row.replace("\\|", "").split(" | ")[-1]) > len("| a few |") for row in rows), rows
+
+
+def test_a_key_without_a_sentence_or_another_default_would_change_the_page() -> None:
+    reference, schema = _reference(), Config.model_json_schema()
+    before = reference.configuration(schema)
+    schema["$defs"]["Train"]["properties"]["check_loss"]["default"] = False
+    assert reference.configuration(schema) != before
+
+
+def test_every_option_that_the_parser_takes_is_on_the_page() -> None:
+    page = _reference().cli()
+    parser = entry._parser()
+    actions = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    for name, command in actions[0].choices.items():
+        section = page.split(f"## `evenstep {name}`")[1].split("\n## ")[0]
+        for action in command._actions:
+            for option in action.option_strings:
+                assert option in ("-h", "--help", "--traceback") or f"`{option}" in section, (name, option)

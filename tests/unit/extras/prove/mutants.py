@@ -1,0 +1,470 @@
+"""Runs with one fault each, as users of trainers have filed them, and a sound one."""
+
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import evenstep
+from evenstep.data import Data
+from evenstep.events import Hook
+from evenstep.extras.prove.subject import Bench, Subject, Variant
+from evenstep.options import Checkpointing, Logging, Training
+from evenstep.parallel import Group, strategy_named
+from evenstep.train import Loss, Task
+
+GLOBAL = 12
+SIZES = {"1": 12, "2": 6, "4": 3, "ragged": 5}
+
+
+class Words(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
+    """48 sequences of 3 to 7 tokens, and a class each."""
+
+    def __len__(self) -> int:
+        return 48
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(index)
+        length = 3 + index % 5
+        tokens = torch.randint(1, 11, (length,), generator=generator)
+        return tokens, torch.tensor(index % 3)
+
+
+def padded(samples: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+    tokens = nn.utils.rnn.pad_sequence([one for one, _ in samples], batch_first=True)
+    return {"tokens": tokens, "labels": torch.stack([label for _, label in samples])}
+
+
+class Net(nn.Module):
+    """Embeds, averages what is no padding, and classifies; parts can be put in between."""
+
+    def __init__(self, inner: Callable[[], nn.Module] = nn.Identity) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 8, padding_idx=0)
+        self.mix = nn.Linear(8, 8)
+        self.inner = inner()
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        seen = (tokens != 0).to(torch.get_default_dtype())[..., None]
+        mean = (self.embed(tokens) * seen).sum(1) / seen.sum(1)
+        return self.head(self.inner(torch.tanh(self.mix(mean))))
+
+
+class Classify(Task):
+    def inputs(self, batch: Any) -> Any:
+        return batch["tokens"]
+
+    def weight(self, batch: Any) -> float:
+        return len(batch["labels"])
+
+    def loss(self, output: Any, batch: Any) -> Any:
+        return functional.cross_entropy(output, batch["labels"], reduction="sum")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What a run is made of; what is left out is sound."""
+
+    model: Callable[[], nn.Module] = Net
+    task: Callable[[], Task] = Classify
+    dataset: Callable[[], Any] = Words
+    collate: Callable[[Any], Any] = padded
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] = field(
+        default=lambda model: torch.optim.AdamW(model.parameters(), lr=1e-2)
+    )
+    hooks: Callable[[], Sequence[Hook]] = field(default=tuple)
+    schedule: Callable[[], Any] | None = None
+    tokens: bool = False
+
+    def bench(self, **more: Any) -> Bench:
+        @contextmanager
+        def open_subject(variant: Variant) -> Generator[Subject]:
+            torch.manual_seed(7)
+            model, task, collate = self.model(), self.task(), self.collate
+            optimizer, schedule = self.optimizer(model), self.schedule and self.schedule()
+            data = evenstep.MapData(
+                self.dataset(), global_batch_size=GLOBAL, micro_batch_size=SIZES[variant.cut], collate=collate
+            )
+            checks = Training(check_loss=variant.checks_loss, clip_norm=1.0)
+
+            def trainer(*, data: Data, hooks: Sequence[Hook], folder: Path | None) -> evenstep.Trainer:
+                return evenstep.Trainer(
+                    model=model,
+                    task=task,
+                    optimizer=optimizer,
+                    data=data,
+                    updates=20,
+                    device="cpu",
+                    strategy=strategy_named("single", Group(), ordered=variant.ordered),
+                    lr_schedule=schedule,
+                    hooks=hooks,
+                    folder=folder,
+                    train=checks,
+                    checkpoint=Checkpointing(asynchronous=False),
+                    log=Logging(writers=()),
+                )
+
+            yield Subject(
+                model=model,
+                tasks={"": task},
+                optimizer=optimizer,
+                data=data,
+                hooks=list(self.hooks()),
+                trainer=trainer,
+                updates=20,
+                lr_schedule=schedule,
+                clip_norm=1.0,
+                others={"collate": collate},
+            )
+
+        return Bench(open=open_subject, elsewhere=None, updates=4, layered="its layers are not known", **more)
+
+
+# What is wrong, one class or function each.
+
+
+class MeanOfMeans(Classify):
+    def loss(self, output: Any, batch: Any) -> Any:
+        return functional.cross_entropy(output, batch["labels"])
+
+
+class SampleSizeWrong(Classify):
+    """The mean is over samples, but the weight counts the longest sequence's tokens."""
+
+    def weight(self, batch: Any) -> float:
+        return batch["tokens"].numel()
+
+
+class OverAccumulation(Classify):
+    """Divided by how many micro-batches make a global batch."""
+
+    def loss(self, output: Any, batch: Any) -> Any:
+        steps = GLOBAL / len(output)
+        return functional.cross_entropy(output, batch["labels"], reduction="sum") / steps
+
+
+class TokensOfRank(Classify):
+    """Divided by the tokens of this rank's micro-batch, times a guess of how many there are."""
+
+    def loss(self, output: Any, batch: Any) -> Any:
+        tokens = (batch["tokens"] != 0).sum()
+        return functional.cross_entropy(output, batch["labels"], reduction="sum") / tokens * 40
+
+
+class Contrastive(Classify):
+    """Negatives of the same batch."""
+
+    def loss(self, output: Any, batch: Any) -> Any:
+        likeness = output @ output.T
+        return functional.cross_entropy(likeness, torch.arange(len(output)), reduction="sum")
+
+
+class Auxiliary(Classify):
+    """Adds a term that is a mean, once for each batch."""
+
+    def loss(self, output: Any, batch: Any) -> Any:
+        return super().loss(output, batch) + output.logsumexp(1).square().mean()
+
+
+class SmoothedOverBatch(Classify):
+    """Labels are smoothed towards how often each is in the batch."""
+
+    def loss(self, output: Any, batch: Any) -> Any:
+        target = functional.one_hot(batch["labels"], 3).to(output.dtype)
+        target = 0.5 * target + 0.5 * target.mean(0)
+        return -(target * output.log_softmax(1)).sum()
+
+
+class CountedAfterMasking(Classify):
+    """A mean over what the forward has not masked, and a weight that counts everything."""
+
+    def loss(self, output: Any, batch: Any) -> Any:
+        kept = batch["labels"] != 0
+        return Loss.of_mean(functional.cross_entropy(output[kept], batch["labels"][kept]), kept.sum())
+
+
+class RunningScale(Classify):
+    """Divides by the largest loss seen so far."""
+
+    largest = 1.0
+
+    def loss(self, output: Any, batch: Any) -> Any:
+        loss = super().loss(output, batch)
+        self.largest = max(self.largest, float(loss))
+        return loss / self.largest
+
+
+class OwnDropout(nn.Module):
+    """Draws from a generator of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (torch.rand(x.shape, generator=self.generator) > 0.3)
+
+
+class NumpyDropout(nn.Module):
+    """Draws from numpy's generator."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.from_numpy(np.random.rand(*x.shape) > 0.3)
+
+
+class OwnNumpyDropout(nn.Module):
+    """Draws from a generator of numpy of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rng = np.random.default_rng(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.from_numpy(self.rng.random(x.shape) > 0.3)
+
+
+class Bank(nn.Module):
+    """Goes by the samples that it has seen before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue: deque[Tensor] = deque(maxlen=16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = torch.stack(list(self.queue)).mean(0) if self.queue else 0.0
+        self.queue.extend(x.detach())
+        return x - 0.1 * mean
+
+
+class RunningMax(nn.Module):
+    """Divides by the largest value seen so far, in a buffer that no checkpoint holds."""
+
+    largest: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("largest", torch.ones(()), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.largest.copy_(torch.maximum(self.largest, 3 * x.detach().abs().max()))
+        return x / self.largest
+
+
+class Counter(nn.Module):
+    """Goes by how often it was called."""
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x * (1 + 0.05 * self.calls)
+
+
+class Centre(nn.Module):
+    """Subtracts the mean of the micro-batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+
+class Clock(nn.Module):
+    """Goes by the time."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (1 + 1e-3 * (time.perf_counter_ns() % 1000))
+
+
+class Unseeded(nn.Module):
+    """A parameter that no seed reaches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(1 + 0.1 * torch.from_numpy(np.random.default_rng().random(8)).float())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+class TiedByCopy(Net):
+    """The head is made of a copy of the embedding that was taken at the first call."""
+
+    tied: Tensor | None = None
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        if self.tied is None:
+            self.tied = self.embed.weight.detach().clone()[1:9]
+        return super().forward(tokens) + self.embed(tokens).sum(1) @ self.tied[:, :3]
+
+
+class CountsPadding(Net):
+    """Averages over padding as well."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.mix(self.embed(tokens)).mean(1)))
+
+
+def noisy(samples: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+    """Leaves out tokens by chance, for all samples of a micro-batch at once."""
+    batch = padded(samples)
+    batch["tokens"][:, 1:] *= torch.rand(batch["tokens"][:, 1:].shape) > 0.2
+    return batch
+
+
+class CountingNoise:
+    """A collate function that draws from a generator of its own."""
+
+    def __init__(self) -> None:
+        self.random = random.Random(3)
+
+    def __call__(self, samples: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+        batch = padded(samples)
+        batch["tokens"][:, 0] = self.random.randrange(1, 11)
+        return batch
+
+
+class RememberingWords(Words):
+    """A sample is another each time that it is read."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        self.reads += 1
+        tokens, label = super().__getitem__(index)
+        return (tokens + self.reads) % 10 + 1, label
+
+
+class SlowWeights(torch.optim.SGD):
+    """Keeps slow weights where nobody saves them."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.slow = [one.detach().clone() for group in self.param_groups for one in group["params"]]
+
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        for group in self.param_groups:
+            for one, slow in zip(group["params"], self.slow, strict=True):
+                slow.lerp_(one.detach().to(slow.dtype), 0.5)
+                one.data.copy_(slow)
+
+
+class TurnsDown(Hook):
+    """Lowers the learning rate after three updates, which it counts by itself."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def after_update(self, event: Any) -> None:
+        self.count += 1
+        if self.count == 3:
+            for group in self.trainer.optimizer.param_groups:
+                group["lr"] *= 0.1
+
+
+class StatefulRates(evenstep.optim.schedules.LrSchedule):
+    """Goes by how often it was asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __call__(self, update: int, updates: int | None) -> float:
+        self.asked += 1
+        return 1 / (1 + 0.1 * self.asked)
+
+    def check(self, updates: int | None) -> None: ...
+
+
+def hooked() -> nn.Module:
+    """A gradient that is scaled by hand, by its own size."""
+    net = Net()
+    net.mix.weight.register_hook(lambda gradient: gradient / (gradient.norm() + 1e-6))
+    return net
+
+
+def slow_sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return SlowWeights(model.parameters())
+
+
+def within(inner: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    return lambda: Net(inner)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutant:
+    """A run with one fault.
+
+    Args:
+        rows: those that fail, at least.
+        named: words that the causes of the first of them hold.
+    """
+
+    run: Run
+    rows: tuple[str, ...]
+    named: tuple[str, ...]
+
+
+MUTANTS: dict[str, Mutant] = {
+    "mean of means": Mutant(
+        run=Run(task=MeanOfMeans), rows=("loss", "cuts 4"), named=("`MeanOfMeans.loss` gives a mean",)
+    ),
+    "sample size": Mutant(run=Run(task=SampleSizeWrong), rows=("loss", "cuts 4"), named=("`SampleSizeWrong.weight`",)),
+    "loss over accumulation": Mutant(
+        run=Run(task=OverAccumulation), rows=("loss",), named=("`OverAccumulation.loss`",)
+    ),
+    "tokens of a rank": Mutant(run=Run(task=TokensOfRank), rows=("loss",), named=("`TokensOfRank.loss`",)),
+    "in-batch negatives": Mutant(
+        run=Run(task=Contrastive), rows=("loss", "cuts 2"), named=("negatives of the same batch",)
+    ),
+    "auxiliary mean": Mutant(run=Run(task=Auxiliary), rows=("loss",), named=("`Auxiliary.loss`",)),
+    "smoothing over the batch": Mutant(
+        run=Run(task=SmoothedOverBatch), rows=("loss",), named=("`SmoothedOverBatch.loss`",)
+    ),
+    "counted after masking": Mutant(
+        run=Run(task=CountedAfterMasking), rows=("loss",), named=("`CountedAfterMasking.weight`",)
+    ),
+    "running scale in the task": Mutant(
+        run=Run(task=RunningScale), rows=("cuts 4", "resume"), named=("RunningScale.loss", "largest")
+    ),
+    "BatchNorm": Mutant(
+        run=Run(model=within(lambda: nn.BatchNorm1d(8))), rows=("cuts 2", "cuts 4"), named=("`inner`", "BatchNorm")
+    ),
+    "own generator": Mutant(run=Run(model=within(OwnDropout)), rows=("resume",), named=("`model.inner.generator`",)),
+    "numpy's generator": Mutant(
+        run=Run(model=within(NumpyDropout)), rows=("cuts 4",), named=("`inner`", "`numpy.random`")
+    ),
+    "own generator of numpy": Mutant(
+        run=Run(model=within(OwnNumpyDropout)), rows=("resume",), named=("`model.inner.rng`",)
+    ),
+    "memory bank": Mutant(run=Run(model=within(Bank)), rows=("cuts 4", "resume"), named=("`inner`", "queue")),
+    "running max": Mutant(run=Run(model=within(RunningMax)), rows=("cuts 4", "resume"), named=("`inner`", "largest")),
+    "buffer by micro-batch": Mutant(run=Run(model=within(Counter)), rows=("cuts 4",), named=("`inner`", "calls")),
+    "centred batch": Mutant(run=Run(model=within(Centre)), rows=("cuts 4",), named=("module `inner` (Centre)",)),
+    "time": Mutant(run=Run(model=within(Clock)), rows=("again",), named=("module `inner` (Clock)",)),
+    "unseeded parameter": Mutant(run=Run(model=within(Unseeded)), rows=("again",), named=("`inner.scale`",)),
+    "tied by a copy": Mutant(run=Run(model=TiedByCopy), rows=("resume",), named=("`model.tied`",)),
+    "padding counts": Mutant(run=Run(model=CountsPadding), rows=("cuts 4",), named=("CountsPadding",)),
+    "chance in collate": Mutant(run=Run(collate=noisy), rows=("cuts 4",), named=("`collate`",)),
+    "own chance in collate": Mutant(run=Run(collate=CountingNoise()), rows=("again",), named=("`collate`",)),
+    "dataset that remembers": Mutant(run=Run(dataset=RememberingWords), rows=("resume",), named=("reads",)),
+    "optimizer's own weights": Mutant(run=Run(optimizer=slow_sgd), rows=("resume",), named=("`slow`",)),
+    "hook with a count": Mutant(
+        run=Run(hooks=lambda: [TurnsDown()]), rows=("resume",), named=("`hook TurnsDown.count`",)
+    ),
+    "stateful LR schedule": Mutant(run=Run(schedule=StatefulRates), rows=("resume",), named=("lr_schedule.asked",)),
+    "gradient scaled by hand": Mutant(run=Run(model=hooked), rows=("cuts 4",), named=("`mix.weight`", "register_hook")),
+}

@@ -1,0 +1,93 @@
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from evenstep.errors import ArgumentError, DataError
+
+TEXT = "it was the best of times, it was the worst of times, " * 8
+
+Load = Callable[[str], ModuleType]
+
+
+@pytest.fixture
+def corpus(recipe_file: Load) -> ModuleType:
+    return recipe_file("shakespeare/corpus.py")
+
+
+def small(recipe_file: Load) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return recipe_file("shakespeare/model.py").CharGPT(characters=9, layers=2, width=8, heads=2, context=6)
+
+
+def test_both_splits_hold_all_of_the_text_but_the_ends(corpus: ModuleType):
+    train = corpus.Characters(TEXT, split="train", context=5, stride=1)
+    valid = corpus.Characters(TEXT, split="valid", context=5, stride=5)
+    border = int(len(TEXT) * 0.9)
+    assert len(train) == border - 5
+    assert all(train.decode(train[number][0]) == TEXT[number : number + 5] for number in range(len(train)))
+    assert all(train.decode(train[number][1]) == TEXT[number + 1 : number + 6] for number in range(len(train)))
+    read = "".join(valid.decode(valid[number][0]) for number in range(len(valid)))
+    assert TEXT[border:].startswith(read)
+    assert len(TEXT) - border - len(read) <= 5
+    assert train.alphabet == valid.alphabet == "".join(sorted(set(TEXT)))
+
+
+def test_windows_that_do_not_fit_are_refused(corpus: ModuleType):
+    with pytest.raises(ArgumentError, match="must have more than the 50 characters of a window, but has 43"):
+        corpus.Characters(TEXT, split="valid", context=50, stride=1)
+    with pytest.raises(ArgumentError, match='"train" or "valid", but is \'test\''):
+        corpus.Characters(TEXT, split="test", context=5, stride=1)
+    with pytest.raises(ArgumentError, match="at most 256 different characters, but has 300"):
+        corpus.Characters("".join(map(chr, range(300))) * 2, split="train", context=5, stride=1)
+
+
+def test_a_file_is_the_text_and_one_that_cant_be_read_is_named(corpus: ModuleType, tmp_path: Path):
+    (tmp_path / "mine.txt").write_text(TEXT, encoding="utf-8")
+    assert corpus.read_text(str(tmp_path / "mine.txt")) == TEXT
+    with pytest.raises(DataError, match=r"nothing\.txt can't be read as text"):
+        corpus.read_text(str(tmp_path / "nothing.txt"))
+    assert len(corpus.manual()) > 100_000
+
+
+def test_a_position_reads_only_what_comes_before_it(recipe_file: Load):
+    model = small(recipe_file)
+    inputs = torch.tensor([[1, 2, 3, 4, 5, 6]])
+    changed = torch.tensor([[1, 2, 3, 4, 8, 7]])
+    assert torch.equal(model(inputs)[:, :4], model(changed)[:, :4])
+    assert not torch.equal(model(inputs)[:, 4:], model(changed)[:, 4:])
+
+
+def test_layers_in_their_order_are_the_model(recipe_file: Load):
+    model = small(recipe_file)
+    inputs = torch.tensor([[1, 2, 3, 4, 5, 6]])
+    passed = inputs
+    for layer in model.layers():
+        passed = layer.build(passed)
+    assert torch.equal(passed, model(inputs))
+
+
+def test_what_is_written_is_drawn_from_the_models_scores(recipe_file: Load):
+    model = small(recipe_file)
+    drawn = model.generate([1], count=20, temperature=1e-4, generator=torch.Generator().manual_seed(0))
+    text = [1]
+    for _ in range(20):
+        text.append(int(model(torch.tensor([text[-6:]]))[0, -1].argmax()))
+    assert drawn.tolist() == text[1:]
+    with pytest.raises(ArgumentError, match="`temperature` above 0, but is 0"):
+        model.generate([1], count=1, temperature=0)
+
+
+def test_the_loss_is_the_sum_over_characters(recipe_file: Load, monkeypatch: pytest.MonkeyPatch):
+    for name in ("corpus", "model"):
+        monkeypatch.setitem(sys.modules, name, recipe_file(f"shakespeare/{name}.py"))  # as a run finds them, by name
+    task = recipe_file("shakespeare/task.py").NextCharacter()
+    scores, targets = torch.randn(2, 6, 9), torch.randint(9, (2, 6))
+    loss = task.loss(scores, (targets, targets))
+    by_hand = -sum(F.log_softmax(scores, -1)[row, place, targets[row, place]] for row in range(2) for place in range(6))
+    torch.testing.assert_close(loss.sum, by_hand)
+    assert task.weight((targets, targets)) == 12

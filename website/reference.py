@@ -1,0 +1,176 @@
+"""Writes docs/reference/configuration.md from the schema of run files, and cli.md from the commands' own descriptions.
+
+python website/reference.py           writes the pages
+python website/reference.py --check   exits 1 if a page is not what would be written
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from evenstep.cli.entry import COMMANDS, Command
+from evenstep.cli.plan_options import FIELDS
+from evenstep.config.schema import Config
+
+FOLDER = Path(__file__).parents[1] / "docs" / "reference"
+_MADE_BY = "<!-- Made by `python website/reference.py`; a test holds it to what it says. -->"
+_CONFIGURATION = f"""# Configuration
+
+{_MADE_BY}
+
+Every key of a run file, its type, what it is if left out, and what it does. A key that is not here is refused, with the
+closest one that is; nothing is converted. On the command line each is `--table.key value`:
+`evenstep train run.toml --train.updates 500`, where `none` takes a key away. `evenstep check run.toml` finds all faults
+of a run file at once, and `evenstep config-schema` prints this page as a JSON schema, for editors.
+
+In a path, `NAME` is a name that you choose, and `[[hooks]]` stands once for each item of a list.
+"""
+_CLI = f"""# Command line
+
+{_MADE_BY}
+
+    evenstep COMMAND [argument] [--option value] [--table.key value]
+
+`evenstep COMMAND --help` says the same. Every command takes `--traceback`, which shows where an error was raised; what
+`--table.key` may be is in [Configuration](configuration.md).
+
+| exit code | meaning |
+|---|---|
+| 0 | done |
+| 1 | an error, which is said in a paragraph |
+| 2 | a configuration or a command line that can't be |
+| 75 | stopped from outside and saved: run it again with `evenstep resume` |
+| 130 | Ctrl-C; what was trained is saved |
+"""
+
+
+def configuration(schema: Mapping[str, Any] | None = None) -> str:
+    """The page of the run file's keys: a section for each table, at the first path where it may stand."""
+    whole = schema or Config.model_json_schema()
+    return _CONFIGURATION + "".join(_sections(whole, whole["$defs"]))
+
+
+def _sections(whole: Mapping[str, Any], tables: Mapping[str, Any]) -> Iterator[str]:
+    waiting: list[tuple[str, Mapping[str, Any], str]] = [("", whole, "")]
+    homes: dict[str, str] = {}
+    while waiting:
+        path, table, kind = waiting.pop(0)
+        below: list[tuple[str, Mapping[str, Any], str]] = []
+        rows: list[str] = []
+        for key, value in table["properties"].items():
+            inner = f"{path}.{key}".strip(".")
+            for name, where in _tables_in(value, inner):
+                if name not in homes:
+                    homes[name] = where
+                    several = len(value.get("oneOf", ())) > 1
+                    below.append((where, tables[name], tables[name]["properties"]["kind"]["const"] if several else ""))
+            rows.append(_row(key, value, key in table.get("required", ()), inner, homes, tables))
+        waiting[:0] = below
+        title = "At the top" if not path else f"`[{path}]`" if path[0] != "[" else f"`{path}`"
+        heading = f"## {title}" + (f', `kind = "{kind}"`' if kind else "")
+        lines = "\n".join(rows)
+        about = " ".join(table["description"].split())
+        yield f"\n{heading}\n\n{about}\n\n| key | type | default | what it says |\n|---|---|---|---|\n{lines}\n"
+
+
+def _row(
+    key: str, value: Mapping[str, Any], required: bool, path: str, homes: Mapping[str, str], tables: Mapping[str, Any]
+) -> str:
+    within = [(name, where) for name, where in _tables_in(value, path)]
+    said = value.get("description") or (tables[within[0][0]]["description"] if within else "")
+    if within and homes[within[0][0]] != within[0][1]:
+        said = f"{said} Its keys are those of `[{homes[within[0][0]].strip('[]')}]`."
+    default = "*required*" if required else _default(value, within)
+    cells = [f"`{key}`", _type(value), default, " ".join(said.split())]
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _tables_in(value: Mapping[str, Any], path: str) -> Iterator[tuple[str, str]]:
+    """Names of the tables that a value may be or hold, and the paths where they stand."""
+    if "$ref" in value:
+        yield value["$ref"].rpartition("/")[2], path
+    for one in (*value.get("anyOf", ()), *value.get("oneOf", ())):
+        yield from _tables_in(one, path)
+    if isinstance(value.get("items"), dict):
+        yield from _tables_in(value["items"], f"[[{path}]]")
+    if isinstance(value.get("additionalProperties"), dict):
+        yield from _tables_in(value["additionalProperties"], f"{path}.NAME")
+
+
+def _type(value: Mapping[str, Any]) -> str:
+    if "$ref" in value:
+        return "table"
+    if "anyOf" in value or "oneOf" in value:
+        several = value.get("anyOf", value.get("oneOf"))
+        return " or ".join(dict.fromkeys(_type(one) for one in several if one.get("type") != "null"))
+    if "const" in value or "enum" in value:
+        return ", ".join(f"`{one}`" for one in value.get("enum", [value.get("const")]))
+    match value["type"]:
+        case "array" if "prefixItems" in value:
+            return f"pair of {' and '.join(map(_type, value['prefixItems']))}"
+        case "array":
+            return f"list of {'tables' if '$ref' in value['items'] else _type(value['items'])}"
+        case "object":
+            return "tables by name" if [*_tables_in(value, "")] else "table of your own keys"
+        case "integer" | "number":
+            return {"integer": "whole number", "number": "number"}[value["type"]] + _bounds(value)
+        case kind:
+            return {"string": "text", "boolean": "`true`, `false`"}[kind]
+
+
+def _bounds(value: Mapping[str, Any]) -> str:
+    signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+    largest = 2**53  # what says no more than that a seed is a number of 64 bits
+    bounds = [f"{sign} {value[name]:g}" for name, sign in signs.items() if abs(value.get(name, largest)) < largest]
+    return f" {', '.join(bounds)}" if bounds else ""
+
+
+def _default(value: Mapping[str, Any], within: list[tuple[str, str]]) -> str:
+    default = value.get("default")
+    if default is None or default == {} or (within and default == []):
+        return "–"
+    if within and isinstance(default, dict):
+        return f"`{default['kind']}`" if "kind" in default else "its keys' own"
+    if isinstance(default, str) or type(default) in (bool, list):
+        return f"`{json.dumps(default)}`"
+    return f"`{default!r}`"
+
+
+def cli() -> str:
+    """The page of commands, arguments and options."""
+    return _CLI + "".join(_command(name, command) for name, command in COMMANDS.items())
+
+
+def _command(name: str, command: Command) -> str:
+    path = "" if command.path is None else f" [{command.path[0]}]" if command.path_may_lack else f" {command.path[0]}"
+    settings = "" if command.settings is None else " [--table.key value …]"
+    options = " [--option value …]" if command.options or command.options_of else ""
+    rows = [] if command.path is None else [f"| `{command.path[0]}` | {command.path[1]} |"]
+    for option in command.options:
+        given = f"--{option.name} {option.value or ''}".strip()
+        rows += [f"| `{given}` | {option.help} |"]
+    if command.options_of is not None:
+        rows += [f"| `{option}` | {each.metadata['meaning']} |" for option, each in FIELDS.items()]
+    if command.settings is not None:
+        rows.append(f"| `--table.key value` | {command.settings} |")
+    table = "\n| | |\n|---|---|\n" + "\n".join(rows) + "\n" if rows else ""
+    summary = command.summary[0].upper() + command.summary[1:]
+    return f"\n## `evenstep {name}`\n\n{summary}.\n\n    evenstep {name}{path}{options}{settings}\n{table}"
+
+
+PAGES = {FOLDER / "configuration.md": configuration, FOLDER / "cli.md": cli}
+
+
+def main(arguments: list[str]) -> int:
+    """Write the pages, or compare them."""
+    if arguments == ["--check"]:
+        return int(any(path.read_text() != page() for path, page in PAGES.items()))
+    for path, page in PAGES.items():
+        path.write_text(page())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
