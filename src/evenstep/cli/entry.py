@@ -84,7 +84,7 @@ COMMANDS = {
         path=("RUN.toml", "the run file"),
         settings=_ANY,
         options=(
-            Option(name="rows", help="only rows whose name contains this, such as cuts", value="TEXT"),
+            Option(name="rows", help="only rows whose name contains this, or one of these: cuts,resume", value="TEXT"),
             Option(name="updates", help="how many updates to compare, 4 by default", value="N"),
             Option(name="ranks", help="how many ranks the rows with several have, 2 by default", value="N"),
             Option(name="json", help="write all rows into this file as well", value="FILE"),

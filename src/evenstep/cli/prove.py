@@ -65,7 +65,8 @@ def run(
         seed=config.seed,
     )
     every = Prover(bench).rows()
-    chosen = [row for row in every if (rows or "") in row.name]
+    wanted = [part.strip() for part in (rows or "").split(",")]
+    chosen = [row for row in every if any(part in row.name for part in wanted)]
     if not chosen:
         raise ConfigError([f"no row contains `{rows}`; there are {', '.join(row.name for row in every)}."])
     threads = torch.get_num_threads()

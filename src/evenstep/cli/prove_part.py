@@ -14,7 +14,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast, final
+from typing import Any, final
 
 import torch
 
@@ -159,8 +159,8 @@ def _said_to(file: Path) -> Generator[None]:
     sys.stdout.flush()
     sys.stderr.flush()
     target = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(target, cast("int", sys.stdout.fileno()))
-    os.dup2(target, cast("int", sys.stderr.fileno()))
+    for standard in (1, 2):
+        os.dup2(target, standard)
     os.close(target)
     yield
     sys.stdout.flush()

@@ -303,11 +303,24 @@ class Prover:
     def _stages(self) -> Verdict:
         if self._bench.layered:
             return Verdict(measure=SHA, note=self._bench.layered)
-        ranks = self._bench.ranks
-        run = self._elsewhere(Variant(ordered=True, strategy="ddp", ranks=ranks, pipeline=ranks))
+        ranks, tied = self._bench.ranks, self._tied
+        if tied and self._measure.by_gradient:
+            return Verdict(measure=self._measure.what, note="gradients of stages can't be compared")
+        variant = replace(self._still, strategy="ddp") if tied else Variant(ordered=True, strategy="ddp")
+        run = self._elsewhere(replace(variant, ranks=ranks, pipeline=ranks))
         if run is None:
             return Verdict(measure=SHA, note="no processes of its own")
+        if tied:  # whose gradients are summed in another order where two stages have a copy
+            return self._near(run, self._four, lambda: self._of_ranks(run))
         return self._same(run, self._run(Variant(ordered=True)), lambda: self._of_ranks(run))
+
+    @property
+    def _tied(self) -> bool:
+        """Whether the model uses a parameter in several places."""
+        with self._bench.open(Variant()) as subject:
+            model = subject.model
+            every = list(model.named_parameters(remove_duplicate=False))
+            return len(every) > len({id(one) for _, one in every}) or bool(getattr(model, "aliases", None))
 
 
 def _cut(name: str) -> Cut:
