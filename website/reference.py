@@ -100,10 +100,11 @@ def _tables_in(value: Mapping[str, Any], path: str) -> Iterator[tuple[str, str]]
 
 
 def _type(value: Mapping[str, Any]) -> str:
-    if "$ref" in value or "oneOf" in value:
+    if "$ref" in value:
         return "table"
-    if "anyOf" in value:
-        return " or ".join(dict.fromkeys(_type(one) for one in value["anyOf"] if one.get("type") != "null"))
+    if "anyOf" in value or "oneOf" in value:
+        several = value.get("anyOf", value.get("oneOf"))
+        return " or ".join(dict.fromkeys(_type(one) for one in several if one.get("type") != "null"))
     if "const" in value or "enum" in value:
         return ", ".join(f"`{one}`" for one in value.get("enum", [value.get("const")]))
     match value["type"]:
@@ -130,7 +131,7 @@ def _default(value: Mapping[str, Any], within: list[tuple[str, str]]) -> str:
     default = value.get("default")
     if default is None or default == {} or (within and default == []):
         return "–"
-    if within:
+    if within and isinstance(default, dict):
         return f"`{default['kind']}`" if "kind" in default else "its keys' own"
     if isinstance(default, str) or type(default) in (bool, list):
         return f"`{json.dumps(default)}`"

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from evenstep import data as data
     from evenstep import errors as errors
     from evenstep import events as events
+    from evenstep import lightning as lightning
     from evenstep import optim as optim
     from evenstep import parallel as parallel
     from evenstep import pipeline as pipeline
@@ -36,15 +37,21 @@ if TYPE_CHECKING:
         Incident,
         JsonlWriter,
         MemoryUse,
+        MlflowWriter,
+        PrometheusWriter,
         Save,
         Statistics,
         StopFile,
         TensorBoardWriter,
         TimeBudget,
         Timer,
+        WandbWriter,
         Watchdog,
         Writer,
     )
+    from evenstep.events import Histogram as Histogram
+    from evenstep.events import Image as Image
+    from evenstep.events import Text as Text
     from evenstep.extras.multitask import AlignedMtl, GradNorm, PcGrad, Scheduled, Uncertainty
     from evenstep.optim.ema import Ema
     from evenstep.optim.groups import ParameterGroup
@@ -168,6 +175,7 @@ __all__ = [
     "MemoryUse",
     "Mesh",
     "Mixture",
+    "MlflowWriter",
     "Multiplicative",
     "Ordered",
     "OrderedFsdp",
@@ -180,6 +188,7 @@ __all__ = [
     "Precision",
     "Prediction",
     "Processes",
+    "PrometheusWriter",
     "Result",
     "Retry",
     "Rewind",
@@ -204,6 +213,7 @@ __all__ = [
     "Triangular",
     "Uncertainty",
     "UpdateData",
+    "WandbWriter",
     "Watchdog",
     "Writer",
     "Wsd",
@@ -215,15 +225,16 @@ __all__ = [
     "load_weights",
 ]
 
-_PARTS = ("checkpoint", "data", "errors", "events", "optim", "parallel", "pipeline", "precision", "train")
-_BESIDE = ("Constant", "Linear", "Step")  # LR schedules that `*` leaves out: torch.nn has a Linear, too
+_PARTS = ("checkpoint", "data", "errors", "events", "lightning", "optim", "parallel", "pipeline", "precision", "train")
+_BESIDE = ("Constant", "Histogram", "Image", "Linear", "Step", "Text")  # that `*` leaves out: others have them, too
 _named, _ = lazy_names(
     __name__,
     {
         ".data": "AllTasks Batch Data MapData Mixture RoundRobin Sampled StreamData UpdateData",
         ".errors": "EvenstepError",
-        ".events": "Best ConsoleWriter CsvWriter EarlyStop Evaluate Hook Incident JsonlWriter "
-        "MemoryUse Save Statistics StopFile TensorBoardWriter TimeBudget Timer Watchdog Writer",
+        ".events": "Best ConsoleWriter CsvWriter EarlyStop Evaluate Histogram Hook Image Incident JsonlWriter "
+        "MemoryUse MlflowWriter PrometheusWriter Save Statistics StopFile TensorBoardWriter Text TimeBudget Timer "
+        "WandbWriter Watchdog Writer",
         ".extras.multitask": "AlignedMtl GradNorm PcGrad Scheduled Uncertainty",
         ".optim.ema": "Ema",
         ".optim.groups": "ParameterGroup",

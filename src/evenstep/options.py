@@ -34,7 +34,7 @@ HookFailure = Literal["stop", "continue"]
 NormStatistics = Literal["shared", "per-task", "frozen"]
 Compile = Literal["off", "model", "update"]
 Reset = Literal["optimizer", "lr_schedule", "metrics", "data"]
-WriterName = Literal["console", "jsonl", "csv", "tensorboard"]
+WriterName = Literal["console", "jsonl", "csv", "tensorboard", "wandb", "mlflow", "prometheus"]
 
 STANDARD_WRITERS: tuple[WriterName, ...] = ("console", "jsonl")
 SPIKE_WINDOW_UPDATES = 128
@@ -268,9 +268,9 @@ class Logging:
     Args:
         every_updates: metrics are read from the device and handed to the writers every so many updates; the values of
             every update are kept.
-        writers: one or several `Writer`, by themselves or by name: "console", "jsonl", "csv", "tensorboard". None
-            takes the first two in a run with a folder, "console" alone where a person watches, and else none; `()`
-            writes nothing.
+        writers: one or several `Writer`, by themselves or by name: "console", "jsonl", "csv", "tensorboard", "wandb",
+            "mlflow", "prometheus". None takes the first two in a run with a folder, "console" alone where a person
+            watches, and else none; `()` writes nothing.
 
     Raises:
         ArgumentError: a period below 1, or a writer that is named twice.
@@ -327,10 +327,10 @@ def check_task_names(names: Iterable[str]) -> None:
 def check_evaluation_names(names: Iterable[str]) -> None:
     """Raise ArgumentError for a name of an evaluation that would mix its metrics with others."""
     for name in names:
-        if name in ("train", "perf") or not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+        if name in ("train", "perf", "progress") or not re.fullmatch(r"[A-Za-z0-9_-]+", name):
             raise ArgumentError(
-                f'`{name}` must have a name of letters, digits, `_` and `-` that isn\'t "train" or '
-                f'"perf", which other metrics begin with; call it "valid" or "test".'
+                f'`{name}` must have a name of letters, digits, `_` and `-` that isn\'t "train", '
+                f'"perf" or "progress", which other metrics begin with; call it "valid" or "test".'
             )
 
 

@@ -43,8 +43,9 @@ def build_failures(config: Config) -> Failures:
 
 
 def build_logging(config: Config) -> Logging:
-    """Where metrics go."""
-    return Logging(**config.log.model_dump())
+    """Where metrics go, as far as names say it."""
+    named = [one for one in config.log.writers if isinstance(one, str)]
+    return Logging(**{**config.log.model_dump(), "writers": named})
 
 
 def build_precision(config: Config) -> Precision:

@@ -50,6 +50,7 @@ class RunParts:
         data: the training set, or a mixture of those of several tasks.
         evaluations: the evaluation sets, by name.
         hooks: the recipe's own, in the order of the run file.
+        writers: of the metrics: names, and those that the run file says by targets.
         groups: of the optimizer, in words, where the configuration makes some.
         loaded: what the model begins with that something else has trained, or None.
     """
@@ -61,6 +62,7 @@ class RunParts:
     data: Data
     evaluations: Mapping[str, Data]
     hooks: Sequence[Hook]
+    writers: Sequence[Writer | WriterName]
     groups: Sequence[str] = ()
     loaded: LoadedWeights | None = None
 
@@ -197,6 +199,10 @@ def build_parts(run: OpenRun, mesh: Mesh | None = None, *, begins: bool = True) 
             for name, some in evaluations.items()
         },
         hooks=[make(f"hooks.{index}", Hook) for index in range(len(config.hooks))],
+        writers=[
+            one if isinstance(one, str) else make(f"log.writers.{index}", Writer)
+            for index, one in enumerate(config.log.writers)
+        ],
         loaded=loaded,
     )
 

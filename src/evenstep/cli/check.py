@@ -143,7 +143,7 @@ def _check(opened: OpenRun, folder: Path, source: str, group: Group, unmet: str)
         described = describe(parts, trainer)  # by all ranks together
         if says:
             print("\n".join([*([f"ranks       {unmet}"] if unmet else []), *described]), flush=True)
-        for writer in writers_of(opened.config.log.writers, folder=None, every_updates=1):  # an extra may be missing
+        for writer in writers_of(parts.writers, folder=None, every_updates=1):  # an extra may be missing
             if isinstance(writer, LinesWriter) and source == "auto":
                 writer.check(folder)
         best = build_checkpointing(opened.config).best

@@ -51,7 +51,7 @@ def _train_in(run: OpenRun, folder: Path, source: str, group: Group) -> int:
         trainer = parts.trainer(
             folder=folder,
             hooks=[*build_hooks(run.config, parts.hooks), *_watching(run, group)],
-            writers=run.config.log.writers,
+            writers=parts.writers,
             evaluations=parts.evaluations,
             strategy=build_strategy(run.config, mesh.data),
             kept=run.plain(),
@@ -62,7 +62,7 @@ def _train_in(run: OpenRun, folder: Path, source: str, group: Group) -> int:
         with trainer.holding_folder(), _kept_from_the_first_update_on(folder, trainer):
             _begin(trainer, source, run.config.reset)
             group.first_rank_does(lambda: publish(run, folder))
-            shows_end = trainer.is_first_rank and "console" not in run.config.log.writers
+            shows_end = trainer.is_first_rank and "console" not in parts.writers
             code = _train(trainer, group, shows_end=shows_end)
     if trainer.is_first_rank:
         print(f"run folder  {folder}\nreport      {folder / REPORT}", flush=True)

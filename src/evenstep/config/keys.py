@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Any, get_args, get_origin
 
 from evenstep.config.schema import Config
-from evenstep.config.section import Section
+from evenstep.config.section import NAME_OR_TABLE, Section
 from evenstep.keywords import ours
 
 
@@ -43,6 +43,8 @@ def locate(place: Sequence[str | int]) -> tuple[tuple[str, ...], tuple[type[Sect
     path: list[str] = []
     inside: tuple[type[Section], ...] = ()
     for part in place:
+        if part in NAME_OR_TABLE:
+            continue
         candidates = tables(annotation)
         chosen = [table for table in candidates if len(candidates) > 1 and kind_of(table) == part]
         if chosen:

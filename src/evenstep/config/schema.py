@@ -7,12 +7,13 @@ constructors, what keys must be to each other in `check`, and the targets are in
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from evenstep import options
 from evenstep.config.schema_lr import ConstantTable, LrScheduleTable
 from evenstep.config.schema_ranks import LaunchTable, ParallelTable
 from evenstep.config.section import (
+    NAME_OR_TABLE,
     Args,
     Count,
     CountOrAuto,
@@ -396,13 +397,24 @@ class EarlyStopTable(Section):
     """A change of at most this much is no improvement."""
 
 
+def _of_writer(value: object) -> str:
+    return NAME_OR_TABLE[not isinstance(value, str)]
+
+
+# not a plain union: pydantic would report a wrong value once for each of its members
+WriterNameOrTarget = Annotated[
+    Annotated[options.WriterName, Tag(NAME_OR_TABLE[0])] | Annotated[TargetTable, Tag(NAME_OR_TABLE[1])],
+    Discriminator(_of_writer),
+]
+
+
 class LogTable(Section):
     """What is shown and written of the metrics."""
 
     every_updates: Count = default_of(options.Logging, "every_updates")
     """Metrics are read from the device, and written, every so many updates; each update's values are kept."""
-    writers: Annotated[tuple[options.WriterName, ...], Field(strict=False)] = options.STANDARD_WRITERS
-    """Where metrics go."""
+    writers: Annotated[tuple[WriterNameOrTarget, ...], Field(strict=False)] = options.STANDARD_WRITERS
+    """Where metrics go: names, and tables with `target`, callables that give an `evenstep.Writer`, and `args`."""
 
 
 class Config(Section):

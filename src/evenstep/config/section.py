@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from evenstep.options import Reset
 
+NAME_OR_TABLE = ("a name", "a table")  # what pydantic puts into a location where a value may be either
 Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]

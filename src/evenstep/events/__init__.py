@@ -48,13 +48,17 @@ if TYPE_CHECKING:
     from evenstep.events.incidents import IncidentFiles
     from evenstep.events.screens import is_watched
     from evenstep.events.series import Record
+    from evenstep.events.shown import Histogram, Image, Shown, Text
     from evenstep.events.storage import Storage
     from evenstep.events.writers import (
         WRITERS,
         ConsoleWriter,
         CsvWriter,
         JsonlWriter,
+        MlflowWriter,
+        PrometheusWriter,
         TensorBoardWriter,
+        WandbWriter,
         Writer,
         Writers,
     )
@@ -77,8 +81,10 @@ __all__ = [
     "Event",
     "ForwardBegin",
     "ForwardEnd",
+    "Histogram",
     "Hook",
     "HookTrainer",
+    "Image",
     "Incident",
     "IncidentFiles",
     "Json",
@@ -86,11 +92,14 @@ __all__ = [
     "MemoryUse",
     "MicrobatchBegin",
     "MicrobatchEnd",
+    "MlflowWriter",
     "Outcome",
+    "PrometheusWriter",
     "Record",
     "Save",
     "SaveBegin",
     "SaveEnd",
+    "Shown",
     "Statistics",
     "Status",
     "StepBegin",
@@ -98,12 +107,14 @@ __all__ = [
     "StopFile",
     "Storage",
     "TensorBoardWriter",
+    "Text",
     "TimeBudget",
     "Timer",
     "TrainBegin",
     "TrainEnd",
     "UpdateBegin",
     "UpdateEnd",
+    "WandbWriter",
     "Watchdog",
     "Writer",
     "Writers",
@@ -124,7 +135,9 @@ __getattr__, __dir__ = lazy_names(
         ".incidents": "IncidentFiles",
         ".screens": "is_watched",
         ".series": "Record",
+        ".shown": "Histogram Image Shown Text",
         ".storage": "Storage",
-        ".writers": "WRITERS ConsoleWriter CsvWriter JsonlWriter TensorBoardWriter Writer Writers",
+        ".writers": "WRITERS ConsoleWriter CsvWriter JsonlWriter MlflowWriter PrometheusWriter TensorBoardWriter "
+        "WandbWriter Writer Writers",
     },
 )

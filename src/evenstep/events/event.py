@@ -29,19 +29,27 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainBegin(Event):
-    """Training begins, with `update` updates already committed, of `updates` planned (None: until the data ends)."""
+    """Training begins, with `update` updates already committed, of `updates` planned (None: until the data ends).
+
+    `config` is what the run was configured with, as plain values: of a run file all of it.
+    """
 
     updates: int | None
     resumed: bool
+    config: Mapping[str, Json] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainEnd(Event):
-    """Training ended: everything planned is done, it was asked to stop (`reason` says by what), or `error` ended it."""
+    """Training ended: everything planned is done, it was asked to stop (`reason` says by what), or `error` ended it.
+
+    `metrics` are the last values of all metrics.
+    """
 
     outcome: Outcome
     reason: str
     error: BaseException | None
+    metrics: Mapping[str, float] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,10 +18,15 @@ from evenstep.errors import ArgumentError
 from evenstep.events.derived import DerivedMetrics
 from evenstep.events.meters import Meters, Seen
 from evenstep.events.series import Record, Series
+from evenstep.events.shown import Shown, Value
+from evenstep.events.throughput import Throughput
 
 Number: TypeAlias = "float | Tensor"
 Pairs: TypeAlias = dict[tuple[int, str], Any]  # (sum, weight) under (update, name), or what a meter has seen
 Entry: TypeAlias = tuple[int, str, Number, Number]
+
+
+_TOTAL = "progress/weight"  # of all updates, in a saved state
 
 
 def _alone(pairs: Pairs) -> list[Pairs]:
@@ -36,6 +41,10 @@ class Storage:
         history_updates: values kept per metric (one per update); older ones are forgotten here, not in the files.
         meters: of metrics that have a state of their own.
         derived: of metrics that are functions of others.
+        throughput: of metrics that follow from those of several updates.
+
+    Attributes:
+        throughput: see the arguments.
 
     >>> storage = Storage()
     >>> storage.put("train/loss", torch.tensor(6.0), 2, update=1)
@@ -45,17 +54,24 @@ class Storage:
     """
 
     def __init__(
-        self, history_updates: int = 100_000, *, meters: Meters | None = None, derived: DerivedMetrics | None = None
+        self,
+        history_updates: int = 100_000,
+        *,
+        meters: Meters | None = None,
+        derived: DerivedMetrics | None = None,
+        throughput: Throughput | None = None,
     ) -> None:
         if history_updates < 1:
             raise ArgumentError(f"`history_updates` must be at least 1, but is {history_updates}; raise it.")
         self._limit = history_updates
         self._pending: list[Entry] = []
+        self._shown: list[Shown] = []
         self._append = self._pending.append
         self._prefix = ""
         self._series: dict[str, Series] = {}
         self._meters = meters or Meters()
         self._derived = derived or None
+        self.throughput = throughput
         self.observe = self._meters.observe  # what metrics with a state of their own see
 
     def put(self, name: str, sum: Number, weight: Number = 1.0, *, update: int) -> None:
@@ -68,6 +84,34 @@ class Storage:
             update: the update that the value belongs to.
         """
         self._append((update, self._prefix + name, sum, weight))
+
+    def show(self, name: str, value: Value, *, update: int) -> None:
+        """Show a text, an image or a histogram under `name` at `update`; of several under one name the first is kept.
+
+        What it is of is read when the value is made. It reaches the writers with the next metrics: those of the first
+        rank, which what other ranks show does not reach.
+
+        Args:
+            name: letters, digits, `_`, `-` and `.`, in parts divided by `/`; the scope in force is put before it.
+            update: the update that it belongs to.
+
+        Raises:
+            ArgumentError: another name, or another value.
+
+        >>> from evenstep.events import Text
+        >>> storage = Storage()
+        >>> storage.show("valid/text", Text("once upon a time"), update=3)
+        >>> storage.take_shown()
+        [Shown(update=3, name='valid/text')]
+        """
+        one = Shown(update=update, name=self._prefix + name, value=value)
+        if one not in self._shown:  # which compares update and name
+            self._shown.append(one)
+
+    def take_shown(self) -> list[Shown]:
+        """What was shown since this was last called."""
+        shown, self._shown = self._shown, []
+        return shown
 
     @contextmanager
     def scope(self, name: str) -> Generator[None]:
@@ -89,16 +133,18 @@ class Storage:
     def discard_from(self, update: int) -> None:
         """Forget what is pending for `update` and later: those updates were given up."""
         self._pending[:] = [entry for entry in self._pending if entry[0] < update]
+        self._shown = [one for one in self._shown if one.update < update]
         self._meters.discard_from(update)
 
-    def mark(self) -> int:
-        """Where the pending values end now, for `drop_after`; an earlier mark is then forgotten."""
+    def mark(self) -> tuple[int, int]:
+        """Where what is pending ends now, for `drop_after`; an earlier mark is then forgotten."""
         self._meters.begin_attempt()
-        return len(self._pending)
+        return len(self._pending), len(self._shown)
 
-    def drop_after(self, mark: int) -> None:
-        """Forget what was put since `mark`: it is about to be computed again."""
-        del self._pending[mark:]
+    def drop_after(self, mark: tuple[int, int]) -> None:
+        """Forget what was put and shown since `mark`: it is about to be computed again."""
+        pending, shown = mark
+        del self._pending[pending:], self._shown[shown:]
         self._meters.drop_attempt()
 
     def pending_sum(self, name: str, *, update: int) -> Tensor:
@@ -156,6 +202,11 @@ class Storage:
         if self._derived is not None:
             records += self._derived(records)
         records.sort(key=itemgetter(0))  # by update
+        if self.throughput is not None:
+            more = self.throughput(records)
+            if more:
+                records += more
+                records.sort(key=itemgetter(0))
         self._remember(records)
         return records
 
@@ -208,15 +259,23 @@ class Storage:
     def state_dict(self) -> dict[str, Any]:
         """The newest values of every metric, as plain lists. What is pending is not in it: settle and write before.
 
-        Nor is what a clock has measured (`perf/…`): it would make two equal runs' states differ.
+        Nor is what a clock has measured (`perf/…`): it would make two equal runs' states differ; nor what is put at the
+        ends of windows (`progress/…`), but for the sum of all weights.
         """
-        return {name: series.state() for name, series in self._series.items() if not name.startswith("perf/")}
+        state: dict[str, Any] = {
+            name: series.state() for name, series in self._series.items() if not name.startswith(("perf/", "progress/"))
+        }
+        return state if self.throughput is None else {**state, _TOTAL: self.throughput.total}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go back to a saved history; what is pending belongs to another course of the run and is dropped."""
         self._pending.clear()
+        self._shown.clear()
         self._meters.take()
-        self._series = {name: Series(*columns) for name, columns in state.items()}
+        if self.throughput is not None:
+            self.throughput.forget()
+            self.throughput.total = state.get(_TOTAL, 0.0)
+        self._series = {name: Series(*columns) for name, columns in state.items() if name != _TOTAL}
 
     def _remember(self, records: Iterable[Record]) -> None:
         known = self._series.get

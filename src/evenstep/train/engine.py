@@ -34,6 +34,7 @@ from evenstep.single_use import mark_used
 from evenstep.train.checks.agreement import check_ties
 from evenstep.train.checks.arguments import check_engine_arguments
 from evenstep.train.context import TrainContext
+from evenstep.train.engine_events import EVALUATION, around_evaluation, around_update
 from evenstep.train.engine_parts import build_parts
 from evenstep.train.evaluate import Evaluation
 from evenstep.train.failures import Stop
@@ -47,6 +48,7 @@ from evenstep.train.progress import Progress
 from evenstep.train.setup import Setup, set_up
 from evenstep.train.state.settings import changed_settings
 from evenstep.train.state.train_state import Tree, check_same_run, with_plain_names
+from evenstep.train.tasks.listening import check_told_by_engine, listeners
 from evenstep.train.tasks.metrics import build_storage
 from evenstep.train.tasks.now import tell
 from evenstep.train.tasks.task import Task
@@ -82,6 +84,7 @@ class Engine:
         seed: see the arguments.
         recomputed: the names of the modules whose activations are not kept, of all stages.
         in_float8: the names of the linear layers whose products are in float8, of all stages.
+        phases: where the time goes.
 
     Raises:
         ArgumentError: an argument that cannot be.
@@ -134,7 +137,9 @@ class Engine:
             )
         if setup.strategy.group.can_change:
             raise ArgumentError("ranks that come and go are dealt their data by a `Trainer`; use that.")
-        self._build(setup, updates=updates, bus=Bus((), cast("Any", None)), report=_warn)
+        check_told_by_engine(setup.tasks.by_name)
+        bus = Bus(listeners(setup.tasks.by_name), cast("Any", self))
+        self._build(setup, updates=updates, bus=bus, report=_warn)
         self.prepare()
         mark_used(setup.kept)
 
@@ -169,6 +174,7 @@ class Engine:
         self.storage, self.precision = setup.storage, setup.precision
         self.group, self.reducers = parts.execution.group, parts.execution.reducers
         self.bus, self.seed, self._ema, self._report = bus, setup.seed, setup.train.ema, report
+        self.phases = parts.context.phases
         self.recomputed, self._empty_cache = setup.recomputed.names, setup.empty_cache
         self.in_float8 = setup.linear_layers.names
         self._evaluated = (("", False),) if self._ema is None else self._ema.passes
@@ -210,7 +216,8 @@ class Engine:
             raise EvenstepError(
                 "an error has come while parameters were changed, so they are those of no update; load a state."
             )
-        with self._together(), context.randomness.undisturbed(context.device), torch.enable_grad():
+        undisturbed = context.randomness.undisturbed(context.device)
+        with around_update(self, batch), self._together(), undisturbed, torch.enable_grad():
             if self._last_loss is not None:
                 self._last_loss.finish()  # before connections may be made anew
             self.parts.guard(batch)
@@ -238,9 +245,11 @@ class Engine:
         batch = OneBatch(replace(global_batch(microbatches, Position(), self.reducers.group), ends_epoch=True))
         context = self.parts.context
         apart = replace(context, storage=build_storage(context.tasks, context.device))
-        with self._together():
-            records = self.evaluated("evaluate", batch, context=apart)
-        return {record.name.removeprefix("evaluate/"): record.value for record in records}
+        values: dict[str, float] = {}
+        with around_evaluation(self, values), self._together():
+            records = self.evaluated(EVALUATION, batch, context=apart)
+            values |= {record.name: record.value for record in records}
+        return {name.removeprefix(f"{EVALUATION}/"): value for name, value in values.items()}
 
     def explain(self, aborted: Aborted, incident: Incident | None = None) -> tuple[Incident, Exception]:
         """Find out where an aborted update went wrong, by running it again; all ranks call it together.

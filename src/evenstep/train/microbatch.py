@@ -59,6 +59,7 @@ class MicrobatchStep:
 
     Attributes:
         is_dummy: see the arguments.
+        acted: counts the time of what was just done.
         doing: what it does now, or did when something was raised: the phase ("transfer", "forward", "backward"), the
             micro-batch's number, and the piece.
     """
@@ -80,6 +81,7 @@ class MicrobatchStep:
         self._update, self._factor = update, factor
         self._branch = branch(context.seed, *path)
         self._recording = Recording(context, weights, update, prefix)
+        self.acted = context.phases.acted
         self._parts: dict[int, tuple[Microbatch, SubBatch]] = {}
         self._completes: dict[int, int] | None = None  # where there are several pieces
         self.doing: tuple[str, int, SubBatch] | None = None
@@ -159,7 +161,10 @@ class MicrobatchStep:
                 raise self._weights.failures[one.index]
             task, batch, randomness = context.tasks[one.task], None, context.randomness
             if stage.takes_batch:
-                batch = piece.data if context.transfer is None else context.transfer(piece.data)
+                batch = piece.data
+                if context.transfer is not None:
+                    batch = context.transfer(batch)
+                    context.phases.lap("transfer")
             randomness.begin(context.device, branch_of(self._branch, one.index, piece.path))
             if stage.takes_batch:
                 batch = task.transform(batch)

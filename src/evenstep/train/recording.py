@@ -81,6 +81,9 @@ class Recording:
         weight = self._weights.each[one.index] if is_plain else self._weight_of(one, piece, loss)
         if loss.metrics.__class__ is not dict or loss.metrics:  # also what is no mapping, so that it is refused
             self._record_metrics(task, loss, prefix)
+        if loss.shown:
+            for name, value in loss.shown.items():
+                self._context.storage.show(prefix + name, value, update=update)
         if task.metrics:
             for name, seen in observations(task, loss, one.index):
                 key = f"{one.task}/{name}" if one.task else name

@@ -86,6 +86,8 @@ class Reporter:
         """
         records = storage.settle(partial(self._exchange, update=update, limit=limit))
         self.writers.write(records)
+        for one in storage.take_shown():
+            self.writers.event("shown", one)
         return records
 
     def _exchange(self, pairs: Any, *, update: int, limit: int | None) -> list[Any]:

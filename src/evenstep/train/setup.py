@@ -129,6 +129,8 @@ def set_up(
     tasks = Tasks.of(task, train.coefficients, combine_named(train.combine), train.norm_statistics)
     check_tasks(tasks, data, evaluations, model=model, policy=policies.non_finite)
     check_teachers(tasks.by_name, train, sharing, model)
+    for one in tasks.by_name.values():
+        one.prepare(model)
     if train.compile == "update":
         check_whole_update(
             model=model,

@@ -51,6 +51,7 @@ from evenstep.train.standard_hooks import build_reporter
 from evenstep.train.state.afresh import resets_of
 from evenstep.train.state.run_state import updates_of
 from evenstep.train.state.train_state import Tree
+from evenstep.train.tasks.listening import listeners
 from evenstep.train.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -154,7 +155,8 @@ class Trainer(TrainerAttributes):
         self.folder = None if folder is None else Path(folder)
         planned = updates if epochs is None else updates_of(batches, epochs, seed)
         self._resumed = False
-        followers = [Follow(plateau) for plateau in plateaus_of(setup.lr_schedule)]
+        told = listeners(setup.tasks.by_name)
+        followers = [*told, *(Follow(plateau) for plateau in plateaus_of(setup.lr_schedule))]
         reporter = build_reporter(
             self, self._group, hooks, followers, log=log, checkpoint=checkpoint, on_hook_error=failures.hook
         )
@@ -256,9 +258,17 @@ class Trainer(TrainerAttributes):
 
         def end(error: BaseException | None) -> TrainEnd:
             outcome = ended.outcome if error is None else "failed"
-            return TrainEnd(update=self.progress.update, outcome=outcome, reason=ended.reason, error=error)
+            return TrainEnd(
+                update=self.progress.update,
+                outcome=outcome,
+                reason=ended.reason,
+                error=error,
+                metrics=self._latest(),
+            )
 
-        begin = TrainBegin(update=self.progress.update, updates=self.updates, resumed=self._resumed)
+        begin = TrainBegin(
+            update=self.progress.update, updates=self.updates, resumed=self._resumed, config=checkpointer.state.config
+        )
         with (
             self.holding_folder(),
             self._loop.reporter.writers.opened(self.folder, self.progress.update),
@@ -290,8 +300,12 @@ class Trainer(TrainerAttributes):
             outcome=ended.outcome,
             reason=ended.reason,
             requeue=ended.requeue,
-            metrics={name: record.value for name in self.storage.names() if (record := self.storage.latest(name))},
+            metrics=self._latest(),
         )
+
+    def _latest(self) -> dict[str, float]:
+        """The last values of all metrics, by name."""
+        return {name: record.value for name in self.storage.names() if (record := self.storage.latest(name))}
 
     def holding_folder(self) -> AbstractContextManager[None]:
         """Keep other runs out of the run folder inside the `with`; `train` does it by itself.

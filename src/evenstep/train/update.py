@@ -154,7 +154,9 @@ class Update:
                 with attempt:
                     computed = self._weigh_and_run(batch, update)
             assert computed is not None
-            return self._judge_and_apply(computed, batch, before)
+            pending = self._judge_and_apply(computed, batch, before)
+            self._context.phases.lap("apply")
+            return pending
         except RuntimeError:
             self._refuse_sparse()
             raise
@@ -164,6 +166,7 @@ class Update:
     def _weigh_and_run(self, batch: GlobalBatch, update: int) -> Computed:
         """Compute the update's gradients and their squared norm; nothing is applied."""
         weights = self._weigh(batch)
+        self._context.phases.lap("weigh")
         if not weights.totals:  # nobody has work
             return Computed(weights, MicrobatchResults(), [], None)
         gathered = self._gather(weights, update)
@@ -238,7 +241,7 @@ class Update:
         """What undoes a try that begins now."""
         return partial(self._undo, self._context.storage.mark())
 
-    def _undo(self, mark: int) -> None:
+    def _undo(self, mark: tuple[int, int]) -> None:
         self._discard(mark)
         self._buffers.restore(1.0)
 
@@ -372,7 +375,7 @@ class Update:
             self._context, weights, path=path, update=update, factor=factor, prefix="train/", cuts=cuts
         )
 
-    def _discard(self, mark: int) -> None:
+    def _discard(self, mark: tuple[int, int]) -> None:
         """Forget what a failed try has left."""
         self._context.storage.drop_after(mark)
         self._forget_gradients()

@@ -269,3 +269,74 @@ def test_what_a_launcher_counts_says_nothing_to_who_is_no_rank(
     done = evenstep("train", "run.toml")
     assert done.code == 1
     assert "exists already, and nothing in it was touched" in done.err
+
+
+WRITER = """
+from evenstep import Writer
+
+class Lines(Writer):
+    def __init__(self, name: str = "lines.txt"):
+        self.name_of_file = name
+
+    def open(self, folder, update):
+        self.file = (folder / self.name_of_file).open("w")
+
+    def write(self, records):
+        self.file.writelines(f"{one.update} {one.name}\\n" for one in records)
+
+    def event(self, name, event):
+        if name == "train_begin":
+            self.file.write(f"{event.config['name']}\\n")
+
+    def close(self):
+        self.file.close()
+
+def no_writer():
+    return 3
+"""
+
+
+def test_a_writer_of_ones_own_is_built_with_its_arguments(evenstep: Run, recipe: Path) -> None:
+    (recipe / "mine.py").write_text(WRITER)
+    writers = '["jsonl", {target = "mine.py:Lines", args = {name = "mine.txt"}}]'
+    done = evenstep("train", "run.toml", "--log.writers", writers)
+    assert done.code == 0, done.err
+    lines = (recipe / "runs" / "tiny" / "mine.txt").read_text().splitlines()
+    assert lines[0] == "tiny"
+    assert [line for line in lines if line.endswith("train/loss")] == [f"{n} train/loss" for n in range(1, 7)]
+    assert evenstep("resume", "runs/tiny", "--train.updates", "8").code == 0
+    assert lines_of(recipe)[-1]["update"] == 8
+
+
+def lines_of(recipe: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (recipe / "runs" / "tiny" / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("writers", "says"),
+    [
+        ('["jsnl"]', '`log.writers.0` (set by --log.writers) must be "console", "jsonl"'),
+        ('["csv", {taget = "mine.py:Lines"}]', "did you mean `log.writers.1.target`?"),
+        ('[{target = "mine.py:Linse"}]', "mine.py has no `Linse`; did you mean `Lines`?"),
+        ('[{target = "mine.py:Lines", args = {nam = "x"}}]', "did you mean `log.writers.0.args.name`?"),
+        ('[{target = "mine.py:Lines", args = {name = 3}}]', "`log.writers.0.args.name` must be text"),
+        ('[{target = "mine.py:no_writer"}]', "`log.writers.0.target` must give a subclass of `Writer`"),
+        ("[3]", "`log.writers.0` (set by --log.writers) must be a table, but is 3"),
+    ],
+)
+@pytest.mark.parametrize("command", ["check", "train"])
+def test_a_writer_that_is_none_is_refused_by_its_key(
+    evenstep: Run, recipe: Path, command: str, writers: str, says: str
+) -> None:
+    (recipe / "mine.py").write_text(WRITER)
+    done = evenstep(command, "run.toml", "--log.writers", writers)
+    assert done.code in (1, 2)
+    assert says in done.err
+    assert not (recipe / "runs").exists()
+
+
+def test_a_writer_whose_package_is_missing_is_refused_by_check(evenstep: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    done = evenstep("check", "run.toml", "--log.writers", '["wandb"]')
+    assert done.code == 1
+    assert "pip install 'evenstep[wandb]'" in done.err

@@ -19,7 +19,7 @@ def test_an_event_takes_no_positional_arguments() -> None:
 
 def test_every_event_is_slotted() -> None:
     kinds = {kind.__name__: kind for kind in Event.__subclasses__()}
-    assert len(kinds) == 19
+    assert len(kinds) == 20
     assert not hasattr(Incident(kind="x", update=1, message="", details={}), "__dict__")
     assert all("__slots__" in vars(kind) for kind in kinds.values())
 

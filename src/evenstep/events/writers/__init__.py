@@ -5,7 +5,10 @@ from collections.abc import Callable, Mapping
 from evenstep.events.writers.console import ConsoleWriter
 from evenstep.events.writers.csv import CsvWriter
 from evenstep.events.writers.jsonl import JsonlWriter
+from evenstep.events.writers.mlflow import MlflowWriter
+from evenstep.events.writers.prometheus import PrometheusWriter
 from evenstep.events.writers.tensorboard import TensorBoardWriter
+from evenstep.events.writers.wandb import WandbWriter
 from evenstep.events.writers.writer import Writer
 from evenstep.events.writers.writers import Writers
 
@@ -14,6 +17,20 @@ WRITERS: Mapping[str, Callable[[int], Writer]] = {  # each takes the updates bet
     "jsonl": lambda _: JsonlWriter(),
     "csv": lambda _: CsvWriter(),
     "tensorboard": lambda _: TensorBoardWriter(),
+    "wandb": lambda _: WandbWriter(),
+    "mlflow": lambda _: MlflowWriter(),
+    "prometheus": lambda _: PrometheusWriter(),
 }
 
-__all__ = ["WRITERS", "ConsoleWriter", "CsvWriter", "JsonlWriter", "TensorBoardWriter", "Writer", "Writers"]
+__all__ = [
+    "WRITERS",
+    "ConsoleWriter",
+    "CsvWriter",
+    "JsonlWriter",
+    "MlflowWriter",
+    "PrometheusWriter",
+    "TensorBoardWriter",
+    "WandbWriter",
+    "Writer",
+    "Writers",
+]

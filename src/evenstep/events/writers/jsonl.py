@@ -1,17 +1,21 @@
-"""metrics.jsonl: one JSON object per line, an update and its values; and incidents.jsonl, once there is one.
+"""metrics.jsonl: one JSON object per line, an update and its values; incidents.jsonl and shown.jsonl, once needed.
 
 Values that come together for one update share a line; a late one makes another line of the same update, to be
-merged when read. Numbers that JSON lacks are the strings "nan", "inf" and "-inf". Weights are not kept.
+merged when read. Numbers that JSON lacks are the strings "nan", "inf" and "-inf". Weights are not kept. Images are PNG
+files in the folder `shown`, which lines of shown.jsonl name.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
-from typing import final
+from pathlib import Path
+from typing import cast, final
 
-from evenstep.events.event import Event, Incident
+from evenstep.events.event import Event, Incident, Json
+from evenstep.events.files import keep_lines
 from evenstep.events.series import Record
+from evenstep.events.shown import Image, Shown, Text
 from evenstep.events.writers.lines import LinesWriter
 
 _update_of = itemgetter(0)
@@ -51,10 +55,38 @@ class JsonlWriter(LinesWriter):
     def update_of(self, line: str) -> int:
         return int(json.loads(line)["update"])
 
+    def open(self, folder: Path | None, update: int) -> None:
+        super().open(folder, update)
+        shown = self.path.with_name("shown.jsonl")
+        if shown.exists():  # what was shown later is about to be shown again
+            keep_lines(shown, lambda line: self.update_of(line) <= update)
+
     def event(self, name: str, event: Event) -> None:
-        """Append an incident to incidents.jsonl: {"update", "kind", "message", "details"}, and where it happened."""
+        """Append an incident to incidents.jsonl: {"update", "kind", "message", "details"}, and where it happened.
+
+        And what is shown to shown.jsonl: {"update", "name", "kind"} with "text", or "file" and "caption", or "edges",
+        "counts" and "num_not_finite".
+        """
         if isinstance(event, Incident):
             line = {"update": event.update, "kind": event.kind, "message": event.message, "details": event.details}
             line |= {name: value for name, value in event.facts().items() if name not in event.details}
-            with self.path.with_name("incidents.jsonl").open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+            self._append("incidents.jsonl", line)
+        elif isinstance(event, Shown):
+            self._append("shown.jsonl", {"update": event.update, "name": event.name, **self._shown(event)})
+
+    def _append(self, file_name: str, line: Mapping[str, object]) -> None:
+        with self.path.with_name(file_name).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def _shown(self, event: Shown) -> dict[str, Json]:
+        value = event.value
+        if isinstance(value, Text):
+            return {"kind": "text", "text": value.text}
+        if isinstance(value, Image):
+            name = f"shown/{event.name}/{event.update:08d}.png"
+            path = self.path.parent / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(value.png())
+            return {"kind": "image", "file": name, "caption": value.caption}
+        edges, counts = cast("list[Json]", value.edges), cast("list[Json]", value.counts)
+        return {"kind": "histogram", "edges": edges, "counts": counts, "num_not_finite": value.num_not_finite}

@@ -49,7 +49,10 @@ class Writer(ABC):
         """Take records, which come by update."""
 
     def event(self, name: str, event: Event) -> None:
-        """Take note of an event of the run: "train_begin", "train_end" or "incident"."""
+        """Take note of an event of the run: "train_begin", "train_end", "incident", or "shown", a text or an image.
+
+        What it can't show a writer ignores; the file `shown.jsonl` of `JsonlWriter` has all of it.
+        """
 
     def flush(self) -> None:
         """Bring what was taken to where others can read it; called after each `write`."""

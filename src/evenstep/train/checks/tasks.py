@@ -15,6 +15,7 @@ from evenstep.options import Training
 from evenstep.parallel import Strategy
 from evenstep.pipeline import PipelineModel
 from evenstep.train.failures import FailurePolicy
+from evenstep.train.tasks.listening import MOMENTS, check_heard
 from evenstep.train.tasks.task import Task
 from evenstep.train.tasks.tasks import Tasks
 
@@ -45,6 +46,7 @@ def check_tasks(
     for name, task in by_name.items():
         _check_methods(type(task))
         _check_members(task)
+        check_heard(task)
         if task.reduction not in ("weight", "sum", "mean"):
             raise ArgumentError(
                 f'`reduction` of `{type(task).__name__}` must be "weight", "sum" or "mean", but is {task.reduction!r}.'
@@ -92,12 +94,13 @@ def check_teachers(tasks: Mapping[str, Task], train: Training, strategy: Strateg
 def _check_methods(kind: type[Task]) -> None:
     """Raise ArgumentError for a method that is named almost as one of `Task` that the class leaves as it is."""
     known = [name for name, value in vars(Task).items() if not name.startswith("_") and callable(value)]
+    known += MOMENTS
     for base in kind.__mro__[: kind.__mro__.index(Task)]:
         for name, value in vars(base).items():
-            if name.startswith("_") or hasattr(Task, name) or not callable(value):
+            if name.startswith("_") or hasattr(Task, name) or name in MOMENTS or not callable(value):
                 continue
             close = get_close_matches(name, known, n=1, cutoff=_ALMOST)
-            if close and getattr(kind, close[0]) is getattr(Task, close[0]):
+            if close and getattr(kind, close[0], None) is getattr(Task, close[0], None):
                 raise ArgumentError(
                     f"`{kind.__name__}` has a method `{name}`, which nothing calls; did you mean `{close[0]}`? If it "
                     f"is a method of your own, call it `_{name}`."

@@ -5,6 +5,7 @@ torchmetrics does that, or any object of its `Metric`.
 """
 
 import inspect
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from evenstep.errors import ArgumentError, MissingExtraError, TaskError
 from evenstep.events import Storage
 from evenstep.events.derived import DerivedMetrics
 from evenstep.events.meters import Meters
+from evenstep.events.throughput import Throughput
 from evenstep.internals import pytree
 from evenstep.train.tasks.task import Loss, Task
 
@@ -40,7 +42,21 @@ def build_storage(tasks: Mapping[str, Task], device: torch.device) -> Storage:
             if not isinstance(cast("object", name), str) or _is_taken(name) or name in task.metrics:
                 raise ArgumentError(f"{where} must have a name that no other metric has; rename it.")
     derived = DerivedMetrics({name: task.derived for name, task in tasks.items()})
-    return Storage(meters=build_meters(tasks, device), derived=derived)
+    return Storage(meters=build_meters(tasks, device), derived=derived, throughput=_throughput(tasks))
+
+
+def _throughput(tasks: Mapping[str, Task]) -> Throughput:
+    """What counts the weights of all tasks' losses, where some are not samples; in a unit if they have the same."""
+    for task in tasks.values():
+        if not isinstance(cast("object", task.unit), str) or not re.fullmatch(r"[A-Za-z0-9_-]*", task.unit):
+            raise ArgumentError(
+                f"`unit` of {type(task).__name__} must be what its weight counts, one word of letters, digits, `_` and "
+                f"`-` such as 'tokens', but is {task.unit!r}."
+            )
+    units = {task.unit for task in tasks.values()}
+    own = any(task.unit or task.late_weight or type(task).weight is not Task.weight for task in tasks.values())
+    losses = [f"train/{name}/loss" if name else "train/loss" for name in tasks] if own else []
+    return Throughput(losses, (units.pop() if len(units) == 1 else "") or "weight")
 
 
 def _is_taken(name: str) -> bool:

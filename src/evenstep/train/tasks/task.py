@@ -11,10 +11,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Self, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from evenstep.devices import scalar_on
 from evenstep.errors import TaskError
+from evenstep.events.shown import Value
 from evenstep.renamed import warn
 from evenstep.train.memory.split import contents, halves, num_samples
 
@@ -39,6 +40,8 @@ class Loss:
             such as `{"preds": scores, "target": labels}`, each taking those that it has; or those of one metric, as a
             mapping under its name. A task that has such metrics must give it.
         count: how many units `sum` covers, as far as the loss itself knows; `of_mean` gives it.
+        shown: texts, images and histograms by name, such as `{"text": Text("once upon a time")}`, for writers that
+            take them: "train/text", "valid/text". Of several under one name in an update the first is kept.
 
     >>> import torch
     >>> Loss(torch.tensor(6.0), metrics={"accuracy": (3, 4)}).metrics["accuracy"]
@@ -50,6 +53,7 @@ class Loss:
     metrics: Mapping[str, tuple[Tensor | float, Tensor | float]] = field(default_factory=dict)
     observed: Mapping[str, Any] | None = None
     count: Tensor | float | None = None
+    shown: Mapping[str, Value] = field(default_factory=dict)
 
     @classmethod
     def of_mean(
@@ -104,6 +108,8 @@ class Task(ABC):
             all ranks. The objects themselves are copied, and stay as they are.
         derived: metrics that are functions of the others by name, such as `{"ppl": lambda metrics:
             math.exp(metrics["loss"])}`: of their means over all micro-batches and ranks, in training and evaluations.
+        unit: what its weight counts, such as "tokens": then `progress/tokens` and `perf/tokens_per_s` are metrics.
+            Where nobody says it they are called `progress/weight` and `perf/weight_per_s`.
         uses_average: True for a task whose `loss` asks the average of the model, `self.now.teacher(…)`.
 
     >>> import torch
@@ -118,6 +124,7 @@ class Task(ABC):
     late_weight: bool = False
     metrics: Mapping[str, Any] = MappingProxyType({})
     derived: Mapping[str, Callable[[Mapping[str, float]], float]] = MappingProxyType({})
+    unit: str = ""
     uses_average: bool = False
 
     @property
@@ -133,6 +140,16 @@ class Task(ABC):
         if now is None:
             raise asked_too_early()
         return now
+
+    def prepare(self, model: nn.Module) -> None:
+        """Look at the model that is about to be trained: called once for each trainer or engine, before any batch.
+
+        The model is whole, on every rank, and neither moved nor wrapped; of a model in stages each rank has its own.
+        Nothing is done by default.
+
+        Raises:
+            ArgumentError: the task is not for such a model; whoever overrides this says what to do.
+        """
 
     def transform(self, batch: Any) -> Any:
         """What becomes of a batch on the model's device, before its forward and outside autocast; nothing by default.

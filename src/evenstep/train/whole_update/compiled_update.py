@@ -97,7 +97,9 @@ class CompiledUpdate:
         """Execute the update that follows `before` with `batch`; see `Update`."""
         self._core.is_computing = True
         try:
-            return self._made(batch, before)
+            pending = self._made(batch, before)
+            self._context.phases.lap("compiled")
+            return pending
         finally:
             self._core.is_computing = False
 
@@ -107,6 +109,7 @@ class CompiledUpdate:
         core.trained.follow()
         stamp = 1.0 if self._group.ranks == 1 else 1.0 + (core.trained.stamp ^ core.learning_rates.stamp)
         weights = weigh(context.tasks, batch, self._group, stamp=stamp)
+        context.phases.lap("weigh")
         if not weights.totals or not self._model.training:
             return core(batch, before)
         rates = core.learning_rates(update)

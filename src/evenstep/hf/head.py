@@ -1,0 +1,97 @@
+"""The last linear layer of a language model, giving a summed loss instead of scores for all tokens.
+
+The task says, before each forward, what the tokens' targets are; the layer's next forward takes them and gives Σ of
+`chunked_cross_entropy` in the place of scores. So it computes within the model's forward, where shards are whole, and
+the rest of the model is left as it is. Whether the model gives the layer's scores unchanged is tried first.
+"""
+
+from functools import partial
+from typing import Any, cast, final
+
+import torch
+from torch import Tensor, nn
+
+from evenstep.errors import ArgumentError, TaskError
+from evenstep.train import chunked_cross_entropy
+from evenstep.train.side_effects import evaluating, without_side_effects
+
+
+@final
+class ChunkedHead:
+    """What a task tells the head of its model."""
+
+    def __init__(self) -> None:
+        self._expected: tuple[Tensor, Tensor | None] | None = None
+
+    def attach(self, model: nn.Module) -> None:
+        """Let the model's head give losses where targets are expected, and scores elsewhere.
+
+        Raises:
+            ArgumentError: the model has no such head, or does more with its scores than to give them.
+        """
+        linear = _head_of(model)
+        linear.__dict__.pop("forward", None)  # that of another task
+        _check_scores(model, linear)
+        linear.forward = partial(self._forward, linear)
+
+    def expect(self, targets: Tensor, weights: Tensor | None) -> None:
+        """Say what the scores of the next forward are for.
+
+        Args:
+            targets: `[rows, length]`, −100 where none is counted.
+            weights: of the targets.
+        """
+        self._expected = targets, weights
+
+    def loss_in(self, logits: Tensor) -> Tensor:
+        """The summed loss that the model gave in the place of scores.
+
+        Raises:
+            TaskError: it gave scores.
+        """
+        if logits.ndim:
+            raise TaskError(
+                "`chunked` lets the model's head give a loss, but it gave scores, since this task was copied or the "
+                "model was given to another one; give model and task to one trainer or engine at a time."
+            )
+        return logits
+
+    def _forward(self, linear: nn.Linear, hidden: Tensor) -> Tensor:
+        if self._expected is None:
+            return nn.Linear.forward(linear, hidden)
+        (targets, weights), self._expected = self._expected, None
+        return chunked_cross_entropy(hidden, linear.weight, targets, bias=linear.bias, weights=weights)
+
+
+def _head_of(model: nn.Module) -> nn.Linear:
+    asked: Any = getattr(model, "get_output_embeddings", None)
+    found: object = None if asked is None else asked()
+    if type(found) is not nn.Linear:
+        what = "none" if found is None else f"a {type(found).__name__}"
+        raise ArgumentError(
+            f"`chunked` needs a model whose scores are those of one `nn.Linear` (its `get_output_embeddings()`), but "
+            f"{type(model).__name__} has {what}; leave `chunked` out."
+        )
+    return found
+
+
+def _check_scores(model: nn.Module, linear: nn.Linear) -> None:
+    """Raise ArgumentError unless whatever the head gives is what the model gives, with nothing done to it."""
+    device = linear.weight.device
+    tokens = torch.arange(3, device=device).unsqueeze(0)
+    decoder = {"decoder_input_ids": tokens} if getattr(cast(Any, model).config, "is_encoder_decoder", False) else {}
+    given: list[Tensor] = []
+
+    def scores(hidden: Tensor) -> Tensor:
+        given.append(100 * torch.randn(*hidden.shape[:-1], linear.out_features).to(hidden))
+        return given[-1]
+
+    with without_side_effects([model]), evaluating(model, device):
+        linear.forward = scores
+        output: Any = model(input_ids=tokens, use_cache=False, **decoder)
+    logits = cast(Tensor, output["logits"])
+    if len(given) != 1 or not torch.equal(logits.to(given[0].dtype), given[0]):
+        raise ArgumentError(
+            f"`chunked` needs a model that gives its head's scores as they are, but {type(model).__name__} changes "
+            f"them (by a bias, a factor, a cap, …); leave `chunked` out."
+        )

@@ -1,0 +1,215 @@
+"""Language models: the next token of a decoder, and the tokens that an encoder-decoder gives for others.
+
+A token t with label y_t ≥ 0 and weight w_t (1 by default) adds to the loss and to the batch's weight
+
+    S = Σ_t w_t · (−log p_t(y_t)),      w = Σ_t w_t
+
+so that an update divides once by all its tokens, however they came in batches. The model never gets the labels, and its
+own loss, which is a mean, is not used.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from evenstep.arguments import require_flag, require_number
+from evenstep.errors import ArgumentError, TaskError
+from evenstep.hf.documents import check_documents, halves_of_row, restarts
+from evenstep.hf.head import ChunkedHead
+from evenstep.hf.outputs import batch_of, check_whole, logits_of, tensor_of
+from evenstep.train import Loss, Task
+
+IGNORED = -100
+_NOT_FOR_THE_MODEL = ("labels", "weights")
+
+
+class _Tokens(Task):
+    """What decoders and encoder-decoders have in common.
+
+    Args:
+        label_smoothing: see `CausalLM`.
+        chunked: see `CausalLM`.
+    """
+
+    def __init__(self, *, label_smoothing: float, chunked: bool) -> None:
+        require_number("label_smoothing", label_smoothing)
+        require_flag("chunked", chunked)
+        if not 0 <= label_smoothing < 1:
+            raise ArgumentError(f"`label_smoothing` must be from 0 to below 1, but is {label_smoothing}.")
+        if chunked and label_smoothing:
+            raise ArgumentError(
+                "`label_smoothing` needs all scores of a token at once, so it does not go with `chunked`; leave one of "
+                "them out."
+            )
+        self._label_smoothing = float(label_smoothing)
+        self._head = ChunkedHead() if chunked else None
+
+    def prepare(self, model: nn.Module) -> None:
+        check_whole(self, model)
+        if self._head is not None:
+            self._head.attach(model)
+
+    def inputs(self, batch: Any) -> dict[str, Any]:
+        """All of the batch but labels and weights, by name; no keys and values are kept for generation."""
+        given = batch_of(self, batch)
+        if self._head is not None and "labels" in given:
+            self._head.expect(*self._counted(given))
+        return {"use_cache": False, **{name: one for name, one in given.items() if name not in _NOT_FOR_THE_MODEL}}
+
+    def weight(self, batch: Any) -> Tensor:
+        """The number of tokens that are to be given, or the sum of their weights."""
+        targets, weights = self._counted(batch_of(self, batch))
+        counts = targets != IGNORED
+        return counts.sum() if weights is None else weights.double().mul(counts).sum()
+
+    def loss(self, output: Any, batch: Any) -> Loss:
+        """The summed cross-entropy, in nats."""
+        logits = logits_of(self, output)
+        if self._head is not None:
+            return Loss(self._head.loss_in(logits))
+        targets, weights = self._counted(batch_of(self, batch))
+        if logits.shape[:-1] != targets.shape:
+            raise TaskError(
+                f"the model gives logits of shape {list(logits.shape)} for labels of shape {list(targets.shape)}; "
+                f"{type(self).__name__} needs one row of scores for each label."
+            )
+        losses = functional.cross_entropy(
+            logits.flatten(0, -2),
+            targets.flatten(),
+            ignore_index=IGNORED,
+            label_smoothing=self._label_smoothing,
+            reduction="sum" if weights is None else "none",
+        )
+        return Loss(losses if weights is None else losses.mul(weights.flatten()).sum())
+
+    def predict(self, output: Any, batch: Any) -> Tensor:
+        """The scores."""
+        return logits_of(self, output)
+
+    def _counted(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor | None]:
+        """What each row of scores must give, −100 where that is not counted; and their weights."""
+        raise NotImplementedError
+
+
+class CausalLM(_Tokens):
+    """The next token, for decoders such as Llama: the scores at place t are for the label at place t + 1.
+
+    Batches are mappings, as tokenizers, data collators and `Packing` make them. All in them is given to the model by its
+    name, but `labels` `[rows, length]` (−100 is not counted) and, if there are some, `weights` `[rows, length]`, which
+    are those of the labels beside them. Not counted are also the first token of a packed document, and a token after
+    padding: nothing is there to tell them from.
+
+    Args:
+        packed: whether rows hold several documents, which `position_ids` that begin anew tell apart. It is tried, before
+            anything is trained, that the model lets none see another.
+        chunked: whether scores are made, and made again in the backward, for some tokens at a time, so that they are
+            never in memory all at once; for models whose scores are those of one linear layer.
+        label_smoothing: ε: the target is (1 − ε) on the label and ε spread evenly over the vocabulary.
+
+    Raises:
+        ArgumentError: choices that do not go together; later, a model that can't be trained so.
+
+    >>> import torch
+    >>> task = CausalLM()
+    >>> batch = {"input_ids": torch.tensor([[5, 6, 7]]), "labels": torch.tensor([[-100, 6, 7]])}
+    >>> int(task.weight(batch)), sorted(task.inputs(batch))
+    (2, ['input_ids', 'use_cache'])
+    """
+
+    def __init__(self, *, packed: bool = False, chunked: bool = False, label_smoothing: float = 0.0) -> None:
+        super().__init__(label_smoothing=label_smoothing, chunked=chunked)
+        require_flag("packed", packed)
+        self._packed = packed
+
+    def prepare(self, model: nn.Module) -> None:
+        super().prepare(model)
+        if self._packed:
+            check_documents(model)
+
+    def weight(self, batch: Any) -> Tensor:
+        self._check_row(batch_of(self, batch))
+        return super().weight(batch)
+
+    def split(self, batch: Any) -> list[Any]:
+        """In two by rows; a row of several documents between two of them."""
+        return (halves_of_row(batch) if self._packed else None) or super().split(batch)
+
+    def _counted(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor | None]:
+        labels = tensor_of(self, batch, "labels", "give the tokens to learn, −100 where there is none: a copy of them.")
+        counted = labels != IGNORED
+        if (mask := _mask_of(batch)) is not None:
+            counted = counted & functional.pad(mask[:, :-1] != 0, (1, 0))
+        if (positions := batch.get("position_ids")) is not None:
+            counted = counted & ~restarts(positions, mask)
+        targets = functional.pad(labels.masked_fill(~counted, IGNORED)[:, 1:], (0, 1), value=IGNORED)
+        weights = batch.get("weights")
+        return targets, None if weights is None else functional.pad(weights[:, 1:], (0, 1))
+
+    def _check_row(self, batch: Mapping[str, Any]) -> None:
+        """Raise TaskError for documents that nothing keeps apart; the batch is on the CPU."""
+        positions = batch.get("position_ids")
+        if positions is None or not bool(restarts(positions, _mask_of(batch)).any()):
+            return
+        if not self._packed:
+            raise TaskError(
+                "a row holds several documents (its `position_ids` begin anew), which must not see each other; write "
+                "`CausalLM(packed=True)`, which tries whether the model keeps them apart."
+            )
+        if batch.get("attention_mask") is not None:
+            raise TaskError(
+                "a row holds several documents (its `position_ids` begin anew), but the batch has an `attention_mask`, "
+                "for which transformers does not look where documents begin; leave the mask out."
+            )
+
+
+def _mask_of(batch: Mapping[str, Any]) -> Tensor | None:
+    """The mask `[rows, length]` of what is no padding, if the batch has one."""
+    mask: Any = batch.get("attention_mask")
+    return mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
+
+
+class Seq2Seq(_Tokens):
+    """The tokens that an encoder-decoder such as T5 or BART gives for others: the scores at place t are for label t.
+
+    Batches are mappings. All in them is given to the model by its name, but `labels` `[rows, length]` (−100 is not
+    counted) and, if there are some, their `weights`. Without `decoder_input_ids` the decoder gets the labels one place
+    further right, after the model's `decoder_start_token_id`.
+
+    Args:
+        chunked, label_smoothing: see `CausalLM`.
+
+    Raises:
+        ArgumentError: choices that do not go together; later, a model that can't be trained so.
+    """
+
+    def __init__(self, *, chunked: bool = False, label_smoothing: float = 0.0) -> None:
+        super().__init__(label_smoothing=label_smoothing, chunked=chunked)
+        self._begin, self._pad = None, None
+
+    def prepare(self, model: nn.Module) -> None:
+        config = getattr(model, "config", None)
+        self._begin = getattr(config, "decoder_start_token_id", None)
+        self._pad = getattr(config, "pad_token_id", None)
+        super().prepare(model)
+
+    def inputs(self, batch: Any) -> dict[str, Any]:
+        given = super().inputs(batch)
+        if "decoder_input_ids" not in given and "labels" in batch:
+            given["decoder_input_ids"] = self._shifted(batch["labels"])
+        return given
+
+    def _shifted(self, labels: Tensor) -> Tensor:
+        if self._begin is None or self._pad is None:
+            raise TaskError(
+                "the decoder's inputs are the labels one place further right, but the model's config has no "
+                "`decoder_start_token_id` or no `pad_token_id`; set them, or give `decoder_input_ids` in each batch."
+            )
+        begin = labels.new_full((len(labels), 1), self._begin)
+        return torch.cat([begin, labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, self._pad)], 1)
+
+    def _counted(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor | None]:
+        labels = tensor_of(self, batch, "labels", "give the tokens that are to be given, −100 where there is none.")
+        return labels, batch.get("weights")

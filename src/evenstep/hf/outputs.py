@@ -1,0 +1,88 @@
+"""What models of `transformers` are called with, and what they give: a mapping of tensors, or a tuple.
+
+Losses that a model adds over a whole batch, such as those that spread tokens over experts, are refused by name: they
+are no sum over tokens, so they would depend on how a batch is cut.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from evenstep.errors import ArgumentError, TaskError
+from evenstep.pipeline import PipelineModel
+
+_OF_A_BATCH = ("aux_loss", "router_loss", "z_loss")  # how the names of such losses end
+
+
+def batch_of(task: object, batch: Any) -> Mapping[str, Any]:
+    """A batch as a mapping, such as a dict or a `BatchEncoding`.
+
+    Raises:
+        TaskError: it is none.
+    """
+    if not isinstance(batch, Mapping):
+        raise TaskError(
+            f"{type(task).__name__} takes batches that are a dict, as tokenizers and data collators give them, but got "
+            f"a {type(batch).__name__}; give a `collate` function such as `evenstep.hf.Packing()` or a collator of "
+            f"transformers."
+        )
+    return cast("Mapping[str, Any]", batch)
+
+
+def tensor_of(task: object, batch: Mapping[str, Any], name: str, advice: str) -> Tensor:
+    """One of the batch's tensors.
+
+    Raises:
+        TaskError: the batch has none of this name.
+    """
+    found: object = batch.get(name)
+    if not isinstance(found, Tensor):
+        what = "none" if found is None else f"a {type(found).__name__}"
+        raise TaskError(
+            f"{type(task).__name__} needs a tensor `{name}` in each batch, but got {what} beside "
+            f"{', '.join(f'`{one}`' for one in batch if one != name)}; {advice}"
+        )
+    return found
+
+
+def logits_of(task: object, output: Any) -> Tensor:
+    """The scores that a model gives, in float32 at least.
+
+    Raises:
+        TaskError: it gives none, or a loss of the batch as a whole beside them.
+    """
+    if isinstance(output, Mapping):
+        given = cast("Mapping[str, Any]", output)
+        for name in given:
+            if name.endswith(_OF_A_BATCH) and given[name] is not None:
+                raise TaskError(
+                    f"the model gives `{name}`, which it means to be trained, but which is no sum over tokens, so it "
+                    f"would depend on how a batch is cut; set `model.config.output_router_logits = False`, or write a "
+                    f"task that says what it is a sum over."
+                )
+        output = given.get("logits")
+    elif isinstance(output, tuple | list):
+        output = cast("Sequence[Any]", output)[0]
+    if not isinstance(output, Tensor):
+        raise TaskError(
+            f"{type(task).__name__} needs a model that gives `logits`, but got a {type(output).__name__}; give one "
+            f"with a head, such as AutoModelForCausalLM."
+        )
+    return output.float() if output.itemsize < 4 else output
+
+
+def check_whole(task: object, model: nn.Module) -> None:
+    """Raise ArgumentError for models that can't be trained by these tasks, whatever the batch."""
+    name = type(task).__name__
+    if isinstance(model, PipelineModel):
+        raise ArgumentError(
+            f"`{name}` is for models that each rank holds whole or in shards, but the model is in stages; train it "
+            f'with `strategy="fsdp"`, or write a task for its layers.'
+        )
+    if getattr(getattr(model, "config", None), "output_router_logits", False):
+        raise ArgumentError(
+            f"the model's `config.output_router_logits` is set, so it adds a loss that spreads tokens over experts. "
+            f"That is no sum over tokens, and would depend on how a batch is cut, so `{name}` does not train it; set "
+            f"it to False."
+        )

@@ -1,0 +1,87 @@
+"""Tasks are told what hooks are told, by methods of the same names: `before_epoch`, `before_evaluate`, and all others.
+
+A task that has such a method is heard before the hooks are. Of single micro-batches it is told of its own only; of all
+else every task is. What it raises ends the run, as what its other methods raise does.
+"""
+
+from collections.abc import Callable, Mapping
+from inspect import signature
+from typing import Any, final
+
+from evenstep.arguments import said
+from evenstep.errors import ArgumentError
+from evenstep.events import Event, Hook
+from evenstep.train.tasks.task import Task
+
+MOMENTS = tuple(name for name in vars(Hook) if name.startswith(("before_", "after_", "on_")))
+"""The names of the methods that a task may have beside those of `Task`."""
+
+_OF_A_TRAINER = tuple(name for name in MOMENTS if name.endswith(("_train", "_epoch", "_save", "_incident")))
+
+
+def listeners(tasks: Mapping[str, Task]) -> list[Hook]:
+    """What tells the tasks, by their names; nothing for those that have no such method."""
+    return [TaskListener(name, task) for name, task in tasks.items() if _heard(task)]
+
+
+def check_heard(task: Task) -> None:
+    """Raise ArgumentError for a method that could not be called with an event."""
+    for name in _heard(task):
+        method: Any = getattr(task, name)
+        where = f"`{type(task).__name__}.{name}`"
+        if not callable(method):
+            raise ArgumentError(f"{where} must be a method, but is {said(method)}; write `def {name}(self, event)`.")
+        try:
+            signature(method).bind(None)
+        except TypeError:
+            raise ArgumentError(
+                f"{where} is called with the event, but takes `{signature(method)}`; write `def {name}(self, event)`."
+            ) from None
+        except ValueError:  # compiled: it does not tell
+            continue
+
+
+def check_told_by_engine(tasks: Mapping[str, Task]) -> None:
+    """Raise ArgumentError for a method that an engine, which knows single updates only, would never call."""
+    for task in tasks.values():
+        silent = [name for name in _heard(task) if name in _OF_A_TRAINER]
+        if silent:
+            raise ArgumentError(
+                f"`{type(task).__name__}.{silent[0]}` would never be called: an engine is told of single updates and "
+                f"evaluations. Train with a `Trainer`, or give the method another name and call it in your loop."
+            )
+
+
+def _heard(task: Task) -> list[str]:
+    return [name for name in MOMENTS if hasattr(task, name)]
+
+
+@final
+class TaskListener(Hook):
+    """A hook that hands on to a task what it is told.
+
+    Args:
+        name: of the task.
+        task: which has some of a hook's methods.
+    """
+
+    failure_policy = "stop"
+
+    def __init__(self, name: str, task: Task) -> None:
+        self._called = f"task {name or type(task).__name__}"
+        for moment in _heard(task):
+            setattr(self, moment, _of_own(name, getattr(task, moment)))
+
+    @property
+    def name(self) -> str:
+        return self._called
+
+
+def _of_own(name: str, method: Callable[[Event], object]) -> Callable[[Event], None]:
+    """The method, called for events of this task, and for those of none."""
+
+    def told(event: Event) -> None:
+        if getattr(event, "task", name) == name:
+            method(event)
+
+    return told

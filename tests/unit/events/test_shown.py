@@ -1,0 +1,95 @@
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image as Pillow
+
+from evenstep.errors import ArgumentError
+from evenstep.events import Histogram, Image, Shown, Storage, Text
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (1, 5, 7), (3, 5, 7)])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.uint8])
+def test_the_png_is_the_image_bit_for_bit(shape: tuple[int, ...], kind: torch.dtype) -> None:
+    levels = torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(1))
+    values = levels.to(torch.uint8) if kind == torch.uint8 else (levels / 255).to(kind)
+    expected = np.rint(values.float().numpy() * (1 if kind == torch.uint8 else 255))
+    read = np.asarray(Pillow.open(io.BytesIO(Image(values).png())))
+    assert np.array_equal(read, expected.transpose(1, 2, 0) if shape[0] == 3 else expected.reshape(5, 7))
+
+
+def test_an_image_does_not_change_with_the_tensor_that_it_was_made_of() -> None:
+    values = torch.zeros(2, 2)
+    image = Image(values)
+    values.fill_(1.0)
+    assert image.pixels.max() == 0
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        torch.zeros(2),
+        torch.zeros(4, 3, 2, 2),
+        torch.zeros(4, 4, 3),
+        torch.zeros(3, 0, 2),
+        torch.full((2, 2), 1.5),
+        torch.full((2, 2), float("nan")),
+        torch.zeros(2, 2, dtype=torch.int64),
+        [[1.0], [1.0, 2.0]],
+        "text",
+    ],
+)
+def test_what_is_no_image_is_refused(values: Any) -> None:
+    with pytest.raises(ArgumentError, match="`Image` takes"):
+        Image(values)
+
+
+def test_a_histogram_counts_as_numpy_does_and_leaves_out_what_is_not_finite() -> None:
+    values = torch.randn(1000, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    counts, edges = np.histogram(values.numpy(), bins=10)
+    histogram = Histogram(torch.cat([values, torch.tensor([float("inf"), float("nan")], dtype=torch.float64)]), bins=10)
+    assert (histogram.counts, histogram.edges) == (counts.tolist(), edges.tolist())
+    assert histogram.num_not_finite == 2
+    with pytest.raises(ArgumentError, match="at least one value"):
+        Histogram([])
+
+
+@pytest.mark.parametrize("name", ["", "/a", "a//b", "../a", "a b", "a/", "ä"])
+def test_a_name_that_could_be_no_file_is_refused(name: str) -> None:
+    with pytest.raises(ArgumentError, match=r"must have a name|is given by"):
+        Storage().show(name, Text("x"), update=1)
+
+
+def test_a_text_that_is_none_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="`value` must be"):
+        Storage().show("a", "x", update=1)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ArgumentError, match="`text` must be"):
+        Text(3)  # pyright: ignore[reportArgumentType]
+
+
+def test_of_several_under_one_name_and_update_the_first_is_kept() -> None:
+    storage = Storage()
+    for text in ("first", "second"):
+        storage.show("train/it", Text(text), update=1)
+    storage.show("train/it", Text("later"), update=2)
+    with storage.scope("valid"):
+        storage.show("it", Text("evaluated"), update=2)
+    assert [(one.update, one.name, one.value) for one in storage.take_shown()] == [
+        (1, "train/it", Text("first")),
+        (2, "train/it", Text("later")),
+        (2, "valid/it", Text("evaluated")),
+    ]
+    assert storage.take_shown() == []
+
+
+def test_what_an_update_that_was_given_up_has_shown_is_forgotten() -> None:
+    storage = Storage()
+    storage.show("it", Text("kept"), update=1)
+    mark = storage.mark()
+    storage.show("it", Text("a try"), update=2)
+    storage.drop_after(mark)
+    storage.show("it", Text("given up"), update=3)
+    storage.discard_from(3)
+    assert storage.take_shown() == [Shown(update=1, name="it", value=Text("kept"))]
