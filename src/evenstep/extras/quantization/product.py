@@ -107,6 +107,7 @@ class ProductQuantization(Hook):
             raise ArgumentError("`groups` must hold at least one `LayerGroup`, but is empty.")
         self._iterations, self._gradient, self._seed = iterations, gradient, seed
         self._layers: list[dict[str, ProductQuantized]] = []
+        self._prepared: list[tuple[LayerGroup, str]] = []
 
     def prepare(self, model: nn.Module) -> None:
         """Make the layers of all groups such that can be quantised; before the optimizer is built.
@@ -119,8 +120,9 @@ class ProductQuantization(Hook):
                 "product quantisation is for models that each rank holds whole, but this one is in stages; train "
                 "without stages."
             )
-        _check_ties(model, {name for _, name in self._chosen(model)})
-        for group, name in self._chosen(model):
+        chosen = self._chosen(model)
+        _check_ties(model, {name for _, name in chosen})
+        for group, name in chosen:
             change(
                 name,
                 model.get_submodule(name),
@@ -128,11 +130,12 @@ class ProductQuantization(Hook):
                 num_centroids=group.num_centroids,
                 averages=self._gradient == "mean",
             )
+        self._prepared = chosen
 
     def attach(self, trainer: HookTrainer) -> None:
         self._layers = [{} for _ in self._groups]
         held = {id(one) for each in inner(trainer.optimizer) for group in each.param_groups for one in group["params"]}
-        for group, name in self._chosen(trainer.model):
+        for group, name in self._prepared or self._chosen(trainer.model):
             layer = trainer.model.get_submodule(name)
             if not isinstance(layer, ProductQuantized):
                 raise ArgumentError(
