@@ -452,8 +452,8 @@ AREAS = (
         "Quantisation",
         (
             works(
-                "quantisation-aware training by torchao from a set update on (`QuantizationAware`, extra `quantization`), "
-                "converted to layers that compute the same",
+                "quantisation-aware training by torchao from a set update on (`QuantizationAware`, extra "
+                "`quantization`), converted to layers that compute the same",
                 "unit/extras/quantization/test_aware.py::"
                 "test_rounding_begins_after_the_update_that_is_set_as_in_a_plain_loop_with_torchaos_layers",
                 "unit/extras/quantization/test_aware.py::"
@@ -467,8 +467,8 @@ AREAS = (
                 "test_a_run_that_goes_back_to_before_rounding_began_comes_to_the_same",
             ),
             works(
-                "iterative product quantisation, group of layers after group (`ProductQuantization`): codebooks and the "
-                "gradients of centroids",
+                "iterative product quantisation, group of layers after group (`ProductQuantization`): codebooks and "
+                "the gradients of centroids",
                 "unit/extras/quantization/test_codebook.py::test_centroids_and_assignments_are_those_of_the_definition",
                 "unit/extras/quantization/test_product.py::"
                 "test_updates_are_those_of_a_plain_loop_before_between_and_after_the_layers_are_quantised",

@@ -15,7 +15,9 @@ from evenstep import (
     Ema,
     Engine,
     Failures,
+    Fp16Mixed,
     Hook,
+    Incident,
     Logging,
     MapData,
     Task,
@@ -213,6 +215,35 @@ def test_a_run_that_goes_back_to_before_a_layer_was_quantised_comes_to_the_same(
     back = trainer_of(tmp_path, hooks=[Spoil()], failures=Failures(non_finite="rewind"))
     back.train()
     assert_same(back.state_dict(), whole.state_dict())
+
+
+def test_an_update_whose_verdict_is_read_late_is_made_again_with_the_layer_as_it_was() -> None:
+    def ended(settle: int) -> dict[str, Any]:
+        model, overflows = net().float(), list[int]()
+        hook = ProductQuantization([LayerGroup(layers=("0",), after_update=3, block_size=4, num_centroids=6)])
+        hook.prepare(model)
+
+        class Count(Hook):
+            def on_incident(self, event: Incident) -> None:
+                overflows.append(event.update)
+
+        Trainer(
+            model=model,
+            task=Square(),
+            optimizer=torch.optim.AdamW(model.parameters(), lr=0.05, fused=True),
+            data=MapData([(x.float(), y.float()) for x, y in POINTS], global_batch_size=8),
+            updates=6,
+            device="cpu",
+            hooks=[hook, Count()],
+            precision=Fp16Mixed(initial=2.0**14, growth_updates=1),  # which grows until an update overflows
+            train=Training(settle_every_updates=settle, check_loss=False),
+            log=Logging(writers=()),
+        ).train()
+        assert 3 in overflows, overflows
+        return model.state_dict()
+
+    at_once, late = ended(1), ended(4)
+    assert all(torch.equal(at_once[name], late[name]) for name in at_once)
 
 
 def test_the_average_of_what_is_quantised_begins_anew_and_is_that_of_the_centroids() -> None:
