@@ -489,8 +489,8 @@ AREAS = (
                 "unit/cli/test_quantization.py::test_the_exported_weights_are_those_of_the_codebooks",
             ),
             refused(
-                "stages, `local`, `compile`; codebooks with `fsdp` and in models of 16 bits; tied weights; rounding that "
-                "depends on the cut",
+                "stages, `local`, `compile`; codebooks with `fsdp` and in models of 16 bits; tied weights; rounding "
+                "that depends on the cut",
                 "unit/extras/quantization/test_product.py::test_runs_that_it_is_not_for_are_refused_by_name",
                 "unit/extras/quantization/test_product.py::test_a_weight_that_another_layer_has_too_is_refused",
                 "unit/extras/quantization/test_aware.py::test_runs_that_it_is_not_for_are_refused_by_name",
