@@ -54,6 +54,8 @@ class QuantizationAware(Hook):
     'QuantizationAware'
     """
 
+    failure_policy = "stop"  # a run must not go on with some layers quantised, or without what `settle` has raised
+
     def __init__(
         self,
         config: object,

@@ -91,6 +91,8 @@ class ProductQuantization(Hook):
     ['0.weight', '0.bias', '0.centroids', '1.weight', '1.bias']
     """
 
+    failure_policy = "stop"  # a run must not go on with some layers quantised, or without what `settle` has raised
+
     def __init__(
         self,
         groups: Sequence[LayerGroup | Mapping[str, Any]],

@@ -24,7 +24,7 @@ from evenstep import (
     Trainer,
     Training,
 )
-from evenstep.errors import ArgumentError
+from evenstep.errors import ArgumentError, NonFiniteError
 from evenstep.events import StepEnd, UpdateEnd
 from evenstep.extras.quantization import LayerGroup, ProductQuantization, compressed_state
 from evenstep.extras.quantization.codebook import build_codebook
@@ -61,6 +61,7 @@ def trainer_of(
     hooks: Sequence[Hook] = (),
     gradient: Any = "mean",
     ema: Ema | None = None,
+    fused: bool = False,
     **more: Any,
 ) -> Trainer:
     model = net()
@@ -71,7 +72,7 @@ def trainer_of(
     return Trainer(
         model=model,
         task=Square(),
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1),
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1, fused=fused),
         updates=updates,
         device="cpu",
         folder=folder,
@@ -244,6 +245,20 @@ def test_an_update_whose_verdict_is_read_late_is_made_again_with_the_layer_as_it
 
     at_once, late = ended(1), ended(4)
     assert all(torch.equal(at_once[name], late[name]) for name in at_once)
+
+
+@pytest.mark.parametrize("settle", [1, 6])
+def test_what_is_found_when_a_verdict_is_read_ends_the_run_also_where_failing_hooks_do_not(settle: int) -> None:
+    class Spoil(Hook):
+        def after_step(self, event: StepEnd) -> None:
+            if event.update == 3:
+                with torch.no_grad():
+                    self.trainer.model[4].bias[0] = float("nan")
+
+    options = Training(settle_every_updates=settle, check_loss=False)
+    trainer = trainer_of(hooks=[Spoil()], train=options, failures=Failures(hook="continue"), fused=True)
+    with pytest.raises(NonFiniteError, match="update 4"):
+        trainer.train()
 
 
 def test_the_average_of_what_is_quantised_begins_anew_and_is_that_of_the_centroids() -> None:
