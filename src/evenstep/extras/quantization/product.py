@@ -152,7 +152,7 @@ class ProductQuantization(Hook):
             self._layers[self._groups.index(group)][name] = layer
         for layers in self._layers:
             for layer in layers.values():
-                _choose_trained(layer)
+                (layer.dense if layer.is_quantized else layer.centroids).requires_grad_(False)
         super().attach(trainer)
 
     def before_train(self, event: TrainBegin) -> None:
@@ -186,7 +186,8 @@ class ProductQuantization(Hook):
                 blocks.reshape(-1, block_size), num_centroids, iterations=self._iterations, generator=generator
             )
             layer.quantize(centroids, assigned)
-            _choose_trained(layer)
+            layer.centroids.requires_grad_(layer.dense.requires_grad)  # of a frozen layer they are frozen too
+            layer.dense.requires_grad_(False).grad = None
             self.trainer.begin_afresh([f"{name}.{one}" for one in ("weight", "centroids", "assignments")])
 
     def _chosen(self, model: nn.Module) -> list[tuple[LayerGroup, str]]:
@@ -230,13 +231,6 @@ def compressed_state(model: nn.Module) -> dict[str, Tensor]:
         else:
             del state[f"{prefix}centroids"], state[f"{prefix}assignments"]
     return state
-
-
-def _choose_trained(layer: ProductQuantized) -> None:
-    """Have what the layer is made of trained, and freeze the other."""
-    layer.dense.requires_grad_(not layer.is_quantized)
-    layer.centroids.requires_grad_(layer.is_quantized)
-    layer.dense.grad = layer.centroids.grad = None
 
 
 def _group(given: LayerGroup | Mapping[str, Any]) -> LayerGroup:

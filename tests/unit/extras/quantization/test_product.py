@@ -278,6 +278,17 @@ def test_the_average_of_what_is_quantised_begins_anew_and_is_that_of_the_centroi
     torch.testing.assert_close(state["ema"]["0.weight"], built, rtol=1e-12, atol=1e-12)
 
 
+def test_the_codebook_of_a_frozen_layer_is_frozen_too() -> None:
+    trainer = trainer_of(updates=2)
+    trainer.model[0].weight.requires_grad_(False)
+    trainer.train()
+    before = trainer.model[0].centroids.detach().clone()
+    trainer.updates = 4
+    trainer.train()
+    assert torch.equal(trainer.model[0].centroids, before) and before.any()
+    assert trainer.model[2].centroids.requires_grad
+
+
 def test_embeddings_and_convolutions_are_quantised_by_rows() -> None:
     torch.manual_seed(0)
     model = nn.ModuleDict({"embed": nn.Embedding(12, 4, padding_idx=0), "conv": nn.Conv2d(2, 6, 3)})
