@@ -59,6 +59,15 @@ def test_a_strategy_that_it_is_not_for_is_refused_by_check(evenstep: Run, recipe
     assert "ProductQuantizedLinear, which is another layer from a set update on" in re.sub(r"\s+", " ", refused.err)
 
 
+def test_weights_of_before_and_after_a_layer_was_quantised_have_no_mean(evenstep: Run, recipe: Path) -> None:
+    path = recipe / "run.toml"
+    path.write_text(path.read_text() + PRODUCT)
+    assert evenstep("train", "run.toml").code == 0
+    refused = evenstep("average", "runs/tiny", "--last", "3")
+    assert refused.code == 1 and "`layers.3.assignments` differs between the checkpoints" in refused.err
+    assert evenstep("average", "runs/tiny", "--last", "2").code == 0
+
+
 def test_the_exported_weights_are_those_of_the_codebooks(evenstep: Run, recipe: Path) -> None:
     from safetensors.torch import load_file
 
