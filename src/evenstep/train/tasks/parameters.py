@@ -7,7 +7,7 @@ merely uses (a frozen network, metrics, parts of the model) stays its own affair
 
 from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
-from typing import Any, final
+from typing import Any, cast, final
 
 from torch import nn
 from torch.optim import Optimizer
@@ -74,20 +74,21 @@ def attach_parameters(model: nn.Module, tasks: Mapping[str, Task], held: Collect
     for part in everything.modules():
         part.__dict__["stays_float32"] = True  # also in a model of 16 bits: it is no part of what that computes
     for parameter in everything.parameters():
-        parameter.__dict__["stays_whole"] = True  # also on shards: a loss uses it where no forward gathers it
+        cast("Any", parameter).stays_whole = True  # also on shards: a loss uses it where no forward gathers it
     whole.add_module(TASK_PARAMETERS, everything)
 
 
 def _collect(below: nn.Module, task: Task, own: Collection[int], held: Collection[int]) -> None:
     """Put what a task trains below a module."""
-    vars(task).pop(IN_MODEL, None)
+    attributes = vars(task)
+    attributes.pop(IN_MODEL, None)
     if isinstance(task, nn.Module):
         if not _is_trained(task, type(task).__name__, own, held):
             return
-        task.__dict__[IN_MODEL] = True
+        attributes[IN_MODEL] = True
         share_contents(below, task)  # as the model's part it would be asked for its state, of which a task knows else
         return
-    for name, one in vars(task).items():
+    for name, one in attributes.items():
         if isinstance(one, nn.Module) and _is_trained(one, f"{type(task).__name__}.{name}", own, held):
             children_of(below)[name] = one
         elif isinstance(one, nn.Parameter) and _is_trained(one, f"{type(task).__name__}.{name}", own, held):
