@@ -40,11 +40,11 @@ class _ModuleOfTask(TaskParameters):
         share_contents(self, task)
 
     @property
-    def training(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def training(self) -> bool:
         return vars(self)["_task"].training
 
     @training.setter
-    def training(self, mode: bool) -> None:
+    def training(self, mode: bool) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         vars(self)["_task"].training = mode
 
 
