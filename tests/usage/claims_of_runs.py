@@ -675,6 +675,56 @@ AREAS = (
                 "test_a_perplexity_is_that_of_the_mean_over_all_and_not_a_mean_of_perplexities",
                 "unit/train/test_derived.py::test_the_best_and_early_stopping_follow_it",
             ),
+            works(
+                "whatever hooks are told, under the same names (`before_epoch`, `before_evaluate`, …), by trainers",
+                "unit/train/test_task_life.py::test_a_task_is_told_what_hooks_are_told_in_the_order_of_the_page",
+                "unit/train/test_task_life.py::test_it_hears_before_hooks_do_and_of_its_own_micro_batches_only",
+            ),
+            limit(
+                "an `Engine` tells of updates, their parts and evaluations; a task that waits for more is refused",
+                "unit/train/test_task_life.py::"
+                "test_an_engine_tells_of_updates_and_evaluations_and_refuses_what_it_does_not_know",
+            ),
+            works(
+                "`evaluate`, which generates with the model: word error rate, BLEU from counts, over any cut and ranks",
+                "unit/train/test_own_evaluation.py::"
+                "test_what_is_generated_is_scored_as_all_texts_at_once_and_no_loss_is_made_up",
+                "unit/train/test_own_evaluation.py::test_every_cut_on_any_ranks_gives_the_same_bits",
+                "unit/train/test_own_evaluation.py::test_the_best_and_early_stopping_follow_what_is_generated",
+                "unit/recipes/test_translation.py::test_the_bleu_of_an_evaluation_is_that_of_the_corpus",
+            ),
+            works(
+                "… with `ddp`, `ordered`, `zero1` and `local`, with averages, in 16 bits, cut where memory is short",
+                "unit/train/test_own_evaluation.py::test_all_strategies_whose_ranks_hold_the_model_evaluate_alike",
+                "unit/train/test_own_evaluation.py::test_it_is_evaluated_with_the_average_the_parameters_or_both",
+                "unit/train/test_own_evaluation.py::test_in_16_bits_the_model_is_called_in_its_own_format",
+                "unit/train/test_own_evaluation.py::test_what_does_not_fit_into_memory_is_generated_in_parts",
+            ),
+            refused(
+                "`evaluate` of a task on shards and in stages, where no rank holds the whole model",
+                "unit/train/test_own_evaluation.py::test_shards_and_stages_are_refused_by_name",
+            ),
+            works(
+                "trained parameters of a task: reduced, clipped, averaged, saved, at any cut; `ddp`, `ordered`, "
+                "`zero1`, `local`, `fsdp`",
+                "unit/train/test_task_parameters.py::test_they_are_trained_clipped_and_averaged_as_a_plain_loop_does",
+                "unit/train/test_task_parameters.py::test_no_cut_changes_what_is_trained",
+                "unit/train/test_task_parameters.py::test_ranks_train_what_one_process_does",
+                "unit/train/test_task_parameters.py::test_ranks_that_step_alone_share_them",
+                "ranks/test_sharded.py::test_on_two_processes",
+            ),
+            works(
+                "… resumed with the same bits, and in a group of their own in run files",
+                "unit/train/test_task_parameters.py::test_a_run_that_is_stopped_goes_on_with_the_same_bits",
+                "unit/builders/test_builders.py::"
+                "test_parameters_of_a_task_are_a_group_of_their_own_and_named_by_patterns",
+            ),
+            refused(
+                "trained parameters of a task that the optimizer does not hold, in stages, and in a compiled update",
+                "unit/train/test_task_parameters.py::"
+                "test_what_the_optimizer_does_not_hold_is_refused_and_the_model_is_as_it_was",
+                "unit/train/test_task_parameters.py::test_what_can_not_be_trained_is_refused_by_name",
+            ),
         ),
     ),
     Area(
