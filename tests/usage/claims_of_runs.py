@@ -161,6 +161,7 @@ AREAS = (
                 "parameter groups by patterns: rate, decay, optimizer class, schedule, frozen; layer-wise decay; "
                 "decay of matrices only",
                 "unit/train/test_grouped.py::test_each_parameter_is_stepped_as_one_optimizer_for_it_alone_would",
+                "prove: groups",
                 "usage/test_schedules.py::test_groups_have_the_bits_of_one_process_with_every_strategy_and_in_stages",
                 "usage/test_schedules.py::test_groups_of_two_optimizers_are_resumed_on_ranks",
             ),
