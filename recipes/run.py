@@ -63,7 +63,7 @@ GOALS = (
     Goal(
         recipe="gpt2_124m",
         metric="valid/loss",
-        number=2.5,
+        number=1.8,
         at_least=False,
         why="at toy size, as measured; its own number, 3.28 on FineWeb, needs GPUs",
         run_file="toy.toml",
