@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import claims_of_batteries
 import claims_of_ranks
 import claims_of_runs
+import environments
 from claims import Area, Claim, Kind
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +49,7 @@ _END = """
 
 def page() -> str:
     """The whole page."""
-    return _BEGIN + "".join(_section(area) for area in AREAS) + _END
+    return _BEGIN + environments.section() + "".join(_section(area) for area in AREAS) + _END
 
 
 def _section(area: Area) -> str:
