@@ -42,6 +42,7 @@ class Command:
         summary: one line of help.
         path: name and help of its argument, if it takes one.
         path_may_lack: whether it can do without it.
+        several_paths: whether it takes one or more, which its `run` is given as a list.
         settings: what is said of `--section.key value`, if it takes them.
         options_of: the module that reads further options out of the settings, if one does.
         trains: whether a scheduler that stops it should run it again.
@@ -51,6 +52,7 @@ class Command:
     summary: str
     path: tuple[str, str] | None = None
     path_may_lack: bool = False
+    several_paths: bool = False
     settings: str | None = None
     options_of: str | None = None
     options: tuple[Option, ...] = ()
@@ -84,6 +86,19 @@ COMMANDS = {
         path=("RUN.toml", "the run file"),
         settings=_ANY,
     ),
+    "prove": Command(
+        module="prove",
+        summary="prove that a run is the same however it is cut, shared, killed and resumed, on a small copy of it",
+        path=("RUN.toml", "the run file"),
+        settings=_ANY,
+        options=(
+            Option(name="rows", help="only rows whose name contains this, or one of these: cuts,resume", value="TEXT"),
+            Option(name="updates", help="how many updates to compare, 4 by default", value="N"),
+            Option(name="ranks", help="how many ranks the rows with several have, 2 by default", value="N"),
+            Option(name="json", help="write all rows into this file as well", value="FILE"),
+            Option(name="part", help="run one part of it, as the command tells the processes it starts", value="FILE"),
+        ),
+    ),
     "plan": Command(
         module="plan",
         summary="compare pipeline schedules for given costs, or those of a run's model, and draw one",
@@ -104,7 +119,18 @@ COMMANDS = {
         ),
     ),
     "report": Command(
-        module="report", summary="write report.html of a run", path=("RUN_FOLDER", "the folder of the run")
+        module="report",
+        summary="write the page of a run, or of several to compare, or serve it while they train",
+        path=("RUN_FOLDER", "the folder of the run; several for one page of all, such as runs/*"),
+        several_paths=True,
+        options=(
+            Option(
+                name="to",
+                help="the file to write; by default report.html in the run's folder, or around several",
+                value="FILE",
+            ),
+            Option(name="follow", help="serve the page to this machine's browsers, always as of now, until Ctrl-C"),
+        ),
     ),
     "inspect": Command(
         module="inspect",
@@ -135,6 +161,8 @@ COMMANDS = {
             Option(name="average", help="take the average that the run has kept of its parameters"),
             Option(name="dtype", help="the format of what is floating: fp32, bf16 or fp16", value="FORMAT"),
             Option(name="max_file_gb", help="cut into files of at most so many GB, with an index", value="GB"),
+            Option(name="layout", help="hf: a folder that transformers' from_pretrained reads", value="NAME"),
+            Option(name="tokenizer", help="with --layout hf: a folder whose tokenizer goes along", value="FOLDER"),
         ),
     ),
     "replay": Command(
@@ -195,7 +223,7 @@ def _dispatch(arguments: list[str], *, leaves: bool) -> int:
     if not arguments:
         parser.print_help()
         return EXIT_DONE
-    own, settings = split(arguments, [f"--{option.name}" for each in COMMANDS.values() for option in each.options])
+    own, settings = split(arguments, [f"--{option.name}" for option in _options_beside(arguments[0])])
     if own and not own[0].startswith("-") and own[0] not in COMMANDS:
         close = get_close_matches(own[0], COMMANDS, n=1)
         advice = f"did you mean `evenstep {close[0]}`?" if close else f"there are {', '.join(COMMANDS)}."
@@ -217,6 +245,13 @@ def _dispatch(arguments: list[str], *, leaves: bool) -> int:
         return run(getattr(options, "path", ""), settings, **own_options)
 
 
+def _options_beside(command: str) -> list[Option]:
+    """The options that are no settings of a command: those of all, but where it reads options of its own from them."""
+    if command in COMMANDS and COMMANDS[command].options_of is not None:
+        return list(COMMANDS[command].options)
+    return [option for each in COMMANDS.values() for option in each.options]
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="evenstep",
@@ -235,7 +270,7 @@ def _parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         if command.path is not None:
-            nargs = "?" if command.path_may_lack else None
+            nargs = "?" if command.path_may_lack else "+" if command.several_paths else None
             sub.add_argument("path", metavar=command.path[0], help=command.path[1], nargs=nargs, default="")
         if command.settings is not None:
             path = command.path[0] if command.path else ""

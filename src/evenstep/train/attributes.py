@@ -18,6 +18,7 @@ from evenstep.pipeline import PipelineModel, Stage
 from evenstep.renamed import warn
 from evenstep.train.gradient_norms import check_like_parameters
 from evenstep.train.loop import Loop
+from evenstep.train.phases import Phases
 from evenstep.train.progress import Progress
 
 _OLD_NAMES = {"ask_stop": "request_stop", "ask_save": "request_save", "ask_evaluate": "request_evaluate"}
@@ -94,6 +95,11 @@ class TrainerAttributes:
         return self._loop.engine.progress
 
     @property
+    def phases(self) -> Phases:
+        """Where the time of the training thread goes."""
+        return self._loop.engine.phases
+
+    @property
     def group_names(self) -> tuple[tuple[str, ...], ...]:
         """The names of the parameters of each of the optimizer's groups, also of those that other ranks step.
 
@@ -109,6 +115,11 @@ class TrainerAttributes:
             return {**own}
         stages, schedule = model.layout, model.schedule.name
         return {**own, "pipeline": stages.ranks, "stages": stages.stages, "pipeline_schedule": schedule}
+
+    @property
+    def group(self) -> Group:
+        """All ranks of the run."""
+        return self._group
 
     @property
     def stages(self) -> Mapping[int, Stage]:
