@@ -338,6 +338,7 @@ AREAS = (
                 "a `LightningModule` as it is: steps, logged metrics, optimizer, scheduler; Lightning's own figures",
                 "unit/test_lightning.py::test_it_trains_as_lightning_does_where_batches_are_of_one_size",
                 "unit/test_lightning.py::test_a_last_short_micro_batch_counts_by_its_samples",
+                "unit/test_lightning.py::test_two_ranks_have_the_bits_of_one",
                 "unit/test_lightning.py::test_it_resumes_exactly",
             ),
             refused(
