@@ -336,6 +336,30 @@ AREAS = (
         "The library",
         (
             works(
+                "a `LightningModule` as it is: steps, logged metrics, optimizer, scheduler; Lightning's own figures",
+                "unit/test_lightning.py::test_it_trains_as_lightning_does_where_batches_are_of_one_size",
+                "unit/test_lightning.py::test_a_last_short_micro_batch_counts_by_its_samples",
+                "unit/test_lightning.py::test_two_ranks_have_the_bits_of_one",
+                "unit/test_lightning.py::test_it_resumes_exactly",
+            ),
+            refused(
+                "of such a module: manual optimization, several optimizers, hooks that nobody calls, `batch_idx`",
+                "unit/test_lightning.py::test_what_can_not_be_said_exactly_is_refused_by_name",
+            ),
+            works(
+                "the pages Coming from a loop, Accelerate, transformers and Lightning: both versions, the same figures",
+                "usage/test_coming_from.py::test_both_versions_of_a_page_end_with_the_same_figures",
+                "usage/test_coming_from.py::test_ours_takes_no_more_lines",
+            ),
+            works(
+                "one's own LR schedule, hook, writer, precision, pipeline schedule, reducer, policy: extending.md",
+                "usage/test_pages.py::test_the_blocks_of_a_page_run",
+            ),
+            works(
+                "`evenstep new` copies a recipe",
+                "unit/cli/test_new.py::test_a_copy_of_each_recipe_is_a_run_of_its_own_name",
+            ),
+            works(
                 "`Trainer(folder=…)` alone keeps metrics, checkpoints and the report",
                 "usage/test_library.py::test_a_folder_alone_keeps_metrics_checkpoints_and_the_report",
             ),
