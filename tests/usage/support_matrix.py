@@ -17,6 +17,7 @@ import claims_of_batteries
 import claims_of_ranks
 import claims_of_runs
 import claims_of_systems
+import environments
 from claims import Area, Claim, Kind
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +53,7 @@ _END = """
 
 def page() -> str:
     """The whole page."""
-    return _BEGIN + "".join(_section(area) for area in AREAS) + _END
+    return _BEGIN + environments.section() + "".join(_section(area) for area in AREAS) + _END
 
 
 def _section(area: Area) -> str:
