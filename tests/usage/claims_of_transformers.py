@@ -7,7 +7,7 @@ AREAS = (
         "Models of transformers",
         (
             works(
-                "the loss of decoders, encoder-decoders and classifiers is the sum over what is counted; weights of tokens",
+                "the loss of decoders, encoder-decoders and classifiers: a sum over what is counted; weights of tokens",
                 "unit/hf/test_language.py::test_the_loss_is_the_sum_over_the_tokens_of_each_document",
                 "unit/hf/test_language.py::test_weights_are_those_of_the_labels_beside_them",
                 "unit/hf/test_language.py::test_an_encoder_decoder_learns_the_labels_where_they_stand",
@@ -26,6 +26,12 @@ AREAS = (
                 "unit/hf/test_packing.py::test_a_packed_token_has_the_loss_that_it_has_in_its_document_alone",
                 "unit/hf/test_packing.py::test_packed_or_not_and_however_cut_a_run_has_the_same_parameters",
                 "unit/hf/test_packing.py::test_a_run_may_be_packed_from_where_it_was_left_unpacked",
+            ),
+            works(
+                "token budgets of packed rows (`packed`), without padding; the updates do not depend on the rows",
+                "unit/hf/test_packing.py::test_updates_of_so_many_packed_tokens_do_not_depend_on_the_rows",
+                "unit/data/test_sampling.py::"
+                "test_packed_batches_take_the_samples_in_their_order_while_the_sum_of_their_tokens_is_within_the_budget",
             ),
             works(
                 "scores that are never in memory at once, with `fsdp` as well",
