@@ -19,6 +19,7 @@ from evenstep.hf.packing import rows_of
 from .conftest import DOCUMENTS, LLAMA
 from .test_language import nats_of, padded, parameters
 
+MORE = ("gpt2", "qwen3")
 Made = Callable[..., nn.Module]
 
 
@@ -33,7 +34,7 @@ def test_each_document_is_in_one_row_that_has_room_for_it(lengths: list[int], ro
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("family", ["llama", "mistral", "gpt2", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "mistral", *(pytest.param(one, marks=pytest.mark.slow) for one in MORE)])
 def test_a_packed_token_has_the_loss_that_it_has_in_its_document_alone(made: Made, attention: str, family: str) -> None:
     windowed = {"sliding_window": 3} if family == "mistral" else {}
     model = made({**LLAMA, "model_type": family, "attn_implementation": attention}, **windowed).eval()
