@@ -21,7 +21,7 @@ from evenstep.errors import EvenstepError, TaskError, clause
 from evenstep.extras.prove.blame import causes_of_cut, causes_of_resume
 from evenstep.extras.prove.compare import TIMES, Difference, Measure, difference, measure_of, moved
 from evenstep.extras.prove.plain import plain_loop, why_not_plain
-from evenstep.extras.prove.runs import RefusedError, run_once
+from evenstep.extras.prove.runs import RefusedError, Rounding, run_once
 from evenstep.extras.prove.subject import Bench, Cut, Ended, Variant
 
 CUTS: tuple[Cut, ...] = ("2", "4", "ragged")
@@ -119,7 +119,7 @@ class Prover:
     def is_wide(self) -> bool:
         """Whether the run can be computed in float64."""
         try:
-            run_once(self._bench.open, Variant(cut="1", wide=True, still=True), updates=1)
+            run_once(self._bench.open, Variant(cut="1", wide=True, own_format=False, still=True), updates=1)
         except Exception as error:  # noqa: BLE001 - whatever the model raises in float64, it can't have it
             self._inexact = f"not in float64, in which the model raises {clause(error)}"
             return False
@@ -127,7 +127,7 @@ class Prover:
 
     @property
     def _still(self) -> Variant:
-        return Variant(wide=self.is_wide, still=True)
+        return Variant(wide=self.is_wide, own_format=False, still=True)
 
     @cached_property
     def _whole(self) -> Ended:
@@ -140,7 +140,7 @@ class Prover:
     @cached_property
     def _measure(self) -> Measure:
         """How far runs may be apart: by what another order of the same sums makes of rounding."""
-        reordered = self._run(replace(self._still, ordered=True))
+        reordered = self._run(replace(self._still, ordered=True), hooks=lambda subject: [Rounding()])
         return measure_of(self._four, reordered, updates=self._bench.updates)
 
     def _near(self, run: Ended, reference: Ended, causes: Callable[[], list[str]]) -> Verdict:
@@ -218,12 +218,12 @@ class Prover:
 
     def _format(self) -> Verdict:
         """In the run's own format: how far two cuts are from each other, as rounding to that format explains it."""
-        still = replace(self._still, wide=False)
+        still = replace(self._still, wide=False, own_format=True)
         one, four, other = (
             self._run(variant) for variant in (replace(still, cut="1"), still, replace(still, ordered=True))
         )
         exact = self._four if self.is_wide else other
-        by = "gradient" if self._measure.by_gradient or exact is other else "end"
+        by = "gradient" if self._measure.by_gradient else "end"
         begin = {"gradient": exact.gradient, "end": exact.end}[by]
         scale = self._measure.scale
 
@@ -235,7 +235,7 @@ class Prover:
         apart_now, bound = apart(one), TIMES * max(rounding, self._measure.bound / TIMES)
         holds = apart_now.value <= bound
         return Verdict(
-            measure="distance to float64" if self.is_wide else "gradient, update 1",
+            measure="distance to float64" if self.is_wide else self._measure.what,
             value=apart_now.value,
             bound=bound,
             holds=holds,
