@@ -155,6 +155,8 @@ COMMANDS = {
             Option(name="average", help="take the average that the run has kept of its parameters"),
             Option(name="dtype", help="the format of what is floating: fp32, bf16 or fp16", value="FORMAT"),
             Option(name="max_file_gb", help="cut into files of at most so many GB, with an index", value="GB"),
+            Option(name="layout", help="hf: a folder that transformers' from_pretrained reads", value="NAME"),
+            Option(name="tokenizer", help="with --layout hf: a folder whose tokenizer goes along", value="FOLDER"),
         ),
     ),
     "replay": Command(
