@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol, final
+from typing import Any, Literal, Protocol, final
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -115,6 +115,10 @@ class Elsewhere(Protocol):
             RefusedError: a variant that this run can't have.
             EvenstepError: it has failed.
         """
+        ...
+
+    def traced(self, variant: Variant, update: int) -> Any:
+        """The trace of an update, over all ranks (`trace.Traced`)."""
         ...
 
 
