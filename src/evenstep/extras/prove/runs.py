@@ -221,6 +221,23 @@ class Through(Data):
         """Whether the other is."""
         return self._data.resumable
 
+    @property
+    def state_is_of_rank(self) -> bool:
+        """Whether the other's is."""
+        return self._data.state_is_of_rank
+
+    def state_dict(self, at: Position | None = None) -> dict[str, object]:
+        """That of the other."""
+        return self._data.state_dict(at)
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Give it to the other."""
+        self._data.load_state_dict(state)
+
+    def follow(self, fingerprint: Mapping[str, Any]) -> None:
+        """Let the other follow."""
+        self._data.follow(fingerprint)
+
     def close(self) -> None:
         """End the processes that load the other."""
         self._data.close()
