@@ -42,6 +42,7 @@ ALLOWED: dict[str, set[str]] = {
     "train": {"pipeline", "parallel", *LEAVES, OPTIONS},
     "config": {*CORE, OPTIONS, "extras"},  # whose constructors hold the defaults
     "extras": CORE,  # what not every run needs: the core knows it by name only (`plugins`)
+    "lightning": CORE,  # an adapter for who has one of its modules; it imports no Lightning
     "builders": {*CORE, OPTIONS, "config", "extras"},
     "cli": {*CORE, OPTIONS, "builders", "config", "extras"},
     "__init__": {*CORE, OPTIONS},

@@ -42,6 +42,7 @@ class Command:
         summary: one line of help.
         path: name and help of its argument, if it takes one.
         path_may_lack: whether it can do without it.
+        several_paths: whether it takes one or more, which its `run` is given as a list.
         settings: what is said of `--section.key value`, if it takes them.
         options_of: the module that reads further options out of the settings, if one does.
         trains: whether a scheduler that stops it should run it again.
@@ -51,6 +52,7 @@ class Command:
     summary: str
     path: tuple[str, str] | None = None
     path_may_lack: bool = False
+    several_paths: bool = False
     settings: str | None = None
     options_of: str | None = None
     options: tuple[Option, ...] = ()
@@ -98,7 +100,18 @@ COMMANDS = {
         ),
     ),
     "report": Command(
-        module="report", summary="write report.html of a run", path=("RUN_FOLDER", "the folder of the run")
+        module="report",
+        summary="write the page of a run, or of several to compare, or serve it while they train",
+        path=("RUN_FOLDER", "the folder of the run; several for one page of all, such as runs/*"),
+        several_paths=True,
+        options=(
+            Option(
+                name="to",
+                help="the file to write; by default report.html in the run's folder, or around several",
+                value="FILE",
+            ),
+            Option(name="follow", help="serve the page to this machine's browsers, always as of now, until Ctrl-C"),
+        ),
     ),
     "inspect": Command(
         module="inspect",
@@ -229,7 +242,7 @@ def _parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         if command.path is not None:
-            nargs = "?" if command.path_may_lack else None
+            nargs = "?" if command.path_may_lack else "+" if command.several_paths else None
             sub.add_argument("path", metavar=command.path[0], help=command.path[1], nargs=nargs, default="")
         if command.settings is not None:
             path = command.path[0] if command.path else ""

@@ -122,6 +122,11 @@ class TrainerAttributes:
         return {**own, "pipeline": stages.ranks, "stages": stages.stages, "pipeline_schedule": schedule}
 
     @property
+    def group(self) -> Group:
+        """All ranks of the run."""
+        return self._group
+
+    @property
     def stages(self) -> Mapping[int, Stage]:
         """The stages of the model that this rank trains, by number; a model that is whole is stage 0."""
         return self._loop.engine.parts.execution.trainer.stages

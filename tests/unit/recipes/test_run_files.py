@@ -32,6 +32,7 @@ def test_all_recipes_are_found():
         "gpt_bytes",
         "shakespeare",
         "translation",
+        "vit",
     ]
 
 

@@ -1,19 +1,21 @@
 """Which curves share a chart, and their points as the page draws them.
 
-Metrics that measure the same (`train/loss`, `valid/loss`) share axes; each `perf/` metric has its own, since their
-units differ. A long noisy curve is drawn faintly with its mean over it.
+Metrics that measure the same (`train/loss`, `valid/loss`) share axes, and so do the runs of one page; each `perf/`
+metric has its own, since their units differ. Smoothing is the page's, by hand; of a series that is too long for a page
+it gets the means of its stretches, so that what it smooths are all values.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from evenstep.extras.report.thinning import MAX_STRETCHES, Point, smooth, thin
+from evenstep.extras.report.thinning import MAX_STRETCHES, Point, means, thin
 
 _RANKS = {"loss": 0, "grad_norm": 2, "lr": 3}
-_SMOOTH_FROM = 200
-_GREY = 5
+_OWN = ("perf", "mem", "time", "progress")  # of these each metric is a measure of its own
+_NOISY_FROM = 20
+NUM_COLORS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,16 +23,22 @@ class Curve:
     """One line: its points, a gap (None) where a value was not finite, and how it is drawn.
 
     Args:
+        run: number of its run on the page.
         label: in the legend.
-        color: number of its colour; a curve, its mean and all else of its source share one.
-        faint: it is the noise behind a mean.
+        color: number of its colour; of one run each source has its own, of several each run.
+        dash: number of its pattern, 0 for a line: of several runs each source has its own.
+        noisy: it goes up and down more than it goes anywhere, so that smoothing shows where it goes.
+        means: where `values` are not all that there are: (update, mean, how many values) of each stretch.
     """
 
+    run: int
     label: str
     color: int
-    faint: bool
+    dash: int
+    noisy: bool
     updates: list[int]
     values: list[float | None]
+    means: list[tuple[float, float, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,27 +47,35 @@ class Chart:
 
     Args:
         title: what is measured.
+        group: under which heading it stands, "" for the first.
         can_log: there are at least two values above 0 and none below.
         notes: what is not seen in the picture.
         curves: back to front.
     """
 
     title: str
+    group: str
     can_log: bool
     notes: list[str]
     curves: list[Curve]
 
 
-def charts(metrics: Mapping[str, Mapping[int, float]]) -> list[Chart]:
-    """One chart per family of metrics: the loss first, what has evaluations next, timings last."""
-    families: dict[str, list[str]] = {}
-    for name in metrics:
-        families.setdefault(family(name), []).append(name)
-    colors = _colors(metrics)
-    return [
-        _chart(title, {name: metrics[name] for name in families[title]}, colors)
-        for title in sorted(families, key=_rank)
-    ]
+Metrics = Mapping[str, Mapping[int, float]]
+
+
+def charts(runs: Sequence[tuple[str, Metrics]]) -> list[Chart]:
+    """One chart per family of metrics: the loss first, what has evaluations next, timings last.
+
+    Args:
+        runs: name and metrics of each.
+    """
+    families: dict[str, dict[int, dict[str, Mapping[int, float]]]] = {}
+    for number, (_, metrics) in enumerate(runs):
+        for name, values in metrics.items():
+            families.setdefault(family(name), {}).setdefault(number, {})[name] = values
+    sources = _numbers(name for _, metrics in runs for name in metrics)
+    names = [name for name, _ in runs]
+    return [_chart(title, families[title], sources, names) for title in sorted(families, key=_rank)]
 
 
 def family(name: str) -> str:
@@ -68,46 +84,83 @@ def family(name: str) -> str:
     >>> family("valid/loss"), family("train/lr"), family("perf/samples_per_s"), family("score")
     ('loss', 'lr', 'perf/samples_per_s', 'score')
     """
-    return name if name.startswith("perf/") else name.partition("/")[2] or name
+    return name if name.partition("/")[0] in _OWN else name.partition("/")[2] or name
 
 
-def _rank(title: str) -> tuple[int, str]:
-    return 4 if title.startswith("perf/") else _RANKS.get(title, 1), title
+def group_of(title: str) -> str:
+    """The heading that a chart stands under.
+
+    >>> group_of("loss"), group_of("grad_norm/blocks.0"), group_of("perf/data_s")
+    ('', 'grad_norm', 'perf')
+    """
+    return title.rpartition("/")[0].partition("/")[0]
 
 
-def _colors(names: Iterable[str]) -> dict[str, int]:
-    """A colour for every source of metrics, the same in all charts: training, then each evaluation."""
-    sources = sorted({_source(name) for name in names} - {"train", "perf"})
-    return {"train": 0, "perf": _GREY} | {source: 1 + index % (_GREY - 1) for index, source in enumerate(sources)}
+def _rank(title: str) -> tuple[bool, bool, int, str]:
+    group = group_of(title)
+    return bool(group), group in _OWN, _RANKS.get(title, 1), title
+
+
+def _numbers(names: Iterable[str]) -> dict[str, int]:
+    """A number for every source of metrics, the same in all charts: training, then each evaluation; timings last."""
+    found = {_source(name) for name in names}
+    others = sorted(found - {"train", *_OWN})
+    last = dict.fromkeys(_OWN, NUM_COLORS - 1)
+    return {"train": 0} | last | {source: 1 + index % (NUM_COLORS - 2) for index, source in enumerate(others)}
 
 
 def _source(name: str) -> str:
     return name.partition("/")[0]
 
 
-def _chart(title: str, metrics: Mapping[str, Mapping[int, float]], colors: Mapping[str, int]) -> Chart:
+def _chart(
+    title: str,
+    runs: Mapping[int, Mapping[str, Mapping[int, float]]],
+    sources: Mapping[str, int],
+    names: Sequence[str],
+) -> Chart:
     curves: list[Curve] = []
-    means: list[Curve] = []
     notes: list[str] = []
-    # evaluations are drawn over training
-    for name, values in sorted(metrics.items(), key=lambda item: (_source(item[0]) != "train", item[0])):
-        points, color = list(values.items()), colors[_source(name)]
-        label = name.removeprefix("perf/").removesuffix(f"/{title}")
-        drawn = thin(points)
-        if len(drawn) < len(points):
-            notes.append(f"{label}: {len(points):,} values, drawn by the extremes of {MAX_STRETCHES} stretches")
-        broken = [update for update, value in points if not math.isfinite(value)]
-        if broken:
-            notes.append(f"{label}: {len(broken):,} not finite, the first at update {broken[0]:,}")
-        noisy = len(points) >= _SMOOTH_FROM and _changes_often(points)
-        curves.append(_curve(label, color, drawn, faint=noisy))
-        if noisy:
-            half_width = len(points) // 100
-            mean = smooth(points, half_width)
-            means.append(_curve(f"{label}, mean of {2 * half_width + 1}", color, mean, faint=False))
-    finite = [value for values in metrics.values() for value in values.values() if math.isfinite(value)]
+    for run, metrics in runs.items():
+        # evaluations are drawn over training
+        for name, values in sorted(metrics.items(), key=lambda item: (_source(item[0]) != "train", item[0])):
+            points, number = list(values.items()), sources[_source(name)]
+            source = name.rpartition("/")[2] if _source(name) in _OWN else name.removesuffix(f"/{title}")
+            label = source
+            if len(names) > 1:
+                label = (
+                    names[run] if len(metrics) == 1 and _source(name) in ("train", *_OWN) else f"{names[run]} {source}"
+                )
+            drawn = thin(points)
+            if len(drawn) < len(points):
+                notes.append(f"{label}: {len(points):,} values, drawn by the extremes of {MAX_STRETCHES} stretches")
+            broken = [update for update, value in points if not math.isfinite(value)]
+            if broken:
+                notes.append(f"{label}: {len(broken):,} not finite, the first at update {broken[0]:,}")
+            several = len(names) > 1
+            curves.append(
+                Curve(
+                    run=run,
+                    label=label,
+                    color=run % NUM_COLORS if several else number,
+                    dash=number % (NUM_COLORS - 1) if several else 0,
+                    noisy=len(points) >= _NOISY_FROM and _changes_often(points),
+                    updates=[update for update, _ in drawn],
+                    values=[_short(value) if math.isfinite(value) else None for _, value in drawn],
+                    means=[(at, _short(mean), count) for at, mean, count in means(points)]
+                    if len(drawn) < len(points)
+                    else [],
+                )
+            )
+    finite = [
+        value
+        for metrics in runs.values()
+        for values in metrics.values()
+        for value in values.values()
+        if math.isfinite(value)
+    ]
     can_log = sum(value > 0 for value in finite) > 1 and min(finite) >= 0
-    return Chart(title=title, can_log=can_log, notes=notes, curves=curves + means)
+    return Chart(title=title, group=group_of(title), can_log=can_log, notes=notes, curves=curves)
 
 
 def _changes_often(points: list[Point]) -> bool:
@@ -120,11 +173,5 @@ def _changes_often(points: list[Point]) -> bool:
     return turns > len(points) / 10
 
 
-def _curve(label: str, color: int, points: list[Point], *, faint: bool) -> Curve:
-    return Curve(
-        label=label,
-        color=color,
-        faint=faint,
-        updates=[update for update, _ in points],
-        values=[float(f"{value:.6g}") if math.isfinite(value) else None for _, value in points],
-    )
+def _short(value: float) -> float:
+    return float(f"{value:.6g}")

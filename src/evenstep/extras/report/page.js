@@ -1,83 +1,223 @@
 "use strict";
-// Draws the charts of the page; what they show comes from the JSON beside this script.
+// What may be chosen on the page: theme, runs, metrics, axis, smoothing, range. Charts are drawn when they are seen.
 (() => {
-  const charts = JSON.parse(document.getElementById("charts").textContent);
-  const figures = document.querySelectorAll(".charts figure");
-  const cursors = uPlot.sync("updates");
-  const color = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const all = (selector, inside = document) => [...inside.querySelectorAll(selector)];
+  const one = id => document.getElementById(id);
+  const root = document.documentElement;
+  let data = JSON.parse(one("data").textContent);
+  const view = {axis: "updates", smooth: 2, zoom: null, extent: null, hidden: new Set()};
+  const drawn = new Map();  // by number of the chart
+  let stack = null;
 
-  const spell = value => {
-    if (value == null) return "–";
-    const size = Math.abs(value);
-    if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2).replace(/\.?0+e/, "e").replace("e+", "e");
-    return Number(value.toPrecision(4)).toLocaleString("en", {maximumSignificantDigits: 4});
+  // some browsers keep nothing for pages from a disk
+  const kept = {
+    get: () => { try { return localStorage.getItem("evenstep-theme"); } catch { return null; } },
+    set: value => { try { localStorage.setItem("evenstep-theme", value); } catch { /* then it is asked for again */ } },
+  };
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const isDark = () => (root.dataset.theme ?? (dark.matches ? "dark" : "light")) === "dark";
+  const showTheme = () => {
+    one("theme").textContent = isDark() ? "Light" : "Dark";
+    one("theme").setAttribute("aria-label", `Switch to ${isDark() ? "light" : "dark"} colours`);
+  };
+  if (["dark", "light"].includes(kept.get())) root.dataset.theme = kept.get();
+  one("theme").hidden = false;
+  showTheme();
+
+  const figures = () => all("figure[data-chart]");
+  const chartOf = figure => data.charts[Number(figure.dataset.chart)];
+
+  // all charts have one horizontal range, so that what is above each other happened together
+  const measure = () => {
+    let least = Infinity, most = -Infinity;
+    for (const chart of data.charts) for (const curve of chart.curves) {
+      if (view.hidden.has(curve.run) || !curve.updates.length) continue;
+      const ends = curves.over(data.runs[curve.run], view.axis, [curve.updates[0], curve.updates[curve.updates.length - 1]]);
+      if (ends) [least, most] = [Math.min(least, ends[0]), Math.max(most, ends[1])];
+    }
+    view.extent = least < most ? [least, most] : null;
   };
 
-  const axis = side => ({
-    stroke: color("--soft"), font: "12px system-ui, sans-serif", labelSize: 0,
-    grid: {stroke: color("--grid"), width: 1}, ticks: {stroke: color("--line"), width: 1, size: 4}, gap: 6, ...side,
+  const zoom = ends => {
+    if (ends && view.extent) {
+      ends = [Math.max(ends[0], view.extent[0]), Math.min(ends[1], view.extent[1])];
+      if (!(ends[0] < ends[1]) || (ends[0] === view.extent[0] && ends[1] === view.extent[1])) ends = null;
+    }
+    view.zoom = ends;
+    showRange();
+    drawn.forEach(each => each?.plot.setData(each.plot.data));
+  };
+
+  const showRange = () => {
+    if (!one("tools")) return;
+    const [from, to] = view.zoom ?? view.extent ?? [null, null];
+    const short = value => (value === null ? "" : view.axis === "updates" ? Math.round(value) : Number(value.toPrecision(6)));
+    one("from").value = short(from);
+    one("to").value = short(to);
+    one("all").disabled = view.zoom === null;
+  };
+
+  const told = {zoom, read: words => { one("reading").textContent = words; }};
+
+  const draw = figure => {
+    const number = Number(figure.dataset.chart);
+    drawn.get(number)?.plot.destroy();
+    drawn.set(number, curves.draw(data, chartOf(figure), figure, view, told));
+  };
+
+  const drawAll = () => {
+    measure();
+    showRange();
+    figures().filter(figure => drawn.has(Number(figure.dataset.chart))).forEach(draw);
+  };
+
+  const drawStack = () => {
+    const phases = data.runs.length === 1 ? data.runs[0].phases : null, holder = one("stack");
+    if (!holder || !phases || phases.updates.length < 2) return;
+    holder.closest("figure").hidden = false;
+    stack?.destroy();
+    stack = curves.stack(phases, holder);
+  };
+
+  const seen = new IntersectionObserver(entries => {
+    for (const {isIntersecting, target} of entries) {
+      if (!isIntersecting || drawn.has(Number(target.dataset.chart))) continue;
+      draw(target);
+    }
+  }, {rootMargin: "300px"});
+
+  // words, all of which must be in the name
+  const find = () => {
+    const words = one("find").value.toLowerCase().split(/\s+/).filter(Boolean);
+    const fits = name => words.every(word => name.toLowerCase().includes(word));
+    const named = figure => fits(`${figure.dataset.title} ${chartOf(figure).curves.map(curve => curve.label).join(" ")}`);
+    figures().forEach(figure => { figure.hidden = !named(figure); });
+    all(".group").forEach(group => {
+      const some = all("figure[data-chart]", group).some(figure => !figure.hidden);
+      group.hidden = !some;
+      if (group.tagName === "DETAILS" && words.length && some) group.open = true;
+    });
+    all("tr[data-metric]").forEach(row => { row.hidden = !fits(row.dataset.metric); });
+    const count = figures().filter(figure => !figure.hidden).length;
+    one("none").hidden = !words.length;
+    one("none").textContent = count ? `${count} of ${figures().length} charts` : "No metric has such a name.";
+  };
+
+  const bindTools = () => {
+    if (!one("tools")) return;
+    one("tools").hidden = false;
+    one("tools").addEventListener("submit", event => event.preventDefault());
+    one("find").addEventListener("input", find);
+    one("smooth").addEventListener("input", event => {
+      view.smooth = Number(event.target.value);
+      one("width").textContent = view.smooth ? `${view.smooth} %` : "off";
+      drawAll();
+    });
+    all("input[name=axis]").forEach(input => input.addEventListener("change", () => {
+      view.axis = input.value;
+      view.zoom = null;
+      drawAll();
+    }));
+    const range = () => {
+      const ends = [one("from").valueAsNumber, one("to").valueAsNumber];
+      if (ends.every(Number.isFinite) && ends[0] < ends[1]) zoom(ends); else showRange();
+    };
+    one("from").addEventListener("change", range);
+    one("to").addEventListener("change", range);
+    one("all").addEventListener("click", () => zoom(null));
+  };
+
+  const offerAxes = () => all("input[name=axis]").forEach(input => {
+    input.disabled = input.value !== "updates" && !data.runs.some(run => run.axes[input.value]);
+    input.closest("label").title = input.disabled ? `The run does not say how many ${input.value} an update took.` : "";
   });
 
-  // wide enough for the longest number beside it
-  const axisSize = (plot, values) => {
-    if (!values) return 30;
-    const longest = values.reduce((most, value) => (value && value.length > most.length ? value : most), "");
-    plot.ctx.font = plot.axes[1].font[0];
-    return Math.ceil(plot.ctx.measureText(longest).width / devicePixelRatio) + 16;
-  };
+  const bindFigures = () => figures().forEach(figure => {
+    figure.querySelector(".log")?.addEventListener("change", () => draw(figure));
+    seen.observe(figure);
+  });
 
-  // without a pointer in the chart, the legend tells the last value of each curve
-  const tellLast = plot => {
-    if (plot.cursor.idx != null) return;
-    plot.data.forEach((values, index) => {
-      let last = values.length - 1;
-      while (last >= 0 && values[last] == null) last--;
-      const cell = plot.root.querySelectorAll(".u-legend .u-series")[index]?.querySelector(".u-value");
-      if (cell && last >= 0) cell.textContent = index === 0 ? values[last].toLocaleString("en") : spell(values[last]);
+  const bindRest = () => {
+    all(".show").forEach(button => {
+      button.hidden = false;
+      button.addEventListener("click", () => {
+        const place = curves.over(data.runs[0], view.axis, [Number(button.dataset.update)])?.[0] ?? 0;
+        const width = view.extent ? (view.extent[1] - view.extent[0]) / 20 : 10;
+        zoom([place - width, place + width]);
+        one("curves").scrollIntoView({behavior: "smooth"});
+      });
+    });
+    all("input.run").forEach(box => {
+      box.checked = !view.hidden.has(Number(box.dataset.run));
+      box.addEventListener("change", () => {
+        if (box.checked) view.hidden.delete(Number(box.dataset.run)); else view.hidden.add(Number(box.dataset.run));
+        drawAll();
+      });
     });
   };
 
-  const draw = (chart, figure, log) => {
-    const positive = value => (log && value !== null && value <= 0 ? null : value);
-    const tables = chart.curves.map(curve => [curve.updates, curve.values.map(positive)]);
-    const holder = figure.querySelector(".plot");
-    holder.replaceChildren();
-    const series = chart.curves.map(curve => {
-      const stroke = color(`--c${curve.color % 6}`);
-      return {
-        label: curve.label, width: curve.faint ? 1 : 2, stroke: curve.faint ? stroke + "4d" : stroke,
-        points: {size: 5, fill: stroke}, value: (_, value) => spell(value),
-      };
+  one("theme").addEventListener("click", () => {
+    root.dataset.theme = isDark() ? "light" : "dark";
+    kept.set(root.dataset.theme);
+    showTheme();
+    drawAll();
+    drawStack();
+  });
+  dark.addEventListener("change", () => { showTheme(); drawAll(); drawStack(); });
+  let width = innerWidth;
+  addEventListener("resize", () => {
+    if (width === innerWidth) return;  // a phone that hides its address bar
+    width = innerWidth;
+    drawn.forEach(each => each?.resize());
+    drawStack();
+  });
+
+  bindTools();
+  offerAxes();
+  measure();
+  showRange();
+  bindFigures();
+  bindRest();
+  drawStack();
+
+  // A page that follows a run asks for a newer one, and takes over what is new; what was chosen stays.
+  const takeOver = text => {
+    const fresh = new DOMParser().parseFromString(text, "text/html");
+    const open = new Set(all("details.more").map((details, place) => (details.open ? place : -1)));
+    const titles = inside => all("figure[data-chart]", inside).map(figure => figure.dataset.title).join("\n");
+    const same = titles(document) === titles(fresh) && Boolean(one("tools")) === Boolean(fresh.getElementById("tools"));
+    if (!same) {
+      location.reload();
+      return;
+    }
+    data = JSON.parse(fresh.getElementById("data").textContent);
+    all("[data-fresh]").forEach(part => {
+      const other = fresh.querySelector(`[data-fresh="${part.dataset.fresh}"]`);
+      if (other) { part.className = other.className; part.innerHTML = other.innerHTML; }
     });
-    const height = () => (holder.clientWidth < 500 ? 220 : chart === charts[0] ? 340 : 260);
-    const plot = new uPlot({
-      width: holder.clientWidth, height: height(), series: [{label: "update", value: (_, x) => (x == null ? "–" : x.toLocaleString("en"))}, ...series],
-      scales: {x: {time: false}, y: log ? {distr: 3} : {}},
-      axes: [
-        axis({size: 30, space: holder.clientWidth < 500 ? 56 : 72, values: (_, splits) => splits.map(x => (x % 1 ? "" : x.toLocaleString("en")))}),
-        axis({size: axisSize, values: (_, splits) => splits.map(y => (y == null ? null : spell(y)))}),
-      ],
-      cursor: {y: false, sync: {key: cursors.key}, points: {size: 6}, drag: {x: true, y: false}},
-      hooks: {setLegend: [tellLast]},
-    }, uPlot.join(tables), holder);
-    tellLast(plot);
-    return {plot, resize: () => plot.setSize({width: holder.clientWidth, height: height()})};
+    all("details.more").forEach((details, place) => { details.open = open.has(place); });
+    document.querySelector("footer").innerHTML = fresh.querySelector("footer").innerHTML;
+    stack = null;
+    offerAxes();
+    drawAll();
+    bindRest();
+    drawStack();
+    if (one("find")?.value) find();
   };
 
-  const drawn = [];
-  const drawAll = () => charts.forEach((chart, index) => {
-    const log = figures[index].querySelector("input");
-    if (drawn[index]) drawn[index].plot.destroy();
-    drawn[index] = draw(chart, figures[index], log !== null && log.checked);
-  });
-  figures.forEach((figure, index) => {
-    const log = figure.querySelector("input");
-    if (log) log.addEventListener("change", () => {
-      drawn[index].plot.destroy();
-      drawn[index] = draw(charts[index], figure, log.checked);
-    });
-  });
-  drawAll();
-  addEventListener("resize", () => drawn.forEach(one => one.resize()));
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
+  if (data.live) {
+    let known = null;
+    const ask = async () => {
+      try {
+        const state = await (await fetch("state", {cache: "no-store"})).text();
+        if (known !== null && state !== known) takeOver(await (await fetch("./", {cache: "no-store"})).text());
+        known = state;
+        one("live").textContent = "live";
+      } catch {
+        one("live").textContent = "the server has stopped";
+      }
+      setTimeout(ask, 2000);
+    };
+    ask();
+  }
 })();

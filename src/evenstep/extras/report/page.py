@@ -1,18 +1,20 @@
-"""Writes a run's page: one HTML file that holds all it needs and asks nothing of a network.
+"""Writes the page of one or several runs: one HTML file that holds all it needs and asks nothing of a network.
 
-Everything that comes from the run folder is text to the template, which escapes it; only the files beside this one
-are trusted. The page forbids itself, by its content security policy, to load anything.
+Everything that comes from the run folders is text to the template, which escapes it; only the files beside this one
+are trusted. The page forbids itself, by its content security policy, to load anything; one that follows a run may ask
+the server that it came from for a newer one.
 """
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from evenstep.errors import EvenstepError
-from evenstep.extras.report.charts import charts
+from evenstep.extras.report.axes import axes
+from evenstep.extras.report.charts import NUM_COLORS, Chart, charts
 from evenstep.extras.report.figures import (
     MetricFigures,
     duration_s,
@@ -21,7 +23,10 @@ from evenstep.extras.report.figures import (
     spell_duration,
     spell_number,
 )
+from evenstep.extras.report.phases import Phases, phases
 from evenstep.extras.report.run import ReportedRun, number, read_run
+from evenstep.extras.report.settings import Setting, between, from_defaults
+from evenstep.extras.report.timeline import Timelines, draw, timelines
 from evenstep.version import __version__
 
 if TYPE_CHECKING:
@@ -33,12 +38,34 @@ _HERE = Path(__file__).parent
 _STATES = ("done", "running", "stopped", "failed")
 _TRUSTED = {
     "page_css": "page.css",
+    "curves_js": "curves.js",
     "page_js": "page.js",
     "plot_css": "vendor/uPlot.min.css",
     "plot_js": "vendor/uPlot.iife.min.js",
     "plot_license": "vendor/uPlot.LICENSE",
 }
 _MAX_METRIC_TILES = 4
+_MAX_INCIDENTS = 100
+_OPEN_CHARTS = 12  # a group of more charts is closed at first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shown:
+    """A run with what is worked out about it."""
+
+    number: int
+    run: ReportedRun
+    state: str
+    reason: str
+    tiles: list[tuple[str, str, tuple[str, ...]]]
+    figures: dict[str, MetricFigures]
+    changed: list[Setting] | None
+    phases: Phases | None
+    timelines: Timelines | None
+
+    @property
+    def color(self) -> int:
+        return self.number % NUM_COLORS
 
 
 def write_report(folder: Path | str) -> Path:
@@ -56,11 +83,20 @@ def write_report(folder: Path | str) -> Path:
     ...     write_report(run).name
     'report.html'
     """
-    run = read_run(Path(folder))
-    path = run.folder / REPORT
-    half = path.with_name(f".{REPORT}")
+    return write_page([Path(folder)], Path(folder) / REPORT)
+
+
+def write_page(folders: Sequence[Path], path: Path) -> Path:
+    """Write the page of the runs in `folders` to `path`, which is returned.
+
+    Raises:
+        ArgumentError: one of them is no run folder.
+        EvenstepError: the page cannot be written.
+    """
+    text = render([read_run(folder) for folder in folders])
+    half = path.with_name(f".{path.name}")
     try:
-        half.write_text(_render(run), encoding="utf-8", errors="backslashreplace")
+        half.write_text(text, encoding="utf-8", errors="backslashreplace")
         half.replace(path)
     except OSError as error:
         raise EvenstepError(
@@ -69,28 +105,92 @@ def write_report(folder: Path | str) -> Path:
     return path
 
 
-def _render(run: ReportedRun) -> str:
+def render(runs: Sequence[ReportedRun], *, live: bool = False) -> str:
+    """The page of `runs`.
+
+    Args:
+        live: whether it comes from a server that has newer ones.
+    """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
         loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters.update(number=spell_number, bytes=spell_bytes, moment=_moment, plain=_plain, code=_code)
-    drawn = charts(run.metrics)
-    figures = metric_figures(run.metrics)
+    environment.filters.update(picture=_picture)
+    names = _names(runs)
+    drawn = charts([(name, run.metrics) for name, run in zip(names, runs, strict=True)])
+    shown = [_shown(place, run) for place, run in enumerate(runs)]
     return environment.get_template("page.html").render(
-        run=run,
-        name=run.folder.resolve().name,
-        state=_state(run),
-        reason=_reason(run),
-        tiles=_tiles(run, figures),
-        figures=figures,
-        charts=drawn,
-        chart_data=[asdict(chart) for chart in drawn],
+        title=names[0] if len(runs) == 1 else f"{len(runs)} runs",
+        names=names,
+        shown=shown,
+        one=shown[0] if len(runs) == 1 else None,
+        metrics=list(dict.fromkeys(name for each in shown for name in each.figures)),
+        judged=_judged(shown),
+        groups=_groups(drawn),
+        differences=between([run.config for run in runs]) if len(runs) > 1 else [],
+        max_incidents=_MAX_INCIDENTS,
+        open_charts=_OPEN_CHARTS,
+        data=_data(names, shown, drawn, live=live),
+        live=live,
         written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         version=__version__,
         **{key: _trusted(path) for key, path in _TRUSTED.items()},
     )
+
+
+def _shown(place: int, run: ReportedRun) -> _Shown:
+    figures = metric_figures(run.metrics)
+    return _Shown(
+        number=place,
+        run=run,
+        state=_state(run),
+        reason=_reason(run),
+        tiles=_tiles(run, figures),
+        figures={one.name: one for one in figures},
+        changed=from_defaults(run.config, run.defaults),
+        phases=phases(run.metrics),
+        timelines=timelines(run.timeline),
+    )
+
+
+def _names(runs: Sequence[ReportedRun]) -> list[str]:
+    """A name for each run: its folder's, with that of the folder around it where two have the same."""
+    names = [run.name for run in runs]
+    return [
+        f"{run.folder.resolve().parent.name}/{name}" if names.count(name) > 1 else name
+        for run, name in zip(runs, names, strict=True)
+    ]
+
+
+def _judged(shown: Sequence[_Shown]) -> list[str]:
+    """The metrics that a table of runs compares them by: those with a best value, evaluations if there are any."""
+    names = dict.fromkeys(name for each in shown for name, one in each.figures.items() if one.best is not None)
+    evaluated = [name for name in names if not name.startswith("train/")]
+    return (evaluated or list(names))[:3]
+
+
+def _groups(drawn: Sequence[Chart]) -> list[tuple[str, list[tuple[int, Chart]]]]:
+    """The charts under their headings, each with its number."""
+    groups: dict[str, list[tuple[int, Chart]]] = {}
+    for place, chart in enumerate(drawn):
+        groups.setdefault(chart.group, []).append((place, chart))
+    return list(groups.items())
+
+
+def _data(names: Sequence[str], shown: Sequence[_Shown], drawn: Sequence[Chart], *, live: bool) -> dict[str, Any]:
+    """What the page's script draws."""
+    runs = [
+        {
+            "name": name,
+            "axes": {axis: list(zip(*points, strict=True)) for axis, points in axes(each.run.metrics).items()},
+            "incidents": [[one.update, f"{one.kind}: {one.message}"] for one in each.run.incidents[:1000]],
+            "phases": None if each.phases is None else asdict(each.phases),
+        }
+        for name, each in zip(names, shown, strict=True)
+    ]
+    return {"runs": runs, "charts": [asdict(chart) for chart in drawn], "live": live}
 
 
 def _trusted(path: str) -> "Markup":
@@ -98,6 +198,15 @@ def _trusted(path: str) -> "Markup":
     from markupsafe import Markup
 
     return Markup((_HERE / path).read_text(encoding="utf-8"))
+
+
+def _picture(found: Timelines) -> "Markup":
+    """The recorded update, and its plan on the same scale: both are made of numbers and our own words."""
+    from markupsafe import Markup
+
+    scale_s = max(found.recorded.span_s, found.planned.span_s if found.planned else 0.0)
+    planned = f"<figcaption>planned</figcaption>{draw(found.planned, scale_s)}" if found.planned else ""
+    return Markup(f"<figcaption>recorded</figcaption>{draw(found.recorded, scale_s)}{planned}")
 
 
 def _state(run: ReportedRun) -> str:

@@ -4,20 +4,23 @@ Reading never fails on a file: one that is missing, cut off or of another kind b
 it looks on the page is not decided here.
 """
 
-import csv
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
-from evenstep.errors import ArgumentError, clause
+from evenstep.errors import ArgumentError
+from evenstep.extras.report.files import MAX_COUNT, Files
+from evenstep.extras.report.shown import ShownItem, read_shown
+from evenstep.extras.timeline import FOLDER as TIMELINE
+from evenstep.extras.timeline import RankTimeline, read_rank
 
 CONFIG, METRICS, STATUS = "config.toml", "metrics.jsonl", "status.json"
 METRICS_TABLE = "metrics.csv"  # read where there is no other
-ENVIRONMENT, INCIDENTS = "environment.json", "incidents.jsonl"
+DEFAULTS, ENVIRONMENT, INCIDENTS = "defaults.toml", "environment.json", "incidents.jsonl"
+SHOWN, STARTS = "shown.jsonl", "starts.jsonl"
 
-_MAX_COUNT = 2**53  # the script of the page counts in floats
 _NUMBERS = {
     "nan": float("nan"),
     "inf": float("inf"),
@@ -49,6 +52,19 @@ class CheckpointLine:
     is_latest: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartLine:
+    """One start of the run as a line of `starts.jsonl` tells it."""
+
+    update: int
+    time: str
+    resumed_from: str
+    command: str
+    layout: Mapping[str, object]
+    git: Mapping[str, object]
+    environment: Mapping[str, object]
+
+
 @dataclass(slots=True, kw_only=True)
 class ReportedRun:
     """What a run folder says.
@@ -56,21 +72,39 @@ class ReportedRun:
     Args:
         metrics: name → update → value, by update; of a value that came twice the later one.
         config: the text of `config.toml`, empty if there is none.
+        defaults: the text of `defaults.toml`, likewise.
         status: the fields of `status.json`.
         environment: the fields of `environment.json`.
         incidents: in the order in which they came.
         checkpoints: the oldest first.
+        starts: likewise.
+        shown: texts, images and histograms, by update.
+        timeline: what each rank did in one recorded update, by rank.
         problems: a sentence for each thing that could not be read.
     """
 
     folder: Path
     metrics: dict[str, dict[int, float]] = field(default_factory=dict)
     config: str = ""
+    defaults: str = ""
     status: dict[str, object] = field(default_factory=dict)
     environment: dict[str, object] = field(default_factory=dict)
     incidents: list[IncidentLine] = field(default_factory=list)
     checkpoints: list[CheckpointLine] = field(default_factory=list)
+    starts: list[StartLine] = field(default_factory=list)
+    shown: list[ShownItem] = field(default_factory=list)
+    timeline: list[RankTimeline] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return self.folder.resolve().name
+
+
+def is_run(folder: Path) -> bool:
+    """Whether `folder` holds what a run leaves: a configuration, metrics or a status."""
+    return any((folder / name).exists() for name in (CONFIG, METRICS, STATUS))
 
 
 def read_run(folder: Path) -> ReportedRun:
@@ -79,22 +113,39 @@ def read_run(folder: Path) -> ReportedRun:
     Raises:
         ArgumentError: `folder` is not one, as it has neither a config, metrics nor a status.
     """
-    if not any((folder / name).exists() for name in (CONFIG, METRICS, STATUS)):
+    if not is_run(folder):
         what = "holds none of them" if folder.is_dir() else "is not a folder"
         raise ArgumentError(
             f"`{folder}` must be a run folder, with `{CONFIG}`, `{METRICS}` or `{STATUS}`, but {what}; give the folder "
             f"that `evenstep train` printed."
         )
     run = ReportedRun(folder=folder)
-    if (folder / CONFIG).exists() or not (folder / STATUS).exists():  # a run from a script has none
-        run.config = _text(run, CONFIG) or ""
-    run.status = _object(run, STATUS, "what became of the run is not known")
-    if (folder / ENVIRONMENT).exists():
-        run.environment = _object(run, ENVIRONMENT, "it is left out")
-    _read_metrics(run)
-    if (folder / INCIDENTS).exists():
-        run.incidents = [_incident(update, content) for update, content in _lines(run, INCIDENTS)]
-    _read_checkpoints(run)
+    files = Files(folder, run.problems)
+    if files.has(CONFIG) or not files.has(STATUS):  # a run from a script has none
+        run.config = files.text(CONFIG) or ""
+    if files.has(DEFAULTS):
+        run.defaults = files.text(DEFAULTS) or ""
+    run.status = files.object(STATUS, "what became of the run is not known")
+    _read_metrics(files, run)
+    if files.has(INCIDENTS):
+        run.incidents = [_incident(update, content) for update, content in files.lines(INCIDENTS)]
+    _read_checkpoints(files, run)
+    if files.has(STARTS):
+        run.starts = [_start(update, content) for update, content in files.lines(STARTS)]
+    if run.starts:
+        run.environment = dict(run.starts[-1].environment)
+    if not run.environment and files.has(ENVIRONMENT):
+        run.environment = files.object(ENVIRONMENT, "it is left out")
+    if files.has(SHOWN):
+        run.shown = read_shown(files, SHOWN)
+    for path in sorted((folder / TIMELINE).glob("rank-*.json")):
+        name = f"{TIMELINE}/{path.name}"
+        content = files.object(name, "this rank is left out of the timeline")
+        rank = read_rank(content)
+        if rank is not None:
+            run.timeline.append(rank)
+        elif content:
+            run.problems.append(f"`{name}` lacks fields: this rank is left out of the timeline.")
     return run
 
 
@@ -114,84 +165,19 @@ def number(value: object) -> float | None:
         return float("inf") if value > 0 else float("-inf")
 
 
-def _text(run: ReportedRun, name: str) -> str | None:
-    try:
-        return (run.folder / name).read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        run.problems.append(f"`{name}` is missing.")
-    except OSError as error:
-        run.problems.append(f"`{name}` cannot be read: {error.strerror}.")
-    return None
-
-
-def _object(run: ReportedRun, name: str, consequence: str) -> dict[str, object]:
-    text = _text(run, name)
-    if text is None:
-        return {}
-    content = _parse(text)
-    if content is None:
-        run.problems.append(f"`{name}` is not a JSON object: {consequence}.")
-    return content or {}
-
-
-def _parse(text: str) -> dict[str, object] | None:
-    try:
-        content: object = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return cast("dict[str, object]", content) if isinstance(content, dict) else None
-
-
-def _read_metrics(run: ReportedRun) -> None:
+def _read_metrics(files: Files, run: ReportedRun) -> None:
     metrics: dict[str, dict[int, float]] = {}
-    if (run.folder / METRICS).exists() or not (run.folder / METRICS_TABLE).exists():
-        for update, content in _lines(run, METRICS):
+    if files.has(METRICS) or not files.has(METRICS_TABLE):
+        for update, content in files.lines(METRICS):
             for name, value in content.items():
                 found = None if name == "update" else number(value)
                 if found is not None:
                     metrics.setdefault(name, {})[update] = found
     else:
-        for update, name, value in _rows(run, METRICS_TABLE):
+        for update, name, value in files.rows(METRICS_TABLE):
             metrics.setdefault(name, {})[update] = value
     # late values, and those that a resumed run repeats, come out of order
     run.metrics = {name: dict(sorted(values.items())) for name, values in metrics.items()}
-
-
-def _lines(run: ReportedRun, name: str) -> Iterator[tuple[int, dict[str, object]]]:
-    """The lines of a file of JSON objects that have an update."""
-    bad: list[int] = []
-    try:
-        with (run.folder / name).open(encoding="utf-8", errors="replace") as file:
-            for position, line in enumerate(file, start=1):
-                content = _parse(line)
-                update = content.get("update") if content else None
-                if content is not None and type(update) is int and 0 <= update <= _MAX_COUNT:
-                    yield update, content
-                elif line.strip():
-                    bad.append(position)
-    except FileNotFoundError:
-        run.problems.append(f"`{name}` is missing.")
-    except OSError as error:
-        run.problems.append(f"`{name}` cannot be read: {error.strerror}.")
-    if bad:
-        which = f"Line {bad[0]}" if len(bad) == 1 else f"Line {bad[0]} and {len(bad) - 1} others"
-        run.problems.append(f"{which} of `{name}` cannot be read as a JSON object with an update: passed over.")
-
-
-def _rows(run: ReportedRun, name: str) -> Iterator[tuple[int, str, float]]:
-    """The rows of a table (update, name, value, weight)."""
-    try:
-        with (run.folder / name).open(encoding="utf-8", errors="replace", newline="") as file:
-            for position, row in enumerate(csv.reader(file), start=1):
-                try:
-                    update, metric, value = int(row[0]), row[1], float(row[2])
-                except (ValueError, IndexError):
-                    if position > 1:  # the heading
-                        run.problems.append(f"Line {position} of `{name}` cannot be read: passed over.")
-                else:
-                    yield update, metric, value
-    except (OSError, csv.Error) as error:
-        run.problems.append(f"`{name}` cannot be read: {clause(str(error))}.")
 
 
 def _incident(update: int, content: Mapping[str, object]) -> IncidentLine:
@@ -204,16 +190,34 @@ def _incident(update: int, content: Mapping[str, object]) -> IncidentLine:
     )
 
 
-def _read_checkpoints(run: ReportedRun) -> None:
+def _start(update: int, content: Mapping[str, object]) -> StartLine:
+    command = content.get("command")
+    words = cast("list[object]", command) if isinstance(command, list) else []
+    return StartLine(
+        update=update,
+        time=str(content.get("time", "")),
+        resumed_from=str(content.get("resumed_from") or ""),
+        command=" ".join(map(str, words)),
+        layout=_mapping(content.get("layout")),
+        git=_mapping(content.get("git")),
+        environment=_mapping(content.get("environment")),
+    )
+
+
+def _mapping(value: object) -> dict[str, object]:
+    return cast("dict[str, object]", value) if isinstance(value, dict) else {}
+
+
+def _read_checkpoints(files: Files, run: ReportedRun) -> None:
     latest = ""
     if (run.folder / "latest").is_file():
-        latest = (_text(run, "latest") or "").strip()
+        latest = (files.text("latest") or "").strip()
     for path in sorted((run.folder / "checkpoints").glob("step-*/manifest.json")):
         name = path.parent.name
-        content = _object(run, f"checkpoints/{name}/manifest.json", "the checkpoint is left out")
+        content = files.object(f"checkpoints/{name}/manifest.json", "the checkpoint is left out")
         match content:
-            case {"update": int(update), "created": str(created), "files": dict(files)} if 0 <= update <= _MAX_COUNT:
-                sizes = [_size(entry) for entry in cast("dict[str, object]", files).values()]
+            case {"update": int(update), "created": str(created), "files": dict(listed)} if 0 <= update <= MAX_COUNT:
+                sizes = [_size(entry) for entry in cast("dict[str, object]", listed).values()]
                 run.checkpoints.append(
                     CheckpointLine(
                         name=name,
@@ -232,7 +236,7 @@ def _read_checkpoints(run: ReportedRun) -> None:
 
 def _size(entry: object) -> int:
     match entry:
-        case {"bytes": int(size)} if 0 <= size <= _MAX_COUNT:
+        case {"bytes": int(size)} if 0 <= size <= MAX_COUNT:
             return size
         case _:
             return 0

@@ -37,6 +37,7 @@ from evenstep.train.memory.split import num_samples
 from evenstep.train.memory.split_limit import SplitLimit
 from evenstep.train.memory.sub_batch import SubBatch, parts_of, reason_not_cut
 from evenstep.train.side_effects import evaluating, without_side_effects
+from evenstep.train.tasks.now import checking_losses
 from evenstep.train.tasks.task import Task
 from evenstep.train.weigh import weight_of
 
@@ -207,11 +208,13 @@ class Guard:
 
 @contextmanager
 def _as_in_training() -> Generator[None]:
-    """Leave out torch's own shortcut for attention in evaluation mode: its outputs are as long as a part needs."""
+    """Let tasks know that it is no evaluation, and leave out torch's shortcut for attention in evaluation mode, whose
+    outputs are as long as a part needs."""
     enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        yield
+        with checking_losses():
+            yield
     finally:
         torch.backends.mha.set_fastpath_enabled(enabled)
 

@@ -4,7 +4,13 @@ import json
 import math
 from dataclasses import asdict
 
-from evenstep.extras.report.charts import charts
+from evenstep.extras.report.charts import Chart, Metrics
+from evenstep.extras.report.charts import charts as charts_of_runs
+
+
+def charts(metrics: Metrics) -> list[Chart]:
+    return charts_of_runs([("a", metrics)])
+
 
 NOISE = {update: 2.0 + (update % 2) for update in range(1, 1001)}
 
@@ -44,24 +50,49 @@ def test_a_value_that_is_not_finite_is_a_gap_and_is_told():
     json.dumps(asdict(chart), allow_nan=False)
 
 
-def test_a_long_noisy_curve_is_faint_with_its_mean_over_it():
+def test_a_curve_that_goes_up_and_down_is_marked_as_noisy_so_that_it_may_be_smoothed():
     (chart,) = charts({"train/loss": NOISE})
-    noise, mean = chart.curves
-    assert (noise.faint, mean.faint, noise.color == mean.color) == (True, False, True)
-    assert mean.label == "train, mean of 21"
-    assert len(noise.values) == 1000
-    assert all(2.3 < value < 2.7 for update, value in zip(mean.updates, mean.values, strict=True) if update > 20)
-
-
-def test_a_long_smooth_curve_has_no_mean():
+    assert [curve.noisy for curve in chart.curves] == [True]
     (chart,) = charts({"train/lr": {update: math.cos(update / 1000) for update in range(1, 1001)}})
-    assert [curve.faint for curve in chart.curves] == [False]
+    assert [curve.noisy for curve in chart.curves] == [False]
 
 
 def test_a_curve_that_is_thinned_says_so():
     (chart,) = charts({"train/lr": {update: float(update) for update in range(50_000)}})
     assert chart.notes == ["train: 50,000 values, drawn by the extremes of 500 stretches"]
-    assert len(chart.curves[0].values) <= 2500
+    (curve,) = chart.curves
+    assert len(curve.values) <= 2500
+    assert sum(count for _, _, count in curve.means) == 50_000  # what is smoothed are all values
+
+
+def test_a_curve_that_is_whole_needs_no_means():
+    assert charts({"train/lr": {1: 1.0, 2: 3.0}})[0].curves[0].means == []
+
+
+def test_runs_share_charts_each_with_its_colour_and_sources_with_patterns():
+    runs: list[tuple[str, Metrics]] = [
+        ("a", {"train/loss": {1: 3.0}, "valid/loss": {1: 2.0}, "train/lr": {1: 0.1}}),
+        ("b", {"train/loss": {1: 4.0}, "valid/loss": {1: 5.0}}),
+    ]
+    loss, lr = charts_of_runs(runs)
+    assert [(curve.label, curve.run, curve.color, curve.dash) for curve in loss.curves] == [
+        ("a train", 0, 0, 0),
+        ("a valid", 0, 0, 1),
+        ("b train", 1, 1, 0),
+        ("b valid", 1, 1, 1),
+    ]
+    assert [curve.label for curve in lr.curves] == ["a"]
+
+
+def test_metrics_of_layers_and_timings_stand_under_headings_after_the_others():
+    names = ["perf/update_s", "train/grad_norm/blocks.0", "train/grad_norm", "train/loss", "mem/peak"]
+    assert [(chart.group, chart.title) for chart in charts({name: {1: 1.0} for name in names})] == [
+        ("", "loss"),
+        ("", "grad_norm"),
+        ("grad_norm", "grad_norm/blocks.0"),
+        ("mem", "mem/peak"),
+        ("perf", "perf/update_s"),
+    ]
 
 
 def test_a_logarithmic_axis_is_offered_where_it_can_be_drawn():

@@ -76,8 +76,8 @@ def test_files_that_cannot_be_read_are_said(tmp_path: Path):
     assert read_run(tmp_path).problems == [
         "`config.toml` cannot be read: Is a directory.",
         "`status.json` is not a JSON object: what became of the run is not known.",
-        "`environment.json` is not a JSON object: it is left out.",
         "`metrics.jsonl` cannot be read: Is a directory.",
+        "`environment.json` is not a JSON object: it is left out.",
     ]
 
 

@@ -1,13 +1,12 @@
 """A thinned curve has the same extremes everywhere; a mean is a mean."""
 
 import math
-import statistics
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenstep.extras.report.thinning import Point, smooth, thin
+from evenstep.extras.report.thinning import Point, means, thin
 
 values = st.one_of(st.floats(-1e6, 1e6), st.sampled_from([math.nan, math.inf, -math.inf]))
 
@@ -66,27 +65,20 @@ def test_the_ends_of_a_long_curve_stay():
     assert (thinned[0], thinned[-1]) == (points[0], points[-1])
 
 
-@pytest.mark.parametrize("half_width", [0, 1, 7, 1000])
-def test_a_mean_is_of_the_neighbours_that_there_are(half_width: int):
-    numbers = [float((7 * index) % 11) for index in range(30)]
-    smoothed = smooth(list(enumerate(numbers)), half_width)
-    for index, mean in smoothed:
-        reach = min(half_width, index)
-        assert mean == pytest.approx(statistics.fmean(numbers[index - reach : index + reach + 1]))
-    assert [index for index, _ in smoothed] == list(range(30))
+@settings(max_examples=60, deadline=None)
+@given(series(), st.integers(1, 40))
+def test_the_means_of_stretches_are_those_of_all_their_values(points: list[Point], stretches: int):
+    found = means(points, stretches)
+    finite = [value for _, value in points if math.isfinite(value)]
+    assert sum(count for _, _, count in found) == len(finite)
+    assert math.fsum(mean * count for _, mean, count in found) == pytest.approx(math.fsum(finite), rel=1e-9, abs=1e-6)
+    assert [update for update, _, _ in found] == sorted(update for update, _, _ in found)
 
 
-def test_one_huge_value_does_not_drown_the_means_after_it():
-    points = [(update, 1e30 if update == 5 else 1.0) for update in range(100)]
-    assert dict(smooth(points, 3))[50] == 1.0
+def test_stretches_without_a_finite_value_have_no_mean():
+    assert means([(1, math.nan), (2, 3.0), (3, math.inf)], 3) == [(2.0, 3.0, 1)]
+    assert means([(1, math.nan)], 1) == []
 
 
-def test_values_that_are_not_finite_are_in_no_mean():
-    assert smooth([(1, 1.0), (2, math.nan), (3, 3.0), (4, math.inf)], 1) == [(1, 1.0), (3, 2.0)]
-    assert smooth([(1, math.nan)], 1) == []
-
-
-def test_a_long_curve_gets_about_as_many_means_as_asked_for_and_the_last():
-    smoothed = smooth([(update, 1.0) for update in range(10_001)], 10, num_points=100)
-    assert 100 <= len(smoothed) <= 101
-    assert smoothed[-1] == (10_000, 1.0)
+def test_a_mean_of_values_whose_sum_would_overflow_is_finite():
+    assert means([(1, 1.5e308), (2, 1.5e308)], 1) == [(1.5, 1.5e308, 2)]

@@ -1,0 +1,249 @@
+"use strict";
+// Draws charts: what they show comes from the page's data, how they show it from `view` (axis, smoothing, zoom, runs).
+const curves = (() => {
+  const color = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const cursors = uPlot.sync("curves");
+
+  const spell = value => {
+    if (value == null) return "–";
+    const size = Math.abs(value);
+    if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2).replace(/\.?0+e/, "e").replace("e+", "e");
+    return Number(value.toPrecision(4)).toLocaleString("en", {maximumSignificantDigits: 4});
+  };
+
+  const spellTime = seconds => {
+    const size = Math.abs(seconds), two = number => String(Number(number.toPrecision(3)));
+    return size >= 7200 ? `${two(seconds / 3600)} h` : size >= 180 ? `${two(seconds / 60)} min` : `${two(seconds)} s`;
+  };
+
+  const spellAt = (axis, x) => (x == null ? "–" : axis === "time" ? spellTime(x) : x >= 1e6 ? spell(x) : Math.round(x).toLocaleString("en"));
+
+  // counts that are known at some updates, at any: on the line between two, and on along the last one
+  const at = ([updates, counts], update) => {
+    let low = 0, high = updates.length - 1;
+    while (high - low > 1) {
+      const middle = (low + high) >> 1;
+      if (updates[middle] <= update) low = middle; else high = middle;
+    }
+    const slope = (counts[high] - counts[low]) / (updates[high] - updates[low]);
+    return counts[low] + slope * (update - updates[low]);
+  };
+
+  const over = (run, axis, updates) => {
+    if (axis === "updates") return updates;
+    const known = run.axes[axis];
+    return known ? updates.map(update => at(known, update)) : null;
+  };
+
+  // The mean of all values within half a window of each point. Near the begin as far before as after, so that a steep
+  // fall is not flattened; near the end there is only less after.
+  const smoothed = (curve, percent) => {
+    const points = curve.means.length
+      ? curve.means
+      : curve.updates.map((update, index) => [update, curve.values[index], 1]).filter(point => point[1] !== null);
+    if (points.length < 3) return null;
+    const first = points[0][0], last = points[points.length - 1][0], half = (last - first) * percent / 200;
+    if (points.filter(point => point[0] <= first + 2 * half).length < 3) return null;
+    const every = Math.ceil(points.length / 500), updates = [], values = [];
+    let begin = 0;
+    for (let index = 0; index < points.length; index++) {
+      if (index % every && index !== points.length - 1) continue;
+      const here = points[index][0], reach = Math.min(half, here - first);
+      while (points[begin][0] < here - reach) begin++;
+      let total = 0, count = 0;
+      for (let next = begin; next < points.length && points[next][0] <= here + reach; next++) {
+        total += points[next][1] * points[next][2];
+        count += points[next][2];
+      }
+      updates.push(here);
+      values.push(total / count);
+    }
+    return {updates, values};
+  };
+
+  const lineAxis = side => ({
+    stroke: color("--soft"), font: "12px system-ui, sans-serif", labelSize: 0,
+    grid: {stroke: color("--grid"), width: 1}, ticks: {stroke: color("--line"), width: 1, size: 4}, gap: 6, ...side,
+  });
+
+  // wide enough for the longest number beside it
+  const axisSize = (plot, values) => {
+    if (!values) return 30;
+    const longest = values.reduce((most, value) => (value && value.length > most.length ? value : most), "");
+    plot.ctx.font = plot.axes[1].font[0];
+    return Math.ceil(plot.ctx.measureText(longest).width / devicePixelRatio) + 16;
+  };
+
+  // without a pointer in the chart, the legend tells the last value of each curve
+  const tellLast = axis => plot => {
+    if (plot.cursor.idx != null) return;
+    plot.data.forEach((values, index) => {
+      let last = values.length - 1;
+      while (last >= 0 && values[last] == null) last--;
+      const cell = plot.root.querySelectorAll(".u-legend .u-series")[index]?.querySelector(".u-value");
+      if (cell && last >= 0) cell.textContent = index === 0 ? spellAt(axis, values[last]) : spell(values[last]);
+    });
+  };
+
+  // incidents as marks on the axis: a line through the chart and a triangle on its foot
+  const marks = incidents => plot => {
+    const {ctx, bbox} = plot;
+    ctx.save();
+    ctx.strokeStyle = ctx.fillStyle = color("--bad");
+    ctx.lineWidth = devicePixelRatio;
+    for (const [x] of incidents) {
+      const place = Math.round(plot.valToPos(x, "x", true));
+      if (place < bbox.left || place > bbox.left + bbox.width) continue;
+      const foot = bbox.top + bbox.height, size = 4 * devicePixelRatio;
+      ctx.globalAlpha = 0.35;
+      ctx.setLineDash([3 * devicePixelRatio, 3 * devicePixelRatio]);
+      ctx.beginPath(); ctx.moveTo(place, bbox.top); ctx.lineTo(place, foot); ctx.stroke();
+      ctx.globalAlpha = 1;
+      ctx.beginPath(); ctx.moveTo(place - size, foot); ctx.lineTo(place + size, foot); ctx.lineTo(place, foot - 1.6 * size); ctx.fill();
+    }
+    ctx.restore();
+  };
+
+  const heightOf = (holder, large) => (holder.clientWidth < 500 ? 220 : large ? 340 : 250);
+
+  // One chart. `view`: axis, smooth (percent), zoom ([from, to] or null), hidden (numbers of runs); `told`: what to call
+  // when it is zoomed (with a range, or null) or read (with a sentence).
+  const draw = (data, chart, figure, view, told) => {
+    const holder = figure.querySelector(".plot"), log = figure.querySelector(".log")?.checked ?? false;
+    const positive = value => (log && value !== null && value <= 0 ? null : value);
+    const tables = [], series = [], without = new Set(), legendOf = [];
+    const shown = chart.curves.filter(curve => !view.hidden.has(curve.run));
+    const add = (curve, points, faint, twin) => {
+      const x = over(data.runs[curve.run], view.axis, points.updates), stroke = color(`--c${curve.color}`);
+      tables.push([x, points.values.map(positive)]);
+      series.push({
+        label: curve.label, width: faint ? 1 : 2, stroke: faint ? stroke + "55" : stroke,
+        dash: curve.dash ? [[8, 4], [3, 3], [8, 3, 2, 3]][(curve.dash - 1) % 3] : undefined,
+        points: {size: 5, fill: stroke, show: faint ? false : undefined}, value: (_, value) => spell(value),
+      });
+      legendOf.push(twin);
+    };
+    const means = [];
+    for (const curve of shown) {
+      if (over(data.runs[curve.run], view.axis, [0]) === null) {
+        without.add(data.runs[curve.run].name);
+        continue;
+      }
+      const mean = view.smooth > 0 && curve.noisy ? smoothed(curve, view.smooth) : null;
+      add(curve, curve, mean !== null, mean !== null);
+      if (mean) means.push([curve, mean]);
+    }
+    for (const [curve, mean] of means) add(curve, mean, false, false);
+    const said = figure.querySelector(".said");
+    const lacking = without.size ? `${[...without].join(", ")}: no ${view.axis} are known` : "";
+    const tell = words => { said.textContent = words; said.hidden = !words; };
+    tell(lacking);
+    holder.replaceChildren();
+    if (!tables.length) {
+      if (!lacking) tell("Nothing is chosen to be shown here.");
+      return null;
+    }
+    const incidents = data.runs.flatMap((run, number) => {
+      if (view.hidden.has(number) || !chart.curves.some(curve => curve.run === number)) return [];
+      const x = over(run, view.axis, run.incidents.map(incident => incident[0]));
+      return x === null ? [] : run.incidents.map((incident, index) => [x[index], incident]);
+    });
+    const nearest = plot => {
+      const {left} = plot.cursor;
+      const close = left == null || left < 0 ? [] : incidents.filter(([x]) => Math.abs(plot.valToPos(x, "x") - left) < 8);
+      tell(close.length ? close.slice(0, 3).map(([, [update, words]]) => `update ${update.toLocaleString("en")}, ${words}`).join(" · ") : lacking);
+    };
+    const narrow = holder.clientWidth < 500;
+    const plot = new uPlot({
+      width: holder.clientWidth, height: heightOf(holder, chart === data.charts[0]),
+      series: [{label: view.axis.replace(/s$/, ""), value: (_, x) => spellAt(view.axis, x)}, ...series],
+      scales: {
+        x: {time: false, range: (_, least, most) => view.zoom ?? view.extent ?? [least, most]},
+        y: log ? {distr: 3} : {},
+      },
+      axes: [
+        lineAxis({size: 30, space: narrow ? 62 : 76, values: (_, splits) => splits.map(x => (view.axis === "updates" && x % 1 ? "" : spellAt(view.axis, x)))}),
+        lineAxis({size: axisSize, values: (_, splits) => splits.map(y => (y == null ? null : spell(y)))}),
+      ],
+      cursor: {
+        y: false, sync: {key: cursors.key, setSeries: false}, points: {size: 6}, drag: {x: true, y: false, setScale: false},
+        bind: {dblclick: () => () => { told.zoom(null); return null; }},
+      },
+      hooks: {
+        setLegend: [tellLast(view.axis)], setCursor: [nearest], draw: [marks(incidents)],
+        setSelect: [self => {
+          if (self.select.width < 4 || self.cursor.event == null) return;
+          const ends = [self.posToVal(self.select.left, "x"), self.posToVal(self.select.left + self.select.width, "x")];
+          self.setSelect({left: 0, top: 0, width: 0, height: 0}, false);
+          told.zoom(ends);
+        }],
+        setSeries: [(self, index, given) => {  // a curve and its mean come and go together
+          if (index == null || given.show == null) return;
+          self.series.forEach((one, other) => {
+            if (other && other !== index && one.label === self.series[index].label && one.show !== given.show) self.setSeries(other, {show: given.show});
+          });
+        }],
+      },
+    }, uPlot.join(tables), holder);
+    const rows = holder.querySelectorAll(".u-legend .u-series");
+    legendOf.forEach((twin, index) => { if (twin) rows[index + 1].hidden = true; });
+    tellLast(view.axis)(plot);
+    nearest(plot);
+    holder.onkeydown = event => {
+      const [from, to] = [plot.scales.x.min, plot.scales.x.max], xs = plot.data[0];
+      const step = {ArrowLeft: -1, ArrowRight: 1}[event.key];
+      if (step) {
+        const inside = xs.map((x, index) => index).filter(index => xs[index] >= from && xs[index] <= to);
+        const now = inside.indexOf(plot.cursor.idx);
+        const next = inside[now < 0 ? (step < 0 ? inside.length - 1 : 0) : Math.min(inside.length - 1, Math.max(0, now + step))];
+        plot.setCursor({left: plot.valToPos(xs[next], "x"), top: 10});
+        const values = plot.series.slice(1).map((one, index) => [one.label, plot.data[index + 1][next], legendOf[index]]).filter(one => one[1] != null && !one[2]);
+        told.read(`${chart.title}, ${view.axis} ${spellAt(view.axis, xs[next])}: ${values.map(([label, value]) => `${label} ${spell(value)}`).join(", ")}`);
+      } else if ("+=".includes(event.key)) {
+        const middle = plot.cursor.idx == null ? (from + to) / 2 : xs[plot.cursor.idx];
+        told.zoom([Math.max(from, middle - (to - from) / 4), Math.min(to, middle + (to - from) / 4)]);
+      } else if (event.key === "-") {
+        told.zoom([from - (to - from) / 2, to + (to - from) / 2]);
+      } else if (event.key === "0" || event.key === "Escape") {
+        told.zoom(null);
+      } else {
+        return;
+      }
+      event.preventDefault();
+    };
+    return {
+      plot,
+      resize: () => plot.setSize({width: holder.clientWidth, height: heightOf(holder, chart === data.charts[0])}),
+    };
+  };
+
+  // The phases of an update over the run, one above the other.
+  const stack = (phases, holder) => {
+    holder.replaceChildren();
+    const sums = phases.updates.map(() => 0);
+    const layers = phases.names.map((name, place) => {
+      phases.seconds[place].forEach((seconds, index) => { sums[index] += 1000 * seconds; });
+      return [...sums];
+    });
+    const order = phases.names.map((_, place) => place).reverse();  // the highest is drawn first
+    const fill = place => color(phases.names[place] === "rest" ? "--line" : `--c${place % 8}`);
+    return new uPlot({
+      width: holder.clientWidth, height: heightOf(holder, false),
+      series: [
+        {label: "update", value: (_, x) => spellAt("updates", x)},
+        ...order.map(place => ({
+          label: phases.names[place] === "rest" ? "not accounted for" : phases.names[place], stroke: fill(place), fill: fill(place), width: 1, points: {show: false},
+          value: (_, __, ___, index) => spell(index == null ? null : 1000 * phases.seconds[place][index]),
+        })),
+      ],
+      scales: {x: {time: false}, y: {range: (_, least, most) => [0, most || 1]}},
+      axes: [
+        lineAxis({size: 30, values: (_, splits) => splits.map(x => (x % 1 ? "" : spellAt("updates", x)))}),
+        lineAxis({size: axisSize, values: (_, splits) => splits.map(spell)}),
+      ],
+      cursor: {y: false, drag: {x: true, y: false}, points: {show: false}},
+    }, [phases.updates, ...order.map(place => layers[place])], holder);
+  };
+
+  return {draw, stack, over, smoothed, spell, spellAt};
+})();

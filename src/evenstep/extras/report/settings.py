@@ -1,0 +1,68 @@
+"""The settings of runs: those that are not as by default, and those in which several runs differ.
+
+Settings are read from the files of the run folders alone, so runs of other versions can be compared: the defaults are
+those of the version that made the run.
+"""
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+_WHERE = ("name", "runs", "recipe", "resume")  # where a run is, not what it does
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """A key and what it is in each of several runs, or in a run and by default; "" where it is not set."""
+
+    key: str
+    values: tuple[str, ...]
+
+
+def from_defaults(config: str, defaults: str) -> list[Setting] | None:
+    """The settings of a run that are not as by default, each with its value and its default.
+
+    Args:
+        config: TOML.
+        defaults: of the same keys, likewise.
+
+    Returns:
+        None where one of both is not known.
+
+    >>> from_defaults("seed = 1\\n[train]\\nupdates = 5", "seed = 42")
+    [Setting(key='seed', values=('1', '42')), Setting(key='train.updates', values=('5', ''))]
+    """
+    given, usual = _flat(config), _flat(defaults)
+    if given is None or usual is None or not config or not defaults:
+        return None
+    differs = [key for key in given if given[key] != usual.get(key, "") and key not in _WHERE]
+    return [Setting(key=key, values=(given[key], usual.get(key, ""))) for key in differs]
+
+
+def between(configs: Sequence[str]) -> list[Setting]:
+    """The settings in which runs differ, in the order in which they come.
+
+    >>> between(["seed = 1\\nthreads = 2", "seed = 3\\nthreads = 2"])
+    [Setting(key='seed', values=('1', '3'))]
+    """
+    each = [_flat(config) or {} for config in configs]
+    keys = dict.fromkeys(key for one in each for key in one if key not in _WHERE)
+    rows = [Setting(key=key, values=tuple(one.get(key, "") for one in each)) for key in keys]
+    return [row for row in rows if len(set(row.values)) > 1]
+
+
+def _flat(text: str) -> dict[str, str] | None:
+    try:
+        return dict(_keys(tomllib.loads(text), ""))
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return None
+
+
+def _keys(table: Mapping[str, Any], outer: str) -> Iterator[tuple[str, str]]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _keys(cast("dict[str, Any]", value), f"{outer}{key}.")
+        elif value != []:
+            yield f"{outer}{key}", value if isinstance(value, str) else json.dumps(value, default=str)
