@@ -80,6 +80,13 @@ COMMANDS = {
         path=("RUN.toml", "the run file"),
         settings=_ANY,
     ),
+    "summary": Command(
+        module="model_table",
+        summary="show the modules of a run's model, their parameters and shapes, without writing anything",
+        path=("RUN.toml", "the run file"),
+        settings=_ANY,
+        options=(Option(name="depth", help="how many levels of modules, 3 by default", value="N"),),
+    ),
     "plan": Command(
         module="plan",
         summary="compare pipeline schedules for given costs, or those of a run's model, and draw one",

@@ -123,9 +123,9 @@ def _samples(parts: RunParts) -> str:
 def _tried_out(config: Config) -> list[str]:
     """What is said of a run that takes only some of its data."""
     overfit, batches = config.overfit, config.limit.batches
-    lines = (
-        [] if overfit is None else [f"the first {overfit} samples again and again, and evaluated on them (`overfit`)"]
-    )
+    lines: list[str] = []
+    if overfit is not None:
+        lines.append(f"the first {overfit} samples again and again, and evaluated on them (`overfit`)")
     if batches is not None:
         lines.append(f"the first {batches} batches of each epoch and of each evaluation (`limit.batches`)")
     return [f"trying out  {line}" for line in lines]

@@ -448,6 +448,10 @@ class LogTable(Section):
     """Metrics are read from the device, and written, every so many updates; each update's values are kept."""
     writers: Annotated[tuple[WriterNameOrTarget, ...], Field(strict=False)] = options.STANDARD_WRITERS
     """Where metrics go: names, and tables with `target`, callables that give an `evenstep.Writer`, and `args`."""
+    flops: bool = default_of(options.Logging, "flops")
+    """Whether the floating-point operations of a micro-batch are counted, for perf/flops_per_s and perf/mfu."""
+    peak_tflops: Positive | None = default_of(options.Logging, "peak_tflops")
+    """What one device can do, in 10¹² operations a second; what is known of it by default."""
 
 
 class Config(Section):

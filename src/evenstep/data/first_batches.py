@@ -1,7 +1,7 @@
 """The first global batches of each epoch of other data, for trying out.
 
-Position (e, b) is that of the other data, so what is trained on is the beginning of what the whole run would be; epoch e
-ends after `batches` of them, or where the other data's epoch does. It reads and cuts nothing itself.
+Position (e, b) is that of the other data, so what is trained on is the beginning of what the whole run would be; an
+epoch ends after so many of them, or where that of the other data does. It reads nothing itself.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -8,8 +8,10 @@ from evenstep.data import Data, GlobalBatch, MapData, Mixture, Position, StreamD
 from evenstep.data.first_batches import FirstBatches
 from evenstep.errors import ArgumentError, DataError
 
+START = Position()
 
-def taken(data: Data, start: Position = Position(), count: int = 7) -> list[GlobalBatch]:
+
+def taken(data: Data, start: Position = START, count: int = 7) -> list[GlobalBatch]:
     return list(islice(data.batches(start, seed=3), count))
 
 
