@@ -40,11 +40,8 @@ def run(path: str, settings: list[str], *, depth: str | None) -> int:
         parts = build_parts(opened)
         with closing(parts):
             if isinstance(parts.model, PipelineModel):
-                raise ConfigError(
-                    [
-                        "`parallel.pipeline` makes stages of the model, whose layers `evenstep check` shows; leave it out."
-                    ]
-                )
+                fault = "`parallel.pipeline` makes stages of the model, which `evenstep check` shows; leave it out."
+                raise ConfigError([fault])
             device = rank_device(parts.config)
             model = parts.model.to(device)
             batches = parts.data.batches(Position(), seed=parts.config.seed)

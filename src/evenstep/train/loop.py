@@ -267,7 +267,7 @@ class Loop:
                 self.feed.count_skipped(skipped)
             if pending.is_known_aborted or engine.num_pending >= self.settle_every_updates:
                 leave = self.settle()
-            lap("apply")
+            lap("apply")  # or what is left of it, where the update is one graph
         self.in_progress = None
         engine.after_update(number)
         self.reporter.busy(lap("hooks") - began - (engine.reducers.group.waited_s - waited_s))

@@ -154,9 +154,7 @@ class Update:
                 with attempt:
                     computed = self._weigh_and_run(batch, update)
             assert computed is not None
-            pending = self._judge_and_apply(computed, batch, before)
-            self._context.phases.lap("apply")
-            return pending
+            return self._judge_and_apply(computed, batch, before)
         except RuntimeError:
             self._refuse_sparse()
             raise
