@@ -72,18 +72,28 @@ class Case:
         settings: over those of its run file.
         score: of a run that has ended, from its trainer and folder; the higher, the better.
         unit: of the score.
-        bound: of ddp's score divided by that of a setting.
+        lr: of ddp, and of settings without outer momentum.
+        lower_with_momentum: whether others have lr · (1 - outer_momentum) / outer_lr, so that with the outer momentum
+            all go as far in the long run; else they have the same.
+        bound: of ddp's score divided by that of a setting. None: as far as ddp's own seeds are apart, from its mean.
     """
 
     settings: Mapping[str, str]
     score: Callable[[Any, Path], float]
     unit: str
-    bound: float
+    lr: float
+    lower_with_momentum: bool
+    bound: float | None
 
 
 CASES = {
     "digits": Case(
-        settings={"train.updates": "500", "evaluate.every_updates": "500"}, score=accuracy, unit="%", bound=1.01
+        settings={"train.updates": "500", "evaluate.every_updates": "500"},
+        score=accuracy,
+        unit="%",
+        lr=3e-3,
+        lower_with_momentum=False,
+        bound=1.01,
     ),
     "translation": Case(
         settings={
@@ -97,13 +107,14 @@ CASES = {
             "data.micro_batch_tokens": "256",
             "train.updates": "400",
             "evaluate.every_updates": "400",
-            "optimizer.lr": "5e-3",
             "lr_schedule.warmup_updates": "50",
             "hooks": "[]",
         },
         score=bleu,
         unit="BLEU",
-        bound=1.2,
+        lr=5e-3,
+        lower_with_momentum=True,
+        bound=None,
     ),
 }
 
@@ -111,7 +122,10 @@ CASES = {
 def score_of(case: Case, recipe: str, group: Group, seed: int, local: Mapping[str, Any] | None) -> float:
     """The score of one run, the same on all ranks."""
     changed = dict(case.settings) | {"seed": str(seed), "parallel.strategy": "ddp" if local is None else "local"}
-    changed |= {f"parallel.local.{name}": str(value).lower() for name, value in (local or {}).items()}
+    given = local or {}
+    falls = (1 - given.get("outer_momentum", 0.0)) / given.get("outer_lr", 1.0) if case.lower_with_momentum else 1.0
+    changed["optimizer.lr"] = str(case.lr * falls)
+    changed |= {f"parallel.local.{name}": str(value).lower() for name, value in given.items()}
     arguments = [part for name, value in changed.items() for part in (f"--{name}", value)]
     with tempfile.TemporaryDirectory() as own, open_run(RECIPES / recipe / "run.toml", settings_of(arguments)) as run:
         folder = Path(group.gather(own)[0])
@@ -127,31 +141,41 @@ def score_of(case: Case, recipe: str, group: Group, seed: int, local: Mapping[st
     return score
 
 
-def measure(case: Case, recipe: str, group: Group, seeds: Sequence[int]) -> list[Row]:
-    """All settings of one recipe on these ranks; all ranks get the same rows."""
-    rows: list[Row] = []
-    reference = 0.0
-    for name, local in {DDP: None, **SETTINGS}.items():
+def measure(case: Case, recipe: str, group: Group, names: Sequence[str]) -> list[Row]:
+    """These settings of one recipe on these ranks; all ranks get the same rows."""
+    scores: dict[str, list[float]] = {}
+    for name in names:
         began = time.perf_counter()
-        found = [score_of(case, recipe, group, seed, local) for seed in seeds]
-        reference = reference or mean(found)
+        scores[name] = [score_of(case, recipe, group, seed, None if name == DDP else SETTINGS[name]) for seed in SEEDS]
         if group.rank == 0:
-            shown = " ".join(f"{one:.2f}" for one in found)
-            print(
-                f"{recipe}, {group.ranks} ranks, {name}: {shown} {case.unit} ({time.perf_counter() - began:.0f} s)",
-                flush=True,
-            )
-        ratio = reference / mean(found) if mean(found) else math.inf
+            shown, seconds = " ".join(f"{one:.2f}" for one in scores[name]), time.perf_counter() - began
+            print(f"{recipe}, {group.ranks} ranks, {name}: {shown} {case.unit} ({seconds:.0f} s)", flush=True)
+    return rows_of(case, f"{recipe}, {group.ranks} ranks", scores)
+
+
+def rows_of(case: Case, name: str, scores: Mapping[str, Sequence[float]]) -> list[Row]:
+    """The rows of a case from the scores of each setting by seed.
+
+    >>> case = Case(settings={}, score=accuracy, unit="%", lr=1.0, lower_with_momentum=False, bound=None)
+    >>> rows = rows_of(case, "digits", {DDP: [80.0, 100.0], "DiLoCo": [75.0, 75.0]})
+    >>> [(row.median, row.ratio, row.spread, row.bound, row.ok) for row in rows]
+    [(90.0, 1.0, 20.0, None, None), (75.0, 1.2, 0.0, 1.2857142857142858, True)]
+    """
+    theirs = scores[DDP]
+    bound = mean(theirs) / (mean(theirs) - max(theirs) + min(theirs)) if case.bound is None else case.bound
+    rows: list[Row] = []
+    for setting, found in scores.items():
+        ratio = mean(theirs) / mean(found) if mean(found) else math.inf
         rows.append(
             Row(
-                case=f"{recipe}, {group.ranks} ranks",
-                contender=name,
+                case=name,
+                contender=setting,
                 median=mean(found),
                 unit=case.unit,
                 ratio=ratio,
                 spread=max(found) - min(found),
                 wall_ratio=ratio,
-                bound=None if name == DDP else case.bound,
+                bound=None if setting == DDP else bound,
             )
         )
     return rows
@@ -169,11 +193,10 @@ def main() -> list[Row]:
 
 
 def _measured(group: Processes, arguments: argparse.Namespace) -> list[Row]:
-    return measure(CASES[arguments.case], arguments.case, group, SEEDS[: arguments.seeds])
+    return measure(CASES[arguments.case], arguments.case, group, [DDP, *SETTINGS])
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Measure one case on one rank; see benchmarks/run.py for all.")
     parser.add_argument("--case", choices=CASES, required=True)
-    parser.add_argument("--seeds", type=int, default=len(SEEDS), help="fewer than the three, to try it")
     one_rank(parser, _measured)

@@ -55,6 +55,7 @@ GOALS = (
         at_least=False,
         why="2.30 with Python 3.11's library; a bigram model has 3.60",
     ),
+    Goal(recipe="sft", why="the losses of transformers' Trainer to 1e-6 under every cut, packed or not"),
     Goal(recipe="shakespeare", why="nanoGPT's settings in a plain loop: the same loss in no more processor time"),
     Goal(recipe="vit", metric="test/accuracy", number=0.94, why="as measured; its speed is a row of `make bench`"),
 )

@@ -42,7 +42,7 @@ class VisionTransformer(nn.Module):
     Args:
         side: of an image, in pixels, a multiple of `patch`.
         patch: side of a patch, in pixels.
-        layers: number of blocks: torch's own encoder layer, normalised first.
+        layers: number of blocks: torch's own encoder layer, normalised first, without biases.
         width: channels, a multiple of `heads`.
         heads: attention heads per block.
         dropout: probability.
@@ -66,7 +66,7 @@ class VisionTransformer(nn.Module):
         self.patches = Patches(side, patch, width)
         self.blocks = nn.ModuleList(
             nn.TransformerEncoderLayer(
-                width, heads, 4 * width, dropout, activation="gelu", batch_first=True, norm_first=True
+                width, heads, 4 * width, dropout, activation="gelu", batch_first=True, norm_first=True, bias=False
             )
             for _ in range(layers)
         )

@@ -34,6 +34,7 @@ from evenstep.parallel import Mesh
 from evenstep.pipeline import Layers
 from evenstep.train import LoadedWeights, Task, Trainer, described_groups
 from evenstep.train.state.loading import put_weights
+from evenstep.train.tasks.parameters import attach_parameters
 
 _Made = TypeVar("_Made")
 
@@ -153,6 +154,9 @@ def build_parts(run: OpenRun, mesh: Mesh | None = None, *, begins: bool = True) 
         return task
 
     model, loaded = _model_and_weights(run, mesh, begins=begins)
+    task = {name: make_task(f"tasks.{name}", one) for name, one in config.tasks.items()}
+    task = task or {"": make_task("task", cast("OneTaskTable", config.task))}
+    attach_parameters(model, task)
     fuse = config.parallel.reduction == "fast" or rank_device(config).type != "cpu"
     shards = config.parallel.strategy == "fsdp"
     if config.optimizer.is_divided:
@@ -164,7 +168,6 @@ def build_parts(run: OpenRun, mesh: Mesh | None = None, *, begins: bool = True) 
     overfit, batches = config.overfit, config.limit.batches
     if overfit is not None:
         datasets = {key: first_samples(dataset, overfit, key) for key, dataset in datasets.items()}
-    task = {name: make_task(f"tasks.{name}", one) for name, one in config.tasks.items()}
     train = {
         key: build_data(
             table,
@@ -203,7 +206,7 @@ def build_parts(run: OpenRun, mesh: Mesh | None = None, *, begins: bool = True) 
     return RunParts(
         config=config,
         model=model,
-        task=task or make_task("task", cast("OneTaskTable", config.task)),
+        task=task.get("", task),
         optimizer=optimizer,
         groups=described_groups(optimizer) if config.optimizer.is_divided else (),
         data=data,

@@ -25,6 +25,8 @@ Number: TypeAlias = "float | Tensor"
 Pairs: TypeAlias = dict[tuple[int, str], Any]  # (sum, weight) under (update, name), or what a meter has seen
 Entry: TypeAlias = tuple[int, str, Number, Number]
 
+_COUNT = "\0"  # begins what a count is kept under: no metric has such a name
+
 
 _TOTAL = "progress/weight"  # of all updates, in a saved state
 
@@ -84,6 +86,15 @@ class Storage:
             update: the update that the value belongs to.
         """
         self._append((update, self._prefix + name, sum, weight))
+
+    def count(self, name: str, count: Number, *, update: int) -> None:
+        """Add to count `name` at `update`: a plain sum, for metrics that are derived; no metric itself.
+
+        Args:
+            name: with the place that it is counted at, such as "valid/matches".
+            count: a number or a detached 0-dim tensor, as for `put`.
+        """
+        self._append((update, f"{_COUNT}{self._prefix}{name}", count, 0.0))
 
     def show(self, name: str, value: Value, *, update: int) -> None:
         """Show a text, an image or a histogram under `name` at `update`; of several under one name the first is kept.
@@ -200,7 +211,8 @@ class Storage:
         ]
         records += self._meters.records(everybody)
         if self._derived is not None:
-            records += self._derived(records)
+            counts = {(update, key[1:]): pair[0] for (update, key), pair in summed.items() if key[:1] == _COUNT}
+            records += self._derived(records, counts)
         records.sort(key=itemgetter(0))  # by update
         more = self.throughput(records)
         if more:
@@ -305,7 +317,7 @@ def _read(pending: list[Entry]) -> list[float]:
         if not isinstance(number, Tensor):
             numbers[index] = float(number)
         elif number.dim():
-            name, shape = pending[index // 2][1], list(number.shape)
+            name, shape = pending[index // 2][1].removeprefix(_COUNT), list(number.shape)
             raise ArgumentError(f"metric `{name}` must be put as 0-dim tensors, but one has shape {shape}; sum it.")
         elif number.is_cpu:
             numbers[index] = float(number.item())

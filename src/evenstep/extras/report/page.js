@@ -129,7 +129,7 @@
 
   const offerAxes = () => all("input[name=axis]").forEach(input => {
     input.disabled = input.value !== "updates" && !data.runs.some(run => run.axes[input.value]);
-    input.closest("label").title = input.disabled ? `The run does not say how many ${input.value} an update took.` : "";
+    input.closest("label").title = input.disabled ? `Nothing here says how ${input.value === "time" ? "long" : `many ${input.value}`} an update took.` : "";
   });
 
   const bindFigures = () => figures().forEach(figure => {

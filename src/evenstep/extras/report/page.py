@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from evenstep.errors import EvenstepError
-from evenstep.extras.report.axes import axes
+from evenstep.extras.report.axes import axes, is_axis, names_of_axes
 from evenstep.extras.report.charts import NUM_COLORS, Chart, charts
 from evenstep.extras.report.figures import (
     MetricFigures,
@@ -119,11 +119,17 @@ def render(runs: Sequence[ReportedRun], *, live: bool = False) -> str:
     environment.filters.update(number=spell_number, bytes=spell_bytes, moment=_moment, plain=_plain, code=_code)
     environment.filters.update(picture=_picture)
     names = _names(runs)
-    drawn = charts([(name, run.metrics) for name, run in zip(names, runs, strict=True)])
+    drawn = charts(
+        [
+            (name, {metric: values for metric, values in run.metrics.items() if not is_axis(metric)})
+            for name, run in zip(names, runs, strict=True)
+        ]
+    )
     shown = [_shown(place, run) for place, run in enumerate(runs)]
     return environment.get_template("page.html").render(
         title=names[0] if len(runs) == 1 else f"{len(runs)} runs",
         names=names,
+        axes=names_of_axes(runs),
         shown=shown,
         one=shown[0] if len(runs) == 1 else None,
         metrics=list(dict.fromkeys(name for each in shown for name in each.figures)),
@@ -141,7 +147,7 @@ def render(runs: Sequence[ReportedRun], *, live: bool = False) -> str:
 
 
 def _shown(place: int, run: ReportedRun) -> _Shown:
-    figures = metric_figures(run.metrics)
+    figures = metric_figures({name: values for name, values in run.metrics.items() if not is_axis(name)})
     return _Shown(
         number=place,
         run=run,
@@ -184,7 +190,7 @@ def _data(names: Sequence[str], shown: Sequence[_Shown], drawn: Sequence[Chart],
     runs = [
         {
             "name": name,
-            "axes": {axis: list(zip(*points, strict=True)) for axis, points in axes(each.run.metrics).items()},
+            "axes": {axis: list(zip(*points, strict=True)) for axis, points in axes(each.run).items()},
             "incidents": [[one.update, f"{one.kind}: {one.message}"] for one in each.run.incidents[:1000]],
             "phases": None if each.phases is None else asdict(each.phases),
         }

@@ -1,6 +1,7 @@
 """Where an update's time goes: seconds of each phase, at each update where they were measured, and their shares.
 
-What of the whole update no phase accounts for is the rest. Nothing is guessed: phases are the metrics of their names.
+What of the whole update no phase accounts for is the rest, where it is worth a word. Nothing is guessed: phases are the
+metrics of their names.
 """
 
 import math
@@ -8,7 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 WHOLE = "perf/update_s"
-_ORDER = ("data", "transfer", "forward", "backward", "reduce", "apply", "hooks", "save")
+_ORDER = (
+    *("data", "transfer", "weigh", "forward", "backward", "reduce", "messages", "apply", "compiled"),
+    *("hooks", "evaluate", "save", "write", "check", "loop"),
+)
+_BETWEEN = ("evaluate", "save")  # which the time of an update leaves out
+_SMALL = 0.01  # of the whole: a rest that is left out
 _NO_PHASE = ("update",)
 _MOST = 400
 
@@ -51,9 +57,11 @@ def phases(metrics: Mapping[str, Mapping[int, float]]) -> Phases | None:
     names = sorted(named, key=lambda name: (_ORDER.index(name) if name in _ORDER else len(_ORDER), name))
     columns = [tuple(_finite(named[name].get(update)) for update in updates) for name in names]
     if whole:
-        sums = [sum(column) for column in zip(*columns, strict=True)]
+        within = [column for name, column in zip(names, columns, strict=True) if name not in _BETWEEN]
+        sums = [sum(column) for column in zip(*within, strict=True)] or [0.0] * len(updates)
         rest = [max(_finite(whole[update]) - total, 0.0) for update, total in zip(updates, sums, strict=True)]
-        names, columns = [*names, "rest"], [*columns, tuple(rest)]
+        if sum(rest) > _SMALL * sum(_finite(value) for value in whole.values()):
+            names, columns = [*names, "rest"], [*columns, tuple(rest)]
     means = tuple(math.fsum(column) / len(column) for column in columns)
     each = math.ceil(len(updates) / _MOST)  # that make one point of the picture
     return Phases(

@@ -19,7 +19,7 @@ from evenstep.events.derived import DerivedMetrics
 from evenstep.events.meters import Meters
 from evenstep.events.throughput import Throughput
 from evenstep.internals import pytree
-from evenstep.train.tasks.task import Loss, Task
+from evenstep.train.tasks.task import Loss, Task, evaluates_itself
 
 _OF_UPDATES = ("lr", "grad_norm")  # stand beside a task's metrics of training, and would be averaged with theirs
 _TAKEN = ("loss", "no_loss", *_OF_UPDATES)  # the engine's own
@@ -41,7 +41,8 @@ def build_storage(tasks: Mapping[str, Task], device: torch.device) -> Storage:
                 raise ArgumentError(f"{where} must be a function of the other metrics, but is {said(function)}.")
             if not isinstance(cast("object", name), str) or _is_taken(name) or name in task.metrics:
                 raise ArgumentError(f"{where} must have a name that no other metric has; rename it.")
-    derived = DerivedMetrics({name: task.derived for name, task in tasks.items()})
+    own = frozenset(name for name, task in tasks.items() if evaluates_itself(task))
+    derived = DerivedMetrics({name: task.derived for name, task in tasks.items()}, evaluating=own)
     return Storage(meters=build_meters(tasks, device), derived=derived, throughput=_throughput(tasks))
 
 
@@ -111,6 +112,31 @@ def check_names(task: Task, loss: Loss) -> None:
             raise TaskError(
                 f"{type(task).__name__} gives a metric called `{name}`, which is what {what} recorded as; rename it."
             )
+
+
+def checked_counts(task: Task, loss: Loss) -> Mapping[str, Tensor | float]:
+    """The counts that came with a loss.
+
+    Raises:
+        TaskError: they are no numbers by name, or have a name that is taken.
+    """
+    if not isinstance(cast("object", loss.counts), Mapping):
+        raise TaskError(
+            f"the counts of {type(task).__name__} must be numbers by name, `{{'correct': 12}}`, but are "
+            f"{said(loss.counts)}; leave them out where there are none."
+        )
+    for name, count in loss.counts.items():
+        if not isinstance(cast("object", name), str) or name in loss.metrics or name in task.derived or _is_taken(name):
+            raise TaskError(
+                f"the counts of {type(task).__name__} must have names that no metric has, but one is {name!r}; rename "
+                f"it."
+            )
+        if not is_number(count):
+            raise TaskError(
+                f"the count `{name}` of {type(task).__name__} must be a number, but is {said(count)}; give the sum "
+                f"over the batch."
+            )
+    return loss.counts
 
 
 def no_pair(task: Task, name: str, given: object) -> TaskError:

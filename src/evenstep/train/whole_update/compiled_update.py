@@ -212,10 +212,10 @@ class CompiledUpdate:
         context, recording = self._context, Recording(self._context, weights, update, "train/")
         captures, put = self.compilations.captures, context.storage.put
         for one, told in zip(weights.work, outcome.told, strict=True):
-            total, metrics, observed = pytree.tree_map_only(Tensor, Tensor.clone, told) if captures else told
+            total, metrics, observed, counts = pytree.tree_map_only(Tensor, Tensor.clone, told) if captures else told
             piece = SubBatch(one.data, (), one.known_samples)
-            is_plain = total is not None and not metrics and observed is None
-            loss = total if is_plain else Loss(total, metrics=metrics, observed=observed)
+            is_plain = total is not None and not metrics and observed is None and not counts
+            loss = total if is_plain else Loss(total, metrics=metrics, observed=observed, counts=counts)
             with torch.no_grad():
                 recording.take(context.tasks[one.task], one, piece, loss)
             if one.task and total is not None:
