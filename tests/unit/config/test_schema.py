@@ -130,7 +130,7 @@ PUBLIC_KEYS = {
     "InitFrom": ["average", "freeze", "only", "partial", "path"],
     "InverseSqrt": ["kind", "warmup_updates"],
     "Linear": ["end_factor", "kind", "warmup_updates"],
-    "Log": ["every_updates", "writers"],
+    "Log": ["every_updates", "flops", "peak_tflops", "writers"],
     "LossScale": ["floor", "growth_updates", "initial", "tolerance"],
     "Mixture": ["draws", "end", "kind", "temperature"],
     "NamedTask": [

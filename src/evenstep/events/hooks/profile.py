@@ -17,7 +17,7 @@ from torch.profiler import profile, record_function, supported_activities
 
 from evenstep.arguments import require_flag, require_whole
 from evenstep.errors import ArgumentError, HookError
-from evenstep.events.event import StepBegin, StepEnd, TrainBegin, TrainEnd, UpdateBegin, UpdateEnd
+from evenstep.events.event import TrainBegin, TrainEnd, UpdateBegin, UpdateEnd
 from evenstep.events.files import replace_text, writing
 from evenstep.events.hook import Hook
 from evenstep.internals import end_memory_history, record_memory_history, save_memory_history
@@ -51,7 +51,6 @@ class Profile(Hook):
         self._first, self._last, self._memory = first, last, memory
         self._profiler: Any = None
         self._ranges = ExitStack()
-        self._step = ExitStack()
         self._began_at = 0
 
     def check(self, updates: int | None) -> None:
@@ -82,13 +81,6 @@ class Profile(Hook):
             self._profiler.start()
         if self._profiler is not None:
             self._ranges.enter_context(record_function(f"update {event.update}"))
-
-    def before_step(self, event: StepBegin) -> None:
-        if self._profiler is not None:
-            self._step.enter_context(record_function("apply"))
-
-    def after_step(self, event: StepEnd) -> None:
-        self._step.close()
 
     def after_update(self, event: UpdateEnd) -> None:
         self._ranges.close()
