@@ -7,7 +7,7 @@ from evenstep.builders.tasks import build_coefficients, build_combine
 from evenstep.config.schema import Config
 from evenstep.events import Best, EarlyStop, Evaluate, Hook, Profile, TimeBudget
 from evenstep.optim.ema import Ema
-from evenstep.options import Checkpointing, Failures, Logging, Memory, Training
+from evenstep.options import Checkpointing, Failures, Logging, Memory, Training, WriterName
 from evenstep.precision import PRECISIONS, Precision, SixteenBits
 
 
@@ -44,8 +44,8 @@ def build_failures(config: Config) -> Failures:
 
 def build_logging(config: Config) -> Logging:
     """Where metrics go, as far as names say it."""
-    named = [one for one in config.log.writers if isinstance(one, str)]
-    return Logging(**{**config.log.model_dump(), "writers": named})
+    named: list[WriterName] = [one for one in config.log.writers if isinstance(one, str)]
+    return Logging(**config.log.model_dump(exclude={"writers"}), writers=named)
 
 
 def build_precision(config: Config) -> Precision:

@@ -104,7 +104,7 @@ class RunParts:
             train=build_training(config),
             checkpoint=build_checkpointing(config, kept) if keeps else Checkpointing(config=kept),
             failures=build_failures(config),
-            log=Logging(**{**config.log.model_dump(), "writers": writers}),
+            log=Logging(**config.log.model_dump(exclude={"writers"}), writers=writers),
             **more,
         )
         if self.loaded is not None:

@@ -101,7 +101,7 @@ def table(model: nn.Module, shapes: Mapping[str, str], levels: int, columns: int
     1       Tanh
     """
     require_whole("levels", levels)
-    rows = [("module", "class", "gives", "parameters", "trained")]
+    rows: list[tuple[str, ...]] = [("module", "class", "gives", "parameters", "trained")]
     for name, module in model.named_modules():
         level = name.count(".") + 1 if name else 0
         if level <= levels:

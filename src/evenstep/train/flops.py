@@ -57,7 +57,7 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
     """
     if device.type != "cuda":
         return None
-    return peak_of(torch.cuda.get_device_name(device), precision, tf32=torch.backends.cuda.matmul.allow_tf32)
+    return peak_of(torch.cuda.get_device_name(device), precision, tf32=torch.backends.cuda.matmul.allow_tf32 is True)
 
 
 def peak_of(name: str, precision: str, *, tf32: bool) -> float | None:

@@ -57,7 +57,8 @@ def test_each_kind_of_action_belongs_to_a_phase(clock: Clock) -> None:
         phases.acted(op)
     spent = phases.take()
     assert sum(spent.values()) == len(Op)
-    assert (spent["forward"], spent["backward"], spent["reduce"], spent["messages"]) == (1, 3, 4, 4)  # ARM, which comes before REDUCE here, counts with it
+    of_passes = spent["forward"], spent["backward"], spent["reduce"], spent["messages"]
+    assert of_passes == (1, 3, 4, 4)  # ARM, which comes before REDUCE here, counts with it
 
 
 class Line(Task):
