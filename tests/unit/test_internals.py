@@ -36,6 +36,8 @@ OF_FSDP = {
 }
 OF_TORCH = {
     "_buffers",
+    "_dump_snapshot",
+    "_record_memory_history",
     "_backward_pre_hooks",
     "_compiled_call_impl",
     "_engine_run_backward",

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
+from torch.utils.data import Subset
 
 from evenstep.config.arguments import Call
 from evenstep.config.schema import DataTable, FailuresTable
@@ -52,6 +53,26 @@ def build_data(
             skip_failing=failures.loader == "skip",
             **_collate(collate),
         )
+
+
+def first_samples(dataset: object, count: int, key: str) -> object:
+    """The first `count` samples of a map-style dataset, for trying out.
+
+    Raises:
+        ConfigError: it is a stream, or has fewer.
+    """
+    if _is_stream(dataset):
+        raise ConfigError([f"`overfit` is for datasets with a length, but `{key}.train` gives a stream; leave it out."])
+    samples = len(cast("Any", dataset))
+    if count > samples:
+        raise ConfigError(
+            [f"`overfit` must be at most the {samples} samples of `{key}.train`, but is {count}; lower it."]
+        )
+    first: Any = Subset(cast("Any", dataset), range(count))
+    if hasattr(dataset, "lengths"):
+        lengths = cast("Any", dataset).lengths
+        first.lengths = lengths if callable(lengths) else lengths[:count]
+    return first
 
 
 def build_evaluation(
