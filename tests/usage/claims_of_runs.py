@@ -771,7 +771,7 @@ AREAS = (
                 "test_parameters_of_a_task_are_a_group_of_their_own_and_named_by_patterns",
             ),
             refused(
-                "trained parameters of a task that the optimizer does not hold, in stages, and in a compiled update",
+                "trained parameters of a task that the optimizer holds in part, in stages, and in a compiled update",
                 "unit/train/test_task_parameters.py::"
                 "test_what_the_optimizer_does_not_hold_is_refused_and_the_model_is_as_it_was",
                 "unit/train/test_task_parameters.py::test_what_can_not_be_trained_is_refused_by_name",
