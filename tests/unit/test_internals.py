@@ -35,6 +35,7 @@ OF_FSDP = {
     "_to_sharded",
 }
 OF_TORCH = {
+    "_non_persistent_buffers_set",
     "_buffers",
     "_backward_pre_hooks",
     "_compiled_call_impl",
