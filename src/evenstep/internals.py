@@ -123,12 +123,6 @@ def say_stepped(optimizer: Optimizer) -> None:
     vars(optimizer)["_opt_called"] = True
 
 
-def share_contents(view: nn.Module, module: nn.Module) -> None:
-    """Let `view` hold what `module` holds, now and later, under the same names: in the same tables."""
-    view._modules, view._parameters, view._buffers = module._modules, module._parameters, module._buffers
-    view._non_persistent_buffers_set = module._non_persistent_buffers_set
-
-
 def compiled_in_place(module: nn.Module) -> bool:
     """Whether `module.compile()` was called."""
     return cast("Any", module)._compiled_call_impl is not None
