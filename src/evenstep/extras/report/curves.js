@@ -11,6 +11,12 @@ const curves = (() => {
     return Number(value.toPrecision(4)).toLocaleString("en", {maximumSignificantDigits: 4});
   };
 
+  const spellBytes = value => {
+    if (value == null) return "–";
+    const power = Math.max(0, Math.min(5, Math.floor(Math.log10(Math.abs(value) || 1) / 3)));
+    return `${Number((value / 1000 ** power).toPrecision(4))} ${["B", "kB", "MB", "GB", "TB", "PB"][power]}`;
+  };
+
   const spellTime = seconds => {
     const size = Math.abs(seconds), two = number => String(Number(number.toPrecision(3)));
     return size >= 7200 ? `${two(seconds / 3600)} h` : size >= 180 ? `${two(seconds / 60)} min` : `${two(seconds)} s`;
@@ -75,13 +81,13 @@ const curves = (() => {
   };
 
   // without a pointer in the chart, the legend tells the last value of each curve
-  const tellLast = axis => plot => {
+  const tellLast = (axis, tell) => plot => {
     if (plot.cursor.idx != null) return;
     plot.data.forEach((values, index) => {
       let last = values.length - 1;
       while (last >= 0 && values[last] == null) last--;
       const cell = plot.root.querySelectorAll(".u-legend .u-series")[index]?.querySelector(".u-value");
-      if (cell && last >= 0) cell.textContent = index === 0 ? spellAt(axis, values[last]) : spell(values[last]);
+      if (cell && last >= 0) cell.textContent = index === 0 ? spellAt(axis, values[last]) : tell(values[last], index, last);
     });
   };
 
@@ -110,6 +116,7 @@ const curves = (() => {
   // when it is zoomed (with a range, or null) or read (with a sentence).
   const draw = (data, chart, figure, view, told) => {
     const holder = figure.querySelector(".plot"), log = figure.querySelector(".log")?.checked ?? false;
+    const tellValue = chart.title.endsWith("_bytes") ? spellBytes : spell;
     const positive = value => (log && value !== null && value <= 0 ? null : value);
     const tables = [], series = [], without = new Set(), legendOf = [];
     const shown = chart.curves.filter(curve => !view.hidden.has(curve.run));
@@ -119,7 +126,7 @@ const curves = (() => {
       series.push({
         label: curve.label, width: faint ? 1 : 2, stroke: faint ? stroke + "55" : stroke,
         dash: curve.dash ? [[8, 4], [3, 3], [8, 3, 2, 3]][(curve.dash - 1) % 3] : undefined,
-        points: {size: 5, fill: stroke, show: faint ? false : undefined}, value: (_, value) => spell(value),
+        points: {size: 5, fill: stroke, ...(faint ? {show: false} : {})}, value: (_, value) => tellValue(value),
       });
       legendOf.push(twin);
     };
@@ -163,14 +170,14 @@ const curves = (() => {
       },
       axes: [
         lineAxis({size: 30, space: narrow ? 62 : 76, values: (_, splits) => splits.map(x => (view.axis === "updates" && x % 1 ? "" : spellAt(view.axis, x)))}),
-        lineAxis({size: axisSize, values: (_, splits) => splits.map(y => (y == null ? null : spell(y)))}),
+        lineAxis({size: axisSize, values: (_, splits) => splits.map(y => (y == null ? null : tellValue(y)))}),
       ],
       cursor: {
         y: false, sync: {key: cursors.key, setSeries: false}, points: {size: 6}, drag: {x: true, y: false, setScale: false},
         bind: {dblclick: () => () => { told.zoom(null); return null; }},
       },
       hooks: {
-        setLegend: [tellLast(view.axis)], setCursor: [nearest], draw: [marks(incidents)],
+        setLegend: [tellLast(view.axis, tellValue)], setCursor: [nearest], draw: [marks(incidents)],
         setSelect: [self => {
           if (self.select.width < 4 || self.cursor.event == null) return;
           const ends = [self.posToVal(self.select.left, "x"), self.posToVal(self.select.left + self.select.width, "x")];
@@ -187,7 +194,7 @@ const curves = (() => {
     }, uPlot.join(tables), holder);
     const rows = holder.querySelectorAll(".u-legend .u-series");
     legendOf.forEach((twin, index) => { if (twin) rows[index + 1].hidden = true; });
-    tellLast(view.axis)(plot);
+    tellLast(view.axis, tellValue)(plot);
     nearest(plot);
     holder.onkeydown = event => {
       const [from, to] = [plot.scales.x.min, plot.scales.x.max], xs = plot.data[0];
@@ -198,7 +205,7 @@ const curves = (() => {
         const next = inside[now < 0 ? (step < 0 ? inside.length - 1 : 0) : Math.min(inside.length - 1, Math.max(0, now + step))];
         plot.setCursor({left: plot.valToPos(xs[next], "x"), top: 10});
         const values = plot.series.slice(1).map((one, index) => [one.label, plot.data[index + 1][next], legendOf[index]]).filter(one => one[1] != null && !one[2]);
-        told.read(`${chart.title}, ${view.axis} ${spellAt(view.axis, xs[next])}: ${values.map(([label, value]) => `${label} ${spell(value)}`).join(", ")}`);
+        told.read(`${chart.title}, ${view.axis} ${spellAt(view.axis, xs[next])}: ${values.map(([label, value]) => `${label} ${tellValue(value)}`).join(", ")}`);
       } else if ("+=".includes(event.key)) {
         const middle = plot.cursor.idx == null ? (from + to) / 2 : xs[plot.cursor.idx];
         told.zoom([Math.max(from, middle - (to - from) / 4), Math.min(to, middle + (to - from) / 4)]);
@@ -242,6 +249,7 @@ const curves = (() => {
         lineAxis({size: axisSize, values: (_, splits) => splits.map(spell)}),
       ],
       cursor: {y: false, drag: {x: true, y: false}, points: {show: false}},
+      hooks: {setLegend: [plot => tellLast("updates", (_, index, last) => spell(1000 * phases.seconds[order[index - 1]][last]))(plot)]},
     }, [phases.updates, ...order.map(place => layers[place])], holder);
   };
 

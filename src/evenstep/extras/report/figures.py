@@ -95,6 +95,16 @@ def spell_number(value: float) -> str:
     return f"{float(rounded):,.0f}" if 1e4 <= abs(value) < 1e9 else rounded
 
 
+def spell_figure(value: float, name: str) -> str:
+    """A metric's value: four significant digits, or a size if it counts bytes.
+
+    >>> spell_figure(397_812_736.0, "perf/memory_peak_bytes"), spell_figure(0.25, "train/loss")
+    ('397.8 MB', '0.25')
+    """
+    is_size = name.endswith("_bytes") and 0 <= value < 1e18
+    return spell_bytes(round(value)) if is_size else spell_number(value)
+
+
 def spell_duration(seconds: float) -> str:
     """The two largest units.
 

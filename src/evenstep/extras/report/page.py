@@ -21,6 +21,7 @@ from evenstep.extras.report.figures import (
     metric_figures,
     spell_bytes,
     spell_duration,
+    spell_figure,
     spell_number,
 )
 from evenstep.extras.report.phases import Phases, phases
@@ -116,8 +117,9 @@ def render(runs: Sequence[ReportedRun], *, live: bool = False) -> str:
     environment = Environment(
         loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters.update(number=spell_number, bytes=spell_bytes, moment=_moment, plain=_plain, code=_code)
-    environment.filters.update(picture=_picture)
+    filters: dict[str, Any] = environment.filters
+    filters.update(number=spell_number, bytes=spell_bytes, moment=_moment, plain=_plain, code=_code)
+    filters.update(picture=_picture, figure=spell_figure)
     names = _names(runs)
     drawn = charts(
         [

@@ -125,7 +125,7 @@ def read_run(folder: Path) -> ReportedRun:
         run.config = files.text(CONFIG) or ""
     if files.has(DEFAULTS):
         run.defaults = files.text(DEFAULTS) or ""
-    run.status = files.object(STATUS, "what became of the run is not known")
+    run.status = files.json_object(STATUS, "what became of the run is not known")
     _read_metrics(files, run)
     if files.has(INCIDENTS):
         run.incidents = [_incident(update, content) for update, content in files.lines(INCIDENTS)]
@@ -135,12 +135,12 @@ def read_run(folder: Path) -> ReportedRun:
     if run.starts:
         run.environment = dict(run.starts[-1].environment)
     if not run.environment and files.has(ENVIRONMENT):
-        run.environment = files.object(ENVIRONMENT, "it is left out")
+        run.environment = files.json_object(ENVIRONMENT, "it is left out")
     if files.has(SHOWN):
         run.shown = read_shown(files, SHOWN)
     for path in sorted((folder / TIMELINE).glob("rank-*.json")):
         name = f"{TIMELINE}/{path.name}"
-        content = files.object(name, "this rank is left out of the timeline")
+        content = files.json_object(name, "this rank is left out of the timeline")
         rank = read_rank(content)
         if rank is not None:
             run.timeline.append(rank)
@@ -214,7 +214,7 @@ def _read_checkpoints(files: Files, run: ReportedRun) -> None:
         latest = (files.text("latest") or "").strip()
     for path in sorted((run.folder / "checkpoints").glob("step-*/manifest.json")):
         name = path.parent.name
-        content = files.object(f"checkpoints/{name}/manifest.json", "the checkpoint is left out")
+        content = files.json_object(f"checkpoints/{name}/manifest.json", "the checkpoint is left out")
         match content:
             case {"update": int(update), "created": str(created), "files": dict(listed)} if 0 <= update <= MAX_COUNT:
                 sizes = [_size(entry) for entry in cast("dict[str, object]", listed).values()]

@@ -419,19 +419,37 @@ class Mutant:
 
 
 MUTANTS: dict[str, Mutant] = {
-    "mean of means": Mutant(run=Run(task=MeanOfMeans), rows=("loss", "cuts 4"), named=("`MeanOfMeans.loss` gives a mean",)),
+    "mean of means": Mutant(
+        run=Run(task=MeanOfMeans), rows=("loss", "cuts 4"), named=("`MeanOfMeans.loss` gives a mean",)
+    ),
     "sample size": Mutant(run=Run(task=SampleSizeWrong), rows=("loss", "cuts 4"), named=("`SampleSizeWrong.weight`",)),
-    "loss over accumulation": Mutant(run=Run(task=OverAccumulation), rows=("loss",), named=("`OverAccumulation.loss`",)),
+    "loss over accumulation": Mutant(
+        run=Run(task=OverAccumulation), rows=("loss",), named=("`OverAccumulation.loss`",)
+    ),
     "tokens of a rank": Mutant(run=Run(task=TokensOfRank), rows=("loss",), named=("`TokensOfRank.loss`",)),
-    "in-batch negatives": Mutant(run=Run(task=Contrastive), rows=("loss", "cuts 2"), named=("negatives of the same batch",)),
+    "in-batch negatives": Mutant(
+        run=Run(task=Contrastive), rows=("loss", "cuts 2"), named=("negatives of the same batch",)
+    ),
     "auxiliary mean": Mutant(run=Run(task=Auxiliary), rows=("loss",), named=("`Auxiliary.loss`",)),
-    "smoothing over the batch": Mutant(run=Run(task=SmoothedOverBatch), rows=("loss",), named=("`SmoothedOverBatch.loss`",)),
-    "counted after masking": Mutant(run=Run(task=CountedAfterMasking), rows=("loss",), named=("`CountedAfterMasking.weight`",)),
-    "running scale in the task": Mutant(run=Run(task=RunningScale), rows=("cuts 4", "resume"), named=("RunningScale.loss", "largest")),
-    "BatchNorm": Mutant(run=Run(model=within(lambda: nn.BatchNorm1d(8))), rows=("cuts 2", "cuts 4"), named=("`inner`", "BatchNorm")),
+    "smoothing over the batch": Mutant(
+        run=Run(task=SmoothedOverBatch), rows=("loss",), named=("`SmoothedOverBatch.loss`",)
+    ),
+    "counted after masking": Mutant(
+        run=Run(task=CountedAfterMasking), rows=("loss",), named=("`CountedAfterMasking.weight`",)
+    ),
+    "running scale in the task": Mutant(
+        run=Run(task=RunningScale), rows=("cuts 4", "resume"), named=("RunningScale.loss", "largest")
+    ),
+    "BatchNorm": Mutant(
+        run=Run(model=within(lambda: nn.BatchNorm1d(8))), rows=("cuts 2", "cuts 4"), named=("`inner`", "BatchNorm")
+    ),
     "own generator": Mutant(run=Run(model=within(OwnDropout)), rows=("resume",), named=("`model.inner.generator`",)),
-    "numpy's generator": Mutant(run=Run(model=within(NumpyDropout)), rows=("cuts 4",), named=("`inner`", "`numpy.random`")),
-    "own generator of numpy": Mutant(run=Run(model=within(OwnNumpyDropout)), rows=("resume",), named=("`model.inner.rng`",)),
+    "numpy's generator": Mutant(
+        run=Run(model=within(NumpyDropout)), rows=("cuts 4",), named=("`inner`", "`numpy.random`")
+    ),
+    "own generator of numpy": Mutant(
+        run=Run(model=within(OwnNumpyDropout)), rows=("resume",), named=("`model.inner.rng`",)
+    ),
     "memory bank": Mutant(run=Run(model=within(Bank)), rows=("cuts 4", "resume"), named=("`inner`", "queue")),
     "running max": Mutant(run=Run(model=within(RunningMax)), rows=("cuts 4", "resume"), named=("`inner`", "largest")),
     "buffer by micro-batch": Mutant(run=Run(model=within(Counter)), rows=("cuts 4",), named=("`inner`", "calls")),
@@ -444,7 +462,9 @@ MUTANTS: dict[str, Mutant] = {
     "own chance in collate": Mutant(run=Run(collate=CountingNoise()), rows=("again",), named=("`collate`",)),
     "dataset that remembers": Mutant(run=Run(dataset=RememberingWords), rows=("resume",), named=("reads",)),
     "optimizer's own weights": Mutant(run=Run(optimizer=slow_sgd), rows=("resume",), named=("`slow`",)),
-    "hook with a count": Mutant(run=Run(hooks=lambda: [TurnsDown()]), rows=("resume",), named=("`hook TurnsDown.count`",)),
+    "hook with a count": Mutant(
+        run=Run(hooks=lambda: [TurnsDown()]), rows=("resume",), named=("`hook TurnsDown.count`",)
+    ),
     "stateful LR schedule": Mutant(run=Run(schedule=StatefulRates), rows=("resume",), named=("lr_schedule.asked",)),
     "gradient scaled by hand": Mutant(run=Run(model=hooked), rows=("cuts 4",), named=("`mix.weight`", "register_hook")),
 }
